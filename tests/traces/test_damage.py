@@ -16,7 +16,7 @@ from goodput_traces.errors import TraceError
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import TraceMetadata, TraceRow
 from goodput_traces.format.writer import write_trace
-from goodput_traces.importers.run import ImportRequest, import_trace
+from goodput_traces.importers.run import import_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ def read(path: Path) -> list[TraceRow]:
 
 def imported(path: Path) -> list[TraceRow]:
     out = path.with_suffix(".imported")
-    import_trace(ImportRequest(sources=(path,), out=out, format="baseten", overwrite=True))
+    import_trace((path,), out, form="baseten", overwrite=True)
     return read(out)
 
 

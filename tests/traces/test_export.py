@@ -15,7 +15,7 @@ from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
 from goodput_traces.format.writer import write_trace
 from goodput_traces.importers.base import ImportOptions
-from goodput_traces.importers.run import ImportRequest, import_trace
+from goodput_traces.importers.run import import_trace
 from goodput_traces.sample import sample_path
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def back(path: Path, out: Path, form: str, *, block_size: int | None = None) -> 
     exported = out.with_suffix(".exported")
     export_trace(path, exported, form, overwrite=True)
     options = ImportOptions(block_size=block_size)
-    import_trace(
-        ImportRequest(sources=(exported,), out=out, format=form, options=options, overwrite=True)
-    )
+    import_trace((exported,), out, form=form, options=options, overwrite=True)
     return list(open_trace(out).rows())
 
 

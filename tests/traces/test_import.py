@@ -20,7 +20,7 @@ from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata
 from goodput_traces.format.writer import write_trace
 from goodput_traces.importers import FORMATS
 from goodput_traces.importers.base import ImportOptions
-from goodput_traces.importers.run import ImportRequest, import_trace
+from goodput_traces.importers.run import import_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ def lines(*records: object) -> str:
 
 def imported(source: Path, **options: Any) -> tuple[list[TraceRow], TraceMetadata]:
     out = source.with_name("out.parquet")
-    import_trace(ImportRequest(sources=(source,), out=out, overwrite=True, **options))
+    import_trace((source,), out, overwrite=True, **options)
     trace = open_trace(out)
     return list(trace.rows()), trace.metadata
 
@@ -276,7 +276,7 @@ def test_every_container_and_compression_gives_the_same_rows(
     path = tmp_path / "a file without a suffix"
     path.write_bytes(COMPRESSIONS[compression](content))
     seen: list[int] = []
-    result = import_trace(ImportRequest(sources=(path,), out=tmp_path / "o.parquet"), seen.append)
+    result = import_trace((path,), tmp_path / "o.parquet", on_bytes=seen.append)
     assert (result.format, str(result.container), result.num_rows) == ("azure", container, 2)
     if container != "Parquet":  # the footer is read first, so no progress is reported
         assert seen == sorted(seen)
@@ -297,7 +297,7 @@ def test_the_format_is_recognised_from_its_columns(name: str, tmp_path: Path) ->
         "baseten": {"timestamp_start_unix_ms": 1, "input_tokens": 1, "output_tokens": 1},
     }
     (tmp_path / "x").write_text(lines(examples[name]))
-    result = import_trace(ImportRequest(sources=(tmp_path / "x",), out=tmp_path / "o.parquet"))
+    result = import_trace((tmp_path / "x",), tmp_path / "o.parquet")
     assert result.format == name
 
 

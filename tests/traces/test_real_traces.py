@@ -11,7 +11,7 @@ from goodput_traces.describe import describe
 from goodput_traces.exporters.run import export_trace
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock, HashSemantics
-from goodput_traces.importers.run import ImportRequest, import_trace
+from goodput_traces.importers.run import import_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ WEKA = "weka_cc/weka_cc_traces_a.jsonl.xz"
 
 def test_azure_conversations_keep_their_ticks(real_traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "azure.parquet"
-    result = import_trace(ImportRequest(sources=(real_traces / AZURE,), out=out))
+    result = import_trace((real_traces / AZURE,), out)
     trace = open_trace(out)
     assert (result.format, result.num_rows, trace.num_rows) == ("azure", 19_366, 19_366)
     assert trace.first_ns == 1_700_158_546_680_590_000
@@ -41,7 +41,7 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
     real_traces: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "mooncake.parquet"
-    import_trace(ImportRequest(sources=(real_traces / MOONCAKE,), out=out))
+    import_trace((real_traces / MOONCAKE,), out)
     found = describe(open_trace(out))
     assert found.arrivals is not None
     assert found.rows == 12_031
@@ -52,14 +52,14 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
     # An export and a second import give the same rows.
     export_trace(out, tmp_path / "back.jsonl", "mooncake")
     again = tmp_path / "again.parquet"
-    import_trace(ImportRequest(sources=(tmp_path / "back.jsonl",), out=again))
+    import_trace((tmp_path / "back.jsonl",), again)
     assert list(open_trace(again).rows()) == list(open_trace(out).rows())
 
 
 @pytest.mark.slow
 def test_weka_sessions_become_session_relative_requests(real_traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "weka.parquet"
-    result = import_trace(ImportRequest(sources=(real_traces / WEKA,), out=out))
+    result = import_trace((real_traces / WEKA,), out)
     found = describe(open_trace(out))
     assert (found.rows, found.sessions) == (25_226, 350)
     assert found.metadata.clock is Clock.SESSION_RELATIVE
@@ -72,7 +72,7 @@ def test_weka_sessions_become_session_relative_requests(real_traces: Path, tmp_p
 
 def test_reading_a_trace_is_fast(real_traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "azure.parquet"
-    import_trace(ImportRequest(sources=(real_traces / AZURE,), out=out))
+    import_trace((real_traces / AZURE,), out)
     trace = open_trace(out)
     rates = []
     for _ in range(3):

@@ -20,7 +20,7 @@ from goodput_traces.exporters.run import export_trace
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.writer import write_trace
 from goodput_traces.importers.base import ImportOptions
-from goodput_traces.importers.run import ImportRequest, import_trace
+from goodput_traces.importers.run import import_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.synthesis import SynthesisOptions, synthesize, synthetic_metadata
 
@@ -33,22 +33,22 @@ __all__ = ["COMMANDS"]
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    request = ImportRequest(
-        sources=tuple(arguments.sources),
-        out=arguments.out,
-        format=arguments.format,
-        options=ImportOptions(
-            source=arguments.origin
-            or f"imported from {', '.join(path.name for path in arguments.sources)}",
-            licence=arguments.licence,
-            block_size=arguments.block_size,
-        ),
-        sort=arguments.sort,
-        overwrite=arguments.force,
-        max_decoded_bytes=arguments.max_decoded_size,
-    )
+    names = ", ".join(path.name for path in arguments.sources)
     with _progress(arguments.sources) as on_bytes:
-        result = import_trace(request, on_bytes)
+        result = import_trace(
+            arguments.sources,
+            arguments.out,
+            form=arguments.format,
+            options=ImportOptions(
+                source=arguments.origin or f"imported from {names}",
+                licence=arguments.licence,
+                block_size=arguments.block_size,
+            ),
+            sort=arguments.sort,
+            overwrite=arguments.force,
+            max_decoded_bytes=arguments.max_decoded_size,
+            on_bytes=on_bytes,
+        )
     _note(result.notes)
     _report(
         arguments.out,

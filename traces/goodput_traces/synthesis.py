@@ -23,7 +23,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
@@ -214,19 +214,17 @@ class _Conversations:
         prompt = history + _INTERACTIVE.tail.draw(rng)
         if prompt > _MAX_PROMPT:
             return None  # the conversation would exceed the context length
-        known = last.total_hashes
-        return TraceRow(
+        return _row(
+            rng,
+            _INTERACTIVE,
+            self._blocks,
+            prompt=prompt,
+            prefix=last.total_hashes,
             request_id=request_id,
             timestamp_start_unix_ns=arrival_ns,
-            input_tokens=prompt,
-            output_tokens=_INTERACTIVE.output.draw(rng),
-            max_output_tokens=_INTERACTIVE.max_output_tokens,
-            total_hashes=known + self._blocks.fresh(prompt // _BLOCK - len(known)),
-            block_size=_BLOCK,
             provided_session_id=last.provided_session_id,
             turn=(last.turn or 0) + 1,
             parent_request_id=last.request_id,
-            slo_class=_INTERACTIVE.name,
         )
 
 
@@ -239,21 +237,40 @@ def _first_turn(
     *,
     session: str | None,
 ) -> TraceRow:
-    # Squaring skews the draw towards the first system prompts: they are the popular ones.
+    # Squaring skews the draw towards the first system prompts, the popular ones.
     which = int(rng.random() ** 2 * len(kind.system_blocks))
     system = blocks.system_prompt(kind, which)
-    prompt = min(_MAX_PROMPT, len(system) * _BLOCK + kind.tail.draw(rng))
-    return TraceRow(
+    return _row(
+        rng,
+        kind,
+        blocks,
+        prompt=min(_MAX_PROMPT, len(system) * _BLOCK + kind.tail.draw(rng)),
+        prefix=system,
         request_id=request_id,
         timestamp_start_unix_ns=arrival_ns,
+        provided_session_id=session,
+        turn=None if session is None else 0,
+    )
+
+
+def _row(
+    rng: Random,
+    kind: _Class,
+    blocks: _Blocks,
+    *,
+    prompt: int,
+    prefix: tuple[int, ...],
+    **fields: Any,
+) -> TraceRow:
+    """Draw the output of a request and hash the blocks of its prompt after a known prefix."""
+    return TraceRow(
         input_tokens=prompt,
         output_tokens=kind.output.draw(rng),
         max_output_tokens=kind.max_output_tokens,
-        total_hashes=system + blocks.fresh(prompt // _BLOCK - len(system)),
+        total_hashes=prefix + blocks.fresh(prompt // _BLOCK - len(prefix)),
         block_size=_BLOCK,
-        provided_session_id=session,
-        turn=None if session is None else 0,
         slo_class=kind.name,
+        **fields,
     )
 
 

@@ -267,17 +267,13 @@ def typed_columns(batch: pa.RecordBatch, path: Path, first_row: int) -> dict[str
 
 
 def _first_failure(column: Any, cast: Callable[[Any], Any]) -> int:
-    """Find the first value that cannot be cast, by halving."""
-    low, high = 0, len(column)
-    while high - low > 1:
-        middle = (low + high) // 2
+    """Return the position of the first value that cannot be cast."""
+    for at in range(len(column)):
         try:
-            cast(column.slice(low, middle - low))
+            cast(column.slice(at, 1))
         except pa.ArrowException:
-            high = middle
-        else:
-            low = middle
-    return low
+            return at
+    return 0
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -27,6 +27,7 @@ __all__ = [
     "REQUIRED_COLUMNS",
     "ROW_FIELDS",
     "TEXT_BOUNDS",
+    "Bounds",
     "Clock",
     "HashSemantics",
     "TraceMetadata",
@@ -45,33 +46,59 @@ REQUIRED_COLUMNS: Final = ("request_id", "input_tokens", "output_tokens")
 MAX_TOKENS: Final = 10_000_000
 MAX_HASHES: Final = 10_000_000
 _MAX_MS: Final = 366 * 86_400_000  # a year; a longer target or pause has the wrong unit
-_INT32: Final = (-(2**31), 2**31 - 1)
-_INT64: Final = (-(2**63), 2**63 - 1)
 _MAX_NAME: Final = 512
 _MAX_TEXT: Final = 64 << 20
 
-# Column → (lowest, highest).
-INT_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
-    COLUMN_NS: (0, _INT64[1]),
-    COLUMN_MS: (0, _INT64[1] // NS_PER_MS),
-    "input_tokens": (1, MAX_TOKENS),
-    "output_tokens": (0, MAX_TOKENS),  # zeros are read as 1 and counted
-    "max_output_tokens": (1, MAX_TOKENS),
-    "block_size": (1, 1 << 20),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The allowed values of a column.
+
+    Args:
+        lowest: the lowest value.
+        highest: the highest value.
+        above: True if `lowest` itself is not allowed.
+    """
+
+    lowest: int
+    highest: int
+    above: bool = False
+
+    def allow(self, value: float) -> bool:
+        """True if a value, which is not NaN, is within the bounds."""
+        return self.lowest <= value <= self.highest and not (self.above and value == self.lowest)
+
+    def __str__(self) -> str:
+        return (
+            f"{'above' if self.above else 'at least'} {self.lowest:,} and at most {self.highest:,}"
+        )
+
+
+_INT32: Final = Bounds(lowest=-(2**31), highest=2**31 - 1)
+_INT64: Final = Bounds(lowest=-(2**63), highest=2**63 - 1)
+_TOKENS: Final = Bounds(lowest=1, highest=MAX_TOKENS)
+_DURATION_MS: Final = Bounds(lowest=0, highest=_MAX_MS)
+_TARGET_MS: Final = Bounds(lowest=0, highest=_MAX_MS, above=True)
+INT_BOUNDS: Final[Mapping[str, Bounds]] = {
+    COLUMN_NS: Bounds(lowest=0, highest=_INT64.highest),
+    COLUMN_MS: Bounds(lowest=0, highest=_INT64.highest // NS_PER_MS),
+    "input_tokens": _TOKENS,
+    "output_tokens": Bounds(lowest=0, highest=MAX_TOKENS),  # zeros are read as 1 and counted
+    "max_output_tokens": _TOKENS,
+    "block_size": Bounds(lowest=1, highest=1 << 20),
     "poor_man_session_id": _INT64,
-    "turn": (0, _INT32[1]),
+    "turn": Bounds(lowest=0, highest=_INT32.highest),
     "priority": _INT32,
-    "request_canceled": (0, 1),
-    "duration_ttft_ms": (0, _MAX_MS),
-    "duration_e2e_ms": (0, _MAX_MS),
+    "request_canceled": Bounds(lowest=0, highest=1),
+    "duration_ttft_ms": _DURATION_MS,
+    "duration_e2e_ms": _DURATION_MS,
 }
-# Column → (lowest, True if the lowest itself is allowed, highest), milliseconds.
-FLOAT_BOUNDS: Final[Mapping[str, tuple[float, bool, float]]] = {
-    "ttft_target_ms": (0.0, False, _MAX_MS),
-    "tpot_target_ms": (0.0, False, _MAX_MS),
-    "e2e_target_ms": (0.0, False, _MAX_MS),
-    "delay_ms": (0.0, True, _MAX_MS),
-    "cancel_after_ms": (0.0, True, _MAX_MS),
+FLOAT_BOUNDS: Final[Mapping[str, Bounds]] = {
+    "ttft_target_ms": _TARGET_MS,
+    "tpot_target_ms": _TARGET_MS,
+    "e2e_target_ms": _TARGET_MS,
+    "delay_ms": _DURATION_MS,
+    "cancel_after_ms": _DURATION_MS,
 }
 # Column → longest value, bytes.
 TEXT_BOUNDS: Final[Mapping[str, int]] = {

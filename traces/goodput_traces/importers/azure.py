@@ -88,9 +88,8 @@ class AzureImporter(Importer):
 
 
 def _bounded(record: Record, arrival_ns: int) -> int:
-    low, high = INT_BOUNDS[COLUMN_NS]
-    if not low <= arrival_ns <= high:
-        side = "before 1970" if arrival_ns < low else "after 2262"
+    if not INT_BOUNDS[COLUMN_NS].allow(arrival_ns):
+        side = "before 1970" if arrival_ns < 0 else "after 2262"
         shown = str(record.values["TIMESTAMP"])[:60]
         record.reject("TIMESTAMP", f"{shown!r} is {side}; correct it")
     return arrival_ns

@@ -10,12 +10,9 @@ import struct
 import tempfile
 from contextlib import ExitStack
 from hashlib import blake2b
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, Any, Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["DuplicateIds"]
 
@@ -26,7 +23,7 @@ _PARTS: Final = 64
 
 
 class DuplicateIds:
-    """Request ids and their places in the source; a context manager that owns temporary files.
+    """Request ids and their places in the source; close it to remove the temporary files.
 
     Args:
         in_memory: highest number of ids in memory.
@@ -38,15 +35,8 @@ class DuplicateIds:
         self._parts: list[IO[bytes]] = []
         self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the temporary files."""
         self._stack.close()
 
     def add(self, request_id: str, place: int) -> None:

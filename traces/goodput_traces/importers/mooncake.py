@@ -91,12 +91,7 @@ class MooncakeImporter(Importer):
                 "the value is missing; a row with only a delay depends on an earlier response, "
                 "so its arrival is unknown",
             )
-        lowest, highest = INT_BOUNDS[COLUMN_MS]
-        if not lowest <= ms <= highest:
-            record.reject(
-                "timestamp",
-                f"{ms:g} is out of bounds, it must be {lowest} to {highest} milliseconds",
-            )
+        record.check_bounds("timestamp", ms, INT_BOUNDS[COLUMN_MS])
         if ms.is_integer():
             # Parse the original text or integer again: a float rounds large values.
             return record.integer("timestamp", COLUMN_MS) * NS_PER_MS

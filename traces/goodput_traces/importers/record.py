@@ -15,17 +15,21 @@ from typing import Any, Final, NoReturn
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.errors import RowError
-from goodput_traces.format.schema import FLOAT_BOUNDS, INT_BOUNDS, MAX_HASHES, TEXT_BOUNDS
+from goodput_traces.format.schema import (
+    FLOAT_BOUNDS,
+    INT_BOUNDS,
+    MAX_HASHES,
+    TEXT_BOUNDS,
+    Bounds,
+)
 
 __all__ = ["Record"]
 
 _WHOLE: Final = re.compile(r"-?\d{1,20}(\.0{1,9})?", re.ASCII)
-_ANY_NUMBER: Final = (-math.inf, True, math.inf)
-_INT64: Final = (-(2**63), 2**63 - 1)
 _HASH_MASK: Final = 2**63 - 1
 _CORRECT: Final = "correct or remove the record"
-_MAX_TIME_S: Final = 1e9
-_MAX_DURATION_S: Final = 366 * 86_400.0
+_TIME_S: Final = Bounds(lowest=0, highest=10**9)
+_DURATION_S: Final = Bounds(lowest=0, highest=366 * 86_400)
 _MISSING: Final = "the value is missing; every record needs one"
 
 
@@ -63,27 +67,21 @@ class Record:
             self.reject(prefix, "expected an object")
         return replace(self, values=values, prefix=f"{self.prefix}{prefix}.")
 
-    def optional_integer(self, column: str, kind: str | None = None) -> int | None:
+    def optional_integer(self, column: str, kind: str) -> int | None:
         """Return a whole number, or None if absent.
 
         Args:
             column: the source's column.
-            kind: the column of the trace format whose bounds apply; None for those of int64.
+            kind: the column of the trace format whose bounds apply.
         """
         value = self.values.get(column)
         if value is None:
             return None
         number = self._whole(column, value)
-        low, high = _INT64 if kind is None else INT_BOUNDS.get(kind, _INT64)
-        if number < low:
-            self.reject(column, f"{number} is out of bounds, it must be at least {low}; {_CORRECT}")
-        if number > high:
-            self.reject(
-                column, f"{number} is out of bounds, it must be at most {high:,}; {_CORRECT}"
-            )
+        self.check_bounds(column, number, INT_BOUNDS[kind])
         return number
 
-    def integer(self, column: str, kind: str | None = None) -> int:
+    def integer(self, column: str, kind: str) -> int:
         """Return a required whole number."""
         number = self.optional_integer(column, kind)
         if number is None:
@@ -91,7 +89,7 @@ class Record:
         return number
 
     def optional_number(self, column: str, kind: str | None = None) -> float | None:
-        """Return a finite number, or None if absent; `kind` as in `optional_integer`."""
+        """Return a finite number, or None if absent; without `kind`, any number is allowed."""
         value = self.values.get(column)
         if value is None:
             return None
@@ -101,33 +99,32 @@ class Record:
             number = math.nan
         if not math.isfinite(number):
             self.reject(column, f"{_shown(value)} is not a number; correct it or leave it empty")
-        lowest, closed, highest = _ANY_NUMBER if kind is None else FLOAT_BOUNDS[kind]
-        if number < lowest or (number == lowest and not closed) or number > highest:
-            allowed = "not be negative" if closed else "be above 0"
-            self.reject(
-                column,
-                f"{number:g} is out of bounds, it must {allowed} and be at most {highest:.0f}; "
-                f"{_CORRECT}",
-            )
+        if kind is not None:
+            self.check_bounds(column, number, FLOAT_BOUNDS[kind])
         return number
+
+    def check_bounds(self, column: str, number: float, bounds: Bounds) -> None:
+        """Raise a `RowError` if a number is out of bounds."""
+        if not bounds.allow(number):
+            shown = number if isinstance(number, int) else f"{number:g}"
+            self.reject(column, f"{shown} is out of bounds, it must be {bounds}; {_CORRECT}")
 
     def time_ns(self, column: str) -> int:
         """Return a required time in seconds since a session's start, as nanoseconds."""
-        ns = self._seconds_ns(column, _MAX_TIME_S)
+        ns = self._seconds_ns(column, _TIME_S)
         if ns is None:
             self.reject(column, _MISSING)
         return ns
 
     def duration_ns(self, column: str) -> int | None:
         """Return a duration in seconds, as nanoseconds, or None if absent; at most 366 days."""
-        return self._seconds_ns(column, _MAX_DURATION_S)
+        return self._seconds_ns(column, _DURATION_S)
 
-    def _seconds_ns(self, column: str, most_s: float) -> int | None:
+    def _seconds_ns(self, column: str, bounds: Bounds) -> int | None:
         number = self.optional_number(column)
         if number is None:
             return None
-        if not 0 <= number <= most_s:
-            self.reject(column, f"{number:g} is out of bounds, it must be 0 to {most_s:g} seconds")
+        self.check_bounds(column, number, bounds)
         return round(number * NS_PER_S)
 
     def optional_text(self, column: str, kind: str) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from array import array
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from goodput_traces.errors import NotATraceError, RowError, TraceError
@@ -18,37 +18,14 @@ from goodput_traces.importers.source import Container, Source, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from goodput_traces.format.schema import TraceRow
     from goodput_traces.importers.record import Record
 
-__all__ = ["ImportRequest", "ImportResult", "import_trace"]
+__all__ = ["ImportResult", "import_trace"]
 
 _LINE_BITS: Final = 40  # a place is the file's index, shifted by these bits, and the line's number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportRequest:
-    """Arguments of an import.
-
-    Args:
-        sources: the files to read; several only for formats with a clock per session.
-        out: the trace to write.
-        format: a name of `FORMATS`; None to recognise it from the columns.
-        options: facts about the source that the file does not contain.
-        sort: sort the rows instead of rejecting unsorted ones.
-        overwrite: replace an existing trace.
-        max_decoded_bytes: size of a source after decompression at which the import stops; None
-            for the default.
-    """
-
-    sources: tuple[Path, ...]
-    out: Path
-    format: str | None = None
-    options: ImportOptions = field(default_factory=ImportOptions)
-    sort: bool = False
-    overwrite: bool = False
-    max_decoded_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,24 +39,38 @@ class ImportResult:
 
 
 def import_trace(
-    request: ImportRequest, on_bytes: Callable[[int], None] | None = None
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    form: str | None = None,
+    options: ImportOptions | None = None,
+    sort: bool = False,
+    overwrite: bool = False,
+    max_decoded_bytes: int | None = None,
+    on_bytes: Callable[[int], None] | None = None,
 ) -> ImportResult:
     """Read the sources, check every record and write the trace.
 
     Args:
-        request: the arguments.
+        paths: the files to read; several only for formats with a clock per session.
+        out: the trace to write.
+        form: a name of `FORMATS`; None to recognise the format from the columns.
+        options: facts about the source that the file does not contain.
+        sort: sort the rows instead of rejecting unsorted ones.
+        overwrite: replace an existing trace.
+        max_decoded_bytes: largest size of a source after decompression; None for the default.
         on_bytes: called with the number of bytes of the sources read so far.
 
     Raises:
         TraceError: a source or the output is invalid; no trace is left behind.
     """
-    reject_existing(request.out, overwrite=request.overwrite)
-    labelled = _labelled(request.sources)
-    sources = [recognise(path, request.max_decoded_bytes) for _, path in labelled]
+    reject_existing(out, overwrite=overwrite)
+    labelled = _labelled(paths)
+    sources = [recognise(path, max_decoded_bytes) for _, path in labelled]
     first_source = sources[0]
     first, records = _first_record(first_source, on_bytes)
-    kind = _format(request.format, first, first_source.path)
-    importer = kind(request.options)
+    kind = _format(form, first, first_source.path)
+    importer = kind(options or ImportOptions())
     if first_source.container is Container.PARQUET:
         try:
             importer.keep_metadata(first_source.key_values())
@@ -94,24 +85,24 @@ def import_trace(
             )
         labels = [label for label, _ in labelled]
         records = _joined(zip(labels, sources, strict=True), kind, on_bytes)
-    target = request.out
-    if request.sort:
+    target = out
+    if sort:
         target = target.with_name(f".{target.name}.{os.getpid()}.unsorted")
     try:
-        with DuplicateIds() as ids:
+        with closing(DuplicateIds()) as ids:
             rows = _Rows(importer, sources, ids)
             num_rows = write_trace(
                 target,
-                rows.checked(records, ordered=not request.sort),
+                rows.checked(records, ordered=not sort),
                 importer.metadata,
-                overwrite=request.overwrite,
-                ordered=not request.sort,
+                overwrite=overwrite,
+                ordered=not sort,
                 locate=rows.locate,
             )
-        if request.sort:
-            sort_trace(target, request.out, overwrite=request.overwrite)
+        if sort:
+            sort_trace(target, out, overwrite=overwrite)
     finally:
-        if request.sort:
+        if sort:
             target.unlink(missing_ok=True)
     notes = importer.notes()
     if len(sources) > 1:

@@ -47,7 +47,7 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _COMPARISON: Final = re.compile(
     r"""\s*(?P<column>[a-z0-9_]+)\s*(?P<op>==|!=|<=|>=|<|>)\s*
-        (?P<value>"[^"]*"|'[^']*'|[^\s"'<>=!]+)\s*""",
+        (?P<value>"[^"]*"|'[^']*'|[^\s"'<>=!]+)\s*(?:and\s|$)""",
     re.VERBOSE | re.ASCII,
 )
 _NUMBER: Final = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
@@ -120,24 +120,17 @@ def _parse_rule(text: str) -> ClassRule:
     if condition.strip() == "*":
         return ClassRule(slo_class=name, comparisons=())
     comparisons = []
-    rest = condition
-    while True:
+    rest = condition.strip()
+    while rest:
         match = _COMPARISON.match(rest)
         if match is None:
             raise ValueError(
-                f"cannot read {rest.strip()!r} in {text!r}; write COLUMN OP VALUE joined by 'and'"
+                f"cannot read {rest.strip()!r} in {text!r}; write COLUMN OP VALUE joined by 'and', "
+                "and for 'or' write a second rule"
             )
         comparisons.append(_comparison(match, text))
         rest = rest[match.end() :]
-        if not rest:
-            return ClassRule(slo_class=name, comparisons=tuple(comparisons))
-        joined = re.match(r"and\s", rest)
-        if joined is None:
-            raise ValueError(
-                f"cannot read {rest!r} in {text!r}; comparisons are joined by 'and', and for "
-                "'or' write a second rule"
-            )
-        rest = rest[joined.end() :]
+    return ClassRule(slo_class=name, comparisons=tuple(comparisons))
 
 
 def _comparison(match: re.Match[str], text: str) -> Comparison:
