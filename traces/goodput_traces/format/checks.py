@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow.compute as pc
 
+from goodput_core.units import NS_PER_S
 from goodput_traces.errors import RowError
 from goodput_traces.format.schema import (
     COLUMN_MS,
@@ -24,7 +25,6 @@ from goodput_traces.format.schema import (
     TEXT_BOUNDS,
     Bounds,
     Clock,
-    order_problem,
 )
 
 __all__ = ["OrderCheck", "check_columns"]
@@ -180,22 +180,29 @@ class OrderCheck:
         late = np.flatnonzero(arrivals_ns < before)
         if len(late):
             at = int(late[0])
-            problem = order_problem(("", int(before[at])), ("", int(arrivals_ns[at])), self._remedy)
-            assert problem is not None
-            raise RowError(self._path, first_row + at, self._column, problem)
+            behind_s = (before[at] - arrivals_ns[at]) / NS_PER_S
+            self._reject(
+                first_row + at,
+                f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it",
+            )
         self._last_ns = int(arrivals_ns[-1])
 
     def _check_sessions(self, arrivals_ns: list[int], sessions: Any, first_row: int) -> None:
-        for at, (now, session) in enumerate(zip(arrivals_ns, sessions, strict=True)):
+        for row, (now, session) in enumerate(zip(arrivals_ns, sessions, strict=True), first_row):
             if session is None:
                 raise RowError(
                     self._path,
-                    first_row + at,
+                    row,
                     "provided_session_id",
                     "it is missing although the clock is session-relative; name the session",
                 )
-            before = (self._last_session, self._last_ns)
-            problem = order_problem(before, (session, now), self._remedy)
-            if problem is not None:
-                raise RowError(self._path, first_row + at, self._column, problem)
+            if (session, now) < (self._last_session, self._last_ns):
+                self._reject(
+                    row,
+                    "rows are not sorted by session and then time, this one belongs before the "
+                    "previous one",
+                )
             self._last_session, self._last_ns = session, now
+
+    def _reject(self, row: int, problem: str) -> NoReturn:
+        raise RowError(self._path, row, self._column, f"{problem}; {self._remedy}")

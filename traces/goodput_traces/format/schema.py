@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from goodput_core.slo.targets import Targets
-from goodput_core.units import NS_PER_MS, NS_PER_S, ms_to_ns
+from goodput_core.units import NS_PER_MS, ms_to_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,6 @@ __all__ = [
     "HashSemantics",
     "TraceMetadata",
     "TraceRow",
-    "order_problem",
 ]
 
 FORMAT_VERSION: Final = "1"
@@ -201,28 +200,6 @@ class TraceRow:
 
 
 ROW_FIELDS: Final = tuple(field.name for field in fields(TraceRow))
-
-
-def order_problem(before: tuple[str, int], now: tuple[str, int], remedy: str) -> str | None:
-    """Describe a violation of the row order, or return None if the two rows are in order.
-
-    Args:
-        before: session and arrival (nanoseconds) of a row; the session is empty if all rows
-            share one clock.
-        now: session and arrival of the next row.
-        remedy: the way to sort the file.
-    """
-    if before <= now:
-        return None
-    if before[0] or now[0]:
-        return (
-            "rows are not sorted by session and then time, this one belongs before the previous "
-            f"one; {remedy}"
-        )
-    behind_s = (before[1] - now[1]) / NS_PER_S
-    return (
-        f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it; {remedy}"
-    )
 
 
 class Clock(StrEnum):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["new_file", "reject_existing", "sort_trace", "write_trace"]
 
-_SORT_REMEDY: Final = "sort them first"
 _GROUP_ROWS: Final = 8192
 _GROUP_BYTES: Final = 8 << 20
 
@@ -62,7 +61,7 @@ def write_trace(
     metadata: TraceMetadata | Callable[[], TraceMetadata],
     *,
     overwrite: bool = False,
-    ordered: bool = True,
+    sort_remedy: str | None = "sort them first",
     locate: Callable[[RowError], RowError] | None = None,
 ) -> int:
     """Write all rows, a row group at a time; after an exception no file is left behind.
@@ -73,7 +72,8 @@ def write_trace(
         metadata: the file's metadata. A callable is called before the first row and after the
             last one, when its counts are final.
         overwrite: replace an existing file.
-        ordered: reject rows that are not in the format's order.
+        sort_remedy: the way to sort the rows, for the error about rows that are not in the format's
+            order; None to accept rows in any order.
         locate: converts an error that names a row of this trace to one that names its place in
             the file from which the row was imported.
 
@@ -89,7 +89,7 @@ def write_trace(
     def current() -> TraceMetadata:
         return metadata() if callable(metadata) else metadata
 
-    order = OrderCheck(current().clock, path, _SORT_REMEDY) if ordered else None
+    order = None if sort_remedy is None else OrderCheck(current().clock, path, sort_remedy)
     written = 0
     with _new_parquet(path, overwrite=overwrite) as writer:
         for group in _groups(rows):

@@ -37,7 +37,7 @@ class AzureImporter(Importer):
     fingerprint: ClassVar[frozenset[str]] = frozenset(
         {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
     )
-    ordered_by: ClassVar[str] = "TIMESTAMP"
+    ordered_by = "TIMESTAMP"
     clock: ClassVar[Clock] = Clock.ABSOLUTE
     known: ClassVar[frozenset[str]] = fingerprint
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, order_problem
+from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ImportOptions", "Importer"]
 
-_SORT_REMEDY: Final = "sort the file, or add --sort"
 _MAX_DROPPED: Final = 32
 
 
@@ -45,7 +44,7 @@ class Importer(ABC):
     summary: ClassVar[str]
     fingerprint: ClassVar[frozenset[str]]
     """Columns that every record of the format has; the format is recognised by them."""
-    ordered_by: ClassVar[str]
+    ordered_by: str
     """The column that determines the order of records."""
     clock: ClassVar[Clock]
     """Origin of the format's timestamps."""
@@ -63,36 +62,17 @@ class Importer(ABC):
         self.floored_output_rows = 0
         self._dropped: dict[str, None] = {}
 
-    def rows(
-        self, records: Iterable[Record], *, ordered: bool = False
-    ) -> Iterator[tuple[Record, TraceRow]]:
-        """Yield the rows with their records in the source's order.
-
-        Args:
-            records: records of the source.
-            ordered: reject rows that are not in the order of a trace.
+    def rows(self, records: Iterable[Record]) -> Iterator[tuple[Record, TraceRow]]:
+        """Yield the rows with their records, in the source's order.
 
         Raises:
             RowError: a value that breaks a rule; names the line and the source's column.
         """
-        by_session = self.metadata().clock is Clock.SESSION_RELATIVE
-        before = ("", -1)
         for record in records:
             if not self.known.issuperset(record.values):
                 self._note_dropped(record)
             for row in self.convert(record):
-                if ordered:
-                    session = (row.provided_session_id or "") if by_session else ""
-                    now = (session, row.timestamp_start_unix_ns)
-                    problem = order_problem(before, now, _SORT_REMEDY)
-                    if problem is not None:
-                        record.reject(self.order_column(record), problem)
-                    before = now
                 yield record, row
-
-    def order_column(self, record: Record) -> str:  # noqa: ARG002 - some formats have two clocks
-        """Return the column that determines the order of this record."""
-        return self.ordered_by
 
     @abstractmethod
     def convert(self, record: Record) -> Iterable[TraceRow]:

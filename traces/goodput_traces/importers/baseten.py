@@ -45,7 +45,7 @@ class BasetenImporter(Importer):
     name = "baseten"
     summary = "AIPerf's baseten_trace: timestamp_start_unix_ms, input_tokens, output_tokens, …"
     fingerprint: ClassVar[frozenset[str]] = frozenset({"input_tokens", "output_tokens"})
-    ordered_by: ClassVar[str] = COLUMN_MS
+    ordered_by = COLUMN_MS
     clock: ClassVar[Clock] = Clock.ABSOLUTE
     known: ClassVar[frozenset[str]] = frozenset({*ROW_FIELDS, COLUMN_MS})
 
@@ -97,10 +97,6 @@ class BasetenImporter(Importer):
             }
         )
 
-    def order_column(self, record: Record) -> str:
-        """Return the column of the record's arrival: nanoseconds if the record has both."""
-        return COLUMN_MS if record.values.get(COLUMN_NS) is None else COLUMN_NS
-
     def metadata(self) -> TraceMetadata:
         """Return the source's own metadata if it has any, else that of an absolute clock."""
         metadata = super().metadata()
@@ -117,5 +113,6 @@ class BasetenImporter(Importer):
         ns = record.optional_integer(COLUMN_NS, COLUMN_NS)
         if ns is not None:
             self.resolution_ns = 1
+            self.ordered_by = COLUMN_NS
             return ns
         return record.integer(COLUMN_MS, COLUMN_MS) * NS_PER_MS

@@ -38,7 +38,7 @@ class MooncakeImporter(Importer):
     fingerprint: ClassVar[frozenset[str]] = frozenset(
         {"timestamp", "input_length", "output_length"}
     )
-    ordered_by: ClassVar[str] = "timestamp"
+    ordered_by = "timestamp"
     clock: ClassVar[Clock] = Clock.TRACE_RELATIVE
     known: ClassVar[frozenset[str]] = fingerprint | {
         "hash_ids",

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_traces.errors import NotATraceError, RowError, TraceError
+from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
 from goodput_traces.importers import FORMATS, KNOWN_COLUMNS, detect_format, require_columns
 from goodput_traces.importers.base import Importer, ImportOptions
@@ -93,10 +94,10 @@ def import_trace(
             rows = _Rows(importer, sources, ids)
             num_rows = write_trace(
                 target,
-                rows.checked(records, ordered=not sort),
+                rows.checked(records),
                 importer.metadata,
                 overwrite=overwrite,
-                ordered=not sort,
+                sort_remedy=None if sort else "sort the file, or add --sort",
                 locate=rows.locate,
             )
         if sort:
@@ -125,9 +126,9 @@ class _Rows:
         self._unit = "row"
         self._places = array("q")
 
-    def checked(self, records: Iterable[Record], *, ordered: bool) -> Iterator[TraceRow]:
+    def checked(self, records: Iterable[Record]) -> Iterator[TraceRow]:
         """Yield the rows; after the last one, reject a request id that occurs twice."""
-        for record, row in self._importer.rows(records, ordered=ordered):
+        for record, row in self._importer.rows(records):
             place = (self._paths.index(record.path) << _LINE_BITS) + record.number
             self._unit = record.unit
             self._places.append(place)
@@ -146,9 +147,10 @@ class _Rows:
             )
 
     def locate(self, error: RowError) -> RowError:
-        """Return the error with the row's place in its source in place of its number."""
+        """Convert an error that names a row of the trace to one that names a place in a source."""
         path, line = self._split(self._places[error.row - 1])
-        return RowError(path, line, error.column, error.reason, unit=self._unit)
+        column = self._importer.ordered_by if error.column == COLUMN_NS else error.column
+        return RowError(path, line, column, error.reason, unit=self._unit)
 
     def _split(self, place: int) -> tuple[Path, int]:
         return self._paths[place >> _LINE_BITS], place & ((1 << _LINE_BITS) - 1)

@@ -32,7 +32,7 @@ class WekaImporter(Importer):
     name = "weka"
     summary = "Weka coding-agent sessions: id, block_size, requests (one session a line)"
     fingerprint: ClassVar[frozenset[str]] = frozenset({"id", "block_size", "requests"})
-    ordered_by: ClassVar[str] = "id"
+    ordered_by = "id"
     clock: ClassVar[Clock] = Clock.SESSION_RELATIVE
     id_column: ClassVar[str] = "id"
     several_files: ClassVar[bool] = True
