@@ -76,7 +76,7 @@ def test_the_classes_of_the_product_are_found() -> None:
     assert {"LLMService", "Placement", "EngineState"} <= set(public_classes())
 
 
-def test_no_benchmark_imports_another_in_a_circle() -> None:
+def test_no_benchmark_imports_another_in_a_cycle() -> None:
     graph = {}
     for path in (ROOT / "benchmarks").glob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -98,7 +98,7 @@ def test_every_contract_is_kept() -> None:
         ),
     ],
 )
-def test_a_planted_forbidden_import_is_caught(
+def test_a_planted_forbidden_import_is_found(
     copied: Path, package: str, module: str, planted: str
 ) -> None:
     path = copied / package / module

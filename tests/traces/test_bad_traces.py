@@ -204,7 +204,7 @@ def test_unknown_metadata_is_named(
     ],
     ids=["disorder within a session", "a session comes back", "no session"],
 )
-def test_a_session_relative_trace_needs_whole_sessions_in_order(
+def test_a_session_relative_trace_needs_complete_sessions_in_order(
     sessions: list[str | None],
     times: list[int],
     sentence: str,
@@ -218,7 +218,7 @@ def test_a_session_relative_trace_needs_whole_sessions_in_order(
     assert sentence in one_sentence(run_trace("describe", path), path)
 
 
-def test_disorder_between_row_groups_is_found(
+def test_unsorted_row_groups_are_found(
     write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
 ) -> None:
     path = write_columns(GOOD | {"timestamp_start_unix_ns": [1, 10**12, 10**9]}, row_group_size=1)

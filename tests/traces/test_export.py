@@ -121,7 +121,7 @@ def test_a_prompt_of_the_trace_is_exported_as_it_is(
     assert result.notes == ()
 
 
-def test_mooncake_hashes_cover_every_block_as_aiperf_demands(tmp_path: Path) -> None:
+def test_mooncake_hashes_cover_every_block_as_aiperf_requires(tmp_path: Path) -> None:
     export_trace(sample_path(), tmp_path / "m.jsonl", "mooncake")
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     for line in lines:

@@ -192,7 +192,7 @@ def test_a_compressed_parquet_source_that_expands_is_rejected(
     ],
     ids=["long record", "many lines", "blank JSON lines", "blank CSV lines", "blank start"],
 )
-def test_a_source_that_never_gets_to_a_record_is_rejected(
+def test_a_source_with_an_endless_record_or_blank_lines_is_rejected(
     content: bytes,
     sentence: str,
     tmp_path: Path,

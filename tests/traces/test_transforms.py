@@ -114,7 +114,9 @@ def test_factors_are_exact_and_bounded(text: str, expected: Fraction | None) -> 
     speed=st.fractions(min_value=Fraction(1, 100), max_value=100, max_denominator=100),
     start=st.integers(0, 2 * 10**18),
 )
-def test_a_warp_keeps_order_ties_and_the_zero(gaps: list[int], speed: Fraction, start: int) -> None:
+def test_a_warp_keeps_order_ties_and_time_zero(
+    gaps: list[int], speed: Fraction, start: int
+) -> None:
     times, now = [], start
     for gap in gaps:
         times.append(now)
@@ -155,7 +157,7 @@ def test_sessions_kept_below_one_are_the_first_to_be_copied_above(
 
 
 @given(rows=session_rows(), scale=SCALES, seed=st.integers(0, 5))
-def test_scaling_keeps_sessions_whole_times_untouched_and_ids_unique(
+def test_scaling_keeps_complete_sessions_timestamps_and_unique_ids(
     rows: list[TraceRow], scale: Fraction, seed: int
 ) -> None:
     scaled = list(scale_rate(rows, scale, seed=seed))
@@ -218,7 +220,7 @@ def test_a_scale_does_not_depend_on_where_the_window_starts() -> None:
     assert list(apply(rows, part)) == [r for r in whole if 50 <= int(r.request_id[1:]) < 100]
 
 
-def test_derived_sessions_are_kept_whole_and_copied_by_name() -> None:
+def test_derived_sessions_are_kept_completely_and_copied_by_name() -> None:
     rows = [row(at, poor_man_session_id=7) for at in range(3)]
     copies = [r for r in scale_rate(rows, Fraction(2), seed=0) if "~" in r.request_id]
     assert {r.session_id for r in copies} == {"7~1"}

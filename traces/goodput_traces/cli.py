@@ -165,13 +165,13 @@ def _add_synthesize(commands: Any) -> None:
     )
     parser.add_argument(
         "--rate",
-        type=argument_type(_between(0.001, 100_000), "rate"),
+        type=argument_type(_number_between(0.001, 100_000), "rate"),
         default=defaults.rate_per_s,
         help="mean requests per second (%(default)s)",
     )
     parser.add_argument(
         "--burst-factor",
-        type=argument_type(_between(1, 1000), "factor"),
+        type=argument_type(_number_between(1, 1000), "factor"),
         default=defaults.burst_factor,
         help="ratio of the burst rate to the base rate; 1 for no bursts (%(default)s)",
     )
@@ -185,7 +185,7 @@ def _add_synthesize(commands: Any) -> None:
     ):
         parser.add_argument(
             name,
-            type=argument_type(_between(0, 1), "share"),
+            type=argument_type(_number_between(0, 1), "share"),
             default=default,
             help=f"{what} (%(default)s)",
         )
@@ -225,7 +225,7 @@ def _duration(text: str) -> int:
     return duration
 
 
-def _between(low: float, high: float) -> Callable[[str], float]:
+def _number_between(low: float, high: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
             number = float(text)

@@ -73,7 +73,10 @@ class _Lengths:
     most: int
 
     def draw(self, rng: Random) -> int:
-        return min(self.most, max(self.least, round(self.median * math.exp(self.sigma * _z(rng)))))
+        return min(
+            self.most,
+            max(self.least, round(self.median * math.exp(self.sigma * _draw_normal(rng)))),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +124,15 @@ def synthesize(options: SynthesisOptions) -> Iterator[TraceRow]:
     rng = Random(options.seed)
     blocks = _Blocks()
     conversations = _Conversations(options.session_share, blocks)
-    for number, arrival_ns in enumerate(_arrivals(rng, options), start=1):
+    for number, arrival_ns in enumerate(_draw_arrivals(rng, options), start=1):
         request_id = f"synthetic-{number:06d}"
         if rng.random() < options.batch_share:
-            yield _first_turn(rng, _BATCH, request_id, arrival_ns, blocks, session=None)
+            yield _draw_first_turn(rng, _BATCH, request_id, arrival_ns, blocks, session=None)
         else:
             yield conversations.turn(rng, request_id, arrival_ns)
 
 
-def _arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
+def _draw_arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
     """Yield arrival times in nanoseconds.
 
     Arrivals are drawn at the burst rate. Outside bursts, each is kept with the probability
@@ -139,16 +142,16 @@ def _arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
     base_rate = options.rate_per_s / (1 + burst_share * (options.burst_factor - 1))
     burst_rate = base_rate * options.burst_factor
     now_s, in_burst = 0.0, False
-    switch_s = _exponential(rng, _BASE_S)
+    switch_s = _draw_exponential(rng, _BASE_S)
     end_s = options.duration_ns / NS_PER_S
     last_ns = -1
     while True:
-        now_s += _exponential(rng, 1 / burst_rate)
+        now_s += _draw_exponential(rng, 1 / burst_rate)
         if now_s >= end_s:
             return
         while switch_s <= now_s:
             in_burst = not in_burst
-            switch_s += _exponential(rng, _BURST_S if in_burst else _BASE_S)
+            switch_s += _draw_exponential(rng, _BURST_S if in_burst else _BASE_S)
         if in_burst or rng.random() < 1 / options.burst_factor:
             last_ns = max(last_ns + 1, int(now_s * NS_PER_S))
             yield last_ns
@@ -191,12 +194,12 @@ class _Conversations:
         if ready and rng.random() < self._share:
             last = ready[int(rng.random() * len(ready))]
             self._open.remove(last)
-            row = self._next_turn(rng, request_id, arrival_ns, last)
+            row = self._draw_next_turn(rng, request_id, arrival_ns, last)
             if row is not None:
                 self._open.append(row)
                 return row
         self._sessions += 1
-        row = _first_turn(
+        row = _draw_first_turn(
             rng,
             _INTERACTIVE,
             request_id,
@@ -207,14 +210,14 @@ class _Conversations:
         self._open.append(row)
         return row
 
-    def _next_turn(
+    def _draw_next_turn(
         self, rng: Random, request_id: str, arrival_ns: int, last: TraceRow
     ) -> TraceRow | None:
         history = last.input_tokens + last.output_tokens
         prompt = history + _INTERACTIVE.tail.draw(rng)
         if prompt > _MAX_PROMPT:
             return None  # the conversation would exceed the context length
-        return _row(
+        return _make_row(
             rng,
             _INTERACTIVE,
             self._blocks,
@@ -228,7 +231,7 @@ class _Conversations:
         )
 
 
-def _first_turn(
+def _draw_first_turn(
     rng: Random,
     kind: _Class,
     request_id: str,
@@ -240,7 +243,7 @@ def _first_turn(
     # Squaring skews the draw towards the first system prompts, the popular ones.
     which = int(rng.random() ** 2 * len(kind.system_blocks))
     system = blocks.system_prompt(kind, which)
-    return _row(
+    return _make_row(
         rng,
         kind,
         blocks,
@@ -253,7 +256,7 @@ def _first_turn(
     )
 
 
-def _row(
+def _make_row(
     rng: Random,
     kind: _Class,
     blocks: _Blocks,
@@ -274,11 +277,11 @@ def _row(
     )
 
 
-def _exponential(rng: Random, mean: float) -> float:
+def _draw_exponential(rng: Random, mean: float) -> float:
     return -mean * math.log(1.0 - rng.random())
 
 
-def _z(rng: Random) -> float:
+def _draw_normal(rng: Random) -> float:
     """Draw a standard normal number by the Box-Muller transform, from two uniform draws."""
     radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
     return radius * math.cos(2.0 * math.pi * rng.random())

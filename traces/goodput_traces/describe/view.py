@@ -48,15 +48,15 @@ def to_json(path: Path, description: TraceDescription) -> dict[str, Any]:
 
 def print_description(console: Console, title: str, description: TraceDescription) -> None:
     """Print the description as tables and histograms that fit the console's width."""
-    console.print(_facts(title, description))
-    console.print(_lengths(description))
+    console.print(_facts_table(title, description))
+    console.print(_length_table(description))
     if description.arrivals is not None:
-        console.print(_arrivals_chart(description.arrivals, console.width))
-    console.print(_length_bars("prompt tokens", description.prompt, console.width))
-    console.print(_length_bars("output tokens", description.output, console.width))
+        console.print(_draw_arrivals(description.arrivals, console.width))
+    console.print(_draw_lengths("prompt tokens", description.prompt, console.width))
+    console.print(_draw_lengths("output tokens", description.output, console.width))
 
 
-def _facts(title: str, description: TraceDescription) -> Table:
+def _facts_table(title: str, description: TraceDescription) -> Table:
     table = Table(title=Text(printable(title)), title_justify="left", show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -69,7 +69,7 @@ def _facts(title: str, description: TraceDescription) -> Table:
     table.add_row("clock", f"{metadata.clock.value}, ticks of {tick}")
     table.add_row("rows", f"{description.rows:,}")
     if description.arrivals is not None:
-        _arrival_facts(table, description.arrivals)
+        _add_arrival_facts(table, description.arrivals)
     else:
         assert metadata.clock is Clock.SESSION_RELATIVE
         table.add_row("arrivals", "each session has its own clock: no common rate, no replay yet")
@@ -80,7 +80,7 @@ def _facts(title: str, description: TraceDescription) -> Table:
         if description.sessions
         else "none",
     )
-    table.add_row("prefix reuse", _reuse(description))
+    table.add_row("prefix reuse", _describe_reuse(description))
     if description.floored_output_rows:
         table.add_row("zero outputs", f"{description.floored_output_rows:,} rows, read as 1 token")
     classes = ", ".join(f"{name or '(none)'} {rows:,}" for name, rows in description.classes[:20])
@@ -88,7 +88,7 @@ def _facts(title: str, description: TraceDescription) -> Table:
     return table
 
 
-def _arrival_facts(table: Table, arrivals: Arrivals) -> None:
+def _add_arrival_facts(table: Table, arrivals: Arrivals) -> None:
     table.add_row("span", format_duration(arrivals.span_ns))
     rate = arrivals.mean_rate_per_s
     table.add_row("mean rate", "all at once" if rate is None else f"{rate:.3g} req/s")
@@ -118,7 +118,7 @@ def _arrival_facts(table: Table, arrivals: Arrivals) -> None:
         table.add_row("ties", "none")
 
 
-def _reuse(description: TraceDescription) -> str:
+def _describe_reuse(description: TraceDescription) -> str:
     prefixes = description.prefixes
     if prefixes.reused is None:
         return "no hashes"
@@ -130,7 +130,7 @@ def _reuse(description: TraceDescription) -> str:
     )
 
 
-def _lengths(description: TraceDescription) -> Table:
+def _length_table(description: TraceDescription) -> Table:
     table = Table(title="tokens per request", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("p50", "p90", "p99", "max", "total"):
@@ -144,7 +144,7 @@ def _lengths(description: TraceDescription) -> Table:
     return table
 
 
-def _arrivals_chart(arrivals: Arrivals, width: int) -> Text:
+def _draw_arrivals(arrivals: Arrivals, width: int) -> Text:
     """Draw arrivals over time: a column of block characters for each equal part of the span."""
     counts = list(arrivals.histogram)
     if len(counts) + _CHART_LABEL > width:  # two parts per column
@@ -162,7 +162,7 @@ def _arrivals_chart(arrivals: Arrivals, width: int) -> Text:
     return Text("\n".join(lines) + "\n", no_wrap=True)
 
 
-def _length_bars(title: str, lengths: LengthSummary, width: int) -> Text:
+def _draw_lengths(title: str, lengths: LengthSummary, width: int) -> Text:
     most = max(rows for _, _, rows in lengths.histogram)
     bar_cells = max(8, min(_BAR, width - _BAR_LABEL - len(f"{most:,}")))
     lines = [title]

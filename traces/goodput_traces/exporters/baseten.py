@@ -47,7 +47,7 @@ class BasetenExport:
             self._rounded += row.timestamp_start_unix_ns % NS_PER_MS != 0
             if row.prompt is None:
                 self._filled += 1
-                yield replace(row, prompt=_prompt(row))
+                yield replace(row, prompt=_make_prompt(row))
             else:
                 yield row
 
@@ -67,14 +67,14 @@ class BasetenExport:
         return notes
 
 
-def _prompt(row: TraceRow) -> str:
+def _make_prompt(row: TraceRow) -> str:
     words: list[str] = []
     block = row.block_size or 0
     for block_hash in row.total_hashes:
-        words += _words(f"block/{block_hash}", min(block, row.input_tokens - len(words)))
-    words += _words(f"tail/{row.request_id}", row.input_tokens - len(words))
+        words += _make_words(f"block/{block_hash}", min(block, row.input_tokens - len(words)))
+    words += _make_words(f"tail/{row.request_id}", row.input_tokens - len(words))
     return " ".join(words)
 
 
-def _words(key: str, count: int) -> list[str]:
+def _make_words(key: str, count: int) -> list[str]:
     return [_WORDS[byte & 63] for byte in shake_128(key.encode()).digest(max(0, count))]

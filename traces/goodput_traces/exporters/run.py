@@ -12,7 +12,7 @@ from goodput_traces.exporters import EXPORTS
 from goodput_traces.exporters.baseten import BasetenExport
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock
-from goodput_traces.format.writer import new_file, reject_existing, write_trace
+from goodput_traces.format.writer import create_file, reject_existing, write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,7 @@ def export_trace(
 def _write_json_lines(out: Path, lines: Iterable[dict[str, Any]], *, overwrite: bool) -> int:
     encode = msgspec.json.Encoder().encode
     written = 0
-    with new_file(out, overwrite=overwrite) as sink:
+    with create_file(out, overwrite=overwrite) as sink:
         for line in lines:
             sink.write(encode(line) + b"\n")
             written += 1

@@ -149,7 +149,7 @@ class _Checker:
         self._checksums: set[bool] = set()
 
     def check(self, names: Collection[str]) -> FileLayout:
-        leaves = list(_leaves(_get(self._message, 2, list)))
+        leaves = list(_leaf_columns(_get(self._message, 2, list)))
         groups = _get(self._message, 4, list)
         if len(groups) > _MAX_ROW_GROUPS:
             raise DamagedError("the file has more than a million row groups; write larger ones")
@@ -315,7 +315,7 @@ class _Leaf:
         return self.kind == _BYTE_ARRAY and not self.repeated and len(self.path) == 1
 
 
-def _leaves(schema: list[Any]) -> Iterator[_Leaf]:
+def _leaf_columns(schema: list[Any]) -> Iterator[_Leaf]:
     elements = iter(schema)
 
     def below(

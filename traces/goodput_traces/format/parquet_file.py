@@ -85,8 +85,8 @@ class ParquetTrace:
                 batch_size=self._batch_rows(group), row_groups=[group], columns=list(columns)
             ):
                 rows += batch.num_rows
-                for part in _parts(batch):
-                    expanded = _expanded(part)
+                for part in _split_batch(batch):
+                    expanded = _expand_dictionaries(part)
                     decoded += expanded.nbytes
                     if decoded > self.limit_bytes:
                         raise TooLargeError(self.path, self.limit_bytes)
@@ -225,7 +225,7 @@ def require_columns(trace: ParquetTrace) -> None:
         if names.count(field.name) > 1:
             raise TraceError(path, f"column {field.name} exists twice; keep one of them")
         expected = TRACE_SCHEMA.field(field.name).type
-        if not _compatible(field.type, expected):
+        if not _is_compatible(field.type, expected):
             raise TraceError(
                 path,
                 f"column {field.name} has type {field.type}, expected {expected}; "
@@ -276,7 +276,7 @@ def _first_failure(column: Any, cast: Callable[[Any], Any]) -> int:
     return 0
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split a batch so that the text of each part is bounded after dictionaries are expanded."""
     sizes = np.zeros(batch.num_rows, dtype=np.int64)
     for column in batch.columns:
@@ -289,7 +289,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, end - start)
 
 
-def _expanded(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _expand_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch with plain columns instead of dictionaries."""
     return pa.RecordBatch.from_arrays(
         [
@@ -319,14 +319,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _compatible(actual: pa.DataType, expected: pa.DataType) -> bool:
+def _is_compatible(actual: pa.DataType, expected: pa.DataType) -> bool:
     types = pa.types
     if types.is_null(actual):
         return True
     if types.is_dictionary(actual):
-        return _compatible(actual.value_type, expected)
+        return _is_compatible(actual.value_type, expected)
     if types.is_list(expected):
-        return (types.is_list(actual) or types.is_large_list(actual)) and _compatible(
+        return (types.is_list(actual) or types.is_large_list(actual)) and _is_compatible(
             actual.value_type, expected.value_type
         )
     if types.is_integer(expected):

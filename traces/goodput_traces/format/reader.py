@@ -111,7 +111,7 @@ class Trace:
             names = _columns_to_read(file, only)
             first_row = 1
             for group in range(len(self.layout.group_bytes)):
-                if _outside(file, group, start_ns, end_ns):
+                if _is_outside(file, group, start_ns, end_ns):
                     first_row += file.group_rows(group)
                     continue
                 for batch in file.batches(names, [group]):
@@ -119,7 +119,7 @@ class Trace:
                     check_columns(columns, path=self.path, first_row=first_row)
                     arrivals = arrivals_ns(columns)
                     self._check_last(arrivals, first_row, arrival)
-                    order.check(arrivals, _sessions(columns, len(arrivals)), first_row)
+                    order.check(arrivals, _session_ids(columns, len(arrivals)), first_row)
                     yield columns, arrivals
                     first_row += len(arrivals)
 
@@ -162,7 +162,7 @@ def open_trace(path: Path | str, *, max_decoded_bytes: int | None = None) -> Tra
         except ValueError as error:
             raise TraceError(path, f"{error}; import the trace again") from error
         groups = range(len(file.layout.group_bytes))
-        first_ns, last_ns = _span(file, metadata.clock)
+        first_ns, last_ns = _find_span(file, metadata.clock)
         zeros = sum(
             int(pc.sum(pc.equal(column, 0)).as_py() or 0)
             for column in file.column("output_tokens", groups)
@@ -184,7 +184,7 @@ def _arrival_column(file: ParquetTrace) -> str:
     return COLUMN_NS if COLUMN_NS in file.names else COLUMN_MS
 
 
-def _span(file: ParquetTrace, clock: Clock) -> tuple[int, int]:
+def _find_span(file: ParquetTrace, clock: Clock) -> tuple[int, int]:
     """Return the earliest and the latest arrival.
 
     If rows are sorted by time, only the first and the last row group are read.
@@ -200,7 +200,7 @@ def _span(file: ParquetTrace, clock: Clock) -> tuple[int, int]:
     return span
 
 
-def _outside(file: ParquetTrace, group: int, start_ns: int | None, end_ns: int | None) -> bool:
+def _is_outside(file: ParquetTrace, group: int, start_ns: int | None, end_ns: int | None) -> bool:
     if start_ns is None and end_ns is None:
         return False
     bounds = _arrival_bounds(file, [group])
@@ -237,7 +237,7 @@ def _columns_to_read(file: ParquetTrace, only: Sequence[str] | None) -> list[str
     return [name for name in names if name in needed]
 
 
-def _sessions(columns: dict[str, Any], rows: int) -> list[str | None]:
+def _session_ids(columns: dict[str, Any], rows: int) -> list[str | None]:
     if "provided_session_id" not in columns:
         return [None] * rows
     sessions: list[str | None] = columns["provided_session_id"].to_pylist()

@@ -289,9 +289,9 @@ class TraceMetadata:
         return cls(
             source=text("source", ""),
             licence=text("licence", ""),
-            clock=_member(Clock, "clock", text("clock", Clock.ABSOLUTE)),
+            clock=_parse_member(Clock, "clock", text("clock", Clock.ABSOLUTE)),
             timestamp_resolution_ns=number("timestamp_resolution_ns", 1 if has_ns else NS_PER_MS),
-            hash_semantics=_member(
+            hash_semantics=_parse_member(
                 HashSemantics, "hash_semantics", text("hash_semantics", HashSemantics.UNSPECIFIED)
             ),
             floored_output_rows=number("floored_output_rows", 0),
@@ -302,7 +302,7 @@ _PREFIX: Final = "goodput.trace."
 _E = TypeVar("_E", bound=StrEnum)
 
 
-def _member(kind: type[_E], key: str, value: str) -> _E:
+def _parse_member(kind: type[_E], key: str, value: str) -> _E:
     try:
         return kind(value)
     except ValueError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from goodput_traces.format.schema import TraceRow
 
-__all__ = ["new_file", "reject_existing", "sort_trace", "write_trace"]
+__all__ = ["create_file", "reject_existing", "sort_trace", "write_trace"]
 
 _GROUP_ROWS: Final = 8192
 _GROUP_BYTES: Final = 8 << 20
@@ -37,7 +37,7 @@ def reject_existing(path: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def new_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
+def create_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name when the block ends, or not if the block raises.
 
     Raises:
@@ -91,10 +91,10 @@ def write_trace(
 
     order = None if sort_remedy is None else OrderCheck(current().clock, path, sort_remedy)
     written = 0
-    with _new_parquet(path, overwrite=overwrite) as writer:
-        for group in _groups(rows):
+    with _create_parquet(path, overwrite=overwrite) as writer:
+        for group in _row_groups(rows):
             try:
-                batch = _checked_batch(group, path, written + 1, order)
+                batch = _make_batch(group, path, written + 1, order)
             except RowError as error:
                 raise (error if locate is None else locate(error)) from error
             writer.write_batch(batch)
@@ -103,7 +103,7 @@ def write_trace(
     return written
 
 
-def _checked_batch(
+def _make_batch(
     rows: list[TraceRow], path: Path, first_row: int, order: OrderCheck | None
 ) -> pa.RecordBatch:
     batch = rows_to_batch(rows, path=path, first_row=first_row)
@@ -132,15 +132,15 @@ def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
         keys.insert(0, ("provided_session_id", "ascending"))
     order = pc.sort_indices(table, sort_keys=keys)  # stable
     rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
-    with _new_parquet(out, overwrite=overwrite) as writer:
+    with _create_parquet(out, overwrite=overwrite) as writer:
         for start in range(0, len(order), rows):
             writer.write_table(table.take(order[start : start + rows]))
         writer.add_key_value_metadata(metadata.to_key_values())
 
 
 @contextmanager
-def _new_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter]:
-    with new_file(path, overwrite=overwrite) as sink:
+def _create_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter]:
+    with create_file(path, overwrite=overwrite) as sink:
         with pq.ParquetWriter(
             sink, TRACE_SCHEMA, compression="zstd", write_page_checksum=True
         ) as writer:
@@ -150,7 +150,7 @@ def _new_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter]:
             write_digest_block(complete)
 
 
-def _groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
+def _row_groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
     """Yield row groups of bounded rows and bytes: a row's prompt or hashes can take megabytes."""
     group: list[TraceRow] = []
     size = 0

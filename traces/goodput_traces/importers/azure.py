@@ -61,7 +61,7 @@ class AzureImporter(Importer):
         if isinstance(value, datetime):  # a Parquet column of timestamps
             self._note_digits(6)
             moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-            return _bounded(record, (moment - _EPOCH) // timedelta(microseconds=1) * 1000)
+            return _check_arrival(record, (moment - _EPOCH) // timedelta(microseconds=1) * 1000)
         text = str(value or "").strip()
         if _NANOSECONDS.fullmatch(text):
             self._note_digits(9)
@@ -80,14 +80,14 @@ class AzureImporter(Importer):
         # A datetime has microseconds, so the digits of the fraction are parsed separately.
         self._note_digits(len(fraction))
         seconds = (moment - _EPOCH) // timedelta(seconds=1)
-        return _bounded(record, seconds * NS_PER_S + int(fraction.ljust(9, "0")))
+        return _check_arrival(record, seconds * NS_PER_S + int(fraction.ljust(9, "0")))
 
     def _note_digits(self, digits: int) -> None:
         """Note the number of fractional digits of a time; the finest tick is the resolution."""
         self.resolution_ns = min(self.resolution_ns, 10 ** (9 - digits))
 
 
-def _bounded(record: Record, arrival_ns: int) -> int:
+def _check_arrival(record: Record, arrival_ns: int) -> int:
     if not INT_BOUNDS[COLUMN_NS].allow(arrival_ns):
         side = "before 1970" if arrival_ns < 0 else "after 2262"
         shown = str(record.values["TIMESTAMP"])[:60]

@@ -77,7 +77,7 @@ class Record:
         value = self.values.get(column)
         if value is None:
             return None
-        number = self._whole(column, value)
+        number = self._parse_whole(column, value)
         self.check_bounds(column, number, INT_BOUNDS[kind])
         return number
 
@@ -98,7 +98,7 @@ class Record:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            self.reject(column, f"{_shown(value)} is not a number; correct it or leave it empty")
+            self.reject(column, f"{_shorten(value)} is not a number; correct it or leave it empty")
         if kind is not None:
             self.check_bounds(column, number, FLOAT_BOUNDS[kind])
         return number
@@ -133,7 +133,7 @@ class Record:
         if value is None:
             return None
         if isinstance(value, bool | float | list | dict | bytes):
-            self.reject(column, f"expected text, not {_shown(value)}")
+            self.reject(column, f"expected text, not {_shorten(value)}")
         text = str(value)
         try:
             size = len(text.encode())
@@ -151,25 +151,25 @@ class Record:
         if isinstance(value, str):
             value = value.strip("[] ").replace(",", " ").split()
         if not isinstance(value, list):
-            self.reject(column, f"expected a list of hashes, not {_shown(value)}")
+            self.reject(column, f"expected a list of hashes, not {_shorten(value)}")
         if len(value) > MAX_HASHES:
             self.reject(column, f"the list is longer than {MAX_HASHES:,}")
         if all(type(block) is int and 0 <= block <= _HASH_MASK for block in value):
             return tuple(value)
         # Some exporters write unsigned 64-bit numbers. The format has signed numbers, and AIPerf
         # rejects negative ones.
-        return tuple(self._whole(column, block) & _HASH_MASK for block in value)
+        return tuple(self._parse_whole(column, block) & _HASH_MASK for block in value)
 
-    def _whole(self, column: str, value: Any) -> int:
+    def _parse_whole(self, column: str, value: Any) -> int:
         if type(value) is int:
             return value
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             return int(value)
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
             return int(value.strip().partition(".")[0])
-        return self.reject(column, f"{_shown(value)} is not a whole number; correct it")
+        return self.reject(column, f"{_shorten(value)} is not a whole number; correct it")
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -66,11 +66,11 @@ def import_trace(
         TraceError: a source or the output is invalid; no trace is left behind.
     """
     reject_existing(out, overwrite=overwrite)
-    labelled = _labelled(paths)
+    labelled = _label_files(paths)
     sources = [recognise(path, max_decoded_bytes) for _, path in labelled]
     first_source = sources[0]
-    first, records = _first_record(first_source, on_bytes)
-    kind = _format(form, first, first_source.path)
+    first, records = _read_first_record(first_source, on_bytes)
+    kind = _find_importer(form, first, first_source.path)
     importer = kind(options or ImportOptions())
     if first_source.container is Container.PARQUET:
         try:
@@ -85,7 +85,7 @@ def import_trace(
                 "sessions have clocks of their own can be joined",
             )
         labels = [label for label, _ in labelled]
-        records = _joined(zip(labels, sources, strict=True), kind, on_bytes)
+        records = _join_records(zip(labels, sources, strict=True), kind, on_bytes)
     target = out
     if sort:
         target = target.with_name(f".{target.name}.{os.getpid()}.unsorted")
@@ -156,14 +156,14 @@ class _Rows:
         return self._paths[place >> _LINE_BITS], place & ((1 << _LINE_BITS) - 1)
 
 
-def _format(name: str | None, record: Record, path: Path) -> type[Importer]:
+def _find_importer(name: str | None, record: Record, path: Path) -> type[Importer]:
     if name is None:
         return detect_format(record.values, path)
     require_columns(FORMATS[name], record.values, path)
     return FORMATS[name]
 
 
-def _first_record(
+def _read_first_record(
     source: Source, on_bytes: Callable[[int], None] | None
 ) -> tuple[Record, Iterator[Record]]:
     records = source.records(KNOWN_COLUMNS, on_bytes)
@@ -173,7 +173,7 @@ def _first_record(
     return first, chain((first,), records)
 
 
-def _joined(
+def _join_records(
     labelled: Iterable[tuple[str, Source]],
     kind: type[Importer],
     on_bytes: Callable[[int], None] | None,
@@ -186,7 +186,7 @@ def _joined(
             on_bytes(done + position)
 
     for label, source in labelled:
-        first, records = _first_record(source, report)
+        first, records = _read_first_record(source, report)
         if not kind.fingerprint.issubset(first.values):
             raise NotATraceError(
                 source.path,
@@ -197,7 +197,7 @@ def _joined(
         done += source.path.stat().st_size
 
 
-def _labelled(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+def _label_files(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """Return the files with distinct labels, in the order of their sessions' ids."""
     labelled: dict[str, Path] = {}
     for path in paths:

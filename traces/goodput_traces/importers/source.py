@@ -94,7 +94,9 @@ class Source:
         if self.container is Container.PARQUET:
             yield from self._parquet_records(known)
             return
-        with _decompressed(self.path, self.compression, self.max_decoded_bytes, on_bytes) as stream:
+        with _open_decompressed(
+            self.path, self.compression, self.max_decoded_bytes, on_bytes
+        ) as stream:
             lines = _lines(stream, self.path)
             if self.container is Container.JSONL:
                 yield from _json_records(lines, self.path)
@@ -116,7 +118,7 @@ class Source:
             unread = dict.fromkeys(name for name in file.names if name not in known)
             number = 0
             for batch in file.batches(read, range(len(file.layout.group_bytes))):
-                for values in _python_rows(batch, self.path, number + 1):
+                for values in _convert_rows(batch, self.path, number + 1):
                     number += 1
                     yield Record(
                         path=self.path, number=number, unit="row", values={**values, **unread}
@@ -130,7 +132,7 @@ class Source:
                 yield file
             return
         with tempfile.TemporaryFile() as spool:  # a Parquet footer is at the end
-            with _decompressed(self.path, self.compression, limit) as stream:
+            with _open_decompressed(self.path, self.compression, limit) as stream:
                 shutil.copyfileobj(stream, spool, _CHUNK)
             limit = _limit_bytes(self.path, limit)
             with open_parquet(
@@ -148,7 +150,7 @@ def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
     with open_binary(path) as file:
         magic = file.read(8)
     compression = next((name for start, name in _MAGIC.items() if magic.startswith(start)), None)
-    with _decompressed(path, compression, max_decoded_bytes) as stream:
+    with _open_decompressed(path, compression, max_decoded_bytes) as stream:
         head = stream.read(_HEAD_BYTES)
     text = head.lstrip(_WHITE)
     if not text:
@@ -168,7 +170,7 @@ def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
 
 
 @contextmanager
-def _decompressed(
+def _open_decompressed(
     path: Path,
     compression: str | None,
     max_decoded_bytes: int | None,
@@ -181,12 +183,12 @@ def _decompressed(
             bounded = _BoundedStream(file, _decompressor(file, compression), path, limit, on_bytes)
             yield io.BufferedReader(bounded, _CHUNK)
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, pa.ArrowException) as error:
-            raise _damaged(path, compression, error) from error
+            raise _damaged_error(path, compression, error) from error
         except OSError as error:
             # bz2 and pyarrow's zstd report broken data as OSError without an errno.
             if error.errno is not None:
                 raise
-            raise _damaged(path, compression, error) from error
+            raise _damaged_error(path, compression, error) from error
 
 
 def _limit_bytes(path: Path, max_decoded_bytes: int | None) -> int:
@@ -209,7 +211,7 @@ def _decompressor(file: IO[bytes], compression: str | None) -> IO[bytes]:
             return file
 
 
-def _damaged(path: Path, compression: str | None, error: BaseException) -> TraceError:
+def _damaged_error(path: Path, compression: str | None, error: BaseException) -> TraceError:
     return TraceError(
         path,
         f"the {compression or 'file'} data is truncated or damaged ({first_line(error)}); "
@@ -375,7 +377,7 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
         yield Record(path=path, number=reader.line_num, unit="line", values=values)
 
 
-def _python_rows(batch: pa.RecordBatch, path: Path, first_row: int) -> Iterator[dict[str, Any]]:
+def _convert_rows(batch: pa.RecordBatch, path: Path, first_row: int) -> Iterator[dict[str, Any]]:
     try:
         yield from batch.to_pylist()
     except ValueError as error:  # text that is not UTF-8, times that Python cannot hold

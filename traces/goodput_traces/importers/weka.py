@@ -59,9 +59,9 @@ class WekaImporter(Importer):
         if record.namespace:
             session = f"{record.namespace}/{session}"
         block = record.integer("block_size", "block_size")
-        requests = _listed(record, "requests")
+        requests = _get_list(record, "requests")
         flat = sorted(self._flatten(record, requests), key=lambda item: item[0])
-        salt = _namespace(session)
+        salt = _session_salt(session)
         for turn, (arrival_ns, agent, request) in enumerate(flat):
             self._tick_ns = gcd(self._tick_ns, arrival_ns)
             self.resolution_ns = self._tick_ns or NS_PER_S
@@ -89,7 +89,7 @@ class WekaImporter(Importer):
                 continue
             self._markers += 1
             agent = request.optional_text("agent_id", "request_type") or f"agent-{at}"
-            for below, nested in enumerate(_listed(request, "requests")):
+            for below, nested in enumerate(_get_list(request, "requests")):
                 child = request.nested(f"requests[{below}]", nested)
                 # Times of nested requests count from the marker's start: in the published trace,
                 # the first request of each of the 25 markers has the time 0.0.
@@ -134,7 +134,7 @@ class WekaImporter(Importer):
         )
 
 
-def _listed(record: Record, column: str) -> list[Any]:
+def _get_list(record: Record, column: str) -> list[Any]:
     value = record.values.get(column)
     if not isinstance(value, list):
         record.reject(column, "expected a list of requests")
@@ -143,7 +143,7 @@ def _listed(record: Record, column: str) -> list[Any]:
     return value
 
 
-def _namespace(session: str) -> int:
+def _session_salt(session: str) -> int:
     """Return a 63-bit salt that makes a session's hashes distinct from those of other sessions.
 
     Exclusive-or with the salt is one-to-one, so equal hashes of one session stay equal.

@@ -128,12 +128,12 @@ def _parse_rule(text: str) -> ClassRule:
                 f"cannot read {rest.strip()!r} in {text!r}; write COLUMN OP VALUE joined by 'and', "
                 "and for 'or' write a second rule"
             )
-        comparisons.append(_comparison(match, text))
+        comparisons.append(_parse_comparison(match, text))
         rest = rest[match.end() :]
     return ClassRule(slo_class=name, comparisons=tuple(comparisons))
 
 
-def _comparison(match: re.Match[str], text: str) -> Comparison:
+def _parse_comparison(match: re.Match[str], text: str) -> Comparison:
     column, op, raw = match["column"], match["op"], match["value"]
     if column in _NUMBER_COLUMNS:
         if not _NUMBER.fullmatch(raw):

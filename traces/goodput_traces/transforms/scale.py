@@ -47,7 +47,7 @@ def scale_rate(rows: Iterable[TraceRow], scale: Fraction, *, seed: int) -> Itera
         yield from rows
         return
     copies = ceil(scale)
-    salts = [_salt(seed, copy) for copy in range(copies)]
+    salts = [_make_salt(seed, copy) for copy in range(copies)]
     # `draw / 2**64 < scale - k` in integers, exact.
     limits = [(scale - k) * (1 << _DRAW_BITS) for k in range(copies)]
     for row in rows:
@@ -61,14 +61,14 @@ def scale_rate(rows: Iterable[TraceRow], scale: Fraction, *, seed: int) -> Itera
 def _draw(seed: int, row: TraceRow) -> int:
     session = row.session_id
     key = f"{seed}/row/{row.request_id}" if session is None else f"{seed}/session/{session}"
-    return _number(key, _DRAW_BITS)
+    return _hash_number(key, _DRAW_BITS)
 
 
-def _salt(seed: int, copy: int) -> int:
-    return _number(f"{seed}/salt/{copy}", _DRAW_BITS) & _HASH_MASK
+def _make_salt(seed: int, copy: int) -> int:
+    return _hash_number(f"{seed}/salt/{copy}", _DRAW_BITS) & _HASH_MASK
 
 
-def _number(key: str, bits: int) -> int:
+def _hash_number(key: str, bits: int) -> int:
     return int.from_bytes(blake2b(key.encode(), digest_size=bits // 8).digest(), "little")
 
 
