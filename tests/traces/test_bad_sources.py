@@ -245,9 +245,12 @@ def test_a_bad_source_is_rejected_with_its_place(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--format", "weka"), "not a file of the format weka, columns block_size, id, requests"),
-        (("--format", "mooncake"), "columns input_length, output_length, timestamp are missing"),
-        (("--format", "baseten"), "columns input_tokens, output_tokens are missing"),
+        (
+            ("--format", "weka"),
+            "not a file of the format weka, columns are missing: block_size, id, requests",
+        ),
+        (("--format", "mooncake"), "columns are missing: input_length, output_length, timestamp;"),
+        (("--format", "baseten"), "columns are missing: input_tokens, output_tokens;"),
     ],
     ids=["weka", "mooncake", "baseten"],
 )

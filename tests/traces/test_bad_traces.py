@@ -132,10 +132,10 @@ def test_a_row_that_breaks_a_rule_is_named(
 @pytest.mark.parametrize(
     ("removed", "sentence"),
     [
-        (["input_tokens"], "column input_tokens is missing"),
+        (["input_tokens"], "columns are missing: input_tokens;"),
         (["request_id"], "column request_id is missing"),
-        (["timestamp_start_unix_ns"], "column timestamp_start_unix_ns is missing"),
-        (["input_tokens", "output_tokens"], "columns input_tokens, output_tokens are missing"),
+        (["timestamp_start_unix_ns"], "columns are missing: timestamp_start_unix_ns;"),
+        (["input_tokens", "output_tokens"], "columns are missing: input_tokens, output_tokens;"),
     ],
     ids=["input_tokens", "request_id", "arrival", "two"],
 )

@@ -23,8 +23,8 @@ from goodput_traces.format.schema import (
     MAX_HASHES,
     REQUIRED_COLUMNS,
     TEXT_BOUNDS,
-    Bounds,
     Clock,
+    ColumnBounds,
 )
 
 __all__ = ["OrderCheck", "check_columns"]
@@ -82,7 +82,7 @@ class _Batch:
         raise RowError(self.path, self.first_row + at, name, problem)
 
 
-def _check_bounds(batch: _Batch, name: str, bounds: Bounds) -> None:
+def _check_bounds(batch: _Batch, name: str, bounds: ColumnBounds) -> None:
     column = batch.columns[name]
     if name in FLOAT_BOUNDS and pc.any(pc.is_nan(column)).as_py():
         batch.reject(

@@ -213,10 +213,9 @@ def require_columns(trace: ParquetTrace) -> None:
             "`goodput trace import --format baseten`",
         )
     if missing:
-        plural, verb = ("columns", "are") if len(missing) > 1 else ("column", "is")
         raise NotATraceError(
             path,
-            f"not a trace, {plural} {', '.join(missing)} {verb} missing; "
+            f"not a trace, columns are missing: {', '.join(missing)}; "
             "turn it into one with `goodput trace import`",
         )
     for field in trace.file.schema_arrow:

@@ -27,8 +27,8 @@ __all__ = [
     "REQUIRED_COLUMNS",
     "ROW_FIELDS",
     "TEXT_BOUNDS",
-    "Bounds",
     "Clock",
+    "ColumnBounds",
     "HashSemantics",
     "TraceMetadata",
     "TraceRow",
@@ -50,7 +50,7 @@ _MAX_TEXT: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ColumnBounds:
     """The allowed values of a column.
 
     Args:
@@ -73,26 +73,26 @@ class Bounds:
         )
 
 
-_INT32: Final = Bounds(lowest=-(2**31), highest=2**31 - 1)
-_INT64: Final = Bounds(lowest=-(2**63), highest=2**63 - 1)
-_TOKENS: Final = Bounds(lowest=1, highest=MAX_TOKENS)
-_DURATION_MS: Final = Bounds(lowest=0, highest=_MAX_MS)
-_TARGET_MS: Final = Bounds(lowest=0, highest=_MAX_MS, above=True)
-INT_BOUNDS: Final[Mapping[str, Bounds]] = {
-    COLUMN_NS: Bounds(lowest=0, highest=_INT64.highest),
-    COLUMN_MS: Bounds(lowest=0, highest=_INT64.highest // NS_PER_MS),
+_INT32: Final = ColumnBounds(lowest=-(2**31), highest=2**31 - 1)
+_INT64: Final = ColumnBounds(lowest=-(2**63), highest=2**63 - 1)
+_TOKENS: Final = ColumnBounds(lowest=1, highest=MAX_TOKENS)
+_DURATION_MS: Final = ColumnBounds(lowest=0, highest=_MAX_MS)
+_TARGET_MS: Final = ColumnBounds(lowest=0, highest=_MAX_MS, above=True)
+INT_BOUNDS: Final[Mapping[str, ColumnBounds]] = {
+    COLUMN_NS: ColumnBounds(lowest=0, highest=_INT64.highest),
+    COLUMN_MS: ColumnBounds(lowest=0, highest=_INT64.highest // NS_PER_MS),
     "input_tokens": _TOKENS,
-    "output_tokens": Bounds(lowest=0, highest=MAX_TOKENS),  # zeros are read as 1 and counted
+    "output_tokens": ColumnBounds(lowest=0, highest=MAX_TOKENS),  # zeros are read as 1 and counted
     "max_output_tokens": _TOKENS,
-    "block_size": Bounds(lowest=1, highest=1 << 20),
+    "block_size": ColumnBounds(lowest=1, highest=1 << 20),
     "poor_man_session_id": _INT64,
-    "turn": Bounds(lowest=0, highest=_INT32.highest),
+    "turn": ColumnBounds(lowest=0, highest=_INT32.highest),
     "priority": _INT32,
-    "request_canceled": Bounds(lowest=0, highest=1),
+    "request_canceled": ColumnBounds(lowest=0, highest=1),
     "duration_ttft_ms": _DURATION_MS,
     "duration_e2e_ms": _DURATION_MS,
 }
-FLOAT_BOUNDS: Final[Mapping[str, Bounds]] = {
+FLOAT_BOUNDS: Final[Mapping[str, ColumnBounds]] = {
     "ttft_target_ms": _TARGET_MS,
     "tpot_target_ms": _TARGET_MS,
     "e2e_target_ms": _TARGET_MS,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from goodput_traces.importers.base import Importer
 
-__all__ = ["FORMATS", "KNOWN_COLUMNS", "detect_format", "require_columns"]
+__all__ = ["FORMATS", "KNOWN_COLUMNS", "find_importer"]
 
 FORMATS: Final[Mapping[str, type[Importer]]] = {
     importer.name: importer
@@ -29,12 +29,28 @@ KNOWN_COLUMNS: Final = frozenset[str]().union(*(kind.known for kind in FORMATS.v
 """Columns read by at least one importer."""
 
 
-def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
-    """Return the importer of the first format of which the file has every required column.
+def find_importer(name: str | None, columns: Collection[str], path: Path) -> type[Importer]:
+    """Return the importer of a format.
+
+    Args:
+        name: a name of `FORMATS`; None for the first format of which the file has every required
+            column.
+        columns: columns of the file.
+        path: the file, for errors.
 
     Raises:
-        NotATraceError: no format matches; names the columns and the formats.
+        NotATraceError: a column of the named format is missing, or no format matches.
     """
+    if name is not None:
+        importer = FORMATS[name]
+        missing = sorted(importer.fingerprint.difference(columns))
+        if missing:
+            raise NotATraceError(
+                path,
+                f"not a file of the format {name}, columns are missing: {', '.join(missing)}; "
+                "name another --format, or leave it out to have it recognised",
+            )
+        return importer
     for importer in FORMATS.values():
         if importer.fingerprint.issubset(columns):
             return importer
@@ -45,20 +61,3 @@ def detect_format(columns: Collection[str], path: Path) -> type[Importer]:
         f"the format is not recognised from its columns ({shown[:200]}); "
         f"name it with --format ({formats}) or rename the columns",
     )
-
-
-def require_columns(importer: type[Importer], columns: Collection[str], path: Path) -> None:
-    """Reject a file that lacks a column of the requested format.
-
-    Raises:
-        NotATraceError: names the missing columns.
-    """
-    missing = sorted(importer.fingerprint.difference(columns))
-    if missing:
-        plural = "columns" if len(missing) > 1 else "column"
-        verb = "are" if len(missing) > 1 else "is"
-        raise NotATraceError(
-            path,
-            f"not a file of the format {importer.name}, {plural} {', '.join(missing)} {verb} "
-            "missing; name another --format, or leave it out to have it recognised",
-        )

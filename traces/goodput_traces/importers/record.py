@@ -20,7 +20,7 @@ from goodput_traces.format.schema import (
     INT_BOUNDS,
     MAX_HASHES,
     TEXT_BOUNDS,
-    Bounds,
+    ColumnBounds,
 )
 
 __all__ = ["Record"]
@@ -28,8 +28,8 @@ __all__ = ["Record"]
 _WHOLE: Final = re.compile(r"-?\d{1,20}(\.0{1,9})?", re.ASCII)
 _HASH_MASK: Final = 2**63 - 1
 _CORRECT: Final = "correct or remove the record"
-_TIME_S: Final = Bounds(lowest=0, highest=10**9)
-_DURATION_S: Final = Bounds(lowest=0, highest=366 * 86_400)
+_TIME_S: Final = ColumnBounds(lowest=0, highest=10**9)
+_DURATION_S: Final = ColumnBounds(lowest=0, highest=366 * 86_400)
 _MISSING: Final = "the value is missing; every record needs one"
 
 
@@ -103,7 +103,7 @@ class Record:
             self.check_bounds(column, number, FLOAT_BOUNDS[kind])
         return number
 
-    def check_bounds(self, column: str, number: float, bounds: Bounds) -> None:
+    def check_bounds(self, column: str, number: float, bounds: ColumnBounds) -> None:
         """Raise a `RowError` if a number is out of bounds."""
         if not bounds.allow(number):
             shown = number if isinstance(number, int) else f"{number:g}"
@@ -120,7 +120,7 @@ class Record:
         """Return a duration in seconds, as nanoseconds, or None if absent; at most 366 days."""
         return self._seconds_ns(column, _DURATION_S)
 
-    def _seconds_ns(self, column: str, bounds: Bounds) -> int | None:
+    def _seconds_ns(self, column: str, bounds: ColumnBounds) -> int | None:
         number = self.optional_number(column)
         if number is None:
             return None

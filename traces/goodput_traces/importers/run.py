@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_traces.errors import NotATraceError, RowError, TraceError
 from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
-from goodput_traces.importers import FORMATS, KNOWN_COLUMNS, detect_format, require_columns
+from goodput_traces.importers import KNOWN_COLUMNS, find_importer
 from goodput_traces.importers.base import Importer, ImportOptions
 from goodput_traces.importers.duplicates import DuplicateIds
 from goodput_traces.importers.source import Container, Source, recognise
@@ -70,7 +70,7 @@ def import_trace(
     sources = [recognise(path, max_decoded_bytes) for _, path in labelled]
     first_source = sources[0]
     first, records = _read_first_record(first_source, on_bytes)
-    kind = _find_importer(form, first, first_source.path)
+    kind = find_importer(form, first.values, first_source.path)
     importer = kind(options or ImportOptions())
     if first_source.container is Container.PARQUET:
         try:
@@ -154,13 +154,6 @@ class _Rows:
 
     def _split(self, place: int) -> tuple[Path, int]:
         return self._paths[place >> _LINE_BITS], place & ((1 << _LINE_BITS) - 1)
-
-
-def _find_importer(name: str | None, record: Record, path: Path) -> type[Importer]:
-    if name is None:
-        return detect_format(record.values, path)
-    require_columns(FORMATS[name], record.values, path)
-    return FORMATS[name]
 
 
 def _read_first_record(
