@@ -364,7 +364,7 @@ def test_the_first_duplicate_is_found_in_memory_and_on_disk(ids: list[str], in_m
             if request_id in seen and expected is None:
                 expected = (seen[request_id], place)
             seen[request_id] = place
-        assert duplicates.first() == expected
+        assert duplicates.find_first() == expected
 
 
 def test_text_of_a_parquet_source_that_is_not_utf_8_is_named_by_its_row(

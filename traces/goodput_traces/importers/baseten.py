@@ -53,7 +53,7 @@ class BasetenImporter(Importer):
         super().__init__(options)
         self.resolution_ns = NS_PER_MS
         self._rows = 0
-        self._kept: TraceMetadata | None = None
+        self._source_metadata: TraceMetadata | None = None
 
     def keep_metadata(self, pairs: Mapping[bytes, bytes]) -> None:
         """Keep the metadata of a Parquet source if Goodput wrote it.
@@ -62,7 +62,7 @@ class BasetenImporter(Importer):
             ValueError: a key has an unknown value.
         """
         if any(key.startswith(b"goodput.trace.") for key in pairs):
-            self._kept = TraceMetadata.from_key_values(pairs, has_ns=True)
+            self._source_metadata = TraceMetadata.from_key_values(pairs, has_ns=True)
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record to one request."""
@@ -100,7 +100,7 @@ class BasetenImporter(Importer):
     def metadata(self) -> TraceMetadata:
         """Return the source's own metadata if it has any, else that of an absolute clock."""
         metadata = super().metadata()
-        kept = self._kept
+        kept = self._source_metadata
         if kept is None:
             return metadata
         return replace(

@@ -46,15 +46,15 @@ class DuplicateIds:
         if len(self._buffer) >= self._limit_bytes:
             self._spill()
 
-    def first(self) -> tuple[int, int] | None:
+    def find_first(self) -> tuple[int, int] | None:
         """Return the places of the first duplicate, the earlier row's first; None without one."""
         if not self._parts:
-            return _first_pair(np.frombuffer(bytes(self._buffer), dtype=_ENTRY))
+            return _find_first_pair(np.frombuffer(bytes(self._buffer), dtype=_ENTRY))
         self._spill()
         pairs = []
         for part in self._parts:
             part.seek(0)
-            pairs.append(_first_pair(np.frombuffer(part.read(), dtype=_ENTRY)))
+            pairs.append(_find_first_pair(np.frombuffer(part.read(), dtype=_ENTRY)))
         return min((pair for pair in pairs if pair), key=lambda pair: pair[1], default=None)
 
     def _spill(self) -> None:
@@ -69,7 +69,7 @@ class DuplicateIds:
         self._buffer.clear()
 
 
-def _first_pair(entries: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+def _find_first_pair(entries: np.ndarray[Any, Any]) -> tuple[int, int] | None:
     order = np.lexsort((entries["place"], entries["low"], entries["high"]))
     entries = entries[order]
     same = (entries["high"][1:] == entries["high"][:-1]) & (

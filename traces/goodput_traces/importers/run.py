@@ -94,7 +94,7 @@ def import_trace(
             rows = _Rows(importer, sources, ids)
             num_rows = write_trace(
                 target,
-                rows.checked(records),
+                rows.check_rows(records),
                 importer.metadata,
                 overwrite=overwrite,
                 sort_remedy=None if sort else "sort the file, or add --sort",
@@ -126,7 +126,7 @@ class _Rows:
         self._unit = "row"
         self._places = array("q")
 
-    def checked(self, records: Iterable[Record]) -> Iterator[TraceRow]:
+    def check_rows(self, records: Iterable[Record]) -> Iterator[TraceRow]:
         """Yield the rows; after the last one, reject a request id that occurs twice."""
         for record, row in self._importer.rows(records):
             place = (self._paths.index(record.path) << _LINE_BITS) + record.number
@@ -134,7 +134,7 @@ class _Rows:
             self._places.append(place)
             self._ids.add(row.request_id, place)
             yield row
-        pair = self._ids.first()
+        pair = self._ids.find_first()
         if pair is not None:
             (_, earlier), (path, line) = map(self._split, pair)
             raise RowError(
