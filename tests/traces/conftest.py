@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,8 +23,13 @@ class Outcome(NamedTuple):
     err: str
 
 
+RunTrace: TypeAlias = "Callable[..., Outcome]"
+MakeRows: TypeAlias = "Callable[..., list[TraceRow]]"
+WriteColumns: TypeAlias = "Callable[..., Path]"
+
+
 @pytest.fixture
-def run_trace(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def run_trace(capsys: pytest.CaptureFixture[str]) -> RunTrace:
     """Run `goodput trace …` through the dispatcher, as the shell would."""
 
     def run(*argv: str | Path) -> Outcome:
@@ -37,7 +42,7 @@ def run_trace(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def make_rows() -> Callable[..., list[TraceRow]]:
+def make_rows() -> MakeRows:
     """Make rows with arrivals every 100 ms, or at `arrivals_ns`."""
 
     def make(count: int = 3, arrivals_ns: Sequence[int] | None = None) -> list[TraceRow]:
@@ -56,7 +61,7 @@ def make_rows() -> Callable[..., list[TraceRow]]:
 
 
 @pytest.fixture
-def write_columns(tmp_path: Path) -> Callable[..., Path]:
+def write_columns(tmp_path: Path) -> WriteColumns:
     """Write a Parquet file with any columns, unchecked, as another tool might."""
 
     def write(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import RunTrace, WriteColumns
+
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROW = "2023-11-16 18:15:46.6805900,374,44\n"
@@ -38,9 +39,7 @@ def weka(request: object, **changes: object) -> str:
     return json.dumps({"id": "s", "block_size": 64, "requests": [request]} | changes) + "\n"
 
 
-def expect_rejection(
-    path: Path, sentence: str, run_trace: Callable[..., Outcome], *options: str
-) -> None:
+def expect_rejection(path: Path, sentence: str, run_trace: RunTrace, *options: str) -> None:
     out = path.with_name("out.parquet")
     outcome = run_trace("import", path, "--out", out, *options)
     assert outcome.code == 64
@@ -235,7 +234,7 @@ def expect_rejection(
     ],
 )
 def test_a_bad_source_is_rejected_with_its_place(
-    content: str, sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
+    content: str, sentence: str, tmp_path: Path, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "source"
     path.write_bytes(content.encode("utf-8", "surrogatepass"))
@@ -255,7 +254,7 @@ def test_a_bad_source_is_rejected_with_its_place(
     ids=["weka", "mooncake", "baseten"],
 )
 def test_a_source_that_lacks_the_columns_of_its_format_is_rejected(
-    options: tuple[str, ...], sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
+    options: tuple[str, ...], sentence: str, tmp_path: Path, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "source"
     path.write_text(AZURE + ROW)
@@ -274,11 +273,7 @@ def test_a_source_that_lacks_the_columns_of_its_format_is_rejected(
 )
 @pytest.mark.parametrize("damage", ["truncated", "garbled"])
 def test_broken_compression_is_rejected(
-    name: str,
-    compress: Callable[[bytes], bytes],
-    damage: str,
-    tmp_path: Path,
-    run_trace: Callable[..., Outcome],
+    name: str, compress: Callable[[bytes], bytes], damage: str, tmp_path: Path, run_trace: RunTrace
 ) -> None:
     rows = "".join(
         f"2023-11-16 18:{at // 60:02}:{at % 60:02}.{at * 7919 % 1000:03},{at % 977 + 1},{at + 1}\n"
@@ -296,7 +291,7 @@ def test_broken_compression_is_rejected(
 
 
 def test_a_truncated_parquet_source_is_rejected(
-    write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
+    write_columns: WriteColumns, run_trace: RunTrace
 ) -> None:
     path = write_columns({"input_tokens": [1], "output_tokens": [1], "timestamp": [1]})
     path.write_bytes(path.read_bytes()[:-20])
@@ -304,7 +299,7 @@ def test_a_truncated_parquet_source_is_rejected(
 
 
 def test_a_line_that_never_ends_is_rejected(
-    tmp_path: Path, run_trace: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_trace: RunTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module, "MAX_LINE_BYTES", 2 << 20)
     path = tmp_path / "source"
@@ -312,21 +307,19 @@ def test_a_line_that_never_ends_is_rejected(
     expect_rejection(path, "line 1 is longer than 2 MiB", run_trace)
 
 
-def test_text_that_is_not_utf_8_is_rejected(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
-) -> None:
+def test_text_that_is_not_utf_8_is_rejected(tmp_path: Path, run_trace: RunTrace) -> None:
     path = tmp_path / "source"
     path.write_bytes(AZURE.encode() + b"\xff\xfe\n")
     expect_rejection(path, "line 2 is not UTF-8 text (byte 0)", run_trace)
 
 
-def test_a_missing_source_is_rejected(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+def test_a_missing_source_is_rejected(tmp_path: Path, run_trace: RunTrace) -> None:
     outcome = run_trace("import", tmp_path / "none", "--out", tmp_path / "o")
     assert (outcome.code, "no such file" in outcome.err) == (64, True)
 
 
 def test_an_existing_output_is_rejected_before_anything_is_read(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
+    tmp_path: Path, run_trace: RunTrace
 ) -> None:
     (tmp_path / "a.csv").write_text(AZURE + ROW)
     (tmp_path / "o.parquet").write_text("mine")
@@ -337,15 +330,13 @@ def test_an_existing_output_is_rejected_before_anything_is_read(
     assert run_trace(*argv, "--force").code == 0
 
 
-def test_an_unwritable_folder_is_named(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+def test_an_unwritable_folder_is_named(tmp_path: Path, run_trace: RunTrace) -> None:
     (tmp_path / "a.csv").write_text(AZURE + ROW)
     outcome = run_trace("import", tmp_path / "a.csv", "--out", tmp_path / "no" / "o.parquet")
     assert (outcome.code, "cannot be written" in outcome.err) == (64, True)
 
 
-def test_duplicate_ids_are_found_when_rows_are_sorted(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
-) -> None:
+def test_duplicate_ids_are_found_when_rows_are_sorted(tmp_path: Path, run_trace: RunTrace) -> None:
     path = tmp_path / "source"
     path.write_text(moon(request_id="a", timestamp=9) + moon(request_id="b") + moon(request_id="a"))
     expect_rejection(path, "line 3, column request_id: the request id already", run_trace, "--sort")
@@ -368,7 +359,7 @@ def test_the_first_duplicate_is_found_in_memory_and_on_disk(ids: list[str], in_m
 
 
 def test_text_of_a_parquet_source_that_is_not_utf_8_is_named_by_its_row(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
+    tmp_path: Path, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "source"
     numbers = pa.array([1, 2], pa.int64())
@@ -386,7 +377,7 @@ def test_text_of_a_parquet_source_that_is_not_utf_8_is_named_by_its_row(
 
 
 def test_a_number_of_a_parquet_source_beyond_64_bits_is_named_by_its_row(
-    write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
+    write_columns: WriteColumns, run_trace: RunTrace
 ) -> None:
     path = write_columns(
         {"timestamp_start_unix_ms": [1, 2], "input_tokens": [1, 2**63], "output_tokens": [1, 1]},
@@ -397,7 +388,7 @@ def test_a_number_of_a_parquet_source_beyond_64_bits_is_named_by_its_row(
 
 
 def test_control_characters_of_a_source_do_not_reach_the_terminal(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
+    tmp_path: Path, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "source"
     path.write_text("\x1b[31mred\u202e,b\n1,2\n")
@@ -411,9 +402,7 @@ def test_control_characters_of_a_source_do_not_reach_the_terminal(
     assert outcome.err.rstrip("\n").isprintable()
 
 
-def test_several_files_need_a_clock_per_session(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
-) -> None:
+def test_several_files_need_a_clock_per_session(tmp_path: Path, run_trace: RunTrace) -> None:
     paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
     for path in paths:
         path.write_text(AZURE + ROW)

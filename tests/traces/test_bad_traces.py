@@ -11,12 +11,10 @@ from goodput_traces.format.schema import TraceMetadata
 from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import MakeRows, Outcome, RunTrace, WriteColumns
 
-    from goodput_traces.format.schema import TraceRow
 
 NAN = float("nan")
 GOOD: dict[str, list[Any]] = {
@@ -117,10 +115,7 @@ CHANGED_COLUMNS = [
 
 @pytest.mark.parametrize(("change", "sentence"), CHANGED_COLUMNS)
 def test_a_row_that_breaks_a_rule_is_named(
-    change: dict[str, list[Any]],
-    sentence: str,
-    write_columns: Callable[..., Path],
-    run_trace: Callable[..., Outcome],
+    change: dict[str, list[Any]], sentence: str, write_columns: WriteColumns, run_trace: RunTrace
 ) -> None:
     path = write_columns(GOOD | change)
     out = path.with_name("out.jsonl")
@@ -140,10 +135,7 @@ def test_a_row_that_breaks_a_rule_is_named(
     ids=["input_tokens", "request_id", "arrival", "two"],
 )
 def test_missing_columns_are_named(
-    removed: list[str],
-    sentence: str,
-    write_columns: Callable[..., Path],
-    run_trace: Callable[..., Outcome],
+    removed: list[str], sentence: str, write_columns: WriteColumns, run_trace: RunTrace
 ) -> None:
     path = write_columns({name: v for name, v in GOOD.items() if name not in removed})
     assert sentence in one_sentence(run_trace("describe", path), path)
@@ -165,11 +157,7 @@ def test_missing_columns_are_named(
     ids=["text for a number", "float for a number", "number for a text", "no list", "too wide"],
 )
 def test_columns_of_the_wrong_type_are_named(
-    name: str,
-    column: pa.Array,
-    sentence: str,
-    write_columns: Callable[..., Path],
-    run_trace: Callable[..., Outcome],
+    name: str, column: pa.Array, sentence: str, write_columns: WriteColumns, run_trace: RunTrace
 ) -> None:
     path = write_columns(GOOD | {name: column.to_pylist()}, types={name: column.type})
     assert f"column {sentence}" in one_sentence(run_trace("describe", path), path)
@@ -185,11 +173,7 @@ def test_columns_of_the_wrong_type_are_named(
     ],
 )
 def test_unknown_metadata_is_named(
-    key: str,
-    value: str,
-    sentence: str,
-    write_columns: Callable[..., Path],
-    run_trace: Callable[..., Outcome],
+    key: str, value: str, sentence: str, write_columns: WriteColumns, run_trace: RunTrace
 ) -> None:
     path = write_columns(GOOD, metadata={f"goodput.trace.{key}": value})
     assert sentence in one_sentence(run_trace("describe", path), path)
@@ -208,8 +192,8 @@ def test_a_session_relative_trace_needs_complete_sessions_in_order(
     sessions: list[str | None],
     times: list[int],
     sentence: str,
-    write_columns: Callable[..., Path],
-    run_trace: Callable[..., Outcome],
+    write_columns: WriteColumns,
+    run_trace: RunTrace,
 ) -> None:
     path = write_columns(
         GOOD | {"provided_session_id": sessions, "timestamp_start_unix_ns": times},
@@ -218,17 +202,13 @@ def test_a_session_relative_trace_needs_complete_sessions_in_order(
     assert sentence in one_sentence(run_trace("describe", path), path)
 
 
-def test_unsorted_row_groups_are_found(
-    write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
-) -> None:
+def test_unsorted_row_groups_are_found(write_columns: WriteColumns, run_trace: RunTrace) -> None:
     path = write_columns(GOOD | {"timestamp_start_unix_ns": [1, 10**12, 10**9]}, row_group_size=1)
     sentence = one_sentence(run_trace("describe", path), path)
     assert "row 2, column timestamp_start_unix_ns: rows are not sorted" in sentence
 
 
-def test_a_trace_without_rows_is_rejected(
-    write_columns: Callable[..., Path], run_trace: Callable[..., Outcome]
-) -> None:
+def test_a_trace_without_rows_is_rejected(write_columns: WriteColumns, run_trace: RunTrace) -> None:
     path = write_columns({name: [] for name in GOOD})
     assert "the trace has no rows" in one_sentence(run_trace("describe", path), path)
 
@@ -243,7 +223,7 @@ def test_a_trace_without_rows_is_rejected(
     ids=["empty", "CSV", "magic only"],
 )
 def test_a_file_of_another_format_is_rejected(
-    content: bytes, sentence: str, tmp_path: Path, run_trace: Callable[..., Outcome]
+    content: bytes, sentence: str, tmp_path: Path, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "t.parquet"
     path.write_bytes(content)
@@ -252,10 +232,7 @@ def test_a_file_of_another_format_is_rejected(
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
 def test_a_truncated_trace_is_rejected(
-    share: float,
-    tmp_path: Path,
-    make_rows: Callable[..., list[TraceRow]],
-    run_trace: Callable[..., Outcome],
+    share: float, tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "t.parquet"
     write_trace(path, make_rows(500), TraceMetadata())
@@ -265,7 +242,7 @@ def test_a_truncated_trace_is_rejected(
 
 
 def test_a_flipped_byte_in_the_data_is_found(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
+    tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "t.parquet"
     write_trace(path, make_rows(500), TraceMetadata())
@@ -275,9 +252,7 @@ def test_a_flipped_byte_in_the_data_is_found(
     assert "truncated or damaged" in one_sentence(run_trace("describe", path), path)
 
 
-def test_a_missing_file_and_a_folder_are_rejected(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
-) -> None:
+def test_a_missing_file_and_a_folder_are_rejected(tmp_path: Path, run_trace: RunTrace) -> None:
     missing = tmp_path / "none.parquet"
     assert "no such file" in one_sentence(run_trace("describe", missing), missing)
     assert "cannot be read" in one_sentence(run_trace("describe", tmp_path), tmp_path)
@@ -297,8 +272,8 @@ def test_arrivals_in_milliseconds_are_named_by_their_own_column(
     times: list[int | None],
     rows_per_group: int,
     sentence: str,
-    write_columns: Callable[..., Path],
-    run_trace: Callable[..., Outcome],
+    write_columns: WriteColumns,
+    run_trace: RunTrace,
 ) -> None:
     columns = {name: v for name, v in GOOD.items() if name != "timestamp_start_unix_ns"}
     path = write_columns(

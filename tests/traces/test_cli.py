@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import RunTrace
+
 
 COMMANDS = ("import", "export", "describe", "synthesize")
 
@@ -35,7 +35,7 @@ def test_the_examples_of_the_help_work_as_written(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    run_trace: Callable[..., Outcome],
+    run_trace: RunTrace,
 ) -> None:
     from goodput_traces.cli import main
 
@@ -58,7 +58,7 @@ def test_the_examples_of_the_help_work_as_written(
     ids=" ".join,
 )  # fmt: skip
 def test_wrong_usage_is_one_sentence_that_points_to_help(
-    argv: list[str], run_trace: Callable[..., Outcome]
+    argv: list[str], run_trace: RunTrace
 ) -> None:
     outcome = run_trace(*argv)
     assert outcome.code == 64
@@ -78,7 +78,7 @@ def test_arguments_are_parsed_without_pyarrow() -> None:
     assert done.stdout == b"[]\n"
 
 
-def test_out_has_a_short_form(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+def test_out_has_a_short_form(tmp_path: Path, run_trace: RunTrace) -> None:
     out = tmp_path / "t.parquet"
     assert run_trace("synthesize", "-o", out, "--duration", "2s").code == 0
     assert out.is_file()

@@ -24,10 +24,9 @@ from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
 from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import MakeRows, RunTrace, WriteColumns
 
 
 @st.composite
@@ -110,9 +109,7 @@ def test_every_number_equals_a_plain_recomputation(rows: list[TraceRow], tmp_pat
     assert dict(found.classes) == Counter(row.slo_class or "" for row in rows)
 
 
-def test_ties_and_windows_reach_across_batches(
-    tmp_path: Path, write_columns: Callable[..., Path]
-) -> None:
+def test_ties_and_windows_reach_across_batches(tmp_path: Path, write_columns: WriteColumns) -> None:
     times = [5, 5, 5, 5, 6, 10**9 + 4, 10**9 + 5]
     path = write_columns(
         {
@@ -129,7 +126,7 @@ def test_ties_and_windows_reach_across_batches(
     assert (arrivals.peak_1s, arrivals.peak_60s) == (6, 7)
 
 
-def test_sums_of_tokens_do_not_overflow(write_columns: Callable[..., Path]) -> None:
+def test_sums_of_tokens_do_not_overflow(write_columns: WriteColumns) -> None:
     path = write_columns(
         {
             "request_id": [f"r{at}" for at in range(500)],
@@ -142,7 +139,7 @@ def test_sums_of_tokens_do_not_overflow(write_columns: Callable[..., Path]) -> N
 
 
 def test_a_session_relative_trace_has_no_rates(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
+    tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:
     rows = [replace(row, provided_session_id="s") for row in make_rows()]
     write_trace(tmp_path / "t.parquet", rows, TraceMetadata(clock=Clock.SESSION_RELATIVE))
@@ -155,9 +152,7 @@ def test_a_session_relative_trace_has_no_rates(
     )
 
 
-def test_the_table_shows_sources_rates_classes_and_charts(
-    run_trace: Callable[..., Outcome],
-) -> None:
+def test_the_table_shows_sources_rates_classes_and_charts(run_trace: RunTrace) -> None:
     outcome = run_trace("describe", "sample")
     assert (outcome.code, outcome.err) == (0, "")
     for words in (
@@ -177,7 +172,7 @@ def test_the_table_shows_sources_rates_classes_and_charts(
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_tables_fit_the_terminal_and_keep_every_name(
-    width: int, run_trace: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    width: int, run_trace: RunTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     lines = run_trace("describe", "sample").out.splitlines()
@@ -189,9 +184,7 @@ def test_tables_fit_the_terminal_and_keep_every_name(
 
 
 def test_text_of_a_trace_cannot_control_the_terminal(
-    tmp_path: Path,
-    make_rows: Callable[..., list[TraceRow]],
-    run_trace: Callable[..., Outcome],
+    tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "\x1b[2Jt.parquet"
     rows = [replace(row, slo_class="\x1b]0;title\x07[red]") for row in make_rows(3)]
@@ -231,7 +224,7 @@ def test_a_closed_stdout_exits_with_zero(tmp_path: Path) -> None:
         process.stdin.close()
 
 
-def test_json_holds_the_same_numbers(run_trace: Callable[..., Outcome]) -> None:
+def test_json_holds_the_same_numbers(run_trace: RunTrace) -> None:
     values = json.loads(run_trace("describe", "sample", "--json").out)
     assert values["rows"] == 279
     assert values["classes"] == {"interactive": 221, "batch": 58}

@@ -19,10 +19,10 @@ from goodput_traces.importers.run import import_trace
 from goodput_traces.sample import sample_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import MakeRows, RunTrace
+
 
 BLOCK = 16
 
@@ -111,9 +111,7 @@ def test_generated_prompts_have_one_word_per_token_and_share_prefixes(tmp_path: 
     assert shared > 100
 
 
-def test_a_prompt_of_the_trace_is_exported_as_it_is(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
-) -> None:
+def test_a_prompt_of_the_trace_is_exported_as_it_is(tmp_path: Path, make_rows: MakeRows) -> None:
     rows = [replace(row, prompt="a real prompt") for row in make_rows()]
     write_trace(tmp_path / "t.parquet", rows, TraceMetadata())
     result = export_trace(tmp_path / "t.parquet", tmp_path / "b.parquet", "baseten")
@@ -133,7 +131,7 @@ def test_mooncake_hashes_cover_every_block_as_aiperf_requires(tmp_path: Path) ->
 
 
 def test_stderr_lists_the_values_lost_by_an_export(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
+    tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:
     rows = [
         replace(row, timestamp_start_unix_ns=row.timestamp_start_unix_ns + 1, prompt="text")
@@ -152,7 +150,7 @@ def test_stderr_lists_the_values_lost_by_an_export(
 
 
 def test_a_session_relative_trace_is_not_exported(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
+    tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:
     rows = [replace(row, provided_session_id="s") for row in make_rows()]
     write_trace(tmp_path / "t.parquet", rows, TraceMetadata(clock=Clock.SESSION_RELATIVE))
@@ -165,7 +163,7 @@ def test_a_session_relative_trace_is_not_exported(
 
 
 def test_mooncake_export_rejects_blocks_of_two_sizes(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]], run_trace: Callable[..., Outcome]
+    tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:
     rows = [
         replace(row, total_hashes=(1,), block_size=size)

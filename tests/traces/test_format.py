@@ -21,8 +21,10 @@ from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, Tr
 from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.traces.conftest import MakeRows, WriteColumns
 
 _WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
 _TARGET_MS = st.floats(min_value=0.001, max_value=1e9)
@@ -95,7 +97,7 @@ def test_a_row_has_exactly_the_columns_of_the_format() -> None:
 @pytest.mark.parametrize("clock", list(Clock))
 @pytest.mark.parametrize("semantics", list(HashSemantics))
 def test_metadata_survives_the_file(
-    clock: Clock, semantics: HashSemantics, tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
+    clock: Clock, semantics: HashSemantics, tmp_path: Path, make_rows: MakeRows
 ) -> None:
     metadata = TraceMetadata(
         source="a production service, “chat”",
@@ -112,7 +114,7 @@ def test_metadata_survives_the_file(
     assert trace.floored_output_rows == 7
 
 
-def test_targets_of_a_row_are_nanoseconds(make_rows: Callable[..., list[TraceRow]]) -> None:
+def test_targets_of_a_row_are_nanoseconds(make_rows: MakeRows) -> None:
     row = replace(make_rows(1)[0], ttft_target_ms=500.0, tpot_target_ms=0.25)
     assert row.targets == Targets(ttft_ns=500_000_000, tpot_ns=250_000)
     assert make_rows(1)[0].targets.empty
@@ -124,16 +126,13 @@ def test_targets_of_a_row_are_nanoseconds(make_rows: Callable[..., list[TraceRow
     ids=["provided", "derived", "none"],
 )
 def test_the_provided_session_id_overrides_the_derived_one(
-    provided: str | None,
-    derived: int | None,
-    expected: str | None,
-    make_rows: Callable[..., list[TraceRow]],
+    provided: str | None, derived: int | None, expected: str | None, make_rows: MakeRows
 ) -> None:
     row = replace(make_rows(1)[0], provided_session_id=provided, poor_man_session_id=derived)
     assert row.session_id == expected
 
 
-def test_nanoseconds_override_milliseconds(write_columns: Callable[..., Path]) -> None:
+def test_nanoseconds_override_milliseconds(write_columns: WriteColumns) -> None:
     path = write_columns(
         {
             "request_id": ["a"],
@@ -146,7 +145,7 @@ def test_nanoseconds_override_milliseconds(write_columns: Callable[..., Path]) -
     assert [row.timestamp_start_unix_ns for row in open_trace(path).rows()] == [7_000_001]
 
 
-def test_a_file_with_milliseconds_only_is_read(write_columns: Callable[..., Path]) -> None:
+def test_a_file_with_milliseconds_only_is_read(write_columns: WriteColumns) -> None:
     path = write_columns(
         {
             "request_id": ["a", "b"],
@@ -161,7 +160,7 @@ def test_a_file_with_milliseconds_only_is_read(write_columns: Callable[..., Path
     assert [row.timestamp_start_unix_ns for row in trace.rows()] == [5_000_000, 6_000_000]
 
 
-def test_other_widths_of_integers_and_texts_are_read(write_columns: Callable[..., Path]) -> None:
+def test_other_widths_of_integers_and_texts_are_read(write_columns: WriteColumns) -> None:
     path = write_columns(
         {
             "request_id": ["a", "a2"],
@@ -192,7 +191,7 @@ def test_other_widths_of_integers_and_texts_are_read(write_columns: Callable[...
     assert (second.total_hashes, second.block_size, second.slo_class) == ((), None, None)
 
 
-def test_zero_outputs_are_read_as_one_and_counted(write_columns: Callable[..., Path]) -> None:
+def test_zero_outputs_are_read_as_one_and_counted(write_columns: WriteColumns) -> None:
     path = write_columns(
         {
             "request_id": ["a", "b", "c"],
@@ -208,7 +207,7 @@ def test_zero_outputs_are_read_as_one_and_counted(write_columns: Callable[..., P
 
 
 def test_a_span_skips_row_groups_and_keeps_the_same_rows(
-    tmp_path: Path, write_columns: Callable[..., Path]
+    tmp_path: Path, write_columns: WriteColumns
 ) -> None:
     count = 1000
     path = write_columns(
@@ -227,7 +226,7 @@ def test_a_span_skips_row_groups_and_keeps_the_same_rows(
 
 
 def test_reading_takes_no_more_memory_for_a_longer_trace(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
+    tmp_path: Path, make_rows: MakeRows
 ) -> None:
     hashes = tuple(range(1000, 1030))
 
@@ -261,9 +260,7 @@ def test_reading_takes_no_more_memory_for_a_longer_trace(
     assert long < 1.3 * short
 
 
-def test_a_failed_write_leaves_nothing_behind(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
-) -> None:
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, make_rows: MakeRows) -> None:
     def rows() -> Iterator[TraceRow]:
         yield from make_rows()
         raise KeyboardInterrupt
@@ -274,7 +271,7 @@ def test_a_failed_write_leaves_nothing_behind(
 
 
 def test_an_existing_trace_is_replaced_only_with_overwrite(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
+    tmp_path: Path, make_rows: MakeRows
 ) -> None:
     path = tmp_path / "t.parquet"
     write_trace(path, make_rows(3), TraceMetadata())
@@ -285,9 +282,7 @@ def test_an_existing_trace_is_replaced_only_with_overwrite(
     assert open_trace(path).num_rows == 5
 
 
-def test_a_failed_overwrite_keeps_the_old_trace(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
-) -> None:
+def test_a_failed_overwrite_keeps_the_old_trace(tmp_path: Path, make_rows: MakeRows) -> None:
     path = tmp_path / "t.parquet"
     write_trace(path, make_rows(3), TraceMetadata())
     with pytest.raises(RowError):
@@ -296,7 +291,7 @@ def test_a_failed_overwrite_keeps_the_old_trace(
     assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
 
 
-def test_batches_reject_an_invalid_row(write_columns: Callable[..., Path]) -> None:
+def test_batches_reject_an_invalid_row(write_columns: WriteColumns) -> None:
     path = write_columns(
         {
             "request_id": ["a", "b"],
@@ -310,9 +305,7 @@ def test_batches_reject_an_invalid_row(write_columns: Callable[..., Path]) -> No
         list(trace.batches())
 
 
-def test_wide_rows_make_small_row_groups(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
-) -> None:
+def test_wide_rows_make_small_row_groups(tmp_path: Path, make_rows: MakeRows) -> None:
     rows = [replace(row, prompt="x" * (1 << 20)) for row in make_rows(20)]
     write_trace(tmp_path / "t.parquet", rows, TraceMetadata())
     with pq.ParquetFile(tmp_path / "t.parquet") as file:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import MakeRows, RunTrace, WriteColumns
 
     from goodput_traces.format.schema import TraceRow
 
@@ -177,9 +177,7 @@ def test_weka_sessions_are_flattened_by_time_and_namespaced(tmp_path: Path) -> N
     assert min(ours | theirs) >= 0
 
 
-def test_sessions_of_several_files_stay_apart(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
-) -> None:
+def test_sessions_of_several_files_stay_apart(tmp_path: Path, run_trace: RunTrace) -> None:
     later, sooner = tmp_path / "b.x.jsonl", tmp_path / "a-1.jsonl.gz"
     later.write_text(lines(WEKA, WEKA | {"id": "z"}))
     sooner.write_bytes(gzip.compress(lines(WEKA | {"id": "t"}, WEKA | {"id": "u"}).encode()))
@@ -209,7 +207,7 @@ def test_weka_outcomes_are_recorded_and_think_time_becomes_a_delay(tmp_path: Pat
     assert rows[0].model_name == "m"
 
 
-def test_baseten_columns_keep_their_meaning(write_columns: Callable[..., Path]) -> None:
+def test_baseten_columns_keep_their_meaning(write_columns: WriteColumns) -> None:
     rows, metadata = imported(write_columns(BASETEN))
     first, second = rows
     assert first.timestamp_start_unix_ns == 1_700_000_000_000_000_000
@@ -224,7 +222,7 @@ def test_baseten_columns_keep_their_meaning(write_columns: Callable[..., Path]) 
     assert len({row.request_id for row in rows}) == 2
 
 
-def test_baseten_hashes_without_a_size_need_one(write_columns: Callable[..., Path]) -> None:
+def test_baseten_hashes_without_a_size_need_one(write_columns: WriteColumns) -> None:
     columns = {name: values for name, values in BASETEN.items() if name != "block_size"}
     path = write_columns(columns)
     with pytest.raises(Exception, match=r"row 1, column block_size: .* --block-size"):
@@ -233,9 +231,7 @@ def test_baseten_hashes_without_a_size_need_one(write_columns: Callable[..., Pat
     assert rows[0].block_size == 2
 
 
-def test_an_imported_trace_keeps_every_column(
-    tmp_path: Path, make_rows: Callable[..., list[TraceRow]]
-) -> None:
+def test_an_imported_trace_keeps_every_column(tmp_path: Path, make_rows: MakeRows) -> None:
     metadata = TraceMetadata(
         source="ours",
         licence="CC0",
@@ -329,7 +325,7 @@ def test_sort_orders_sessions_by_id(tmp_path: Path) -> None:
 
 
 def test_notes_list_changed_and_dropped_values(
-    write_columns: Callable[..., Path], run_trace: Callable[..., Outcome], tmp_path: Path
+    write_columns: WriteColumns, run_trace: RunTrace, tmp_path: Path
 ) -> None:
     outcome = run_trace("import", write_columns(BASETEN), "--out", tmp_path / "o.parquet")
     assert outcome.code == 0

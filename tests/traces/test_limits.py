@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import RunTrace
+
 
 MIB = 1 << 20
 MOON = b'{"timestamp": 0, "input_length": 600, "output_length": 1}\n'
@@ -125,7 +126,7 @@ def test_the_limit_can_be_raised_and_lowered(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_an_option(
-    tmp_path: Path, run_trace: Callable[..., Outcome], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run_trace: RunTrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.parquet"
     many_equal_rows(path)
@@ -151,7 +152,7 @@ def test_the_limit_is_an_option(
     ids=["gzip", "xz", "bzip2", "zstd"],
 )
 def test_a_compressed_source_that_expands_is_rejected(
-    compress: Callable[[bytes], bytes], tmp_path: Path, run_trace: Callable[..., Outcome]
+    compress: Callable[[bytes], bytes], tmp_path: Path, run_trace: RunTrace
 ) -> None:
     path = tmp_path / "source"
     path.write_bytes(compress(MOON * 100_000))
@@ -162,7 +163,7 @@ def test_a_compressed_source_that_expands_is_rejected(
 
 
 def test_a_compressed_parquet_source_that_expands_is_rejected(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
+    tmp_path: Path, run_trace: RunTrace
 ) -> None:
     inner = tmp_path / "inner.parquet"
     repeated_text(inner)
@@ -196,7 +197,7 @@ def test_a_source_with_an_endless_record_or_blank_lines_is_rejected(
     content: bytes,
     sentence: str,
     tmp_path: Path,
-    run_trace: Callable[..., Outcome],
+    run_trace: RunTrace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source_module, "MAX_LINE_BYTES", 2 * MIB)
@@ -206,7 +207,7 @@ def test_a_source_with_an_endless_record_or_blank_lines_is_rejected(
     assert (outcome.code, sentence in outcome.err) == (64, True), outcome.err
 
 
-def test_a_quoted_text_keeps_its_lines(tmp_path: Path, run_trace: Callable[..., Outcome]) -> None:
+def test_a_quoted_text_keeps_its_lines(tmp_path: Path, run_trace: RunTrace) -> None:
     path = tmp_path / "source"
     path.write_bytes(
         b"timestamp_start_unix_ms,input_tokens,output_tokens,prompt\n"

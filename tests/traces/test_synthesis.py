@@ -15,14 +15,13 @@ from goodput_traces.sample import sample_path
 from goodput_traces.synthesis import SynthesisOptions, synthesize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.traces.conftest import Outcome
+    from tests.traces.conftest import RunTrace
 
 
 def test_the_command_in_the_metadata_of_the_sample_reproduces_it(
-    tmp_path: Path, run_trace: Callable[..., Outcome]
+    tmp_path: Path, run_trace: RunTrace
 ) -> None:
     sample = open_trace(sample_path())
     _, _, command = sample.metadata.source.partition("made by: ")
@@ -120,7 +119,7 @@ def test_bursts_and_sessions_can_be_left_out() -> None:
     ],
 )
 def test_options_out_of_bounds_are_rejected(
-    option: str, value: str, tmp_path: Path, run_trace: Callable[..., Outcome]
+    option: str, value: str, tmp_path: Path, run_trace: RunTrace
 ) -> None:
     outcome = run_trace("synthesize", "--out", tmp_path / "t.parquet", f"{option}={value}")
     assert outcome.code == 64

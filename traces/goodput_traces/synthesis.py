@@ -129,7 +129,7 @@ def synthesize(options: SynthesisOptions) -> Iterator[TraceRow]:
         if rng.random() < options.batch_share:
             yield _draw_first_turn(rng, _BATCH, request_id, arrival_ns, blocks, session=None)
         else:
-            yield conversations.turn(rng, request_id, arrival_ns)
+            yield conversations.draw_turn(rng, request_id, arrival_ns)
 
 
 def _draw_arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
@@ -185,7 +185,7 @@ class _Conversations:
         self._open: deque[TraceRow] = deque(maxlen=_OPEN_SESSIONS)
         self._sessions = 0
 
-    def turn(self, rng: Random, request_id: str, arrival_ns: int) -> TraceRow:
+    def draw_turn(self, rng: Random, request_id: str, arrival_ns: int) -> TraceRow:
         ready = [
             row
             for row in self._open

@@ -38,7 +38,10 @@ class ImportOptions:
 
 
 class Importer(ABC):
-    """Convert the records of one import into rows; then read `metadata` and `notes`."""
+    """Converter of the records of one import to rows.
+
+    After the last row, `metadata` and `notes` are final.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]

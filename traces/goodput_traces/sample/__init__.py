@@ -8,5 +8,5 @@ __all__ = ["sample_path"]
 
 
 def sample_path() -> Path:
-    """The path of the sample trace; `--trace sample` names this file."""
+    """Return the path of the sample trace, the file of `--trace sample`."""
     return Path(__file__).parent / "sample.parquet"
