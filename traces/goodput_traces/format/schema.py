@@ -248,15 +248,9 @@ class TraceMetadata:
 
     def to_key_values(self) -> dict[str, str]:
         """Return the key-value metadata of the Parquet file."""
-        return {
-            f"{_PREFIX}version": FORMAT_VERSION,
-            f"{_PREFIX}source": self.source,
-            f"{_PREFIX}licence": self.licence,
-            f"{_PREFIX}clock": self.clock.value,
-            f"{_PREFIX}timestamp_resolution_ns": str(self.timestamp_resolution_ns),
-            f"{_PREFIX}hash_semantics": self.hash_semantics.value,
-            f"{_PREFIX}floored_output_rows": str(self.floored_output_rows),
-        }
+        values = {"version": FORMAT_VERSION}
+        values |= {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        return {f"{_PREFIX}{name}": value for name, value in values.items()}
 
     @classmethod
     def from_key_values(cls, pairs: Mapping[bytes, bytes], *, has_ns: bool) -> TraceMetadata:

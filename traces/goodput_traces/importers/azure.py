@@ -44,13 +44,11 @@ class AzureImporter(Importer):
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
         self.resolution_ns = NS_PER_S
-        self._rows = 0
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record to one request."""
-        self._rows += 1
         yield TraceRow(
-            request_id=f"azure-{self._rows:07d}",
+            request_id=f"azure-{self.num_records:07d}",
             timestamp_start_unix_ns=self._arrival_ns(record),
             input_tokens=record.integer("ContextTokens", "input_tokens"),
             output_tokens=self.output_tokens(record, "GeneratedTokens"),

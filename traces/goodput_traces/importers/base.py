@@ -63,6 +63,7 @@ class Importer(ABC):
         self.resolution_ns = 1
         self.hash_semantics = HashSemantics.NONE
         self.floored_output_rows = 0
+        self.num_records = 0
         self._dropped: dict[str, None] = {}
 
     def rows(self, records: Iterable[Record]) -> Iterator[tuple[Record, TraceRow]]:
@@ -72,6 +73,7 @@ class Importer(ABC):
             RowError: a value that breaks a rule; names the line and the source's column.
         """
         for record in records:
+            self.num_records += 1
             if not self.known.issuperset(record.values):
                 self._note_dropped(record)
             for row in self.convert(record):

@@ -52,7 +52,6 @@ class BasetenImporter(Importer):
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
         self.resolution_ns = NS_PER_MS
-        self._rows = 0
         self._source_metadata: TraceMetadata | None = None
 
     def keep_metadata(self, pairs: Mapping[bytes, bytes]) -> None:
@@ -66,7 +65,6 @@ class BasetenImporter(Importer):
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record to one request."""
-        self._rows += 1
         hashes = record.hashes("total_hashes")
         block = record.optional_integer("block_size", "block_size")
         if hashes:
@@ -87,7 +85,7 @@ class BasetenImporter(Importer):
         yield TraceRow(
             **columns
             | {
-                "request_id": columns["request_id"] or f"baseten-{self._rows:07d}",
+                "request_id": columns["request_id"] or f"baseten-{self.num_records:07d}",
                 COLUMN_NS: self._arrival_ns(record),
                 "input_tokens": record.integer("input_tokens", "input_tokens"),
                 "output_tokens": self.output_tokens(record, "output_tokens"),

@@ -53,11 +53,9 @@ class MooncakeImporter(Importer):
         super().__init__(options)
         self.resolution_ns = NS_PER_MS
         self._block = options.block_size or _BLOCK
-        self._rows = 0
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record to one request."""
-        self._rows += 1
         prompt_tokens = record.integer("input_length", "input_tokens")
         hashes = record.hashes("hash_ids")
         blocks = -(-prompt_tokens // self._block)
@@ -71,7 +69,7 @@ class MooncakeImporter(Importer):
             self.hash_semantics = HashSemantics.LAST_PARTIAL
         yield TraceRow(
             request_id=record.optional_text("request_id", "request_id")
-            or f"mooncake-{self._rows:07d}",
+            or f"mooncake-{self.num_records:07d}",
             timestamp_start_unix_ns=self._arrival_ns(record),
             input_tokens=prompt_tokens,
             output_tokens=self.output_tokens(record, "output_length"),
