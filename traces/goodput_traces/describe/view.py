@@ -72,7 +72,7 @@ def _facts_table(title: str, description: TraceDescription) -> Table:
         _add_arrival_facts(table, description.arrivals)
     else:
         assert metadata.clock is Clock.SESSION_RELATIVE
-        table.add_row("arrivals", "each session has its own clock: no common rate, no replay yet")
+        table.add_row("arrivals", "each session has its own clock: no common rate, no replay")
     about = "" if description.sessions_exact else "about "
     table.add_row(
         "sessions",

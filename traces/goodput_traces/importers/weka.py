@@ -72,10 +72,7 @@ class WekaImporter(Importer):
         notes = super().notes()
         if self._markers:
             notes.append(f"{self._markers:,} subagent markers are not requests")
-        notes.append(
-            "sessions share no clock: this trace can be described, and replayed only once "
-            "session arrivals are chosen"
-        )
+        notes.append("sessions share no clock: this trace can be described, but not replayed")
         return notes
 
     def _flatten(
