@@ -254,7 +254,7 @@ def test_an_admission_policy_rejects_sources_that_are_not_implemented(render: Re
     policy = only(documents, "ValidatingAdmissionPolicy")
     (validation,) = policy["spec"]["validations"]
     assert "startsWith('emulated://')" in validation["expression"]
-    assert "not built yet" in validation["message"]
+    assert "not implemented yet" in validation["message"]
     binding = only(documents, "ValidatingAdmissionPolicyBinding")["spec"]
     assert binding["policyName"] == policy["metadata"]["name"]
     assert binding["validationActions"] == ["Deny"]

@@ -1,4 +1,4 @@
--- Argo CD's view of an LLMService, by kstatus' conditions. In the ConfigMap argocd-cm:
+-- Argo CD's health check of an LLMService, from its conditions. Add it to the ConfigMap argocd-cm:
 --   data:
 --     resource.customizations.health.goodput.dev_LLMService: |
 --       <this file>
@@ -11,16 +11,16 @@ local conditions = {}
 for _, condition in ipairs(status.conditions or {}) do
   conditions[condition.type] = condition
 end
-local function holds(name)
+local function is_true(name)
   return conditions[name] ~= nil and conditions[name].status == "True"
 end
-if holds("Stalled") then
+if is_true("Stalled") then
   health.status, health.message = "Degraded", conditions.Stalled.message
 elseif obj.spec.suspend == true then
   health.status, health.message = "Suspended", "spec.suspend is set"
-elseif holds("Reconciling") then
+elseif is_true("Reconciling") then
   health.message = conditions.Reconciling.message
-elseif holds("Ready") then
+elseif is_true("Ready") then
   health.status, health.message = "Healthy", conditions.Ready.message
 elseif conditions.Ready ~= nil then
   health.message = conditions.Ready.message

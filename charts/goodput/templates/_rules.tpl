@@ -25,7 +25,7 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Granted to routers, which requires having it.
+# Kubernetes requires this right of the operator, which grants it to routers.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
