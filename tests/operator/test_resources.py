@@ -1,4 +1,4 @@
-"""Every object that a service has in a cluster, and what each pod may never be."""
+"""The rendered objects of a service: golden files, names, selectors and pod security."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ GPU_SERVICE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("name", "spec"), [("least", {}), ("gpu", GPU_SERVICE)], ids=["least", "gpu"]
 )
-def test_the_objects_of_a_service_are_as_written_down(
+def test_the_objects_of_a_service_match_the_golden_file(
     name: str, spec: dict[str, Any], golden: Callable[[str, str], None]
 ) -> None:
     golden(f"resources-{name}.yaml", yaml.safe_dump_all(rendered(service(**spec)), sort_keys=False))
@@ -136,7 +136,7 @@ def test_a_pod_is_hardened_and_outlives_its_drain() -> None:
     for deployment in of_kind(rendered(service(**GPU_SERVICE)), "Deployment"):
         pod = deployment["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
-        assert "runAsUser" not in pod["securityContext"], "restricted-v2 assigns one"
+        assert "runAsUser" not in pod["securityContext"], "OpenShift's restricted-v2 assigns one"
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         (container,) = pod["containers"]
@@ -145,31 +145,31 @@ def test_a_pod_is_hardened_and_outlives_its_drain() -> None:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        quiet = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        deregister_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         command = container["command"]
-        drain = int(command[command.index("--grace") + 1].removesuffix("s"))
-        assert pod["terminationGracePeriodSeconds"] > quiet + drain
+        drain_s = int(command[command.index("--grace") + 1].removesuffix("s"))
+        assert pod["terminationGracePeriodSeconds"] > deregister_s + drain_s
 
 
-def test_by_default_a_deleted_service_is_gone_within_a_minute_and_routers_outlast_engines() -> None:
+def test_by_default_deletion_takes_less_than_a_minute_and_routers_outlast_engines() -> None:
     engines, routers = (
         one["spec"]["template"]["spec"] for one in of_kind(rendered(service()), "Deployment")
     )
-    # A namespace that is deleted is looked at again after half of the longest period and a second,
-    # and once more after as long again.
+    # Kubernetes checks a deleted namespace again after half of the longest period and a second, and
+    # once more after the same time.
     longest = max(pod["terminationGracePeriodSeconds"] for pod in (engines, routers))
     assert 2 * (longest // 2 + 1) <= 50
 
-    def cuts_off_after(pod: dict[str, Any]) -> int:
+    def termination_s(pod: dict[str, Any]) -> int:
         (container,) = pod["containers"]
         command = container["command"]
-        quiet: int = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        return quiet + int(command[command.index("--grace") + 1].removesuffix("s"))
+        deregister_s: int = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        return deregister_s + int(command[command.index("--grace") + 1].removesuffix("s"))
 
-    assert cuts_off_after(engines) < cuts_off_after(routers)
+    assert termination_s(engines) < termination_s(routers)
 
 
-def test_an_engine_holds_no_credentials_of_the_api_server() -> None:
+def test_an_engine_has_no_credentials_for_the_api_server() -> None:
     engines, routers = of_kind(rendered(service()), "Deployment")
     assert engines["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     assert routers["spec"]["template"]["spec"]["serviceAccountName"] == "chat-router"
@@ -179,16 +179,16 @@ def test_no_pod_is_in_two_disruption_budgets_and_none_blocks_a_drain() -> None:
     objects = rendered(service())
     pods = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind(objects, "Deployment")]
     for labels in pods:
-        holding = [
+        budgets = [
             budget
             for budget in of_kind(objects, "PodDisruptionBudget")
             if budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
         ]
-        assert len(holding) == 1
-        assert holding[0]["spec"]["maxUnavailable"] == 1
+        assert len(budgets) == 1
+        assert budgets[0]["spec"]["maxUnavailable"] == 1
 
 
-def test_every_selector_finds_the_pods_it_is_for() -> None:
+def test_every_selector_matches_its_pods() -> None:
     objects = rendered(service())
     engines, routers = (
         one["spec"]["template"]["metadata"]["labels"] for one in of_kind(objects, "Deployment")
@@ -215,7 +215,7 @@ REVISION_CHANGES = [
 @pytest.mark.parametrize(
     ("spec", "new"), [c[1:] for c in REVISION_CHANGES], ids=[c[0] for c in REVISION_CHANGES]
 )
-def test_only_the_model_and_the_engine_make_a_new_revision(spec: dict[str, Any], new: bool) -> None:
+def test_only_model_and_engine_create_a_new_revision(spec: dict[str, Any], new: bool) -> None:
     before = engine_revision(OWNER, service().spec, INSTALLATION, number=1)
     after = engine_revision(OWNER, service(**spec).spec, INSTALLATION, number=1)
     assert (after.name != before.name) is new
@@ -223,7 +223,7 @@ def test_only_the_model_and_the_engine_make_a_new_revision(spec: dict[str, Any],
         assert after.template == before.template
 
 
-def test_what_a_router_reads_at_its_start_makes_a_new_revision_of_routers() -> None:
+def test_fields_that_a_router_reads_at_its_start_create_a_new_revision_of_routers() -> None:
     def name(**spec: Any) -> str:
         return router_revision(OWNER, service(**spec).spec, INSTALLATION, number=1).name
 
@@ -233,7 +233,7 @@ def test_what_a_router_reads_at_its_start_makes_a_new_revision_of_routers() -> N
     assert name(slo={"classes": [{"name": "b", "ttftMs": 1, "tpotMs": 1}]}) != name()
 
 
-def test_a_revision_is_read_back_as_it_was_kept() -> None:
+def test_a_stored_revision_is_read_unchanged() -> None:
     made = engine_revision(OWNER, service(**GPU_SERVICE).spec, INSTALLATION, number=7)
     stored = json.loads(json.dumps(made.render(OWNER)))
     assert read_revision(stored, "engine") == made
@@ -241,7 +241,7 @@ def test_a_revision_is_read_back_as_it_was_kept() -> None:
     assert read_revision({**stored, "data": None}, "engine") is None
 
 
-def test_another_installation_makes_no_other_revision() -> None:
+def test_another_installation_creates_no_revision() -> None:
     other = replace(INSTALLATION, engine_image="goodput-engine:2", fs_group=None)
     spec = service().spec
     before = engine_revision(OWNER, spec, INSTALLATION, number=1)
@@ -266,7 +266,7 @@ def test_engines_and_routers_can_read_their_manifests(tmp_path: Path) -> None:
         assert "image" not in data[key]
 
 
-def test_what_was_decided_is_read_back_and_nonsense_is_nothing() -> None:
+def test_a_stored_decision_is_read_unchanged_unless_it_is_invalid() -> None:
     spec = service().spec
     bounds = Bounds(min_tokens=1, max_tokens=2, safety_percent=3, max_num_seqs=4)
     decided = Setpoint(limits_revision=9, bounds=bounds, replicas=0)
@@ -290,14 +290,16 @@ def test_what_was_decided_is_read_back_and_nonsense_is_nothing() -> None:
     ],
     ids=["no cache", "a cache", "a claim", "emulated"],
 )
-def test_weights_have_a_volume_of_their_own(model: dict[str, Any], mounted: dict[str, str]) -> None:
+def test_weights_are_mounted_from_a_separate_volume(
+    model: dict[str, Any], mounted: dict[str, str]
+) -> None:
     pod = engine_revision(OWNER, service(model=model).spec, INSTALLATION, number=1).template["spec"]
     volumes = {v["name"]: next(key for key in v if key != "name") for v in pod["volumes"]}
     mounts = {m["mountPath"]: volumes[m["name"]] for m in pod["containers"][0]["volumeMounts"]}
     assert mounts == {"/etc/goodput": "configMap", "/tmp": "emptyDir", **mounted}
 
 
-def test_a_variable_that_the_service_sets_stands_once() -> None:
+def test_a_variable_set_by_the_service_occurs_once() -> None:
     (engines, _) = of_kind(rendered(service(**GPU_SERVICE)), "Deployment")
     env = engines["spec"]["template"]["spec"]["containers"][0]["env"]
     assert [one["value"] for one in env if one["name"] == "HOME"] == ["/home"]
@@ -312,7 +314,7 @@ def test_tensor_parallel_engines_share_memory() -> None:
     assert mounts[volume["name"]] == "/dev/shm"
 
 
-def test_a_namesake_has_a_secret_of_its_own_under_the_same_revision() -> None:
+def test_a_later_service_of_the_same_name_has_another_secret_for_the_same_revision() -> None:
     before, after = (replace(OWNER, uid=uid) for uid in ("one", "another"))
     spec = service().spec
     revisions = [engine_revision(o, spec, INSTALLATION, number=1) for o in (before, after)]
@@ -322,7 +324,7 @@ def test_a_namesake_has_a_secret_of_its_own_under_the_same_revision() -> None:
     assert names[0] != names[1]
 
 
-def test_the_longest_name_of_a_secret_is_a_name_still() -> None:
+def test_the_longest_name_of_a_secret_is_valid() -> None:
     longest = replace(OWNER, name="a" * 40)
     revision = engine_revision(longest, service().spec, INSTALLATION, number=1)
     assert len(secret_name(longest, revision.name)) <= 63

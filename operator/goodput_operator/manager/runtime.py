@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from goodput_operator.kube.fence import ClockSource
     from goodput_operator.manager.options import Options
     from goodput_operator.reconcile.actions import Decision
-    from goodput_operator.reconcile.observe import Measure
+    from goodput_operator.reconcile.observe import Collector
     from goodput_operator.reconcile.snapshot import Snapshot
 
 __all__ = ["MIN_KEY_BYTES", "Operator", "read_key", "require_served"]
@@ -76,7 +76,7 @@ class Operator:
         options: Options,
         *,
         decide: Callable[[Snapshot], Decision],
-        measure: Callable[[aiohttp.ClientSession], Measure],
+        measure: Callable[[aiohttp.ClientSession], Collector],
         clock: ClockSource,
         on_failure: Callable[[], None],
     ) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from goodput_core.slo.verdict import ClassEvidence
     from goodput_operator.control.measures import Measures
 
-__all__ = ["AttainmentStatus", "judge_attainment", "silence_reason"]
+__all__ = ["AttainmentStatus", "judge_attainment", "reason_of_signal"]
 
 _RECENT_S: Final = WINDOWS_S[0]
 _REPEATS: Final = 60
@@ -97,7 +97,7 @@ def judge_attainment(
         ]
         return AttainmentStatus(
             status=Truth.UNKNOWN,
-            reason=silence_reason(signal),
+            reason=reason_of_signal(signal),
             message="; ".join(details)[:_MAX_MESSAGE] or "no requests have been counted yet",
             classes=() if before is None else before.classes,
             goodput=None if before is None else before.goodput,
@@ -145,8 +145,8 @@ def _is_current(before: AttainmentStatus, judged_by: tuple[object, ...], now_ns:
     )
 
 
-def silence_reason(signal: Signal) -> str:
-    """Return the reason, in conditions and Events, of missing measurements."""
+def reason_of_signal(signal: Signal) -> str:
+    """Return the reason that conditions and Events give for missing measurements."""
     return "ScrapeFailed" if signal is Signal.FAILED else "MetricsMissing"
 
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from goodput_core.control import LimitsPush
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_operator.kube.objects import Object
-    from goodput_operator.reconcile.rollout import Revisions, Rollout
+    from goodput_operator.reconcile.rollout import Revisions
     from goodput_operator.reconcile.snapshot import PodView, Snapshot, View
     from goodput_operator.reconcile.status import Condition
     from goodput_operator.render.pods import Installation
@@ -121,6 +121,7 @@ def _reconcile(
     decided, law, next_memory = _control_step(snapshot, view, spec)
     revisions = revisions_of(view, spec, installation)
     rollout = rollout_of(view, revisions, 0 if spec.suspend else decided.replicas)
+    # The objects are rendered from these values, and are not rendered again while they are equal.
     inputs = (
         view.generation,
         installation,
@@ -143,7 +144,7 @@ def _reconcile(
         *problems_of(view, failures, snapshot.delayed),
         *_prometheus_not_allowed(spec, installation),
     ]
-    used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
+    used = revisions.of_engines(rollout.counts)
     tokens = _missing_tokens(
         view,
         used,
@@ -153,13 +154,14 @@ def _reconcile(
         failed=failed,
         problems=problems,
     )
+    used_names = {*rollout.counts, *(one.revision for one in view.workloads(ROLE_ENGINE))}
     actions: list[Action] = [
         *(one for one in applies if one.body["kind"] != "Deployment"),
         *tokens,
         *_pushes(view, () if law is None else law.pushes),
         *(one for one in applies if one.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.obsolete),
-        *delete_outdated_revisions(view, revisions, _used_revisions(view, rollout)),
+        *delete_outdated_revisions(view, revisions, used_names),
     ]
     known = StatusInput(
         suspended=spec.suspend,
@@ -223,9 +225,9 @@ def _finish(
     if known is not None:
         actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
         actions += events.of_changes(changes)
-        silent = () if snapshot.measures is None else snapshot.measures.unmeasured
-        actions += events.of_rejections(snapshot.failures, reported.refusing)
-        actions += events.of_silence(silent, reported.silent)
+        unmeasured = () if snapshot.measures is None else snapshot.measures.unmeasured
+        actions += events.of_rejections(snapshot.failures, reported.rejecting)
+        actions += events.of_unmeasured_pods(unmeasured, reported.unmeasured)
     return Decision(
         actions=tuple(actions),
         memory=memory,
@@ -383,10 +385,6 @@ def _pushes(view: View, wanted: Iterable[LimitsPush]) -> list[Push]:
             continue
         pushes.append(Push(pod=pod.name, url=url, revision=pod.revision, limits=one.limits))
     return pushes
-
-
-def _used_revisions(view: View, rollout: Rollout) -> set[str]:
-    return {*rollout.counts, *(one.revision for one in view.workloads(ROLE_ENGINE))}
 
 
 def _prometheus_not_allowed(spec: LLMServiceSpec, installation: Installation) -> list[Problem]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from goodput_operator.kube.managed_fields import Conflict, ManagedField
     from goodput_operator.reconcile.snapshot import Child, View
 
-__all__ = ["Repairs", "differs", "find_repairs"]
+__all__ = ["Repairs", "find_repairs"]
 
 _DIGEST_CHARACTERS: Final = 16
 _POD_TEMPLATE: Final = (
@@ -34,7 +34,8 @@ _POD_TEMPLATE: Final = (
 )
 """Paths below which fields of other managers are removed. Annotations of the template stay, because
 `kubectl rollout restart` replaces pods by setting one."""
-_IDENTITY: Final = frozenset({"apiVersion", "kind", "name", "namespace", "uid"})
+_NOT_COMPARED: Final = frozenset({"apiVersion", "kind", "metadata", "name", "namespace", "uid"})
+"""Fields that identify an object, and its metadata, which is compared separately."""
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "claims": ("name",),
     "containers": ("name",),
@@ -120,7 +121,7 @@ def find_repairs(
             foreign.append(key)
             continue
         additions = _template_additions(body, child)
-        if not child.deleting and (additions or differs(body, child.body)):
+        if not child.deleting and (additions or _differs(body, child.body)):
             attempt = ApplyAttempt(kind=key[0], name=key[1], digest=digest, version=child.version)
             attempts.append(attempt)
             if attempt not in memory.attempts or key in failed:
@@ -169,15 +170,15 @@ def _overwrites(
     conflict for `spec.replicas`. `managedFields` names the manager nevertheless, even after the
     value was reset.
     """
-    changed = [
-        field
-        for field in child.foreign_fields
-        if (wanted := field.value_in(body)) is not ABSENT
-        and not _matches(wanted, field.value_in(child.body), field.path[-1].removeprefix("f:"))
-    ]
-    if _applied_digest(child.body) != _applied_digest(body):
-        # We change the object, so a difference does not show an edit by another manager.
-        changed = []
+    changed: list[ManagedField] = []
+    # With another digest, the operator itself changes the object, so a difference is not an edit.
+    if _applied_digest(child.body) == _applied_digest(body):
+        changed = [
+            field
+            for field in child.foreign_fields
+            if (wanted := field.value_in(body)) is not ABSENT
+            and not _matches(wanted, field.value_in(child.body), field.path[-1].removeprefix("f:"))
+        ]
     return tuple(dict.fromkeys(field.conflict() for field in (*changed, *additions)))
 
 
@@ -187,21 +188,13 @@ def _applied_digest(body: Mapping[str, Any]) -> str | None:
     return digest
 
 
-def differs(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """True if a stored object lacks a rendered field or has it with another value.
-
-    Args:
-        wanted: the rendered object.
-        live: the stored object.
-    """
+def _differs(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """True if a stored object lacks a rendered field or has it with another value."""
     return any(
-        not _matches(value, live.get(key), key)
-        for key, value in wanted.items()
-        if key not in _IDENTITY and key != "metadata"
-    ) or any(
-        not _matches(value, (live.get("metadata") or {}).get(key), key)
-        for key, value in wanted["metadata"].items()
-        if key not in _IDENTITY
+        not _matches(value, stored.get(key), key)
+        for rendered, stored in ((wanted, live), (wanted["metadata"], live["metadata"]))
+        for key, value in rendered.items()
+        if key not in _NOT_COMPARED
     )
 
 
@@ -228,7 +221,8 @@ def _matches(wanted: Any, live: Any, key: str) -> bool:
 def _list_matches(wanted: list[Any], live: list[Any], key: str) -> bool:
     keys = _KEYS.get(key)
     if keys is None:
-        return len(wanted) == len(live) and all(map(_matches, wanted, live, [""] * len(wanted)))
+        pairs = zip(wanted, live, strict=False)
+        return len(wanted) == len(live) and all(_matches(one, other, "") for one, other in pairs)
     known = {_key_of(one, keys): one for one in live}
     return all(_matches(one, known.get(_key_of(one, keys)), "") for one in wanted)
 

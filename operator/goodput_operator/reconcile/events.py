@@ -12,7 +12,7 @@ from goodput_core.control import Change, Knob
 from goodput_core.spec.status import Truth
 from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.actions import Emit
-from goodput_operator.reconcile.attainment import silence_reason
+from goodput_operator.reconcile.attainment import reason_of_signal
 from goodput_operator.reconcile.snapshot import Reported
 from goodput_operator.reconcile.status import (
     READY,
@@ -34,7 +34,7 @@ __all__ = [
     "of_conditions",
     "of_rejections",
     "of_revisions",
-    "of_silence",
+    "of_unmeasured_pods",
     "update_reported",
 ]
 
@@ -44,7 +44,7 @@ _HEALTHY: Final[Mapping[str, tuple[Truth, str]]] = {
     SLO_ATTAINED: (Truth.TRUE, "SLOAttained"),
     SCALING_LIMITED: (Truth.FALSE, "ScalingUnlimited"),
 }
-"""By condition: its healthy status, and the Event's reason when it becomes healthy."""
+"""Healthy status by condition, and the reason of the Event when it becomes healthy."""
 _KNOBS: Final = {Knob.TOKEN_BUDGET: "TokenBudget", Knob.REPLICAS: "Scaled"}
 
 
@@ -66,7 +66,7 @@ def of_conditions(conditions: Sequence[Condition], stored: Mapping[str, Any]) ->
         if one.status is healthy:
             # A new service becomes ready, but does not recover from a problem.
             if changed and (one.type == READY or was not in {None, Truth.UNKNOWN.value}):
-                yield Emit(warning=False, reason=recovery, message=one.message or recovery)
+                yield Emit(warning=False, reason=recovery, message=one.message)
         elif one.type == READY:
             if was == Truth.TRUE.value:
                 intended = one.reason == SUSPENDED
@@ -97,18 +97,18 @@ def of_changes(changes: Sequence[Change]) -> Iterator[Emit]:
         yield Emit(warning=False, reason=reason, message=f"{one.message} ({one.reason})")
 
 
-def of_silence(
-    silent: Iterable[UnmeasuredPod], reported: Collection[tuple[str, str]]
+def of_unmeasured_pods(
+    unmeasured: Iterable[UnmeasuredPod], reported: Collection[tuple[str, str]]
 ) -> Iterator[Emit]:
     """Yield one Event per role and reason for ready pods that newly lack measurements.
 
     Args:
-        silent: the pods without measurements.
+        unmeasured: the pods without measurements.
         reported: pod and reason of the pods that an Event has named.
     """
     new: dict[tuple[str, str], list[UnmeasuredPod]] = defaultdict(list)
-    for one in silent:
-        reason = silence_reason(one.signal)
+    for one in unmeasured:
+        reason = reason_of_signal(one.signal)
         if (one.pod, reason) not in reported:
             new[one.role, reason].append(one)
     for (role, reason), pods in new.items():
@@ -148,16 +148,18 @@ def update_reported(
         failures: failures of the last reconciliation.
         decided: limits and replicas before the reconciliation, as reported.
     """
-    refusing = {name for kind, name in failures if kind == "Pod"}
-    kept = reported.refusing
+    rejecting = reported.rejecting
     if law is not None:
-        kept = kept & {one.name for one in law.pushes}
-    silent = reported.silent
+        # An engine without a repeated push has accepted its limits.
+        rejecting = rejecting & {one.name for one in law.pushes}
+    unmeasured = reported.unmeasured
     if measures is not None:
-        silent = frozenset((one.pod, silence_reason(one.signal)) for one in measures.unmeasured)
+        unmeasured = frozenset(
+            (one.pod, reason_of_signal(one.signal)) for one in measures.unmeasured
+        )
     return Reported(
-        silent=silent,
-        refusing=kept | refusing,
+        unmeasured=unmeasured,
+        rejecting=rejecting | {name for kind, name in failures if kind == "Pod"},
         decided=decided if law is None else law.state.setpoint,
     )
 

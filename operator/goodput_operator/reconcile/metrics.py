@@ -84,7 +84,7 @@ class OperatorMetrics:
 
     @contextmanager
     def time_reconciliation(self) -> Iterator[None]:
-        """Measure the duration and the outcome of a reconciliation."""
+        """Collector the duration and the outcome of a reconciliation."""
         started = time.perf_counter()
         outcome = "error"
         try:
@@ -108,8 +108,8 @@ class OperatorMetrics:
             applied = "true" if one.applied else "false"
             self._decisions.labels(*key, one.knob.value, one.reason, applied).inc()
 
-    def forget(self, key: Key) -> None:
-        """Drop the metrics of a deleted service."""
+    def remove_service(self, key: Key) -> None:
+        """Remove the metrics of a deleted service."""
         for gauge in self._status_gauges.values():
             gauge.remove(*key)
         self._decisions.remove_by_labels(dict(zip(_SERVICE_LABELS, key, strict=True)))

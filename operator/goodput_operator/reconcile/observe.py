@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from goodput_operator.kube.client import Client
     from goodput_operator.kube.fence import ClockSource
 
-__all__ = ["Measure", "Observer", "ServiceRecord"]
+__all__ = ["Collector", "Observer", "ServiceRecord"]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class ServiceRecord:
     written: Object | None = None
 
 
-class Measure(Protocol):
+class Collector(Protocol):
     """Collects measurements from routers and engines."""
 
     async def measure(
@@ -71,7 +71,7 @@ class Observer:
     """
 
     def __init__(
-        self, *, cache: Cache, client: Client, measure: Measure, clock: ClockSource
+        self, *, cache: Cache, client: Client, measure: Collector, clock: ClockSource
     ) -> None:
         self._cache = cache
         self._client = client

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from goodput_operator.reconcile.actions import Decision
     from goodput_operator.reconcile.apply import Applier
     from goodput_operator.reconcile.metrics import OperatorMetrics
-    from goodput_operator.reconcile.observe import Measure, Observer
+    from goodput_operator.reconcile.observe import Collector, Observer
     from goodput_operator.reconcile.snapshot import Snapshot
 
 __all__ = ["EVENT_DECISION", "Reconciler"]
@@ -45,7 +45,7 @@ class Reconciler:
         observer: Observer,
         decide: Callable[[Snapshot], Decision],
         applier: Applier,
-        measure: Measure,
+        measure: Collector,
         metrics: OperatorMetrics,
     ) -> None:
         self._cache = cache
@@ -67,7 +67,7 @@ class Reconciler:
         if record is not None and (service is None or service["metadata"]["uid"] != record.uid):
             del self._records[key]
             self._measure.forget(record.uid)
-            self._metrics.forget(key)
+            self._metrics.remove_service(key)
             record = None
         if service is None:
             return Result(deleted=True)

@@ -66,6 +66,10 @@ class Revisions:
     routers: Revision
     uids: Mapping[str, str]
 
+    def of_engines(self, names: Iterable[str]) -> list[Revision]:
+        """Return the engine revisions of these names that are stored or to be stored."""
+        return [self.engines[name] for name in names if name in self.engines]
+
 
 def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -> Revisions:
     """Return the stored revisions and those of the current spec.
@@ -213,7 +217,7 @@ def desired_objects(
 
     The Deployment of an engine revision is rendered once its ControllerRevision is stored.
     """
-    used = [revisions.engines[name] for name in rollout.counts if name in revisions.engines]
+    used = revisions.of_engines(rollout.counts)
     obsolete = {one.revision for one in rollout.obsolete}
     deadline_s = spec.rollout.progress_deadline_seconds
     return [

@@ -84,14 +84,14 @@ class Reported:
     """States that an Event has reported; reported again only after the state changed.
 
     Args:
-        silent: pod and reason of each ready pod without measurements.
-        refusing: pods that rejected their limits.
+        unmeasured: pod and reason of each ready pod without measurements.
+        rejecting: pods that rejected their limits.
         decided: limits and replicas after the last measured interval; None before the first. A
             change of the spec between two intervals is reported after the second.
     """
 
-    silent: frozenset[tuple[str, str]] = frozenset()
-    refusing: frozenset[str] = frozenset()
+    unmeasured: frozenset[tuple[str, str]] = frozenset()
+    rejecting: frozenset[str] = frozenset()
     decided: Setpoint | None = None
 
 

@@ -122,21 +122,20 @@ def engine_pod(
     engine = spec.engine
     overrides = encode(engine.pod)
     probe = {"periodSeconds": _ENGINE_PROBE_S, "timeoutSeconds": 5}
-    container = _container(
-        name=ROLE_ENGINE,
+    pod = _pod_spec(
+        owner,
+        role=ROLE_ENGINE,
         image=engine.image or installation.engine_image,
         pull_policy=installation.image_pull_policy,
-        command=[
-            "goodput",
+        command=(
             "engine",
             "-f",
             f"{_CONFIG_FOLDER}/{manifest_key(revision)}",
             "--limits",
             f"{_CONFIG_FOLDER}/{LIMITS_KEY}",
-            *_listen_options(engine.drain_seconds),
-        ],
+        ),
         env=_engine_env(owner, spec, revision, overrides.get("env", [])),
-        resources=_with_claims(encode(engine.resources), overrides),
+        resources=encode(engine.resources),
         startup=_http_get(
             PATH_READY,
             failureThreshold=math.ceil(engine.startup_deadline_seconds / _ENGINE_PROBE_S),
@@ -144,12 +143,7 @@ def engine_pod(
         ),
         readiness=_http_get(PATH_READY, failureThreshold=2, **probe),
         deregister_s=_ENGINE_DEREGISTER_S,
-        overrides=overrides,
-    )
-    pod = _pod_spec(
-        container=container,
-        config=owner.names.config,
-        grace_s=_ENGINE_DEREGISTER_S + engine.drain_seconds + _EXIT_S,
+        drain_s=engine.drain_seconds,
         overrides=overrides,
     )
     pod["automountServiceAccountToken"] = False
@@ -183,33 +177,26 @@ def router_pod(
     """
     router = spec.router
     overrides = encode(router.pod)
-    resources = encode(router.resources) or {"requests": dict(_ROUTER_REQUESTS)}
-    container = _container(
-        name=ROLE_ROUTER,
+    pod = _pod_spec(
+        owner,
+        role=ROLE_ROUTER,
         image=router.image or installation.router_image,
         pull_policy=installation.image_pull_policy,
-        command=[
-            "goodput",
+        command=(
             "router",
             "-f",
             f"{_CONFIG_FOLDER}/{ROUTER_MANIFEST_KEY}",
             "--endpoints",
             f"{owner.namespace}/{owner.names.engines}",
-            *_listen_options(router.drain_seconds),
-        ],
+        ),
         env=[{"name": ENV_LLMSERVICE, "value": owner.name}, *overrides.get("env", ())],
-        resources=_with_claims(resources, overrides),
+        resources=encode(router.resources) or {"requests": dict(_ROUTER_REQUESTS)},
         startup=_http_get(
             PATH_LIVE, periodSeconds=1, timeoutSeconds=5, failureThreshold=_ROUTER_START_S
         ),
         readiness=_http_get(PATH_LIVE, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
         deregister_s=_ROUTER_DEREGISTER_S,
-        overrides=overrides,
-    )
-    pod = _pod_spec(
-        container=container,
-        config=owner.names.config,
-        grace_s=_ROUTER_DEREGISTER_S + router.drain_seconds + _EXIT_S,
+        drain_s=router.drain_seconds,
         overrides=overrides,
     )
     pod["serviceAccountName"] = owner.names.router
@@ -225,27 +212,15 @@ def router_pod(
     return {"metadata": {"labels": owner.labels(ROLE_ROUTER, revision)}, "spec": pod}
 
 
-def _listen_options(drain_s: int) -> list[str]:
-    return [
-        "--host",
-        "::",  # all addresses of the pod, IPv4 included
-        "--port",
-        str(SERVING_PORT),
-        "--admin-port",
-        str(ADMIN_PORT),
-        "--grace",
-        f"{drain_s}s",
-    ]
-
-
 def _http_get(path: str, **timing: int) -> dict[str, Any]:
     """Return a probe of the serving port."""
     return {"httpGet": {"path": path, "port": PORT_NAME_SERVING}, **timing}
 
 
-def _container(
+def _pod_spec(
+    owner: Owner,
     *,
-    name: str,
+    role: str,
     image: str,
     pull_policy: str | None,
     command: Sequence[str],
@@ -254,25 +229,53 @@ def _container(
     startup: Mapping[str, Any],
     readiness: Mapping[str, Any],
     deregister_s: int,
+    drain_s: int,
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
-    pulling = {} if pull_policy is None else {"imagePullPolicy": pull_policy}
-    return {
-        "name": name,
+    """Render the parts that the pods of engines and routers have in common.
+
+    Args:
+        owner: the service.
+        role: engine or router, the name of the container.
+        image: image of the container.
+        pull_policy: pull policy of the image; None selects Kubernetes' default.
+        command: subcommand of `goodput` and its options, except ports and grace period.
+        env: environment of the container.
+        resources: resources of the container, without device claims.
+        startup: startup probe.
+        readiness: readiness probe.
+        deregister_s: delay of SIGTERM.
+        drain_s: time for running responses after SIGTERM.
+        overrides: `pod` of the spec.
+    """
+    claims = [{"name": claim["name"]} for claim in overrides.get("resourceClaims", ())]
+    container: dict[str, Any] = {
+        "name": role,
         "image": image,
-        **pulling,
-        "command": list(command),
-        "env": [dict(one) for one in env],
+        **({} if pull_policy is None else {"imagePullPolicy": pull_policy}),
+        "command": [
+            "goodput",
+            *command,
+            "--host",
+            "::",  # all addresses of the pod, IPv4 included
+            "--port",
+            str(SERVING_PORT),
+            "--admin-port",
+            str(ADMIN_PORT),
+            "--grace",
+            f"{drain_s}s",
+        ],
+        "env": list(env),
         "ports": [
             {"name": PORT_NAME_SERVING, "containerPort": SERVING_PORT, "protocol": "TCP"},
             {"name": PORT_NAME_ADMIN, "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
-        "resources": dict(resources),
-        "startupProbe": dict(startup),
+        "resources": {**resources, "claims": claims} if claims else resources,
+        "startupProbe": startup,
         "livenessProbe": _http_get(
             PATH_LIVE, periodSeconds=10, timeoutSeconds=10, failureThreshold=3
         ),
-        "readinessProbe": dict(readiness),
+        "readinessProbe": readiness,
         "lifecycle": {"preStop": {"sleep": {"seconds": deregister_s}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -286,27 +289,16 @@ def _container(
             *overrides.get("volumeMounts", ()),
         ],
     }
-
-
-def _with_claims(resources: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a container's resources with every device claim of its pod."""
-    claims = [{"name": claim["name"]} for claim in overrides.get("resourceClaims", ())]
-    return {**resources, "claims": claims} if claims else dict(resources)
-
-
-def _pod_spec(
-    *, container: Mapping[str, Any], config: str, grace_s: int, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
     return {
-        "containers": [dict(container)],
+        "containers": [container],
         "volumes": [
-            {"name": f"{_VOLUME}config", "configMap": {"name": config}},
+            {"name": f"{_VOLUME}config", "configMap": {"name": owner.names.config}},
             {"name": f"{_VOLUME}tmp", "emptyDir": {}},
             *overrides.get("volumes", ()),
         ],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": grace_s,
+        "terminationGracePeriodSeconds": deregister_s + drain_s + _EXIT_S,
         **{field: overrides[field] for field in POD_FIELDS if field in overrides},
     }
 

@@ -109,9 +109,7 @@ def engine_revision(
     engine = replace(spec.engine, token_budget=TokenBudgetSpec())
     source = {"model": encode(spec.model), "engine": encode(engine)}
     name = owner.names.engine_revision(digest_of(source, _DIGEST_CHARACTERS))
-    if name in stored:
-        return stored[name]
-    return Revision(
+    return stored.get(name) or Revision(
         name=name,
         role=ROLE_ENGINE,
         number=number,
@@ -137,9 +135,7 @@ def router_revision(
         "slo": encode(spec.slo),
     }
     name = owner.names.router_revision(digest_of(source, _DIGEST_CHARACTERS))
-    if name in stored:
-        return stored[name]
-    return Revision(
+    return stored.get(name) or Revision(
         name=name,
         role=ROLE_ROUTER,
         number=number,

@@ -1,7 +1,7 @@
-"""A memory of an API server: enough of server-side apply, and of refusals, to try the writers on.
+"""An API server in memory, with server-side apply and rejections, for tests of the writers.
 
-The calls go through the real `Client` with its fence, time-outs and answers; only the wire is not
-there. What a real API server does is tried on one (`test_operator_on_api_server.py`).
+Calls pass the real `Client` with its fence, time limits and responses; only the connection is
+missing. `test_operator_on_api_server.py` uses a real API server.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class HandClock:
-    """Time that moves when a test says so."""
+class ManualClock:
+    """A clock that a test advances."""
 
     ns: int = 1_000 * NS_PER_S
 
@@ -39,25 +39,27 @@ class HandClock:
 
 @dataclass
 class Server:
-    """Objects, the managers of their fields, and the calls so far.
+    """The objects, the managers of their fields, and the received calls.
 
     Args:
-        objects: by path.
-        managers: of each object's `data`: field to manager.
-        refuse: answers to give instead, by method and path.
-        rivals: fields of `data` of which an object may have one alone: more are invalid.
-        hang: paths that never answer.
+        objects: objects by path.
+        managers: manager by field of each object's `data`.
+        rejections: status and body of calls to reject, by method and path.
+        exclusive: fields of `data` that exclude each other; an object with several is invalid.
+        hanging: paths without a response.
+        calls: method, path and force of the received calls.
+        bodies: bodies of the received calls.
     """
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     managers: dict[str, dict[str, str]] = field(default_factory=dict)
-    refuse: dict[tuple[str, str], tuple[int, dict[str, Any]]] = field(default_factory=dict)
-    rivals: set[str] = field(default_factory=set)
-    hang: set[str] = field(default_factory=set)
+    rejections: dict[tuple[str, str], tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    exclusive: set[str] = field(default_factory=set)
+    hanging: set[str] = field(default_factory=set)
     calls: list[tuple[str, str, bool]] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
 
-    def put(self, path: str, body: dict[str, Any], manager: str = "somebody") -> None:
+    def put(self, path: str, body: dict[str, Any], manager: str = "kubectl") -> None:
         """Store an object of another manager."""
         name = path.rpartition("/")[2]
         metadata = {"name": name, "uid": f"uid-{len(self.objects)}", **body.get("metadata", {})}
@@ -66,19 +68,23 @@ class Server:
 
     @property
     def writes(self) -> list[tuple[str, str, bool]]:
-        """The calls that may change something: method, path, forced."""
+        """Return the calls that may change an object: method, path, force."""
         return [call for call in self.calls if call[0] != "GET"]
 
-    def answer(
+    def respond(
         self, method: str, path: str, body: Any, query: Mapping[str, str]
     ) -> tuple[int, dict[str, Any]]:
         force = query.get("force") == "true"
         self.calls.append((method, path, force))
         self.bodies.append(body)
-        if (method, path) in self.refuse:
-            return self.refuse[method, path]
+        if (method, path) in self.rejections:
+            return self.rejections[method, path]
         if method == "GET":
-            return (200, self._seen(path)) if path in self.objects else _status(404, "NotFound")
+            return (
+                (200, self._with_managers(path))
+                if path in self.objects
+                else _status(404, "NotFound")
+            )
         if method == "DELETE":
             return self._delete(path, body)
         if method == "POST":
@@ -88,12 +94,12 @@ class Server:
             self.put(path, body, "goodput-operator")
             return 201, self.objects[path]
         if isinstance(body, list):
-            return self._hand_over(path, body)
+            return self._replace_managed_fields(path, body)
         if "metadata" not in body:
             return 200, self.objects[path] | body
         return self._apply(path.removesuffix("/status"), body, force=force)
 
-    def _seen(self, path: str) -> dict[str, Any]:
+    def _with_managers(self, path: str) -> dict[str, Any]:
         live = self.objects[path]
         owned: dict[str, dict[str, Any]] = {}
         for name, manager in self.managers.get(path, {}).items():
@@ -115,8 +121,8 @@ class Server:
         del self.objects[path]
         return 200, {"kind": "Status"}
 
-    def _hand_over(self, path: str, steps: list[Any]) -> tuple[int, dict[str, Any]]:
-        """A JSON patch of `metadata.managedFields`, by which everything becomes ours."""
+    def _replace_managed_fields(self, path: str, steps: list[Any]) -> tuple[int, dict[str, Any]]:
+        """Apply a JSON patch of `metadata.managedFields` that makes all fields ours."""
         live = self.objects[path]
         values = {step["path"]: step["value"] for step in steps}
         assert values["/metadata/uid"] == live["metadata"]["uid"]
@@ -152,15 +158,15 @@ class Server:
             ]
             return _status(409, "Conflict", causes)
         version = str(int(live["metadata"]["resourceVersion"]) + 1)
-        mine, asked = self.managers[path], body.get("data", {})
-        # What was ours and is asked for no more goes.
-        left = {
+        managers, applied = self.managers[path], body.get("data", {})
+        # Fields that are ours and no longer applied are removed.
+        kept = {
             name: value
             for name, value in live.get("data", {}).items()
-            if name in asked or mine.get(name) != "goodput-operator"
+            if name in applied or managers.get(name) != "goodput-operator"
         }
-        merged = {**live, **body, "data": {**left, **asked}}
-        if len(self.rivals & set(merged["data"])) > 1:
+        merged = {**live, **body, "data": {**kept, **applied}}
+        if len(self.exclusive & set(merged["data"])) > 1:
             return _status(422, "Invalid")
         merged["metadata"] = {**live["metadata"], **body["metadata"], "resourceVersion": version}
         self.objects[path] = merged
@@ -169,18 +175,17 @@ class Server:
 
 
 def _status(code: int, reason: str, causes: Any = ()) -> tuple[int, dict[str, Any]]:
-    words = f"the server says {reason}"
     return code, {
         "kind": "Status",
         "code": code,
         "reason": reason,
-        "message": words,
+        "message": f"rejected: {reason}",
         "details": {"causes": list(causes)},
     }
 
 
-class MemoryClient(Client):
-    """The real client; what it would send goes to a `Server`."""
+class InMemoryClient(Client):
+    """The real client, which sends its calls to a `Server` in memory."""
 
     def __init__(self, server: Server, fence: Fence) -> None:
         self.counted: list[tuple[str, str, int]] = []
@@ -204,34 +209,34 @@ class MemoryClient(Client):
     ) -> ApiResponse:
         methods = {"get": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
         async with asyncio.timeout(seconds):
-            if path in self.server.hang:
+            if path in self.server.hanging:
                 await asyncio.Event().wait()
-        status, content = self.server.answer(methods[verb], path, body, query)
+        status, content = self.server.respond(methods[verb], path, body, query)
         return parse_response(status, json.dumps(content).encode())
 
 
 @dataclass
-class Memory:
-    """A server, a client of it, and the time and the fence that the client goes by."""
+class Bench:
+    """A server in memory with a client, its fence and its clock."""
 
-    clock: HandClock = field(default_factory=HandClock)
+    clock: ManualClock = field(default_factory=ManualClock)
     server: Server = field(default_factory=Server)
     fence: Fence = field(init=False)
-    client: MemoryClient = field(init=False)
+    client: InMemoryClient = field(init=False)
 
     def __post_init__(self) -> None:
         self.fence = Fence(self.clock)
         self.fence.extend(self.clock.ns + 3600 * NS_PER_S)
-        self.client = MemoryClient(self.server, self.fence)
+        self.client = InMemoryClient(self.server, self.fence)
 
 
 @pytest.fixture
-def memory() -> Memory:
-    """A fresh one."""
-    return Memory()
+def bench() -> Bench:
+    """Return a bench without objects."""
+    return Bench()
 
 
 @pytest.fixture
-def make_memory() -> type[Memory]:
-    """For tests that need one for each example."""
-    return Memory
+def make_bench() -> type[Bench]:
+    """Return the class, for tests that need a bench per example."""
+    return Bench

@@ -1,4 +1,4 @@
-"""Every response of the API server, or of a proxy before it, becomes a value."""
+"""Every response of the API server or of a proxy becomes a value."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from goodput_operator.kube.client import UNREACHABLE, FailedCall, parse_response
 from goodput_operator.kube.managed_fields import Conflict
 
 
-def refusal(status: int, body: Any) -> FailedCall:
-    answer = parse_response(status, json.dumps(body).encode())
-    assert isinstance(answer, FailedCall)
-    return answer
+def failed_call(status: int, body: Any) -> FailedCall:
+    response = parse_response(status, json.dumps(body).encode())
+    assert isinstance(response, FailedCall)
+    return response
 
 
-def test_an_object_is_itself() -> None:
+def test_a_successful_response_is_the_object() -> None:
     assert parse_response(200, b'{"kind": "Pod"}') == {"kind": "Pod"}
 
 
@@ -37,13 +37,13 @@ def test_a_conflict_names_managers_and_fields() -> None:
         },
     ]
     body = {"reason": "Conflict", "message": "2 conflicts", "details": {"causes": causes}}
-    answer = refusal(409, body)
-    assert answer.conflicts == (
+    response = failed_call(409, body)
+    assert response.conflicts == (
         Conflict(manager="kubectl-edit", field=".spec.replicas"),
         Conflict(manager="kubectl", field='.spec.template.spec.containers[name="engine"].image'),
     )
-    assert not answer.stale
-    assert not answer.transient
+    assert not response.stale
+    assert not response.transient
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_a_conflict_names_managers_and_fields() -> None:
     ],
     ids=["another uid", "exists", "invalid"],
 )
-def test_a_conflict_without_managers_means_that_we_were_behind(
+def test_a_conflict_without_managers_shows_a_stale_cache(
     status: int, body: dict[str, Any], stale: bool
 ) -> None:
-    assert refusal(status, body).stale is stale
+    assert failed_call(status, body).stale is stale
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_a_conflict_without_managers_means_that_we_were_behind(
     [(UNREACHABLE, True), (401, True), (403, False), (404, False), (408, True), (409, False),
      (422, False), (429, True), (500, True), (503, True)],
 )  # fmt: skip
-def test_only_what_passes_by_itself_is_transient(status: int, transient: bool) -> None:
+def test_only_temporary_failures_are_transient(status: int, transient: bool) -> None:
     assert FailedCall(status=status, reason="", message="").transient is transient
 
 
-def test_brackets_without_end_are_a_refusal_too() -> None:
-    answer = parse_response(502, b"[" * 100_000)
-    assert isinstance(answer, FailedCall)
-    assert (answer.status, answer.reason) == (502, "Unknown")
+def test_endless_brackets_are_a_failed_call() -> None:
+    response = parse_response(502, b"[" * 100_000)
+    assert isinstance(response, FailedCall)
+    assert (response.status, response.reason) == (502, "Unknown")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -93,8 +93,8 @@ def test_brackets_without_end_are_a_refusal_too() -> None:
         max_leaves=8,
     ).map(lambda value: json.dumps(value).encode()),
 )
-def test_anything_else_is_a_refusal_with_words_of_bounded_length(status: int, body: bytes) -> None:
-    answer = parse_response(status, body)
-    assert isinstance(answer, FailedCall)
-    assert answer.status == status
-    assert 0 < len(answer.message) <= 1024
+def test_any_other_body_is_a_failed_call_with_a_bounded_message(status: int, body: bytes) -> None:
+    response = parse_response(status, body)
+    assert isinstance(response, FailedCall)
+    assert response.status == status
+    assert 0 < len(response.message) <= 1024

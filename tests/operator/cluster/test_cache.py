@@ -1,4 +1,4 @@
-"""The cache holds listed and watched objects, in whatever order they arrive."""
+"""The cache has the latest listed or watched state of objects, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def uids(bodies: Any) -> list[str]:
 
 @pytest.fixture
 def cache() -> Cache:
-    """Everything is listed once, and there was nothing."""
+    """Return a cache in which every kind was listed without objects."""
     cache = Cache((kind, "") for kind in KINDS)
     for kind in KINDS:
         cache.replace(kind, "", listing(version=1))
     return cache
 
 
-def test_it_is_complete_when_every_kind_is_listed() -> None:
+def test_the_cache_is_complete_when_every_kind_is_listed() -> None:
     cache = Cache((kind, "") for kind in KINDS)
     for kind in KINDS:
         assert not cache.complete
@@ -56,7 +56,7 @@ def test_it_is_complete_when_every_kind_is_listed() -> None:
     assert cache.complete
 
 
-def test_what_is_listed_is_found_by_its_service_and_carries_no_managers(cache: Cache) -> None:
+def test_listed_objects_are_found_by_service_and_have_no_managed_fields(cache: Cache) -> None:
     cache.replace("LLMService", "", listing(body("s", 2), version=5))
     cache.replace("Deployment", "", listing(body("d", 3), version=5))
     cache.replace("Service", "", listing(body("e", 3), body("f", 3, namespace="b"), version=5))
@@ -70,7 +70,7 @@ def test_what_is_listed_is_found_by_its_service_and_carries_no_managers(cache: C
     assert uids(cache.children(("b", "chat"))) == ["f"]
 
 
-def test_an_event_counts_at_once_until_its_deletion(cache: Cache) -> None:
+def test_an_event_changes_the_cache_at_once(cache: Cache) -> None:
     cache.update(body("d", 3), deleted=False)
     cache.update(body("d", 5) | {"spec": 1}, deleted=False)
     assert [one.get("spec") for one in cache.children(KEY)] == [1]
@@ -85,15 +85,15 @@ def test_a_late_event_does_not_undo_a_list(cache: Cache) -> None:
     assert [one["spec"] for one in cache.children(KEY)] == ["new"]
 
 
-def test_an_event_before_a_slow_list_is_not_undone_by_it(cache: Cache) -> None:
+def test_a_slow_list_does_not_undo_an_earlier_event(cache: Cache) -> None:
     cache.update(body("d", 7) | {"spec": "new"}, deleted=False)
     assert cache.replace("Deployment", "", listing(body("d", 3), version=5)) == set()
     assert [one["spec"] for one in cache.children(KEY)] == ["new"]
     assert cache.replace("Deployment", "", listing(version=6)) == set()
-    assert uids(cache.children(KEY)) == ["d"], "it came after the list"
+    assert uids(cache.children(KEY)) == ["d"], "the object is newer than the list"
 
 
-def test_an_object_that_is_labelled_with_another_service_moves(cache: Cache) -> None:
+def test_a_relabelled_object_moves_to_its_new_service(cache: Cache) -> None:
     cache.update(body("d", 3), deleted=False)
     moved = body("d", 4)
     moved["metadata"]["labels"] = {OBJECT_LABEL_LLMSERVICE: "other"}
@@ -106,24 +106,24 @@ def test_an_object_that_is_labelled_with_another_service_moves(cache: Cache) -> 
     assert cache.children(("ns", "other")) == ()
 
 
-def test_a_child_that_a_list_lacks_stands_no_more_and_its_service_is_named(cache: Cache) -> None:
+def test_a_child_missing_from_a_list_is_deleted_and_its_service_returned(cache: Cache) -> None:
     cache.update(body("kept", 3), deleted=False)
-    cache.update(body("gone", 4), deleted=False)
-    answer = listing(body("kept", 3), body("new", 6), version=9)
-    assert cache.replace("Deployment", "", answer) == {KEY}
+    cache.update(body("deleted", 4), deleted=False)
+    response = listing(body("kept", 3), body("new", 6), version=9)
+    assert cache.replace("Deployment", "", response) == {KEY}
     assert uids(cache.children(KEY)) == ["kept", "new"]
 
 
 def test_a_service_missing_from_a_list_is_deleted(cache: Cache) -> None:
-    cache.update(body("gone", 4, kind="LLMService"), deleted=False)
+    cache.update(body("deleted", 4, kind="LLMService"), deleted=False)
     assert cache.services() == [KEY]
     assert cache.replace("LLMService", "", listing(version=9)) == {KEY}
     assert cache.service(KEY) is None
     assert cache.services() == []
 
 
-def test_of_two_namesakes_the_later_one_counts(cache: Cache) -> None:
-    for uid, version in (("namesake", 8), ("gone", 4)):
+def test_the_later_of_two_services_of_one_name_is_returned(cache: Cache) -> None:
+    for uid, version in (("namesake", 8), ("deleted", 4)):
         cache.update(body(uid, version, kind="LLMService"), deleted=False)
     service = cache.service(KEY)
     assert service is not None
@@ -132,7 +132,7 @@ def test_of_two_namesakes_the_later_one_counts(cache: Cache) -> None:
     assert cache.service(KEY) == service
 
 
-def test_what_kopf_tells_only_after_a_list_that_lacks_it_does_not_stand(cache: Cache) -> None:
+def test_an_event_older_than_a_list_without_the_object_is_ignored(cache: Cache) -> None:
     cache.replace("Pod", "", listing(version=9))
     cache.update(body("late event", 8, kind="Pod"), deleted=False)
     assert cache.pods(KEY) == ()
@@ -144,7 +144,7 @@ def test_what_kopf_tells_only_after_a_list_that_lacks_it_does_not_stand(cache: C
     ("kind", "namespace", "lost"),
     [("Deployment", "ns", {KEY}), ("Deployment", "elsewhere", {OTHER}), ("Service", "ns", set())],
 )
-def test_a_list_says_nothing_of_other_namespaces_and_kinds(
+def test_a_list_does_not_affect_other_namespaces_and_kinds(
     kind: str, namespace: str, lost: set[tuple[str, str]]
 ) -> None:
     lists = [(kind, namespace) for kind in KINDS for namespace in ("ns", "elsewhere")]
@@ -154,5 +154,5 @@ def test_a_list_says_nothing_of_other_namespaces_and_kinds(
     cache.update(body("a", 3), deleted=False)
     cache.update(body("b", 4, namespace="elsewhere"), deleted=False)
     assert cache.replace(kind, namespace, listing(version=9)) == lost
-    standing = {key for key in (KEY, OTHER) if cache.children(key)}
-    assert standing == {KEY, OTHER} - lost
+    existing = {key for key in (KEY, OTHER) if cache.children(key)}
+    assert existing == {KEY, OTHER} - lost

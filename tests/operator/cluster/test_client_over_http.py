@@ -1,4 +1,4 @@
-"""The real client over a real socket: what hangs is given up, what is refused is a value."""
+"""The client over a real socket: calls time out, and rejections become values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODY = {
 
 @contextlib.asynccontextmanager
 async def client_of(
-    memory: Any,
+    bench: Any,
     handler: Callable[[web.Request], Awaitable[web.Response]],
     counted: list[Any],
     timeout_ns: int = 60 * NS_PER_S,
@@ -43,25 +43,25 @@ async def client_of(
         async with ApiClient(configuration) as api:
             yield Client(
                 api,
-                fence=memory.fence,
+                fence=bench.fence,
                 timeout_ns=timeout_ns,
                 count=lambda *call: counted.append(call),
             )
 
 
-async def test_an_apply_is_the_request_that_kubernetes_documents(memory: Any) -> None:
-    seen: list[Any] = []
+async def test_an_apply_is_the_documented_request(bench: Any) -> None:
+    received: list[Any] = []
 
     async def handler(request: web.Request) -> web.Response:
-        seen.append((request.method, request.path_qs, request.headers, await request.read()))
+        received.append((request.method, request.path_qs, request.headers, await request.read()))
         return web.json_response(BODY)
 
     counted: list[Any] = []
-    async with client_of(memory, handler, counted) as client:
+    async with client_of(bench, handler, counted) as client:
         assert await client.apply(DEPLOYMENT, BODY, force=True) == BODY
         body = {**BODY, "metadata": {"name": "chat", "namespace": "ns"}}
         await client.apply(LLMSERVICE, body, force=False, subresource="status")
-    method, path, headers, content = seen[0]
+    method, path, headers, content = received[0]
     assert (method, path) == (
         "PATCH",
         "/apis/apps/v1/namespaces/ns/deployments/chat?fieldManager=goodput-operator&force=true",
@@ -69,75 +69,77 @@ async def test_an_apply_is_the_request_that_kubernetes_documents(memory: Any) ->
     assert headers["Content-Type"] == "application/apply-patch+yaml"
     assert headers["Authorization"] == "Bearer secret"
     assert json.loads(content) == BODY
-    assert seen[1][1].startswith(
+    assert received[1][1].startswith(
         "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat/status?"
     )
-    assert seen[1][1].endswith("force=false")
+    assert received[1][1].endswith("force=false")
     assert counted == [("patch", "Deployment", 200), ("patch", "LLMService", 200)]
 
 
-async def test_a_deletion_carries_its_precondition(memory: Any) -> None:
-    seen: list[Any] = []
+async def test_a_deletion_has_its_precondition(bench: Any) -> None:
+    received: list[Any] = []
 
     async def handler(request: web.Request) -> web.Response:
-        seen.append((request.method, request.path, await request.json()))
+        received.append((request.method, request.path, await request.json()))
         return web.json_response({"kind": "Status"})
 
-    async with client_of(memory, handler, []) as client:
+    async with client_of(bench, handler, []) as client:
         await client.delete(DEPLOYMENT, "ns", "chat", "u")
-    assert seen[0][:2] == ("DELETE", "/apis/apps/v1/namespaces/ns/deployments/chat")
-    assert seen[0][2]["preconditions"] == {"uid": "u"}
+    assert received[0][:2] == ("DELETE", "/apis/apps/v1/namespaces/ns/deployments/chat")
+    assert received[0][2]["preconditions"] == {"uid": "u"}
 
 
-async def test_a_call_that_hangs_is_given_up(memory: Any) -> None:
+async def test_a_hanging_call_times_out(bench: Any) -> None:
     async def handler(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
     counted: list[Any] = []
-    async with client_of(memory, handler, counted, timeout_ns=100 * NS_PER_MS) as client:
-        answer = await client.read(DEPLOYMENT, "ns", "chat")
-    assert isinstance(answer, FailedCall)
-    assert (answer.reason, answer.transient) == ("Timeout", True)
+    async with client_of(bench, handler, counted, timeout_ns=100 * NS_PER_MS) as client:
+        response = await client.read(DEPLOYMENT, "ns", "chat")
+    assert isinstance(response, FailedCall)
+    assert (response.reason, response.transient) == ("Timeout", True)
     assert counted == [("get", "Deployment", 0)]
 
 
-async def test_a_write_takes_no_longer_than_the_lease_is_ours(memory: Any) -> None:
+async def test_a_write_is_cancelled_when_the_lease_expires(bench: Any) -> None:
     async def handler(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with client_of(memory, handler, []) as client:
-        memory.fence.extend(memory.clock.ns + 20 * NS_PER_MS)
-        answer = await client.apply(DEPLOYMENT, BODY, force=False)
-    assert isinstance(answer, FailedCall)
-    assert answer.message == "the API server did not respond within 0.02 s"
+    async with client_of(bench, handler, []) as client:
+        bench.fence.extend(bench.clock.ns + 20 * NS_PER_MS)
+        response = await client.apply(DEPLOYMENT, BODY, force=False)
+    assert isinstance(response, FailedCall)
+    assert response.message == "the API server did not respond within 0.02 s"
 
 
-async def test_a_server_that_is_not_there_is_a_refusal(memory: Any) -> None:
+async def test_an_unreachable_server_is_a_failed_call(bench: Any) -> None:
     configuration = Configuration(host="http://127.0.0.1:9")
     async with ApiClient(configuration) as api:
-        client = Client(api, fence=memory.fence, timeout_ns=NS_PER_S, count=lambda *_: None)
-        answer = await client.read(DEPLOYMENT, "ns", "chat")
-    assert isinstance(answer, FailedCall)
-    assert (answer.reason, answer.transient) == ("Unreachable", True)
+        client = Client(api, fence=bench.fence, timeout_ns=NS_PER_S, count=lambda *_: None)
+        response = await client.read(DEPLOYMENT, "ns", "chat")
+    assert isinstance(response, FailedCall)
+    assert (response.reason, response.transient) == ("Unreachable", True)
 
 
 @pytest.mark.parametrize(
     ("status", "transient"), [(403, False), (409, False), (422, False), (429, True), (503, True)]
 )
-async def test_a_refusal_keeps_the_servers_words(memory: Any, status: int, transient: bool) -> None:
+async def test_a_failed_call_has_the_servers_message(
+    bench: Any, status: int, transient: bool
+) -> None:
     async def handler(_: web.Request) -> web.Response:
         body = {"kind": "Status", "reason": "Why", "message": "because of a quota"}
         return web.json_response(body, status=status)
 
     counted: list[Any] = []
-    async with client_of(memory, handler, counted) as client:
-        answer = await client.create(SECRET, "ns", {"metadata": {"name": "s"}})
-    assert isinstance(answer, FailedCall)
-    assert (answer.status, answer.message, answer.transient) == (
+    async with client_of(bench, handler, counted) as client:
+        response = await client.create(SECRET, "ns", {"metadata": {"name": "s"}})
+    assert isinstance(response, FailedCall)
+    assert (response.status, response.message, response.transient) == (
         status,
         "because of a quota",
         transient,
     )
-    assert counted == [("create", "Secret", status)], "nothing is tried twice here"
+    assert counted == [("create", "Secret", status)], "the client does not retry"

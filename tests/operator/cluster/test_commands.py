@@ -24,7 +24,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_operator_that_cannot_start_says_why_in_one_sentence() -> None:
+def test_a_failed_start_is_reported_in_one_sentence() -> None:
     options = f"{OPTIONS} --key-file /nowhere/key"
     ended = run(sys.executable, "-m", "goodput_core", "operator", *options.split())
     assert ended.returncode == 64
@@ -40,7 +40,7 @@ def test_kopf_run_starts_the_operator_with_the_options_of_the_environment() -> N
     assert "/nowhere/key: " in ended.stderr
 
 
-def test_kopf_run_refuses_an_invalid_option() -> None:
+def test_kopf_run_rejects_an_invalid_option() -> None:
     module = "goodput_operator.manager.kopf_run"
     options = f"{OPTIONS} --workers 0"
     ended = run(KOPF, "run", "-A", "-m", module, GOODPUT_OPERATOR_OPTIONS=options)
@@ -48,7 +48,7 @@ def test_kopf_run_refuses_an_invalid_option() -> None:
     assert "'0' is not a number of workers" in ended.stderr
 
 
-def test_an_operator_that_lost_the_lease_ends_with_70_and_logs_json() -> None:
+def test_losing_the_lease_ends_the_operator_with_70_and_json_logs() -> None:
     ended = run(sys.executable, LOSES_LEASE, *OPTIONS.split())
     assert ended.returncode == 70, ended.stderr
     *logged, last = ended.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""Events: said once, counted after, and never a call a second."""
+"""Events: written once, then counted, with at most one call per minute."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SCALED = Emit(warning=False, reason="Scaled", message="from 1 to 2 replicas")
 
 
 @pytest.fixture
-def events(memory: Any) -> EventRecorder:
-    return EventRecorder(memory.client, clock=memory.clock, instance="op-1")
+def events(bench: Any) -> EventRecorder:
+    return EventRecorder(bench.client, clock=bench.clock, instance="op-1")
 
 
 async def test_an_event_names_the_service_and_the_operator(
-    memory: Any, events: EventRecorder
+    bench: Any, events: EventRecorder
 ) -> None:
     await events.emit(SERVICE, SCALED)
-    (event,) = memory.server.objects.values()
+    (event,) = bench.server.objects.values()
     assert event["involvedObject"]["uid"] == "u"
     assert event["involvedObject"]["kind"] == "LLMService"
     assert event["metadata"]["namespace"] == "ns"
@@ -38,23 +38,23 @@ async def test_an_event_names_the_service_and_the_operator(
 
 
 async def test_the_same_message_within_ten_minutes_is_counted(
-    memory: Any, events: EventRecorder
+    bench: Any, events: EventRecorder
 ) -> None:
     for _ in range(30):
         await events.emit(SERVICE, SCALED)
-        memory.clock.ns += 10 * NS_PER_S
-    posts = [call for call in memory.server.calls if call[0] == "POST"]
-    patches = [body for body in memory.server.bodies if "involvedObject" not in body]
+        bench.clock.ns += 10 * NS_PER_S
+    posts = [call for call in bench.server.calls if call[0] == "POST"]
+    patches = [body for body in bench.server.bodies if "involvedObject" not in body]
     assert len(posts) == 1
-    assert [patch["count"] for patch in patches] == [7, 13, 19, 25], "a call a minute"
+    assert [patch["count"] for patch in patches] == [7, 13, 19, 25], "one call per minute"
 
 
-async def test_after_ten_minutes_a_new_event_is_written(memory: Any, events: EventRecorder) -> None:
+async def test_after_ten_minutes_a_new_event_is_written(bench: Any, events: EventRecorder) -> None:
     await events.emit(SERVICE, SCALED)
-    memory.clock.ns += 600 * NS_PER_S
+    bench.clock.ns += 600 * NS_PER_S
     await events.emit(SERVICE, SCALED)
-    assert [call[0] for call in memory.server.calls] == ["POST", "POST"]
-    assert len(memory.server.objects) == 2, "each has a name of its own"
+    assert [call[0] for call in bench.server.calls] == ["POST", "POST"]
+    assert len(bench.server.objects) == 2, "each has its own name"
 
 
 @pytest.mark.parametrize(
@@ -66,28 +66,24 @@ async def test_after_ten_minutes_a_new_event_is_written(memory: Any, events: Eve
     ],
     ids=["type", "reason", "message"],
 )
-async def test_another_message_is_another_event(
-    memory: Any, events: EventRecorder, other: Emit
+async def test_a_different_message_is_a_new_event(
+    bench: Any, events: EventRecorder, other: Emit
 ) -> None:
     await events.emit(SERVICE, SCALED)
     await events.emit(SERVICE, other)
-    assert len(memory.server.objects) == 2
+    assert len(bench.server.objects) == 2
 
 
-async def test_a_refused_event_is_written_again_next_time(
-    memory: Any, events: EventRecorder
-) -> None:
+async def test_a_rejected_event_is_written_again(bench: Any, events: EventRecorder) -> None:
     path = "/api/v1/namespaces/ns/events"
-    memory.server.refuse["POST", path] = (503, {"message": "busy"})
+    bench.server.rejections["POST", path] = (503, {"message": "busy"})
     assert await events.emit(SERVICE, SCALED) is not None
-    del memory.server.refuse["POST", path]
+    del bench.server.rejections["POST", path]
     assert await events.emit(SERVICE, SCALED) is None
-    assert len(memory.server.objects) == 1
+    assert len(bench.server.objects) == 1
 
 
-async def test_a_message_is_cut_to_the_api_servers_limit(
-    memory: Any, events: EventRecorder
-) -> None:
+async def test_a_message_is_cut_to_the_api_servers_limit(bench: Any, events: EventRecorder) -> None:
     await events.emit(SERVICE, Emit(warning=True, reason="Long", message="x" * 5000))
-    (event,) = memory.server.objects.values()
+    (event,) = bench.server.objects.values()
     assert len(event["message"]) == 1024

@@ -1,4 +1,4 @@
-"""Liveness detects expired watches, hanging reconciliations and waiting services."""
+"""Liveness detects expired watches, hanging reconciliations and overdue services."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ STUCK = "a service is due, and no reconciliation has ended for 121 s"
 SERVICES = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices"
 
 
-class Parts:
-    """A health, and what it watches.
+class Harness:
+    """The health of an operator with two watched paths and one worker.
 
     Attributes:
-        turn_s: how long the turn of each service takes; without it, it takes for ever.
-        hangs: set when such a reconciliation has started.
-        found: the problems that there were at the end of each turn.
+        duration_s: duration of reconciliations by service; those of other services never end.
+        hangs: set when an endless reconciliation has started.
+        found: problems found at the end of reconciliations.
     """
 
-    def __init__(self, memory: Any) -> None:
-        async def turn(key: str) -> Result:
-            if key not in self.turn_s:
+    def __init__(self, bench: Any) -> None:
+        async def reconcile(key: str) -> Result:
+            if key not in self.duration_s:
                 self.hangs.set()
                 await asyncio.Event().wait()
-            self.pass_s(self.turn_s[key])
-            self.both_watched()
+            self.pass_s(self.duration_s[key])
+            self.renew_watches()
             self.found += self.health.problems()
             return Result()
 
-        self.turn_s: dict[str, int] = {}
+        self.duration_s: dict[str, int] = {}
         self.hangs = asyncio.Event()
         self.found: list[str] = []
-        self.clock = memory.clock
-        self.fence = memory.fence
+        self.clock = bench.clock
+        self.fence = bench.fence
         self.fence.extend(self.clock.ns + 10**6 * NS_PER_S)
-        self.schedule: WorkQueue[str] = WorkQueue(BackOff())
-        self.workers = Workers(queue=self.schedule, reconcile=turn, clock=self.clock, count=1)
+        self.queue: WorkQueue[str] = WorkQueue(BackOff())
+        self.workers = Workers(queue=self.queue, reconcile=reconcile, clock=self.clock, count=1)
         self.health = Health(
             clock=self.clock, paths=[PODS, SERVICES], fence=self.fence, workers=self.workers
         )
@@ -52,117 +52,117 @@ class Parts:
     def pass_s(self, seconds: int) -> None:
         self.clock.ns += seconds * NS_PER_S
 
-    def both_watched(self) -> None:
+    def renew_watches(self) -> None:
         self.health.note_watch(PODS)
         self.health.note_watch(SERVICES)
 
 
 @pytest.fixture
-def parts(memory: Any) -> Parts:
-    return Parts(memory)
+def harness(bench: Any) -> Harness:
+    return Harness(bench)
 
 
-def test_it_is_ready_once_everything_is_watched(parts: Parts) -> None:
-    assert not parts.health.ready
-    parts.health.note_watch(PODS)
-    parts.health.note_watch("/api/v1/namespaces/ns/secrets")
-    assert not parts.health.ready
-    parts.health.note_watch(SERVICES)
-    assert parts.health.ready
+def test_the_operator_is_ready_once_all_paths_are_watched(harness: Harness) -> None:
+    assert not harness.health.ready
+    harness.health.note_watch(PODS)
+    harness.health.note_watch("/api/v1/namespaces/ns/secrets")
+    assert not harness.health.ready
+    harness.health.note_watch(SERVICES)
+    assert harness.health.ready
 
 
 def test_an_expired_watch_is_a_problem_and_an_idle_cluster_is_not(
-    parts: Parts,
+    harness: Harness,
 ) -> None:
-    parts.health.note_watch(SERVICES)
+    harness.health.note_watch(SERVICES)
     for _ in range(4):
-        parts.health.note_watch(PODS)
-        parts.pass_s(WATCH_S)
-    assert parts.health.problems() == [f"no watch of {SERVICES} has started for 960 s"]
-    parts.health.note_watch(SERVICES)
-    assert parts.health.problems() == []
+        harness.health.note_watch(PODS)
+        harness.pass_s(WATCH_S)
+    assert harness.health.problems() == [f"no watch of {SERVICES} has started for 960 s"]
+    harness.health.note_watch(SERVICES)
+    assert harness.health.problems() == []
 
 
-def test_a_watch_that_never_began_is_a_problem(parts: Parts) -> None:
-    parts.health.note_watch(PODS)
-    parts.pass_s(2 * WATCH_S + 1)
-    parts.health.note_watch(PODS)
-    assert parts.health.problems() == [f"no watch of {SERVICES} has started for 481 s"]
+def test_a_watch_that_never_started_is_a_problem(harness: Harness) -> None:
+    harness.health.note_watch(PODS)
+    harness.pass_s(2 * WATCH_S + 1)
+    harness.health.note_watch(PODS)
+    assert harness.health.problems() == [f"no watch of {SERVICES} has started for 481 s"]
 
 
-def test_a_service_that_waits_too_long_is_a_problem_of_the_leader_alone(parts: Parts) -> None:
-    parts.schedule.add("chat", parts.clock.ns)
-    parts.pass_s(121)
-    assert parts.health.problems() == [
+def test_a_service_that_is_overdue_is_a_problem_of_the_leader_only(harness: Harness) -> None:
+    harness.queue.add("chat", harness.clock.ns)
+    harness.pass_s(121)
+    assert harness.health.problems() == [
         "a service is due, and no reconciliation has ended for 121 s"
     ]
-    parts.fence.close()
-    assert parts.health.problems() == []
+    harness.fence.close()
+    assert harness.health.problems() == []
 
 
-async def test_a_long_queue_is_a_problem_only_once_it_moves_no_more(parts: Parts) -> None:
+async def test_a_long_queue_is_a_problem_only_when_it_stops_moving(harness: Harness) -> None:
     many = [f"slow-{number}" for number in range(100)]
-    parts.turn_s = dict.fromkeys(many, 4)
+    harness.duration_s = dict.fromkeys(many, 4)
     for key in (*many, "hanging", "last"):
-        parts.workers.add(key)
-    working = asyncio.create_task(parts.workers.run())
-    await parts.hangs.wait()
-    assert parts.schedule.overdue_ns(parts.clock.ns) == 400 * NS_PER_S
-    assert parts.found == []
-    parts.pass_s(120)
-    assert parts.health.problems() == []
-    parts.pass_s(1)
-    assert parts.health.problems() == [
+        harness.workers.add(key)
+    working = asyncio.create_task(harness.workers.run())
+    await harness.hangs.wait()
+    assert harness.queue.overdue_ns(harness.clock.ns) == 400 * NS_PER_S
+    assert harness.found == []
+    harness.pass_s(120)
+    assert harness.health.problems() == []
+    harness.pass_s(1)
+    assert harness.health.problems() == [
         "a service is due, and no reconciliation has ended for 121 s"
     ]
     working.cancel()
     await asyncio.wait([working])
 
 
-def test_a_hanging_reconciliation_is_a_problem(parts: Parts) -> None:
-    parts.schedule.add("chat", parts.clock.ns)
-    parts.schedule.take(parts.clock.ns)
-    parts.pass_s(301)
-    assert parts.health.problems() == ["a reconciliation has taken 301 s"]
+def test_a_hanging_reconciliation_is_a_problem(harness: Harness) -> None:
+    harness.queue.add("chat", harness.clock.ns)
+    harness.queue.take(harness.clock.ns)
+    harness.pass_s(301)
+    assert harness.health.problems() == ["a reconciliation has taken 301 s"]
 
 
-def test_long_without_events_and_turns_is_a_problem_only_where_a_service_wants_one(
-    parts: Parts,
+def test_a_time_without_reconciliations_is_a_problem_only_if_a_service_is_due(
+    harness: Harness,
 ) -> None:
-    parts.health.note_event()
-    parts.schedule.add("chat", parts.clock.ns)
-    parts.schedule.take(parts.clock.ns)
-    parts.schedule.finish("chat", parts.clock.ns, failed=False)
-    parts.pass_s(100_000)
-    parts.both_watched()
-    assert parts.health.problems() == [], "nothing changes in this cluster"
-    parts.schedule.add("chat", parts.clock.ns)
-    parts.schedule.add("other", parts.clock.ns)
-    parts.schedule.take(parts.clock.ns)
-    parts.pass_s(301)
-    parts.both_watched()
-    assert parts.health.problems() == [
+    harness.health.note_event()
+    harness.queue.add("chat", harness.clock.ns)
+    harness.queue.take(harness.clock.ns)
+    harness.queue.finish("chat", harness.clock.ns, failed=False)
+    harness.pass_s(100_000)
+    harness.renew_watches()
+    assert harness.health.problems() == [], "an idle cluster"
+    harness.queue.add("chat", harness.clock.ns)
+    harness.queue.add("other", harness.clock.ns)
+    harness.queue.take(harness.clock.ns)
+    harness.pass_s(301)
+    harness.renew_watches()
+    assert harness.health.problems() == [
         "a service is due, and no reconciliation has ended for 301 s",
         "a reconciliation has taken 301 s",
     ]
 
 
-def test_a_service_that_fails_again_and_again_is_no_problem_of_the_process(parts: Parts) -> None:
-    parts.schedule.add("chat", parts.clock.ns)
+def test_a_service_that_fails_repeatedly_is_not_a_problem_of_the_process(harness: Harness) -> None:
+    harness.queue.add("chat", harness.clock.ns)
     for _ in range(200):
-        parts.pass_s(31)
-        parts.health.note_watch(PODS)
-        parts.health.note_watch(SERVICES)
-        assert parts.health.problems() == []
-        assert parts.schedule.take(parts.clock.ns) == "chat"
-        parts.schedule.finish("chat", parts.clock.ns, failed=True)
+        harness.pass_s(31)
+        harness.health.note_watch(PODS)
+        harness.health.note_watch(SERVICES)
+        assert harness.health.problems() == []
+        assert harness.queue.take(harness.clock.ns) == "chat"
+        harness.queue.finish("chat", harness.clock.ns, failed=True)
 
 
-def test_the_report_tells_ages(parts: Parts) -> None:
-    parts.health.note_watch(PODS)
-    parts.health.note_event()
-    parts.pass_s(3)
-    report = parts.health.report()
+def test_the_report_contains_ages(harness: Harness) -> None:
+    harness.health.note_watch(PODS)
+    harness.health.note_event()
+    harness.pass_s(3)
+    report = harness.health.report()
     assert report["event_age_seconds"] == 3
     assert report["reconciliation_age_seconds"] is None
     assert report["watch_age_seconds"] == {PODS: 3, SERVICES: None}

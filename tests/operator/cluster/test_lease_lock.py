@@ -1,4 +1,4 @@
-"""The lock under the election: each renewal moves the fence, every doubt closes it."""
+"""The lock of the election: each renewal extends the fence, and any doubt closes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD = LeaderElectionRecord("ignored", "15", "2026-01-01 00:00:00", "2026-01-0
 
 
 class Lease:
-    """One Lease and its resource version; changes with an old version are refused."""
+    """One Lease and its resource version; changes of an old version are rejected."""
 
     def __init__(self) -> None:
         self.stored: dict[str, Any] | None = None
@@ -53,80 +53,82 @@ class Lease:
 
 
 @pytest.fixture
-def lease(memory: Any) -> Lease:
+def lease(bench: Any) -> Lease:
     lease = Lease()
-    lease.clock = memory.clock
+    lease.clock = bench.clock
     return lease
 
 
-def lock(memory: Any, lease: Lease, identity: str = "me") -> tuple[FencingLock, Fence]:
-    fence = Fence(memory.clock)
-    made = FencingLock(
+def lock(bench: Any, lease: Lease, identity: str = "me") -> tuple[FencingLock, Fence]:
+    fence = Fence(bench.clock)
+    new_lock = FencingLock(
         lease,  # type: ignore[arg-type]
         name="goodput-operator",
         namespace="ns",
         identity=identity,
         fence=fence,
-        clock=memory.clock,
+        clock=bench.clock,
         times=LeaseTimes(),
     )
-    return made, fence
+    return new_lock, fence
 
 
-async def renewed(made: FencingLock) -> bool:
-    found, _ = await made.get("goodput-operator", "ns")
-    change = made.update if found else made.create
+async def renewed(new_lock: FencingLock) -> bool:
+    found, _ = await new_lock.get("goodput-operator", "ns")
+    change = new_lock.update if found else new_lock.create
     return await change("goodput-operator", "ns", RECORD)
 
 
-async def test_the_fence_is_open_for_less_than_the_lease_from_when_the_renewal_began(
-    memory: Any, lease: Lease
+async def test_the_fence_closes_before_the_lease_expires_counted_from_the_start_of_the_renewal(
+    bench: Any, lease: Lease
 ) -> None:
-    mine, fence = lock(memory, lease)
-    begun_ns, lease.slow_ns = memory.clock.ns, NS_PER_S
+    mine, fence = lock(bench, lease)
+    begun_ns, lease.slow_ns = bench.clock.ns, NS_PER_S
     assert await renewed(mine)
-    assert fence.remaining_ns() == 18 * NS_PER_S, "20, less 1 of margin and 1 of waiting"
-    memory.clock.ns = begun_ns + 19 * NS_PER_S
-    assert not fence.open, "time alone closes it"
+    assert fence.remaining_ns() == 18 * NS_PER_S, "20 s less 1 s of margin and 1 s of waiting"
+    bench.clock.ns = begun_ns + 19 * NS_PER_S
+    assert not fence.open, "the deadline closes it"
 
 
-async def test_a_lease_records_holder_times_and_transitions(memory: Any, lease: Lease) -> None:
-    mine, _ = lock(memory, lease)
+async def test_a_lease_records_holder_times_and_transitions(bench: Any, lease: Lease) -> None:
+    mine, _ = lock(bench, lease)
     await renewed(mine)
     assert lease.stored is not None
     first = dict(lease.stored["spec"])
-    memory.clock.ns += 2 * NS_PER_S
+    bench.clock.ns += 2 * NS_PER_S
     await renewed(mine)
     second = dict(lease.stored["spec"])
     assert second["acquireTime"] == first["acquireTime"]
     assert second["renewTime"] > first["renewTime"]
     assert second["leaseTransitions"] == 0
-    theirs, _ = lock(memory, lease, "them")
+    theirs, _ = lock(bench, lease, "them")
     await renewed(theirs)
     third = lease.stored["spec"]
     assert (third["holderIdentity"], third["leaseTransitions"]) == ("them", 1)
     assert third["acquireTime"] == third["renewTime"]
 
 
-async def test_the_fence_closes_when_another_holds_the_lease(memory: Any, lease: Lease) -> None:
-    mine, fence = lock(memory, lease)
+async def test_the_fence_closes_when_another_operator_holds_the_lease(
+    bench: Any, lease: Lease
+) -> None:
+    mine, fence = lock(bench, lease)
     await renewed(mine)
-    theirs, _ = lock(memory, lease, "them")
+    theirs, _ = lock(bench, lease, "them")
     await renewed(theirs)
-    assert fence.open, "nothing was heard of it yet"
+    assert fence.open, "the loss was not observed yet"
     with pytest.raises(LeaseLostError, match="was taken by them"):
         await mine.get("goodput-operator", "ns")
     assert not fence.open
 
 
 @pytest.mark.parametrize("then", ["taken", "released", "deleted"])
-async def test_a_lease_that_has_been_anothers_is_never_ours_again(
-    memory: Any, lease: Lease, then: str
+async def test_a_lease_lost_to_another_operator_is_never_acquired_again(
+    bench: Any, lease: Lease, then: str
 ) -> None:
-    mine, fence = lock(memory, lease)
+    mine, fence = lock(bench, lease)
     await renewed(mine)
-    # Frozen for a while, during which another takes over.
-    theirs, _ = lock(memory, lease, "them")
+    # The process is suspended while another operator acquires the Lease.
+    theirs, _ = lock(bench, lease, "them")
     await renewed(theirs)
     if then != "taken":
         await theirs.release()
@@ -134,17 +136,17 @@ async def test_a_lease_that_has_been_anothers_is_never_ours_again(
         lease.stored = None
     kept = lease.stored
     with pytest.raises(LeaseLostError, match=f"ns/goodput-operator, which was {then}"):
-        await hold_lease(mine, leading=lambda: pytest.fail("it does not lead again"))
+        await hold_lease(mine, leading=lambda: pytest.fail("it must not lead again"))
     assert not fence.open
-    assert lease.stored == kept, "it is left as it was found"
+    assert lease.stored == kept, "the Lease stays unchanged"
 
 
-async def test_a_renewal_that_lost_the_race_moves_nothing(memory: Any, lease: Lease) -> None:
-    mine, fence = lock(memory, lease)
+async def test_a_conflicting_renewal_does_not_extend_the_fence(bench: Any, lease: Lease) -> None:
+    mine, fence = lock(bench, lease)
     await renewed(mine)
     left_ns = fence.remaining_ns()
     await mine.get("goodput-operator", "ns")
-    theirs, _ = lock(memory, lease, "them")
+    theirs, _ = lock(bench, lease, "them")
     await renewed(theirs)
     assert not await mine.update("goodput-operator", "ns", RECORD)
     assert fence.remaining_ns() == left_ns
@@ -152,10 +154,10 @@ async def test_a_renewal_that_lost_the_race_moves_nothing(memory: Any, lease: Le
 
 
 @pytest.mark.parametrize("status", [0, 429, 503])
-async def test_a_failing_api_server_is_a_failed_attempt_and_not_the_end(
-    memory: Any, lease: Lease, status: int
+async def test_a_failing_api_server_is_a_failed_attempt_that_does_not_end_the_election(
+    bench: Any, lease: Lease, status: int
 ) -> None:
-    mine, fence = lock(memory, lease)
+    mine, fence = lock(bench, lease)
     await renewed(mine)
     left_ns = fence.remaining_ns()
     lease.broken = FailedCall(status=status, reason="Unreachable", message="away")
@@ -167,11 +169,11 @@ async def test_a_failing_api_server_is_a_failed_attempt_and_not_the_end(
     assert fence.remaining_ns() == left_ns
 
 
-async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases_it(
-    memory: Any, lease: Lease
+async def test_only_the_holder_releases_a_lease_and_it_is_free_at_once(
+    bench: Any, lease: Lease
 ) -> None:
-    mine, _ = lock(memory, lease)
-    theirs, _ = lock(memory, lease, "them")
+    mine, _ = lock(bench, lease)
+    theirs, _ = lock(bench, lease, "them")
     await renewed(mine)
     await theirs.release()
     assert lease.stored is not None
@@ -181,31 +183,31 @@ async def test_a_released_lease_is_free_at_once_and_only_its_holder_releases_it(
     found, record = await theirs.get("goodput-operator", "ns")
     assert found
     assert isinstance(record, LeaderElectionRecord)
-    assert record.holder_identity is None, "the election takes such a Lease without waiting"
+    assert record.holder_identity is None, "the election acquires such a Lease without waiting"
 
 
 @pytest.mark.parametrize(
-    ("version", "status", "said"),
+    ("version", "status", "logged"),
     [
         pytest.param("9", 0, "lease not released", id="changed after it was read"),
         pytest.param("1", 503, "lease not released", id="not readable"),
-        pytest.param("1", 0, "lease released", id="given back"),
+        pytest.param("1", 0, "lease released", id="released"),
     ],
 )
-async def test_a_lease_is_said_to_be_released_once_it_is(
-    memory: Any,
+async def test_a_release_is_logged_only_after_it_succeeded(
+    bench: Any,
     lease: Lease,
     version: str,
     status: int,
-    said: str,
+    logged: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    mine, _ = lock(memory, lease)
+    mine, _ = lock(bench, lease)
     await renewed(mine)
     read = lease.read
 
-    async def reading(*words: object) -> Any:
-        found = await read(*words)
+    async def reading(*arguments: object) -> Any:
+        found = await read(*arguments)
         assert lease.stored is not None
         lease.stored["metadata"]["resourceVersion"] = version
         return found
@@ -215,36 +217,36 @@ async def test_a_lease_is_said_to_be_released_once_it_is(
         lease.broken = FailedCall(status=status, reason="Unreachable", message="away")
     caplog.set_level("INFO", "goodput_operator.kube.lease")
     await mine.release()
-    assert caplog.messages == [said]
+    assert caplog.messages == [logged]
 
 
 @pytest.mark.parametrize(
-    ("holder", "takes"),
+    ("holder", "acquires"),
     [
-        pytest.param("me", True, id="its own predecessor, which has ended"),
+        pytest.param("me", True, id="its own ended predecessor"),
         pytest.param("them", False, id="another holder"),
     ],
 )
-async def test_a_lease_that_is_held_is_taken_at_once_by_its_holder_only(
-    memory: Any, lease: Lease, holder: str, takes: bool
+async def test_a_held_lease_is_acquired_at_once_only_under_the_same_identity(
+    bench: Any, lease: Lease, holder: str, acquires: bool
 ) -> None:
-    before, _ = lock(memory, lease, holder)
+    before, _ = lock(bench, lease, holder)
     await renewed(before)
-    asked = asyncio.Event()
+    was_read = asyncio.Event()
     read = lease.read
 
-    async def reading(*words: object) -> Any:
-        asked.set()
-        return await read(*words)
+    async def reading(*arguments: object) -> Any:
+        was_read.set()
+        return await read(*arguments)
 
     lease.read = reading  # type: ignore[method-assign]
     led: list[bool] = []
-    mine, fence = lock(memory, lease)
-    standing = asyncio.create_task(hold_lease(mine, leading=lambda: led.append(True)))
-    await asked.wait()
-    for _ in range(10):  # what follows the answer needs no time
+    mine, fence = lock(bench, lease)
+    election = asyncio.create_task(hold_lease(mine, leading=lambda: led.append(True)))
+    await was_read.wait()
+    for _ in range(10):  # steps after the response take no time
         await asyncio.sleep(0)
-    assert bool(led) is fence.open is takes
-    standing.cancel()
+    assert bool(led) is fence.open is acquires
+    election.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await standing
+        await election

@@ -1,4 +1,4 @@
-"""Limits reach engines with each revision's own token, and only while the Lease is ours."""
+"""Limits reach engines with the token of their revision, and only while the Lease is held."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LIMITS = {"revision": 7, "token_budget": 512}
 
 @contextlib.asynccontextmanager
 async def engine(
-    answer: Callable[[web.Request], Awaitable[web.Response]],
+    respond: Callable[[web.Request], Awaitable[web.Response]],
 ) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
-    """The address of an engine that answers so, and a session to reach it."""
+    """Start an engine with a handler; yield its URL and a session."""
     app = web.Application()
-    app.router.add_patch(PATH_CONTROL_LIMITS, answer)
+    app.router.add_patch(PATH_CONTROL_LIMITS, respond)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         yield str(server.make_url("/")), session
 
@@ -40,32 +40,32 @@ def pushes(url: str, count: int) -> list[Push]:
     return [Push(pod=f"pod-{n}", url=url, revision=f"r{n}", limits=LIMITS) for n in range(count)]
 
 
-async def test_each_engine_gets_limits_with_the_token_of_its_revision(memory: Any) -> None:
+async def test_each_engine_gets_limits_with_the_token_of_its_revision(bench: Any) -> None:
     tokens = []
 
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         tokens.append(request.headers["Authorization"])
         return web.Response()
 
-    async with engine(answer) as (url, session):
-        pusher = LimitsPusher(session, fence=memory.fence, key=KEY)
+    async with engine(respond) as (url, session):
+        pusher = LimitsPusher(session, fence=bench.fence, key=KEY)
         assert await pusher.push("uid", pushes(url, 2)) == {}
     assert sorted(tokens) == sorted(
         f"Bearer {control_token(KEY, service_uid='uid', revision=name)}" for name in ("r0", "r1")
     )
 
 
-async def test_nothing_is_sent_once_the_lease_is_not_certain_any_more(memory: Any) -> None:
-    """Not even by pushes that waited for a slot when it ended."""
+async def test_nothing_is_sent_once_the_lease_is_no_longer_certain(bench: Any) -> None:
+    """This includes pushes that waited for a slot when the Lease expired."""
     sent = []
 
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         sent.append(await request.json())
-        memory.fence.close()
+        bench.fence.close()
         return web.Response()
 
-    async with engine(answer) as (url, session):
-        pusher = LimitsPusher(session, fence=memory.fence, key=KEY)
+    async with engine(respond) as (url, session):
+        pusher = LimitsPusher(session, fence=bench.fence, key=KEY)
         with pytest.raises(LeaseLostError, match="limits of pod-16 not written"):
             await pusher.push("uid", pushes(url, 17))
         assert len(sent) <= 16
@@ -75,16 +75,16 @@ async def test_nothing_is_sent_once_the_lease_is_not_certain_any_more(memory: An
     assert sent == []
 
 
-async def test_a_push_is_given_up_when_the_lease_ends(memory: Any) -> None:
+async def test_a_push_is_cancelled_when_the_lease_expires(bench: Any) -> None:
     ended = asyncio.Event()
 
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         await ended.wait()
         return web.Response()
 
-    memory.fence.extend(memory.clock.now_ns() + 50 * NS_PER_MS)
-    async with engine(answer) as (url, session):
-        pusher = LimitsPusher(session, fence=memory.fence, key=KEY)
+    bench.fence.extend(bench.clock.now_ns() + 50 * NS_PER_MS)
+    async with engine(respond) as (url, session):
+        pusher = LimitsPusher(session, fence=bench.fence, key=KEY)
         said = await pusher.push("uid", pushes(url, 1))
         ended.set()
     assert said == {"pod-0": "limits not pushed: no response within 0.05 s"}

@@ -1,4 +1,4 @@
-"""Fields change hands: all but those of the status, and it is known whose they were."""
+"""Fields are taken over, except fields of the status, and their former managers are returned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = entry(
 )
 
 
-def test_what_others_set_becomes_ours_and_is_named_as_the_server_names_it() -> None:
+def test_taken_over_fields_are_ours_and_named_in_the_servers_notation() -> None:
     theirs = {
         "f:metadata": {"f:labels": {"f:team": {}}},
         "f:spec": {
@@ -58,7 +58,7 @@ def test_what_others_set_becomes_ours_and_is_named_as_the_server_names_it() -> N
     }
 
 
-def test_the_status_stays_with_those_who_write_it() -> None:
+def test_fields_of_the_status_are_not_taken_over() -> None:
     controller = entry(
         "kube-controller-manager",
         {"f:metadata": {"f:annotations": {"f:revision": {}}}, "f:status": {"f:replicas": {}}},

@@ -1,4 +1,4 @@
-"""The command line of the operator: what it takes, what it refuses, what its help shows."""
+"""The command line of the operator: accepted and rejected options, and examples of its help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from goodput_operator.manager.options import parse_options
 IMAGES = ["--engine-image", "engine:1", "--router-image", "router:1"]
 
 
-def test_without_options_it_looks_after_all_namespaces() -> None:
+def test_the_default_is_all_namespaces() -> None:
     options = parse_options(IMAGES, {"HOSTNAME": "operator-0"})
     assert options.namespaces == ()
     assert options.kubeconfig is None
@@ -20,7 +20,7 @@ def test_without_options_it_looks_after_all_namespaces() -> None:
     assert options.identity != parse_options(IMAGES, {"HOSTNAME": "operator-0"}).identity
 
 
-def test_namespaces_are_repeated_and_kept_once() -> None:
+def test_repeated_namespaces_are_kept_once() -> None:
     options = parse_options([*IMAGES, "--namespace", "b", "--namespace", "a", "--namespace", "b"])
     assert options.namespaces == ("b", "a")
 
@@ -40,7 +40,7 @@ def test_namespaces_are_repeated_and_kept_once() -> None:
         "extra",
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_sentence(line: str) -> None:
+def test_an_invalid_option_is_rejected_in_one_sentence(line: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_options([*IMAGES, *shlex.split(line)])
     assert "goodput operator" in str(caught.value)
@@ -52,7 +52,7 @@ def test_images_are_required_because_only_the_chart_knows_them() -> None:
         parse_options([])
 
 
-def test_the_examples_of_the_help_are_lines_that_parse(
+def test_the_examples_of_the_help_can_be_parsed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):

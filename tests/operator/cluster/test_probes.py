@@ -1,4 +1,4 @@
-"""The operator's own port: what it answers, on every address of its pod, of either family."""
+"""The operator's probe port: its responses, on all addresses of both families."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ PODS = "/api/v1/pods"
 
 
 @pytest.fixture
-def health(memory: Any) -> Health:
-    async def turn(_: str) -> Result:
+def health(bench: Any) -> Health:
+    async def reconcile(_: str) -> Result:
         return Result()
 
-    workers = Workers(queue=WorkQueue[str](BackOff()), reconcile=turn, clock=memory.clock, count=1)
-    return Health(clock=memory.clock, paths=[PODS], fence=memory.fence, workers=workers)
+    workers = Workers(
+        queue=WorkQueue[str](BackOff()), reconcile=reconcile, clock=bench.clock, count=1
+    )
+    return Health(clock=bench.clock, paths=[PODS], fence=bench.fence, workers=workers)
 
 
 @pytest.fixture
@@ -38,24 +40,24 @@ async def probes(health: Health) -> AsyncIterator[ProbeServer]:
     await probes.stop()
 
 
-async def asked(probes: ProbeServer, *paths: str) -> list[tuple[int, Any]]:
+async def fetch(probes: ProbeServer, *paths: str) -> list[tuple[int, Any]]:
     """Return the response of the operator's port to each path."""
     port = await probes.start("127.0.0.1", 0)
-    answers = []
+    responses = []
     async with aiohttp.ClientSession() as http:
         for path in paths:
             async with http.get(f"http://127.0.0.1:{port}{path}") as response:
-                answers.append((response.status, await response.json()))
-    return answers
+                responses.append((response.status, await response.json()))
+    return responses
 
 
-async def test_an_operator_with_problems_is_not_alive_and_tells_what_is_how_old(
-    probes: ProbeServer, health: Health, memory: Any
+async def test_an_operator_with_problems_is_not_live_and_reports_ages(
+    probes: ProbeServer, health: Health, bench: Any
 ) -> None:
     health.note_watch(PODS)
     health.note_event()
-    memory.clock.ns += (2 * WATCH_S + 1) * NS_PER_S
-    ((status, report),) = await asked(probes, "/health/live")
+    bench.clock.ns += (2 * WATCH_S + 1) * NS_PER_S
+    ((status, report),) = await fetch(probes, "/health/live")
     assert status == 503
     assert report["problems"] == [f"no watch of {PODS} has started for 481 s"]
     assert report["watch_age_seconds"] == {PODS: 481}
@@ -64,12 +66,12 @@ async def test_an_operator_with_problems_is_not_alive_and_tells_what_is_how_old(
     assert report["overdue_seconds"] == 0
 
 
-async def test_an_operator_that_does_not_watch_everything_yet_is_alive_and_not_ready(
+async def test_an_operator_with_missing_watches_is_live_but_not_ready(
     probes: ProbeServer, health: Health
 ) -> None:
-    (live, report), (ready, said) = await asked(probes, "/health/live", "/health/ready")
+    (live, report), (ready, ready_report) = await fetch(probes, "/health/live", "/health/ready")
     assert (live, ready) == (200, 503)
-    assert report == said
+    assert report == ready_report
     assert (report["ready"], report["watch_age_seconds"]) == (False, {PODS: None})
 
 
@@ -79,7 +81,7 @@ def free_port() -> int:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
-async def test_everywhere_is_both_families(probes: ProbeServer, health: Health) -> None:
+async def test_two_colons_select_both_address_families(probes: ProbeServer, health: Health) -> None:
     health.note_watch(PODS)
     port = await probes.start("::", free_port())
     async with aiohttp.ClientSession() as http:
@@ -88,7 +90,7 @@ async def test_everywhere_is_both_families(probes: ProbeServer, health: Health) 
                 assert response.status == 200
 
 
-async def test_a_port_that_is_taken_is_said_so(probes: ProbeServer) -> None:
+async def test_a_port_in_use_is_reported(probes: ProbeServer) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UsageError, match="choose another with --probe-port"),

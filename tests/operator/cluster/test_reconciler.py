@@ -1,4 +1,4 @@
-"""A reconciliation: observe, decide, apply, and keep the memory for the next."""
+"""A reconciliation: observe, decide, apply, and keep the state for the next."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pythonjsonlogger.json import JsonFormatter
 
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
 from goodput_core.control import (
     Change,
     Knob,
@@ -26,7 +27,7 @@ from goodput_core.control import (
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
-from goodput_operator.kube.cache import Cache, Key, key_of, service_of, trim
+from goodput_operator.kube.cache import Cache, key_of, service_of, trim
 from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
 from goodput_operator.reconcile.apply import Applier, EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
@@ -53,8 +54,8 @@ def service(uid: str = "u1", version: int = 7, **status: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Numbers:
-    """Measures nothing; records forgotten services."""
+class NoMeasures:
+    """Measures nothing, and records deleted services."""
 
     forgotten: list[str] = field(default_factory=list)
 
@@ -65,45 +66,41 @@ class Numbers:
         self.forgotten.append(uid)
 
 
-class Held(Cache):
-    """A cache filled by a test."""
+class Harness:
+    """A reconciler with a cache and a decision that tests set."""
 
-    def __init__(self) -> None:
-        super().__init__(())
-        self.asked: dict[Key, list[dict[str, Any]]] = {}
-        self.parts: dict[Key, list[dict[str, Any]]] = {}
-
-    def _objects(self, key: Key) -> list[Any]:
-        return [*self.asked.get(key, ()), *self.parts.get(key, ())]
-
-
-class Parts:
-    """Reconciler over a cache and a decision that tests set."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-        self.held = held = Held()
+    def __init__(self, bench: Any) -> None:
+        self.bench = bench
+        self.cache = cache = Cache((kind, "") for kind in ("LLMService", "Deployment", "Pod"))
+        self.lists = 0
         self.actions: tuple[Action, ...] = ()
         self.changes: tuple[Change, ...] = ()
         self.foreign: tuple[tuple[str, str], ...] = ()
         self.law: ServiceDecision | None = None
         self.seen: list[Snapshot] = []
-        self.numbers = Numbers()
+        self.measures = NoMeasures()
         self.metrics = OperatorMetrics()
-        client = memory.client
-        self.rounds = Reconciler(
-            cache=held,
-            observer=Observer(cache=held, client=client, measure=self.numbers, clock=memory.clock),
+        client = bench.client
+        self.reconciler = Reconciler(
+            cache=cache,
+            observer=Observer(cache=cache, client=client, measure=self.measures, clock=bench.clock),
             decide=self.decide,
             applier=Applier(
                 client=client,
                 pusher=None,  # type: ignore[arg-type]
-                recorder=EventRecorder(client, clock=memory.clock, instance="op"),
+                recorder=EventRecorder(client, clock=bench.clock, instance="op"),
                 key=b"k" * 32,
             ),
-            measure=self.numbers,
+            measure=self.measures,
             metrics=self.metrics,
         )
+
+    def list_services(self, *services: dict[str, Any]) -> None:
+        """Replace the cached services, as a list of the API server does."""
+        self.lists += 1
+        version = {"resourceVersion": str(1000 + self.lists)}
+        content = {"apiVersion": "v1", "metadata": version, "items": services}
+        self.cache.replace("LLMService", "", content)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         self.seen.append(snapshot)
@@ -119,10 +116,16 @@ class Parts:
 
 
 @pytest.fixture
-def parts(memory: Any) -> Parts:
-    parts = Parts(memory)
-    parts.held.asked[KEY] = [service()]
-    return parts
+def harness(bench: Any) -> Harness:
+    harness = Harness(bench)
+    harness.list_services(service())
+    return harness
+
+
+def labelled(kind: str, name: str, *, service: str) -> dict[str, Any]:
+    labels = {OBJECT_LABEL_LLMSERVICE: service}
+    metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "7"}
+    return {"apiVersion": "v1", "kind": kind, "metadata": {**metadata, "labels": labels}}
 
 
 def apply_config_map() -> Apply:
@@ -132,137 +135,139 @@ def apply_config_map() -> Apply:
     return Apply(body=body)
 
 
-async def test_a_snapshot_holds_the_service_and_what_is_labelled_with_it(parts: Parts) -> None:
-    child = {"kind": "Deployment", "metadata": {"name": "chat-1", "namespace": "ns"}}
-    pod = {"kind": "Pod", "metadata": {"name": "chat-1-x", "namespace": "ns"}}
-    parts.held.parts[KEY] = [child, pod]
-    parts.held.parts["ns", "other"] = [{"kind": "Deployment", "metadata": {"name": "other"}}]
-    turn = await parts.rounds.reconcile(KEY)
-    (snapshot,) = parts.seen
+async def test_a_snapshot_contains_the_service_and_its_labelled_objects(harness: Harness) -> None:
+    child = labelled("Deployment", "chat-1", service="chat")
+    pod = labelled("Pod", "chat-1-x", service="chat")
+    for body in (child, pod, labelled("Deployment", "other-1", service="other")):
+        harness.cache.update(body, deleted=False)
+    result = await harness.reconciler.reconcile(KEY)
+    (snapshot,) = harness.seen
     assert snapshot.service == service()
     assert (snapshot.objects, snapshot.pods) == ((child,), (pod,))
     assert snapshot.memory == Memory()
-    assert (turn.again_at_ns, turn.failed, turn.deleted) == (42, False, False)
+    assert (result.again_at_ns, result.failed, result.deleted) == (42, False, False)
 
 
-async def test_memory_and_failures_reach_the_next_reconciliation(parts: Parts) -> None:
-    parts.actions = (apply_config_map(),)
-    refusal = (403, {"reason": "Forbidden", "message": "exceeded quota"})
-    parts.memory.server.refuse["PATCH", CONFIG_MAP] = refusal
-    await parts.rounds.reconcile(KEY)
-    parts.actions = ()
-    await parts.rounds.reconcile(KEY)
-    await parts.rounds.reconcile(KEY)
-    assert [s.memory.startups_ns for s in parts.seen] == [(), (1,), (1, 1)]
-    assert [dict(s.failures) for s in parts.seen] == [
+async def test_memory_and_failures_reach_the_next_reconciliation(harness: Harness) -> None:
+    harness.actions = (apply_config_map(),)
+    rejection = (403, {"reason": "Forbidden", "message": "exceeded quota"})
+    harness.bench.server.rejections["PATCH", CONFIG_MAP] = rejection
+    await harness.reconciler.reconcile(KEY)
+    harness.actions = ()
+    await harness.reconciler.reconcile(KEY)
+    await harness.reconciler.reconcile(KEY)
+    assert [s.memory.startups_ns for s in harness.seen] == [(), (1,), (1, 1)]
+    assert [dict(s.failures) for s in harness.seen] == [
         {},
         {("ConfigMap", "chat"): "exceeded quota"},
         {},
     ]
 
 
-async def test_a_temporary_failure_fails_the_reconciliation(parts: Parts) -> None:
-    parts.actions = (apply_config_map(),)
-    parts.memory.server.refuse["PATCH", CONFIG_MAP] = (503, {"message": "busy"})
-    assert (await parts.rounds.reconcile(KEY)).failed
-    await parts.rounds.reconcile(KEY)
-    assert parts.seen[1].delayed == {("ConfigMap", "chat"): "busy"}
-    assert parts.seen[1].failures == {}
+async def test_a_temporary_failure_fails_the_reconciliation(harness: Harness) -> None:
+    harness.actions = (apply_config_map(),)
+    harness.bench.server.rejections["PATCH", CONFIG_MAP] = (503, {"message": "busy"})
+    assert (await harness.reconciler.reconcile(KEY)).failed
+    await harness.reconciler.reconcile(KEY)
+    assert harness.seen[1].delayed == {("ConfigMap", "chat"): "busy"}
+    assert harness.seen[1].failures == {}
 
 
-async def test_a_foreign_object_is_in_the_snapshot_until_it_is_gone(parts: Parts) -> None:
-    parts.memory.server.put(CONFIG_MAP, {"kind": "ConfigMap", "data": {}})
-    parts.actions = (apply_config_map(),)
-    await parts.rounds.reconcile(KEY)
-    parts.actions, parts.foreign = (), (("ConfigMap", "chat"),)
-    await parts.rounds.reconcile(KEY)
-    del parts.memory.server.objects[CONFIG_MAP]
-    await parts.rounds.reconcile(KEY)
-    names = [[(o["kind"], o["metadata"]["name"]) for o in s.objects] for s in parts.seen]
+async def test_a_foreign_object_is_in_the_snapshot_until_it_is_deleted(harness: Harness) -> None:
+    harness.bench.server.put(CONFIG_MAP, {"kind": "ConfigMap", "data": {}})
+    harness.actions = (apply_config_map(),)
+    await harness.reconciler.reconcile(KEY)
+    harness.actions, harness.foreign = (), (("ConfigMap", "chat"),)
+    await harness.reconciler.reconcile(KEY)
+    del harness.bench.server.objects[CONFIG_MAP]
+    await harness.reconciler.reconcile(KEY)
+    names = [[(o["kind"], o["metadata"]["name"]) for o in s.objects] for s in harness.seen]
     assert names == [[], [("ConfigMap", "chat")], []]
-    assert ("ConfigMap", "chat") in parts.seen[1].failures
+    assert ("ConfigMap", "chat") in harness.seen[1].failures
 
 
-async def test_a_foreign_object_in_a_place_that_is_wanted_no_more_is_not_asked_for(
-    parts: Parts,
+async def test_a_foreign_object_whose_name_is_no_longer_needed_is_not_read(
+    harness: Harness,
 ) -> None:
-    parts.memory.server.put(CONFIG_MAP, {"kind": "ConfigMap", "data": {}})
-    parts.actions = (apply_config_map(),)
-    await parts.rounds.reconcile(KEY)
-    parts.actions = ()
-    await parts.rounds.reconcile(KEY)
-    parts.memory.server.calls.clear()
-    await parts.rounds.reconcile(KEY)
-    assert parts.memory.server.calls == []
-    assert parts.seen[-1].objects == ()
+    harness.bench.server.put(CONFIG_MAP, {"kind": "ConfigMap", "data": {}})
+    harness.actions = (apply_config_map(),)
+    await harness.reconciler.reconcile(KEY)
+    harness.actions = ()
+    await harness.reconciler.reconcile(KEY)
+    harness.bench.server.calls.clear()
+    await harness.reconciler.reconcile(KEY)
+    assert harness.bench.server.calls == []
+    assert harness.seen[-1].objects == ()
 
 
-async def test_a_namesake_starts_afresh(parts: Parts) -> None:
-    await parts.rounds.reconcile(KEY)
-    parts.held.asked[KEY] = [service(uid="u2")]
-    await parts.rounds.reconcile(KEY)
-    assert parts.seen[1].memory == Memory()
-    assert parts.numbers.forgotten == ["u1"]
+async def test_a_later_service_of_the_same_name_starts_with_an_empty_record(
+    harness: Harness,
+) -> None:
+    await harness.reconciler.reconcile(KEY)
+    harness.list_services(service(uid="u2"))
+    await harness.reconciler.reconcile(KEY)
+    assert harness.seen[1].memory == Memory()
+    assert harness.measures.forgotten == ["u1"]
 
 
-async def test_while_two_namesakes_are_seen_the_later_one_counts(parts: Parts) -> None:
-    parts.held.asked[KEY] = [service(uid="u2", version=100), service(uid="u1", version=99)]
-    await parts.rounds.reconcile(KEY)
-    assert parts.seen[0].service["metadata"]["uid"] == "u2"
+async def test_the_later_of_two_cached_services_of_one_name_is_reconciled(harness: Harness) -> None:
+    harness.list_services(service(uid="u2", version=100), service(uid="u1", version=99))
+    await harness.reconciler.reconcile(KEY)
+    assert harness.seen[0].service["metadata"]["uid"] == "u2"
 
 
-async def test_a_service_that_is_gone_leaves_nothing(parts: Parts) -> None:
-    parts.held.asked[KEY] = [service(replicas=3)]
-    await parts.rounds.reconcile(KEY)
-    assert b'llmservice="chat"' in parts.metrics.expose(leading=True, waiting=0)
-    parts.held.asked.clear()
-    turn = await parts.rounds.reconcile(KEY)
-    assert turn.deleted
-    assert len(parts.seen) == 1
-    assert parts.numbers.forgotten == ["u1"]
-    assert b'llmservice="chat"' not in parts.metrics.expose(leading=True, waiting=0)
+async def test_a_deleted_service_leaves_no_state(harness: Harness) -> None:
+    harness.list_services(service(replicas=3))
+    await harness.reconciler.reconcile(KEY)
+    assert b'llmservice="chat"' in harness.metrics.expose(leading=True, waiting=0)
+    harness.list_services()
+    result = await harness.reconciler.reconcile(KEY)
+    assert result.deleted
+    assert len(harness.seen) == 1
+    assert harness.measures.forgotten == ["u1"]
+    assert b'llmservice="chat"' not in harness.metrics.expose(leading=True, waiting=0)
 
 
-async def test_metrics_follow_the_status_after_a_reconciliation(parts: Parts) -> None:
-    def says(name: str) -> bool:
-        text = parts.metrics.expose(leading=True, waiting=0).decode()
+async def test_metrics_follow_the_status_after_a_reconciliation(harness: Harness) -> None:
+    def exposed(name: str) -> bool:
+        text = harness.metrics.expose(leading=True, waiting=0).decode()
         return f'goodput_service_{name}{{llmservice="chat",namespace="ns"}}' in text
 
-    parts.memory.server.put(CHAT, service(version=7))
-    parts.held.asked[KEY] = [service(replicas=1, recommendedReplicas=4)]
-    parts.actions = (WriteStatus(status={"replicas": 2, "recommendedReplicas": 3}),)
-    await parts.rounds.reconcile(KEY)
-    assert says("replicas")
+    harness.bench.server.put(CHAT, service(version=7))
+    harness.list_services(service(replicas=1, recommendedReplicas=4))
+    harness.actions = (WriteStatus(status={"replicas": 2, "recommendedReplicas": 3}),)
+    await harness.reconciler.reconcile(KEY)
+    assert exposed("replicas")
     assert b'goodput_service_recommended_replicas{llmservice="chat",namespace="ns"} 3.0' in (
-        parts.metrics.expose(leading=True, waiting=0)
+        harness.metrics.expose(leading=True, waiting=0)
     )
-    parts.actions = (WriteStatus(status={"replicas": 2}),)
-    await parts.rounds.reconcile(KEY)
-    assert says("replicas")
-    assert not says("recommended_replicas"), "nothing is recommended any more"
+    harness.actions = (WriteStatus(status={"replicas": 2}),)
+    await harness.reconciler.reconcile(KEY)
+    assert exposed("replicas")
+    assert not exposed("recommended_replicas"), "there is no recommendation any more"
 
 
-async def test_decisions_are_counted_as_long_as_the_service_is_there(parts: Parts) -> None:
-    parts.changes = (
+async def test_decisions_are_counted_until_the_service_is_deleted(harness: Harness) -> None:
+    harness.changes = (
         Change(knob=Knob.REPLICAS, reason="Demand", message="more", applied=True),
         Change(knob=Knob.TOKEN_BUDGET, reason="TPOTMissed", message="less", applied=False),
     )
-    await parts.rounds.reconcile(KEY)
-    await parts.rounds.reconcile(KEY)
+    await harness.reconciler.reconcile(KEY)
+    await harness.reconciler.reconcile(KEY)
     name = 'goodput_service_decisions_total{applied="%s",knob="%s",llmservice="chat",%s} 2.0'
-    text = parts.metrics.expose(leading=True, waiting=0).decode()
+    text = harness.metrics.expose(leading=True, waiting=0).decode()
     assert name % ("true", "Replicas", 'namespace="ns",reason="Demand"') in text
     assert name % ("false", "TokenBudget", 'namespace="ns",reason="TPOTMissed"') in text
-    parts.held.asked.clear()
-    await parts.rounds.reconcile(KEY)
+    harness.list_services()
+    await harness.reconciler.reconcile(KEY)
     assert (
         "goodput_service_decisions_total{"
-        not in parts.metrics.expose(leading=True, waiting=0).decode()
+        not in harness.metrics.expose(leading=True, waiting=0).decode()
     )
 
 
 async def test_a_decision_is_logged_with_its_inputs_as_json(
-    parts: Parts, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     classes = [{"name": "a", "ttftMs": 500, "tpotMs": 50}]
     manifest = {"model": {"source": "emulated://unit"}, "slo": {"classes": classes}}
@@ -277,10 +282,10 @@ async def test_a_decision_is_logged_with_its_inputs_as_json(
         ),
         desired_replicas=1,
     )
-    _, parts.law = service_law(ServiceState(), seen, ServiceParams.of(spec), 5)
-    parts.changes = (Change(knob=Knob.REPLICAS, reason="Demand", message="more", applied=True),)
+    _, harness.law = service_law(ServiceState(), seen, ServiceParams.of(spec), 5)
+    harness.changes = (Change(knob=Knob.REPLICAS, reason="Demand", message="more", applied=True),)
     with caplog.at_level(logging.INFO, logger="goodput_operator"):
-        await parts.rounds.reconcile(KEY)
+        await harness.reconciler.reconcile(KEY)
     (record,) = caplog.records
     assert record.getMessage() == EVENT_DECISION
     line = json.loads(JsonFormatter().format(record))
@@ -293,34 +298,34 @@ async def test_a_decision_is_logged_with_its_inputs_as_json(
     assert inputs["replica_law"]["current"] == 1
 
 
-async def test_a_status_that_was_just_written_is_seen_before_the_watch_brings_it(
-    parts: Parts,
+async def test_a_written_status_is_observed_before_the_watch_delivers_it(
+    harness: Harness,
 ) -> None:
-    parts.memory.server.put(CHAT, service(version=7))
-    parts.memory.server.objects[CHAT]["metadata"]["resourceVersion"] = "7"
-    parts.actions = (WriteStatus(status={"replicas": 2}),)
-    await parts.rounds.reconcile(KEY)
-    parts.actions = ()
-    await parts.rounds.reconcile(KEY)
-    assert parts.seen[1].service["status"] == {"replicas": 2}
-    parts.held.asked[KEY] = [service(version=9, replicas=5)]
-    await parts.rounds.reconcile(KEY)
-    assert parts.seen[2].service["status"] == {"replicas": 5}, "what is newer counts"
+    harness.bench.server.put(CHAT, service(version=7))
+    harness.bench.server.objects[CHAT]["metadata"]["resourceVersion"] = "7"
+    harness.actions = (WriteStatus(status={"replicas": 2}),)
+    await harness.reconciler.reconcile(KEY)
+    harness.actions = ()
+    await harness.reconciler.reconcile(KEY)
+    assert harness.seen[1].service["status"] == {"replicas": 2}
+    harness.list_services(service(version=9, replicas=5))
+    await harness.reconciler.reconcile(KEY)
+    assert harness.seen[2].service["status"] == {"replicas": 5}, "the later version is observed"
 
 
-async def test_an_exception_leaves_the_service_as_it_was_remembered(parts: Parts) -> None:
-    await parts.rounds.reconcile(KEY)
+async def test_an_exception_leaves_the_memory_of_the_service_unchanged(harness: Harness) -> None:
+    await harness.reconciler.reconcile(KEY)
 
     def broken(_: Snapshot) -> Decision:
         raise ValueError("a bug")
 
-    parts.rounds._decide = broken
+    harness.reconciler._decide = broken
     with pytest.raises(ValueError, match="a bug"):
-        await parts.rounds.reconcile(KEY)
-    parts.rounds._decide = parts.decide
-    await parts.rounds.reconcile(KEY)
-    assert parts.seen[-1].memory.startups_ns == (1,)
-    text = parts.metrics.expose(leading=True, waiting=0)
+        await harness.reconciler.reconcile(KEY)
+    harness.reconciler._decide = harness.decide
+    await harness.reconciler.reconcile(KEY)
+    assert harness.seen[-1].memory.startups_ns == (1,)
+    text = harness.metrics.expose(leading=True, waiting=0)
     assert b'goodput_operator_turns_total{outcome="error"} 1.0' in text
     assert b'goodput_operator_turns_total{outcome="ok"} 2.0' in text
 
@@ -328,10 +333,10 @@ async def test_an_exception_leaves_the_service_as_it_was_remembered(parts: Parts
 def test_a_cached_pod_has_no_managed_fields() -> None:
     body = {"kind": "Pod", "metadata": {"name": "p", "managedFields": [1]}, "spec": {"a": 1}}
     assert trim(body) == {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"a": 1}}
-    assert body["metadata"] == {"name": "p", "managedFields": [1]}, "the original is not ours"
+    assert body["metadata"] == {"name": "p", "managedFields": [1]}, "the original is unchanged"
 
 
-def test_an_object_belongs_to_the_service_that_it_is_labelled_with() -> None:
+def test_an_object_belongs_to_the_service_in_its_label() -> None:
     labels = {"goodput.dev/llmservice": "chat"}
     assert service_of({"metadata": {"namespace": "ns", "name": "x", "labels": labels}}) == KEY
     assert service_of({"metadata": {"namespace": "ns", "name": "x"}}) is None

@@ -1,4 +1,4 @@
-"""The operator's start and end: what it needs is checked first, what it holds is freed last."""
+"""The start and the end of the operator: its requirements, and the order of the shutdown."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 PATH = "/apis/goodput.dev/v1alpha1"
 
 
-async def test_without_the_custom_resource_it_says_what_to_install(memory: Any) -> None:
+async def test_a_missing_resource_definition_is_reported_with_a_remedy(bench: Any) -> None:
     with pytest.raises(UnreachableError, match="install its custom resource definition"):
-        await require_served(memory.client)
+        await require_served(bench.client)
 
 
-async def test_a_refusal_has_the_servers_message(memory: Any) -> None:
+async def test_a_rejected_discovery_has_the_servers_message(bench: Any) -> None:
     refusal = {"reason": "Forbidden", "message": 'User "op" cannot get path'}
-    memory.server.refuse["GET", PATH] = (403, refusal)
+    bench.server.rejections["GET", PATH] = (403, refusal)
     with pytest.raises(UnreachableError, match='User "op" cannot get path'):
-        await require_served(memory.client)
+        await require_served(bench.client)
 
 
-async def test_an_api_server_that_serves_them_is_all_it_takes(memory: Any) -> None:
-    memory.server.objects[PATH] = {"kind": "APIResourceList"}
-    await require_served(memory.client)
+async def test_an_api_server_that_serves_the_resource_is_accepted(bench: Any) -> None:
+    bench.server.objects[PATH] = {"kind": "APIResourceList"}
+    await require_served(bench.client)
 
 
 @pytest.fixture
-def operator(memory: Any) -> Operator:
+def operator(bench: Any) -> Operator:
     return Operator(
         parse_options(["--engine-image", "engine:1", "--router-image", "router:1"]),
-        decide=lambda _: pytest.fail("nothing is decided"),
-        measure=lambda _: pytest.fail("nothing is measured"),
-        clock=memory.clock,
+        decide=lambda _: pytest.fail("a decision"),
+        measure=lambda _: pytest.fail("a measurement"),
+        clock=bench.clock,
         on_failure=lambda: pytest.fail("the operator failed"),
     )
 
@@ -63,7 +63,7 @@ async def test_repeated_logins_wait_before_watches_are_retried(
 
 
 def list_all(operator: Operator, *services: dict[str, Any], version: int = 1) -> None:
-    """As Kopf begins: each kind once, the services first."""
+    """List each kind once, services first, as Kopf does at its start."""
     for path, (kind, _) in operator._watched.items():
         items = list(services) if kind == "LLMService" else []
         metadata = {"resourceVersion": str(version)}
@@ -83,7 +83,7 @@ async def test_no_service_is_reconciled_before_all_kinds_are_listed(
     operator._leading = leads
     operator._store_list(f"{PATH}/llmservices", {**NOTHING, "items": [SERVICE]})
     operator.enqueue(("ns", "chat"))
-    assert operator._workers.queue.waiting() == 0, "its children may be there, unlisted"
+    assert operator._workers.queue.waiting() == 0, "its children may exist, but are not listed yet"
     list_all(operator, SERVICE, version=9)
     assert operator._workers.queue.waiting() == leads
 
@@ -94,7 +94,7 @@ async def test_a_service_missing_from_a_later_list_is_reconciled(
 ) -> None:
     list_all(operator, SERVICE, version=6)
     operator._leading = leads
-    operator._store_list(PATH, {"kind": "APIResourceList"})  # what Kopf asks beside
+    operator._store_list(PATH, {"kind": "APIResourceList"})  # another request of Kopf
     operator._store_list(f"{PATH}/namespaces/elsewhere/llmservices", NOTHING)
     assert operator._workers.queue.waiting() == 0
     operator._store_list(f"{PATH}/llmservices", NOTHING)
@@ -145,20 +145,20 @@ def free_lock(operator: Operator) -> FencingLock:
     )
 
 
-async def test_a_worker_that_ends_is_named_as_what_ended_the_operator(operator: Operator) -> None:
+async def test_the_error_of_a_worker_ends_the_operator_and_is_stored(operator: Operator) -> None:
     ended: list[bool] = []
     operator._on_failure = lambda: ended.append(True)
 
     async def worker() -> None:
-        raise ValueError("a schedule that makes no sense")
+        raise ValueError("a defect of the queue")
 
     operator._workers._work = worker  # type: ignore[method-assign]
     await operator._supervise(free_lock(operator))
-    assert str(operator.failure) == "a schedule that makes no sense"
+    assert str(operator.failure) == "a defect of the queue"
     assert ended == [True]
 
 
-async def test_the_lease_is_given_back_after_the_last_write_has_ended(operator: Operator) -> None:
+async def test_the_lease_is_released_after_the_last_write_has_ended(operator: Operator) -> None:
     order: list[str] = []
 
     async def held(what: str) -> None:
@@ -177,14 +177,14 @@ async def test_the_lease_is_given_back_after_the_last_write_has_ended(operator: 
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """As a container runtime starts a process; gives the number that it may have."""
+    """Lower the limit of open files as container runtimes do, and return its maximum."""
     was, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
     yield most
     resource.setrlimit(resource.RLIMIT_NOFILE, (was, most))
 
 
-async def test_it_takes_all_the_open_files_that_it_may_have(
+async def test_the_limit_of_open_files_is_raised_to_its_maximum(
     operator: Operator, few_files: int
 ) -> None:
     with pytest.raises(InputError, match="key"):
@@ -194,7 +194,7 @@ async def test_it_takes_all_the_open_files_that_it_may_have(
 
 @pytest.fixture
 def collections_of_old_objects() -> Iterator[Callable[[], int]]:
-    """How often everything was searched for garbage, with Python's own settings to begin with."""
+    """Count collections of old objects, beginning with Python's default thresholds."""
     was = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     gc.collect()
@@ -202,7 +202,7 @@ def collections_of_old_objects() -> Iterator[Callable[[], int]]:
     gc.set_threshold(*was)
 
 
-async def test_short_lived_objects_do_not_become_old(
+async def test_short_lived_objects_stay_in_the_young_generation(
     operator: Operator, collections_of_old_objects: Callable[[], int]
 ) -> None:
     with pytest.raises(InputError, match="key"):

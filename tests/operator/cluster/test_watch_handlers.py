@@ -1,4 +1,4 @@
-"""The handlers and settings that Kopf gets, by which it never writes."""
+"""The handlers and settings of Kopf, with which it never writes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ LABELS = {"goodput.dev/llmservice": "chat"}
 
 
 class Watches:
-    """The registered handlers, called by hand."""
+    """The registered handlers, called by tests."""
 
     def __init__(self) -> None:
         self.registry = kopf.OperatorRegistry()
-        self.told: list[tuple[Any, bool]] = []
-        self.wanted: list[tuple[str, str]] = []
+        self.changes: list[tuple[Any, bool]] = []
+        self.enqueued: list[tuple[str, str]] = []
         register_watches(
             self.registry,
-            on_change=lambda body, deleted: self.told.append((body, deleted)),
-            enqueue=self.wanted.append,
+            on_change=lambda body, deleted: self.changes.append((body, deleted)),
+            enqueue=self.enqueued.append,
         )
         self._events = {h.id: h.fn for h in self.registry._watching.get_all_handlers()}
         self._memos: dict[str, kopf.Memo] = defaultdict(kopf.Memo)
 
     async def event(self, plural: str, body: dict[str, Any], kind: str | None = None) -> None:
-        told: Any = self._events[f"{plural}-event"]  # type: ignore[index]
-        # Kopf keeps one for each object, until it is deleted.
+        handler: Any = self._events[f"{plural}-event"]  # type: ignore[index]
+        # Kopf keeps one memo per object until the object is deleted.
         uid = body["metadata"].get("uid", "")
         memo = self._memos.pop(uid, kopf.Memo()) if kind == "DELETED" else self._memos[uid]
-        await told(event={"type": kind, "object": body}, body=body, memo=memo)
+        await handler(event={"type": kind, "object": body}, body=body, memo=memo)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def service(generation: int = 1, **more: Any) -> dict[str, Any]:
     return {"kind": "LLMService", "metadata": metadata}
 
 
-def test_nothing_makes_kopf_write_a_finalizer_or_an_annotation(watches: Watches) -> None:
+def test_no_handler_makes_kopf_write_a_finalizer_or_an_annotation(watches: Watches) -> None:
     registry = watches.registry
     assert list(registry._changing.get_all_handlers()) == []
     assert list(registry._spawning.get_all_handlers()) == []
@@ -69,8 +69,8 @@ async def test_a_change_of_a_services_status_alone_enqueues_nothing(
 ) -> None:
     await watches.event("llmservices", service())
     await watches.event("llmservices", service() | {"status": {"replicas": 1}}, "MODIFIED")
-    assert watches.wanted == [("ns", "chat")]
-    assert len(watches.told) == 2, "but the cache has it"
+    assert watches.enqueued == [("ns", "chat")]
+    assert len(watches.changes) == 2, "the cache is updated"
 
 
 @pytest.mark.parametrize(
@@ -84,28 +84,28 @@ async def test_a_change_of_a_services_status_alone_enqueues_nothing(
     ],
     ids=["spec", "label", "annotation", "deletion", "namesake"],
 )
-async def test_any_other_change_of_a_service_is_one(
+async def test_any_other_change_of_a_service_enqueues_it(
     watches: Watches, changed: dict[str, Any]
 ) -> None:
     await watches.event("llmservices", service())
     await watches.event("llmservices", changed, "MODIFIED")
-    assert watches.wanted == [("ns", "chat")] * 2
+    assert watches.enqueued == [("ns", "chat")] * 2
 
 
 async def test_a_deleted_service_is_enqueued_once_more(watches: Watches) -> None:
     await watches.event("llmservices", service())
     await watches.event("llmservices", service(), "DELETED")
     await watches.event("llmservices", service(), "ADDED")
-    assert watches.wanted == [("ns", "chat")] * 3
+    assert watches.enqueued == [("ns", "chat")] * 3
 
 
-async def test_a_part_names_the_service_that_it_is_labelled_with(watches: Watches) -> None:
+async def test_a_child_enqueues_the_service_in_its_label(watches: Watches) -> None:
     ours = {"metadata": {"name": "chat-1", "namespace": "ns", "labels": LABELS}}
     theirs = {"metadata": {"name": "other", "namespace": "ns"}}
     for plural in (POD.plural, *(kind.plural for kind in CHILDREN)):
         await watches.event(plural, ours)
         await watches.event(plural, theirs)
-    assert watches.wanted == [("ns", "chat")] * (1 + len(CHILDREN))
+    assert watches.enqueued == [("ns", "chat")] * (1 + len(CHILDREN))
 
 
 async def test_every_event_is_delivered_and_deletions_are_marked(watches: Watches) -> None:
@@ -113,21 +113,23 @@ async def test_every_event_is_delivered_and_deletions_are_marked(watches: Watche
     for kind in (None, "ADDED", "MODIFIED", "DELETED"):
         await watches.event("pods", pod, kind)
         await watches.event("llmservices", service(), kind)
-    whether = [False, False, False, True]
-    assert [deleted for body, deleted in watches.told if body == pod] == whether
-    assert [deleted for body, deleted in watches.told if body == service()] == whether
+    deleted_flags = [False, False, False, True]
+    assert [deleted for body, deleted in watches.changes if body == pod] == deleted_flags
+    assert [deleted for body, deleted in watches.changes if body == service()] == deleted_flags
 
 
-def test_kopf_keeps_no_index(
+def test_no_kopf_index_is_registered(
     watches: Watches,
 ) -> None:
     assert list(watches.registry._indexing.get_all_handlers()) == []
 
 
-def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters(watches: Watches) -> None:
+def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters_by_label(
+    watches: Watches,
+) -> None:
     settings = kopf.OperatorSettings()
-    unlike = {"chunk_size": 500, "initial_streaming": True}
-    for name, value in unlike.items():
+    non_default = {"chunk_size": 500, "initial_streaming": True}
+    for name, value in non_default.items():
         setattr(settings.watching, name, value)
     configure(settings)
     waits = (
@@ -139,7 +141,9 @@ def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters(watches: Watch
     )
     assert all(wait is not None and wait <= 300 for wait in waits)
     assert not settings.posting.enabled
-    assert not any(getattr(settings.watching, name) for name in unlike), "one answer lists all"
+    assert not any(getattr(settings.watching, name) for name in non_default), (
+        "one response has the complete list"
+    )
     assert settings.scanning.disabled
     backoffs: Any = settings.networking.error_backoffs
     assert list(itertools.islice(backoffs, 7)) == [1, 2, 4, 8, 15, 15, 15]

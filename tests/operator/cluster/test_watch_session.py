@@ -15,36 +15,38 @@ PODS = "/api/v1/pods"
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "7"}, "items": []}
 
 
-async def test_a_list_is_reported_before_it_is_returned_but_no_watch_and_no_refusal() -> None:
-    asked: list[Any] = []
+async def test_lists_are_reported_before_kopf_reads_them_but_watches_and_rejections_are_not() -> (
+    None
+):
+    tokens: list[Any] = []
 
     async def handler(request: web.Request) -> web.Response:
-        asked.append(request.headers.get("Authorization"))
+        tokens.append(request.headers.get("Authorization"))
         if "watch" in request.query:
             return web.Response(text=json.dumps({"type": "BOOKMARK"}) + "\n")
         return web.json_response(LIST, status=int(request.query.get("status", "200")))
 
     app = web.Application()
     app.router.add_get(PODS, handler)
-    heard: list[str] = []
+    requested: list[str] = []
     listed: list[Any] = []
     async with TestServer(app) as server:
         configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
         configuration.api_key = {"BearerToken": "Bearer secret"}
         async with ApiClient(configuration) as api:
-            kopfs = await watch_session(
-                api, on_request=heard.append, on_list=lambda *told: listed.append(told)
+            kopf_session = await watch_session(
+                api, on_request=requested.append, on_list=lambda *call: listed.append(call)
             )
-            async with kopfs.aiohttp_session as session:
-                url = f"{kopfs.server}{PODS}"
-                async with session.get(url, params={"labelSelector": "a"}) as answer:
+            async with kopf_session.aiohttp_session as session:
+                url = f"{kopf_session.server}{PODS}"
+                async with session.get(url, params={"labelSelector": "a"}) as response:
                     assert listed == []
-                    assert await answer.json() == LIST
-                assert (heard, listed) == ([PODS], [(PODS, LIST)])
-                async with session.get(url, params={"watch": "true"}) as answer:
-                    assert [line async for line in answer.content] == [b'{"type": "BOOKMARK"}\n']
-                assert heard == [PODS, PODS]
-                async with session.get(url, params={"status": "403"}) as answer:
-                    assert await answer.json() == LIST
-    assert (heard, listed) == ([PODS, PODS], [(PODS, LIST)])
-    assert asked == ["Bearer secret"] * 3
+                    assert await response.json() == LIST
+                assert (requested, listed) == ([PODS], [(PODS, LIST)])
+                async with session.get(url, params={"watch": "true"}) as response:
+                    assert [line async for line in response.content] == [b'{"type": "BOOKMARK"}\n']
+                assert requested == [PODS, PODS]
+                async with session.get(url, params={"status": "403"}) as response:
+                    assert await response.json() == LIST
+    assert (requested, listed) == ([PODS, PODS], [(PODS, LIST)])
+    assert tokens == ["Bearer secret"] * 3

@@ -1,4 +1,4 @@
-"""Workers: bounded, one turn a key at a time, and no turn that goes wrong ends the others'."""
+"""Workers: a bounded number, one reconciliation per key, and failures do not affect other keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BACK_OFF = BackOff(first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS)
 
 @contextlib.asynccontextmanager
 async def working(
-    turn: Callable[[str], Awaitable[Result]], count: int = 4
+    reconcile: Callable[[str], Awaitable[Result]], count: int = 4
 ) -> AsyncIterator[Workers[str]]:
-    schedule: WorkQueue[str] = WorkQueue(BACK_OFF, gap_ns=0)
-    workers = Workers(queue=schedule, reconcile=turn, clock=SystemClock(), count=count)
+    queue: WorkQueue[str] = WorkQueue(BACK_OFF, gap_ns=0)
+    workers = Workers(queue=queue, reconcile=reconcile, clock=SystemClock(), count=count)
     task = asyncio.create_task(workers.run())
     try:
         yield workers
@@ -35,111 +35,111 @@ async def working(
             await task
 
 
-async def test_turns_of_different_keys_overlap_up_to_the_bound() -> None:
-    at_once, most = Counter[str](), 0
-    full, go_on, all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_reconciliations_of_different_keys_overlap_up_to_the_limit() -> None:
+    running, most = Counter[str](), 0
+    full, release, all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
     ended: set[str] = set()
 
-    async def turn(key: str) -> Result:
+    async def reconcile(key: str) -> Result:
         nonlocal most
-        at_once[key] += 1
-        most = max(most, at_once.total())
-        if at_once.total() == 3:
+        running[key] += 1
+        most = max(most, running.total())
+        if running.total() == 3:
             full.set()
-        await go_on.wait()
-        at_once[key] -= 1
+        await release.wait()
+        running[key] -= 1
         ended.add(key)
         if len(ended) == 10:
             all_done.set()
         return Result()
 
-    async with working(turn, count=3) as workers:
+    async with working(reconcile, count=3) as workers:
         for number in range(10):
             workers.add(f"key-{number}")
         await full.wait()
         await asyncio.sleep(0)
-        go_on.set()
+        release.set()
         await all_done.wait()
     assert most == 3
 
 
-async def test_one_key_never_has_two_turns_at_once_and_its_events_are_not_lost() -> None:
-    running, turns, seen = 0, 0, 0
+async def test_reconciliations_of_one_key_never_overlap_and_no_request_is_lost() -> None:
+    running, count, seen = 0, 0, 0
     latest = 0
     done = asyncio.Event()
 
-    async def turn(_: str) -> Result:
-        nonlocal running, turns, seen
+    async def reconcile(_: str) -> Result:
+        nonlocal running, count, seen
         running += 1
         assert running == 1
         saw = latest
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         running -= 1
-        turns += 1
+        count += 1
         seen = max(seen, saw)
         if seen == 50:
             done.set()
         return Result()
 
-    async with working(turn) as workers:
+    async with working(reconcile) as workers:
         for number in range(1, 51):
             latest = number
             workers.add("chat")
             await asyncio.sleep(0)
         await done.wait()
-    assert turns <= 50
+    assert count <= 50
 
 
 async def test_an_exception_is_logged_and_the_key_is_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    turns = Counter[str]()
+    count = Counter[str]()
     done = asyncio.Event()
 
-    async def turn(key: str) -> Result:
-        turns[key] += 1
-        if key == "bad" and turns[key] < 3:
+    async def reconcile(key: str) -> Result:
+        count[key] += 1
+        if key == "bad" and count[key] < 3:
             raise ValueError("a bug")
-        if turns["bad"] == 3 and turns["good"]:
+        if count["bad"] == 3 and count["good"]:
             done.set()
         return Result()
 
-    async with working(turn, count=1) as workers:
+    async with working(reconcile, count=1) as workers:
         workers.add("bad")
         workers.add("good")
         await done.wait()
     assert [record.getMessage() for record in caplog.records] == ["reconciliation failed"] * 2
-    assert turns["good"] == 1
+    assert count["good"] == 1
 
 
 async def test_a_requested_later_reconciliation_happens() -> None:
-    clock, begun = SystemClock(), []
+    clock, started = SystemClock(), []
     done = asyncio.Event()
 
-    async def turn(_: str) -> Result:
-        begun.append(clock.now_ns())
-        if len(begun) == 2:
+    async def reconcile(_: str) -> Result:
+        started.append(clock.now_ns())
+        if len(started) == 2:
             done.set()
             return Result()
         return Result(again_at_ns=clock.now_ns() + 20 * NS_PER_MS)
 
-    async with working(turn) as workers:
+    async with working(reconcile) as workers:
         workers.add("chat")
         await done.wait()
         assert workers.finished_ns is not None
-    assert begun[1] - begun[0] >= 20 * NS_PER_MS
+    assert started[1] - started[0] >= 20 * NS_PER_MS
 
 
-async def test_a_key_that_is_gone_is_forgotten() -> None:
+async def test_a_deleted_key_is_forgotten() -> None:
     second = asyncio.Event()
 
-    async def turn(key: str) -> Result:
+    async def reconcile(key: str) -> Result:
         if key == "later":
             second.set()
         return Result(deleted=True)
 
-    async with working(turn, count=1) as workers:
+    async with working(reconcile, count=1) as workers:
         workers.add("chat")
         workers.add("later")
         await second.wait()

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition says what the dataclasses say, within the API server's limits."""
+"""The CustomResourceDefinition agrees with the dataclasses, within the API server's limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXT = yaml.safe_dump(CRD, sort_keys=False, width=100, allow_unicode=True)
 
 
 def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema inside this one, by its path."""
+    """Yield a schema and all nested schemas with their paths."""
     yield path, schema
     for name, part in schema.get("properties", {}).items():
         yield from nodes(part, f"{path}.{name}")
@@ -71,7 +71,7 @@ def test_the_definition_is_far_below_the_size_limit_of_objects() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(DECLARED))
-def test_every_field_is_in_the_schema_with_its_default_and_its_sentence(path: str) -> None:
+def test_every_field_is_in_the_schema_with_its_default_and_description(path: str) -> None:
     field, node = DECLARED[path], NODES[path]
     assert node["description"].startswith(field.rule.doc)
     parent = NODES[path.rpartition(".")[0]]
@@ -103,7 +103,7 @@ def test_every_text_list_and_map_is_bounded(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "choices"),
     [
         (".spec.engine.policy", Policy),
         (".spec.engine.preemption", Preemption),
@@ -112,8 +112,8 @@ def test_every_text_list_and_map_is_bounded(path: str) -> None:
     ],
     ids=str,
 )
-def test_a_choice_has_the_words_of_its_enum(path: str, words: type[Policy]) -> None:
-    assert NODES[path]["enum"] == [word.value for word in words]
+def test_a_choice_has_the_values_of_its_enum(path: str, choices: type[Policy]) -> None:
+    assert NODES[path]["enum"] == [choice.value for choice in choices]
 
 
 def test_every_rule_between_fields_is_a_rule_of_the_schema_at_the_same_field() -> None:
@@ -141,7 +141,7 @@ def test_a_list_that_is_a_map_has_its_key(name: str) -> None:
         assert key in node["items"]["required"]
 
 
-def test_only_names_are_asked_of_the_metadata() -> None:
+def test_only_the_name_of_the_metadata_is_validated() -> None:
     name = ROOT["properties"]["metadata"]["properties"]
     assert name == {
         "name": {
@@ -152,14 +152,14 @@ def test_only_names_are_asked_of_the_metadata() -> None:
     }
 
 
-def test_an_autoscaler_finds_replicas_and_pods() -> None:
+def test_the_scale_subresource_has_replicas_and_selector() -> None:
     scale = VERSION["subresources"]["scale"]
     for path in scale.values():
         assert path in NODES
     assert VERSION["subresources"]["status"] == {}
 
 
-def test_columns_print_what_the_schema_has() -> None:
+def test_columns_print_fields_of_the_schema() -> None:
     columns = VERSION["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if column["priority"] == 0]
     assert shown == ["Replicas", "Attainment", "Goodput", "Budget", "Phase", "Age"]

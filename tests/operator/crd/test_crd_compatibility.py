@@ -1,8 +1,8 @@
-"""Within v1alpha1 only optional fields are added: what a release took, every later one takes.
+"""Within v1alpha1 only optional fields are added: later releases accept every earlier manifest.
 
-`released/` holds the schema of each release, never changed once its tag is there. 0.1.0 has none
-yet: until then its file is what clusters have that follow the main branch, and changing it is a
-decision, not an accident.
+`released/` contains the schema of each release, which does not change once the release is tagged.
+0.1.0 is not tagged yet. Until then its file is the schema of the main branch, and a change of it
+must be deliberate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 RELEASED = sorted(Path(__file__).with_name("released").glob("*.yaml"))
-# Of each bound: whether a newer value is narrower than an older one.
+# By keyword of a bound: True if a new value is narrower than the old one.
 NARROWER: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "minimum": lambda old, new: new > old,
     "minLength": lambda old, new: new > old,
@@ -32,7 +32,7 @@ NARROWER: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "pattern": lambda old, new: new != old,
     "enum": lambda old, new: not set(old) <= set(new),
 }
-# What means something else when it changes at all; most are no bounds of values.
+# Keywords of which any change is breaking.
 FIXED: Final = (
     "type",
     "x-kubernetes-int-or-string",
@@ -69,7 +69,7 @@ def breaking(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterat
 
 
 def keeps(old: Any, new: Any) -> bool:
-    """True if a default has the same meaning; an object's may add new fields."""
+    """True if a default has the same meaning; the default of an object may add new fields."""
     if isinstance(new, dict):
         return (old or {}).items() <= new.items()
     return bool(old == new)
@@ -100,7 +100,7 @@ def engine(schema: dict[str, Any]) -> Any:
     return schema["properties"]["spec"]["properties"]["engine"]["properties"]
 
 
-def promise(schema: dict[str, Any]) -> Any:
+def classes(schema: dict[str, Any]) -> Any:
     slo = schema["properties"]["spec"]["properties"]["slo"]
     return slo["properties"]["classes"]
 
@@ -123,8 +123,8 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], object], str | None]] = [
         lambda s: engine(s)["tokenBudget"]["default"].update(extra=1),
         None,
     ),
-    ("a field newly required", lambda s: promise(s)["items"]["required"].append("e2eMs"), "e2eMs:"),
-    ("a field no longer required", lambda s: promise(s)["items"]["required"].remove("name"), None),
+    ("a field newly required", lambda s: classes(s)["items"]["required"].append("e2eMs"), "e2eMs:"),
+    ("a field no longer required", lambda s: classes(s)["items"]["required"].remove("name"), None),
     ("another type", lambda s: engine(s)["image"].update(type="integer"), "type changed"),
     ("another default", lambda s: engine(s)["maxNumSeqs"].update(default=1), "another default"),
     ("a default gone", lambda s: engine(s)["maxNumSeqs"].pop("default"), "another default"),
@@ -132,10 +132,10 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], object], str | None]] = [
     ("a higher maximum", lambda s: engine(s)["maxNumSeqs"].update(maximum=1 << 30), None),
     ("a new bound", lambda s: engine(s)["image"].update(pattern="^a$"), "pattern is narrower"),
     ("a bound gone", lambda s: engine(s)["image"].pop("maxLength"), None),
-    ("a shorter list", lambda s: promise(s).update(maxItems=2), "maxItems is narrower"),
-    ("a word less", lambda s: engine(s)["policy"]["enum"].remove("slo"), "enum is narrower"),
-    ("a word more", lambda s: engine(s)["policy"]["enum"].append("edf"), None),
-    ("another key", lambda s: promise(s).pop("x-kubernetes-list-map-keys"), "keys changed"),
+    ("a shorter list", lambda s: classes(s).update(maxItems=2), "maxItems is narrower"),
+    ("a removed choice", lambda s: engine(s)["policy"]["enum"].remove("slo"), "enum is narrower"),
+    ("an added choice", lambda s: engine(s)["policy"]["enum"].append("edf"), None),
+    ("another key", lambda s: classes(s).pop("x-kubernetes-list-map-keys"), "keys changed"),
     (
         "a new rule",
         lambda s: engine(s)["tokenBudget"]["x-kubernetes-validations"].append({"rule": "false"}),
@@ -147,7 +147,7 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], object], str | None]] = [
         None,
     ),
     (
-        "another sentence",
+        "another description",
         lambda s: engine(s)["image"].update(description="An image."),
         None,
     ),
@@ -155,17 +155,19 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], object], str | None]] = [
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(c, said) for _, c, said in CHANGES], ids=[name for name, _, _ in CHANGES]
+    ("change", "reported"),
+    [(c, reported) for _, c, reported in CHANGES],
+    ids=[name for name, _, _ in CHANGES],
 )
 def test_a_breaking_change_is_named(
-    change: Callable[[dict[str, Any]], object], said: str | None
+    change: Callable[[dict[str, Any]], object], reported: str | None
 ) -> None:
     old = schema_of(render_crd())
     new = copy.deepcopy(old)
     change(new)
     found = list(breaking(old, new))
-    if said is None:
+    if reported is None:
         assert found == []
     else:
         assert len(found) == 1
-        assert said in found[0]
+        assert reported in found[0]

@@ -1,7 +1,7 @@
-"""A cluster made of dictionaries: it applies, defaults, deletes and runs Deployments.
+"""A cluster of dictionaries that applies and deletes objects, and runs Deployments.
 
-Only what `decide` can see of a cluster is modelled, with the habits that drift detection must
-accept: defaults are filled in, quantities rewritten, empty values dropped.
+It models only the state that `decide` reads, with the changes of the API server that are not drift:
+defaults are filled in, quantities rewritten, empty values dropped.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 NAME = "chat"
 UID = "service-uid"
-ROUND_NS = 5 * NS_PER_S
+STEP_NS = 5 * NS_PER_S
 INSTALLATION = Installation(engine_image="engine:1", router_image="engine:1")
-LEAST: dict[str, Any] = {
+MINIMAL: dict[str, Any] = {
     "model": {"source": "emulated://unit"},
     "replicas": 2,
     "slo": {"classes": [{"name": "a", "ttftMs": 500, "tpotMs": 50, "objective": "99%"}]},
@@ -50,13 +50,13 @@ class Cluster:
     """One service in a cluster.
 
     Attributes:
-        spec: of the service; `ask` changes it.
+        spec: spec of the service; `update_spec` changes it.
         broken: revisions whose pods never become ready.
-        secrets: names of those that were made.
-        kept_back: how many pods may become ready in a step.
+        secrets: names of the created Secrets.
+        written: kind and name of each applied or deleted object.
     """
 
-    spec: dict[str, Any] = field(default_factory=lambda: copy.deepcopy(LEAST))
+    spec: dict[str, Any] = field(default_factory=lambda: copy.deepcopy(MINIMAL))
     installation: Installation = INSTALLATION
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class Cluster:
     counter: int = 0
     events: list[Emit] = field(default_factory=list)
     pushed: list[Push] = field(default_factory=list)
-    touched: list[tuple[str, str]] = field(default_factory=list)
+    written: list[tuple[str, str]] = field(default_factory=list)
 
-    # --- what tests do --------------------------------------------------------------------
-    def ask(self, **spec: Any) -> None:
-        """Change the spec; None takes a field away."""
+    # --- changes by tests -----------------------------------------------------------------
+    def update_spec(self, **spec: Any) -> None:
+        """Change the spec; None removes a field."""
         self.spec = {k: v for k, v in {**self.spec, **spec}.items() if v is not None}
         self.generation += 1
 
@@ -87,15 +87,15 @@ class Cluster:
     def put(self, body: dict[str, Any]) -> None:
         """Create an object of another owner."""
         self.counter += 1
-        body["metadata"]["uid"] = f"theirs-{self.counter}"
+        body["metadata"]["uid"] = f"foreign-{self.counter}"
         self.objects[body["kind"], body["metadata"]["name"]] = body
-        self._touch(body)
+        self._bump_version(body)
 
     def edit(self, kind: str, name: str, change: Callable[[dict[str, Any]], object]) -> None:
         """Edit an object by hand."""
         body = self.objects[kind, name]
         change(body)
-        self._touch(body)
+        self._bump_version(body)
 
     def remove(self, kind: str, name: str) -> None:
         del self.objects[kind, name]
@@ -109,7 +109,7 @@ class Cluster:
         return str(one.get("message", ""))
 
     def secrets_read(self) -> set[str]:
-        """From which engines take their token."""
+        """Return the names of the Secrets from which engines read their token."""
         return {
             variable["valueFrom"]["secretKeyRef"]["name"]
             for (kind, name), body in self.objects.items()
@@ -134,7 +134,7 @@ class Cluster:
             and body["spec"]["selector"]["matchLabels"]["goodput.dev/role"] == role
         }
 
-    # --- rounds ---------------------------------------------------------------------------
+    # --- reconciliations ------------------------------------------------------------------
     def snapshot(self, measures: Measures | None = None) -> Snapshot:
         service = {
             "apiVersion": "goodput.dev/v1alpha1",
@@ -163,7 +163,7 @@ class Cluster:
         )
 
     def decide(self, measures: Measures | None = None) -> Decision:
-        """Decide and apply, without anything else happening in the cluster."""
+        """Decide and apply, without a change of pods."""
         decision = decide(self.snapshot(measures), self.installation)
         self.failures, self.delayed = {}, {}
         for action in decision.actions:
@@ -171,19 +171,19 @@ class Cluster:
         self.memory = decision.memory
         return decision
 
-    def round(self, measures: Measures | None = None, *, ready: int = 99) -> Decision:
-        """One round, and then Deployments and pods get on."""
+    def reconcile(self, measures: Measures | None = None, *, ready: int = 99) -> Decision:
+        """Decide and apply, and then run Deployments and pods."""
         decision = self.decide(measures)
         self.run_deployments(ready=ready)
-        self.now_ns += ROUND_NS
+        self.now_ns += STEP_NS
         return decision
 
-    def settle(self, rounds: int = 60) -> int:
-        """Reconciler until one has nothing to do; how many."""
-        for count in range(rounds):
-            if not self.round().actions and not self.round().actions:
+    def settle(self, most: int = 60) -> int:
+        """Reconcile until there is nothing to do; return the number of attempts."""
+        for count in range(most):
+            if not self.reconcile().actions and not self.reconcile().actions:
                 return count
-        raise AssertionError(f"no end: {self.round().actions}")
+        raise AssertionError(f"not settled: {self.reconcile().actions}")
 
     # --- the API server -------------------------------------------------------------------
     def _carry_out(self, action: object) -> None:
@@ -196,7 +196,7 @@ class Cluster:
                 body = self.objects.get((action.kind, action.name))
                 if body is not None and body["metadata"]["uid"] == action.uid:
                     del self.objects[action.kind, action.name]
-                    self.touched.append((action.kind, action.name))
+                    self.written.append((action.kind, action.name))
             case WriteStatus():
                 self.status = copy.deepcopy(dict(action.status))
             case Emit():
@@ -209,7 +209,7 @@ class Cluster:
     def _apply(self, action: Apply) -> None:
         body = copy.deepcopy(dict(action.body))
         key = (body["kind"], body["metadata"]["name"])
-        self.touched.append(key)
+        self.written.append(key)
         live = self.objects.get(key)
         if live is None:
             self.objects[key] = self._stored(body)
@@ -219,7 +219,7 @@ class Cluster:
             merged["data"] = body["data"]
         if merged != live:
             self.objects[key] = merged
-            self._touch(merged)
+            self._bump_version(merged)
 
     def _stored(self, body: dict[str, Any]) -> dict[str, Any]:
         self.counter += 1
@@ -237,10 +237,10 @@ class Cluster:
             body["data"] = json.loads(json.dumps(body["data"], sort_keys=True))
         if body["kind"] == "Service":
             body["spec"].setdefault("sessionAffinity", "None")
-        self._touch(body)
+        self._bump_version(body)
         return body
 
-    def _touch(self, body: dict[str, Any]) -> None:
+    def _bump_version(self, body: dict[str, Any]) -> None:
         self.counter += 1
         body["metadata"]["resourceVersion"] = str(self.counter)
         body["metadata"]["generation"] = body["metadata"].get("generation", 0) + 1
@@ -250,7 +250,7 @@ class Cluster:
         ours = [
             body
             for (kind, _), body in self.objects.items()
-            if kind == "Deployment" and not body["metadata"]["uid"].startswith("theirs")
+            if kind == "Deployment" and not body["metadata"]["uid"].startswith("foreign")
         ]
         for body in ours:
             self._run(body)
@@ -267,7 +267,7 @@ class Cluster:
     def _run(self, body: dict[str, Any]) -> None:
         mine = self._pods_of(body)
         wanted = body["spec"]["replicas"]
-        # As the real controller: those that are not ready go first.
+        # As the real controller does, delete pods that are not ready first.
         for pod in sorted(mine, key=_ready)[: max(0, len(mine) - wanted)]:
             del self.pods[pod["metadata"]["name"]]
         for _ in range(wanted - len(mine)):
@@ -305,7 +305,7 @@ class Cluster:
     def _revision(self, pod: Mapping[str, Any]) -> str:
         return str(pod["metadata"]["labels"]["goodput.dev/revision"])
 
-    # --- what was measured ----------------------------------------------------------------
+    # --- measurements ---------------------------------------------------------------------
     def measured(
         self,
         good: int = 0,
@@ -316,9 +316,9 @@ class Cluster:
         limits: int = 1,
         **state: Any,
     ) -> Measures:
-        """An interval of ten seconds in which every ready engine answered.
+        """Return measurements of ten seconds, with a response of every ready engine.
 
-        Routers deliver the requests of `over_s` seconds, as after an operator's start.
+        Routers deliver the counts of `over_s` seconds, as after an operator's start.
         """
         seconds = None
         if signal is Signal.FRESH:
@@ -346,7 +346,7 @@ def _ready(pod: Mapping[str, Any]) -> bool:
 
 
 def _normal(value: Any, key: str = "") -> Any:
-    """As the API server writes it: nothing empty, quantities in its own way."""
+    """Return a value as the API server stores it: no empty values, canonical quantities."""
     if isinstance(value, dict):
         return {
             k: _normal(v, k)
@@ -362,7 +362,7 @@ _MAPS = {"containers": "name", "env": "name", "volumes": "name", "volumeMounts":
 
 
 def _merged(live: Any, wanted: Any, key: str = "") -> Any:
-    """A forced server-side apply: our fields over what there is."""
+    """Return the result of a forced server-side apply."""
     if isinstance(live, dict) and isinstance(wanted, dict) and key != "selector":
         return {
             k: _merged(live[k], wanted[k], k)
@@ -380,24 +380,24 @@ def _merged(live: Any, wanted: Any, key: str = "") -> Any:
 
 @pytest.fixture(scope="session")
 def new_cluster() -> type[Cluster]:
-    """Makes clusters; for tests that make several."""
+    """Return the class, for tests with several clusters."""
     return Cluster
 
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """An empty cluster with a service of two engines."""
+    """Return an empty cluster with a service of two engines."""
     return Cluster()
 
 
 @pytest.fixture
 def running(cluster: Cluster) -> Cluster:
-    """The same, settled."""
+    """Return a settled cluster with a service of two engines."""
     cluster.settle()
     return cluster
 
 
 @pytest.fixture(scope="session")
 def other_installation() -> Installation:
-    """An installation with a later version of all images."""
+    """Return an installation with a later version of all images."""
     return replace(INSTALLATION, engine_image="engine:2", router_image="engine:2")

@@ -23,7 +23,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason", "says"),
+    ("spec", "reason", "message"),
     [
         ({"minReplicas": 9, "maxReplicas": 2}, "InvalidSpec", "spec.minReplicas: 9 is above"),
         ({"engine": {"policy": "magic"}}, "InvalidSpec", "spec.engine.policy: must be one of"),
@@ -47,7 +47,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
     ],
     ids=[
         "between fields",
-        "a word",
+        "an unknown value",
         "a missing field",
         "a gate",
         "weights",
@@ -56,18 +56,18 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
     ],
 )
 @pytest.mark.parametrize("before", [False, True], ids=["new", "running"])
-def test_a_spec_that_cannot_be_followed_stalls_and_changes_nothing(
-    cluster: Cluster, before: bool, spec: dict[str, Any], reason: str, says: str
+def test_an_invalid_spec_stalls_and_changes_nothing(
+    cluster: Cluster, before: bool, spec: dict[str, Any], reason: str, message: str
 ) -> None:
     if before:
         cluster.settle()
-    cluster.ask(**spec)
-    cluster.touched.clear()
+    cluster.update_spec(**spec)
+    cluster.written.clear()
     cluster.settle()
     assert cluster.condition("Stalled") == ("True", reason)
-    assert cluster.message("Stalled").startswith(says)
+    assert cluster.message("Stalled").startswith(message)
     assert cluster.condition("Ready")[0] == str(before)
-    assert cluster.touched == []
+    assert cluster.written == []
     assert cluster.status["observedGeneration"] == cluster.generation
     assert cluster.status["summary"]["phase"] == reason
     assert reason in [e.reason for e in cluster.events if e.warning]
@@ -105,19 +105,19 @@ POD_PROBLEMS = [
 
 
 @pytest.mark.parametrize(
-    ("status", "stalled", "says"),
+    ("status", "stalled", "message"),
     POD_PROBLEMS,
     ids=["image", "secret", "crash", "memory", "starting"],
 )
 def test_a_pod_that_cannot_start_is_reported_with_the_clusters_message(
-    running: Cluster, status: dict[str, Any], stalled: tuple[str, str], says: str
+    running: Cluster, status: dict[str, Any], stalled: tuple[str, str], message: str
 ) -> None:
     pod = running.engines()[0]
     pod["status"] = status
     running.broken = set(running.deployments())
-    running.round()
+    running.reconcile()
     assert running.condition("Stalled") == stalled
-    assert says in running.message("Stalled")
+    assert message in running.message("Stalled")
     running.broken = set()
     running.settle()
     pod["status"].pop("containerStatuses")
@@ -128,27 +128,27 @@ def test_a_pod_that_cannot_start_is_reported_with_the_clusters_message(
 def test_a_prometheus_server_that_is_not_allowed_stalls_and_changes_nothing_else(
     running: Cluster,
 ) -> None:
-    running.ask(control={"prometheus": {"url": "http://prometheus:9090"}})
+    running.update_spec(control={"prometheus": {"url": "http://prometheus:9090"}})
     running.settle()
     assert running.condition("Stalled") == ("True", "PrometheusNotAllowed")
     assert running.condition("Ready") == ("True", "Serving")
     allowed = frozenset({"http://prometheus:9090"})
     running.installation = replace(running.installation, prometheus_urls=allowed)
-    running.touched.clear()
+    running.written.clear()
     running.settle()
     assert running.condition("Stalled") == ("False", "Unhindered")
-    assert running.touched == [], "allowed URLs replace no pod"
+    assert running.written == [], "allowed URLs replace no pod"
 
 
 def test_a_pod_without_a_node_reconciles_and_limits_scaling(running: Cluster) -> None:
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
     running.broken = set(running.deployments())
-    running.ask(replicas=3)
-    running.round()
+    running.update_spec(replicas=3)
+    running.reconcile()
     (pod,) = running.engines(ready=False)
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     pod["status"] = {"conditions": [{**unscheduled, "message": message}]}
-    running.round()
+    running.reconcile()
     assert running.condition("Stalled") == ("False", "Unhindered")
     assert running.condition("Reconciling") == ("True", "Unschedulable")
     assert running.condition("ScalingLimited") == ("True", "Unschedulable")
@@ -179,24 +179,24 @@ def test_a_pod_without_a_node_reconciles_and_limits_scaling(running: Cluster) ->
     ],
     ids=["quota", "admission", "deadline"],
 )
-def test_what_a_deployment_complains_of_stalls(
+def test_a_failure_reported_by_a_deployment_stalls(
     running: Cluster, condition: dict[str, Any], reason: str
 ) -> None:
     (name,) = running.deployments()
     running.objects["Deployment", name]["status"]["conditions"] = [condition]
-    running.round()
+    running.reconcile()
     assert running.condition("Stalled") == ("True", reason)
     assert condition["message"] in running.message("Stalled")
     limited = "False" if reason == "ProgressDeadlineExceeded" else "True"
     assert running.condition("ScalingLimited")[0] == limited
 
 
-def test_a_refused_object_stalls_in_the_servers_words(running: Cluster) -> None:
+def test_a_rejected_object_stalls_with_the_servers_message(running: Cluster) -> None:
     running.remove("Service", "chat")
-    running.round()
+    running.reconcile()
     running.remove("Service", "chat")
     running.failures = {("Service", "chat"): 'exceeded quota: "few", requested: services=1'}
-    running.round()
+    running.reconcile()
     assert running.condition("Stalled") == ("True", "QuotaExceeded")
     assert running.message("Stalled").startswith("Service chat: exceeded quota")
     assert running.condition("Reconciling") == ("True", "Creating")
@@ -204,23 +204,21 @@ def test_a_refused_object_stalls_in_the_servers_words(running: Cluster) -> None:
     assert [e.reason for e in running.events][-1] == "Recovered"
 
 
-@pytest.mark.parametrize("gone", [True, False], ids=["missing", "edited"])
-def test_what_the_server_is_not_able_to_do_just_now_stalls_nothing(
-    running: Cluster, gone: bool
-) -> None:
-    words = "the API server did not respond within 10 s"
+@pytest.mark.parametrize("missing", [True, False], ids=["missing", "edited"])
+def test_a_temporary_failure_does_not_stall(running: Cluster, missing: bool) -> None:
+    message = "the API server did not respond within 10 s"
     key = ("Service", "chat")
     before = len(running.events)
-    if gone:
+    if missing:
         running.remove(*key)
-    running.delayed = {key: words, ("Event", "Scaled"): "busy", ("LLMService", "chat"): "busy"}
-    running.round()
+    running.delayed = {key: message, ("Event", "Scaled"): "busy", ("LLMService", "chat"): "busy"}
+    running.reconcile()
     assert running.condition("Stalled") == ("False", "Unhindered")
-    assert running.condition("Reconciling") == ("True", "Creating" if gone else "Retrying")
-    assert running.message("Reconciling").endswith(f"Service chat: {words}")
+    assert running.condition("Reconciling") == ("True", "Creating" if missing else "Retrying")
+    assert running.message("Reconciling").endswith(f"Service chat: {message}")
     running.settle()
     assert running.condition("Reconciling") == ("False", "Settled")
-    assert running.events[before:] == [], "nothing had happened"
+    assert running.events[before:] == [], "no state changed"
 
 
 WINDOWS = [
@@ -236,59 +234,61 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize(("counts", "says", "message"), WINDOWS, ids=[str(c[0]) for c in WINDOWS])
-def test_slo_attained_is_the_verdict_of_a_run(
-    running: Cluster, counts: list[tuple[int, int]], says: tuple[str, str], message: str
+@pytest.mark.parametrize(
+    ("counts", "condition", "message"), WINDOWS, ids=[str(c[0]) for c in WINDOWS]
+)
+def test_slo_attained_follows_the_rule_of_a_run(
+    running: Cluster, counts: list[tuple[int, int]], condition: tuple[str, str], message: str
 ) -> None:
     for good, total in counts:
         over_s = 300 if len(counts) == 1 else 10
-        running.round(running.measured(good, total, over_s=over_s))
-    assert running.condition("SLOAttained") == says
+        running.reconcile(running.measured(good, total, over_s=over_s))
+    assert running.condition("SLOAttained") == condition
     assert message in running.message("SLOAttained")
 
 
 def test_1066_requests_just_below_95_percent_are_not_too_few(running: Cluster) -> None:
-    (promised,) = running.spec["slo"]["classes"]
-    running.ask(slo={"classes": [promised | {"objective": "95%"}]})
-    running.round(running.measured(1005, 1066, over_s=300))
+    (slo_class,) = running.spec["slo"]["classes"]
+    running.update_spec(slo={"classes": [slo_class | {"objective": "95%"}]})
+    running.reconcile(running.measured(1005, 1066, over_s=300))
     assert running.condition("SLOAttained") == ("Unknown", "IntervalSpansObjective")
 
 
 def test_a_long_window_is_judged_again_after_a_sixtieth_of_its_length(running: Cluster) -> None:
-    running.round(running.measured(500, 500, over_s=3600))
+    running.reconcile(running.measured(500, 500, over_s=3600))
     assert running.condition("SLOAttained") == ("True", "Attained")
     assert "60 minutes" in running.message("SLOAttained")
     for _ in range(5):
-        running.round(running.measured(1, 2, over_s=1))
+        running.reconcile(running.measured(1, 2, over_s=1))
         assert "500 of 500" in running.message("SLOAttained")
     running.now_ns += 60 * NS_PER_S
-    running.round(running.measured(1, 2, over_s=1))
+    running.reconcile(running.measured(1, 2, over_s=1))
     assert "of 500" not in running.message("SLOAttained")
 
 
-def test_five_minutes_that_fail_are_not_waited_for(running: Cluster) -> None:
-    running.round(running.measured(500, 500, over_s=3600))
+def test_a_failing_five_minute_window_is_reported_at_once(running: Cluster) -> None:
+    running.reconcile(running.measured(500, 500, over_s=3600))
     assert "60 minutes" in running.message("SLOAttained")
-    running.round(running.measured(0, 50, over_s=10))
+    running.reconcile(running.measured(0, 50, over_s=10))
     assert running.condition("SLOAttained") == ("False", "Missed")
 
 
-def test_a_declared_outage_takes_a_longer_window(running: Cluster) -> None:
-    running.round(running.measured(5000, 5000, over_s=300))
+def test_a_declared_outage_needs_a_longer_window(running: Cluster) -> None:
+    running.reconcile(running.measured(5000, 5000, over_s=300))
     assert running.condition("SLOAttained") == ("True", "Attained")
-    running.ask(slo=running.spec["slo"] | {"outageSeconds": 10})
-    running.round(running.measured(5, 5))
+    running.update_spec(slo=running.spec["slo"] | {"outageSeconds": 10})
+    running.reconcile(running.measured(5, 5))
     assert running.condition("SLOAttained") == ("Unknown", "IntervalSpansObjective")
     assert "an unobserved outage" in running.message("SLOAttained")
 
 
 def test_counts_follow_the_requests_while_other_things_are_written(running: Cluster) -> None:
-    """A reconciliation that measured nothing writes the latest counts, not the stored ones."""
-    running.round(running.measured(5, 5))
+    """A reconciliation without measurements writes the latest counts, not the stored ones."""
+    running.reconcile(running.measured(5, 5))
     written = running.status["classes"]
     for count in range(1, 15):
-        running.round(running.measured(5, 5))
-        # Something else changes, and is written at once.
+        running.reconcile(running.measured(5, 5))
+        # Another part of the status changes, and is written at once.
         pod = running.engines()[0]
         pod["status"]["conditions"] = [{"type": "Ready", "status": str(count % 2 == 0)}]
         running.run_deployments(ready=0)
@@ -297,10 +297,10 @@ def test_counts_follow_the_requests_while_other_things_are_written(running: Clus
     assert now["total"] == 75 > then["total"]
 
 
-def test_counts_are_written_once_a_minute_without_a_measurement_at_that_instant(
+def test_counts_are_written_once_a_minute_without_a_measurement_at_that_time(
     running: Cluster,
 ) -> None:
-    running.round(running.measured(5, 5))
+    running.reconcile(running.measured(5, 5))
     running.now_ns += NS_PER_S
     decision = running.decide(running.measured(5, 5))
     due_ns = decision.wake_at_ns
@@ -309,7 +309,7 @@ def test_counts_are_written_once_a_minute_without_a_measurement_at_that_instant(
         assert due_ns is not None
         running.now_ns = due_ns
         due_ns = running.decide().wake_at_ns
-        assert running.now_ns < 10_200 * NS_PER_S, "nothing was written for minutes"
+        assert running.now_ns < 10_200 * NS_PER_S, "counts were not written for minutes"
     assert running.status["classes"][0]["total"] == 10
 
 
@@ -318,11 +318,11 @@ def test_counts_are_written_once_a_minute_without_a_measurement_at_that_instant(
     [(Signal.FAILED, "ScrapeFailed"), (Signal.MISSING, "MetricsMissing")],
     ids=["no answer", "no numbers"],
 )
-def test_what_could_not_be_measured_is_not_no_traffic(
+def test_missing_measurements_are_not_reported_as_no_traffic(
     running: Cluster, signal: Signal, reason: str
 ) -> None:
-    running.round(running.measured(500, 500, over_s=300))
-    running.round(running.measured(0, 0, signal=signal))
+    running.reconcile(running.measured(500, 500, over_s=300))
+    running.reconcile(running.measured(0, 0, signal=signal))
     assert running.condition("SLOAttained") == ("Unknown", reason)
 
 
@@ -331,78 +331,78 @@ def test_what_could_not_be_measured_is_not_no_traffic(
     [(Signal.FAILED, "ScrapeFailed"), (Signal.MISSING, "MetricsMissing")],
     ids=["no answer", "no numbers"],
 )
-def test_a_pod_without_numbers_is_named_and_an_engine_s_are_not_the_promise_s(
+def test_an_engine_without_measurements_is_reported_and_does_not_affect_slo_attained(
     running: Cluster, signal: Signal, reason: str
 ) -> None:
-    engine = UnmeasuredPod(role="engine", pod="chat-1", signal=signal, detail="it hangs")
-    running.round(replace(running.measured(500, 500, over_s=300), unmeasured=(engine,)))
+    engine = UnmeasuredPod(role="engine", pod="chat-1", signal=signal, detail="a timeout")
+    running.reconcile(replace(running.measured(500, 500, over_s=300), unmeasured=(engine,)))
     assert running.condition("SLOAttained") == ("True", "Attained")
     assert running.events[-1] == Emit(
-        warning=True, reason=reason, message="engine chat-1: it hangs"
+        warning=True, reason=reason, message="engine chat-1: a timeout"
     )
-    router = UnmeasuredPod(role="router", pod="chat-r", signal=signal, detail="it hangs too")
-    running.round(replace(running.measured(0, 0, signal=signal), unmeasured=(router, engine)))
+    router = UnmeasuredPod(role="router", pod="chat-r", signal=signal, detail="a second timeout")
+    running.reconcile(replace(running.measured(0, 0, signal=signal), unmeasured=(router, engine)))
     assert running.condition("SLOAttained") == ("Unknown", reason)
-    assert running.message("SLOAttained") == "it hangs too"
+    assert running.message("SLOAttained") == "a second timeout"
 
 
-def test_silent_pods_are_reported_once_in_one_event(running: Cluster) -> None:
-    def silent(*pods: str) -> Measures:
+def test_unmeasured_pods_are_reported_once_in_one_event(running: Cluster) -> None:
+    def unmeasured(*pods: str) -> Measures:
         those = (
             UnmeasuredPod(role="engine", pod=p, signal=Signal.FAILED, detail="hangs") for p in pods
         )
         return replace(running.measured(300, 300), unmeasured=tuple(those))
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return [one.message for one in running.events if one.reason == "ScrapeFailed"]
 
     for _ in range(3):
-        running.round(silent("chat-1", "chat-2", "chat-3"))
-        running.round()
-    assert told() == ["engine chat-1: hangs; and 2 more"]
-    running.round(silent("chat-2", "chat-3", "chat-4"))
-    assert told()[1:] == ["engine chat-4: hangs"]
-    running.round(silent())
-    running.round(silent("chat-2"))
-    assert told()[2:] == ["engine chat-2: hangs"], "it had answered in between"
+        running.reconcile(unmeasured("chat-1", "chat-2", "chat-3"))
+        running.reconcile()
+    assert reported() == ["engine chat-1: hangs; and 2 more"]
+    running.reconcile(unmeasured("chat-2", "chat-3", "chat-4"))
+    assert reported()[1:] == ["engine chat-4: hangs"]
+    running.reconcile(unmeasured())
+    running.reconcile(unmeasured("chat-2"))
+    assert reported()[2:] == ["engine chat-2: hangs"], "the engine had responded in between"
 
 
 def test_no_traffic_is_reported_only_after_a_measurement(cluster: Cluster) -> None:
     cluster.settle()
     assert cluster.condition("SLOAttained") == ("Unknown", "MetricsMissing")
-    cluster.round(cluster.measured(0, 0))
+    cluster.reconcile(cluster.measured(0, 0))
     assert cluster.condition("SLOAttained") == ("Unknown", "NoTraffic")
-    cluster.round()
-    assert cluster.condition("SLOAttained") == ("Unknown", "NoTraffic"), "as it was measured"
+    cluster.reconcile()
+    assert cluster.condition("SLOAttained") == ("Unknown", "NoTraffic"), "the measured state stays"
 
 
-def test_a_suspended_service_keeps_no_numbers_of_before(running: Cluster) -> None:
-    running.ask(replicas=None, minReplicas=2)
-    running.round(running.measured(300, 300))
+def test_a_suspended_service_drops_its_measurements(running: Cluster) -> None:
+    running.update_spec(replicas=None, minReplicas=2)
+    running.reconcile(running.measured(300, 300))
     assert running.status["goodput"] == "30/s"
     assert running.status["summary"]["attainment"] == "100.00%/99%"
-    running.round()
+    running.reconcile()
     assert {"goodput", "classes", "recommendedReplicas"} <= running.status.keys()
-    running.ask(suspend=True)
-    running.round()
+    running.update_spec(suspend=True)
+    running.reconcile()
     assert not {"goodput", "classes", "recommendedReplicas"} & running.status.keys()
     assert not {"goodput", "attainment"} & running.status["summary"].keys()
     assert running.condition("SLOAttained") == ("Unknown", "Suspended")
-    running.ask(suspend=None)
-    running.round()
+    running.update_spec(suspend=None)
+    running.reconcile()
     assert running.condition("SLOAttained") == ("Unknown", "MetricsMissing")
 
 
-def test_what_ended_long_ago_is_forgotten(running: Cluster) -> None:
-    running.round(running.measured(0, 100, over_s=60))
+def test_requests_before_the_window_are_not_counted(running: Cluster) -> None:
+    running.reconcile(running.measured(0, 100, over_s=60))
     assert running.condition("SLOAttained") == ("False", "Missed")
     running.now_ns += 301 * NS_PER_S
-    running.round(running.measured(0, 0))
+    running.reconcile(running.measured(0, 0))
     assert running.condition("SLOAttained") == ("Unknown", "NoTraffic")
 
 
-def test_classes_and_columns_say_how_promises_fare(running: Cluster) -> None:
-    running.round(running.measured(90, 100))
+def test_classes_and_columns_show_attainment(running: Cluster) -> None:
+    running.reconcile(running.measured(90, 100))
     (one,) = running.status["classes"]
     assert one == {
         "name": "a", "good": 90, "total": 100, "attainment": "90.00%", "lower": "81.24%",
@@ -412,13 +412,13 @@ def test_classes_and_columns_say_how_promises_fare(running: Cluster) -> None:
     summary = running.status["summary"]
     assert summary["attainment"] == "90.00%/99%"
     assert summary["goodput"] == "9/s"
-    running.round()
-    assert running.status["summary"] == summary, "nothing new was measured"
+    running.reconcile()
+    assert running.status["summary"] == summary, "there was no new measurement"
 
 
-def test_a_suspension_that_was_asked_for_is_no_warning(running: Cluster) -> None:
+def test_a_requested_suspension_is_not_a_warning(running: Cluster) -> None:
     running.events.clear()
-    running.ask(suspend=True)
+    running.update_spec(suspend=True)
     running.settle()
     assert running.condition("Ready") == ("False", "Suspended")
     assert [(e.reason, e.warning) for e in running.events if e.reason == "Suspended"] == [
@@ -426,36 +426,36 @@ def test_a_suspension_that_was_asked_for_is_no_warning(running: Cluster) -> None
     ]
 
 
-def test_goodput_of_a_thousand_a_second_is_a_plain_number(running: Cluster) -> None:
-    running.round(running.measured(12_345, 12_345))
+def test_goodput_above_a_thousand_is_a_plain_number(running: Cluster) -> None:
+    running.reconcile(running.measured(12_345, 12_345))
     assert running.status["summary"]["goodput"] == "1234/s"
 
 
-def test_a_status_is_what_the_schema_says(running: Cluster) -> None:
-    running.ask(replicas=None, minReplicas=3)
+def test_the_status_matches_the_schema(running: Cluster) -> None:
+    running.update_spec(replicas=None, minReplicas=3)
     running.settle()
-    running.round(running.measured(90, 100))
+    running.reconcile(running.measured(90, 100))
     decode(LLMServiceStatus, running.status, "status")
-    assert all(one["message"] for one in running.status["conditions"]), "no default is filled in"
+    assert all(one["message"] for one in running.status["conditions"]), "no message is empty"
 
 
-def test_conditions_keep_the_time_since_when_they_hold(running: Cluster) -> None:
-    since = {c["type"]: c["lastTransitionTime"] for c in running.status["conditions"]}
+def test_conditions_keep_the_time_of_their_last_change(running: Cluster) -> None:
+    earlier = {c["type"]: c["lastTransitionTime"] for c in running.status["conditions"]}
     running.now_ns += 100 * NS_PER_S
-    running.ask(replicas=3)
-    running.round()
+    running.update_spec(replicas=3)
+    running.reconcile()
     now = {c["type"]: c["lastTransitionTime"] for c in running.status["conditions"]}
-    assert now["Ready"] == since["Ready"]
-    assert now["Reconciling"] > since["Reconciling"]
+    assert now["Ready"] == earlier["Ready"]
+    assert now["Reconciling"] > earlier["Reconciling"]
     assert {c["observedGeneration"] for c in running.status["conditions"]} == {2}
 
 
-def test_a_service_that_stops_answering_warns_once(running: Cluster) -> None:
+def test_a_service_that_stops_serving_warns_once(running: Cluster) -> None:
     running.events.clear()
     running.broken = set(running.deployments())
     for pod in running.engines():
         pod["status"]["conditions"] = []
     for _ in range(3):
-        running.round()
+        running.reconcile()
     assert running.condition("Ready") == ("False", "NoEngine")
     assert [(e.reason, e.warning) for e in running.events] == [("NoEngine", True)]

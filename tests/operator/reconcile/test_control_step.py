@@ -1,4 +1,4 @@
-"""Decisions of the control laws: pushed to engines, stored, and kept by the next operator."""
+"""Decisions of the control laws: pushed to engines, stored, and read by the next operator."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ SLOW = ClassWindow(
 
 
 def test_limits_are_pushed_until_every_engine_has_them(running: Cluster) -> None:
-    running.round(running.measured(limits=1))
-    assert running.pushed == [], "engines began with them"
-    running.round(running.measured(limits=0, budget_law="model"))
+    running.reconcile(running.measured(limits=1))
+    assert running.pushed == [], "engines started with these limits"
+    running.reconcile(running.measured(limits=0, budget_law="model"))
     assert [p.limits["revision"] for p in running.pushed] == [1, 1]
     assert {p.pod for p in running.pushed} == {p["metadata"]["name"] for p in running.engines()}
     assert all(
         p.url.startswith("http://10.0.0.") and p.url.endswith(":9000") for p in running.pushed
     )
     assert running.pushed[0].limits["safety_percent"] == 90
-    running.round(running.measured(limits=1))
+    running.reconcile(running.measured(limits=1))
     assert len(running.pushed) == 2
 
 
 def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
-    running.ask(**AUTO)
+    running.update_spec(**AUTO)
     running.settle()
     (name,) = running.deployments()
     memory = running.memory
@@ -48,33 +48,33 @@ def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
     running.settle()
     assert running.deployments() == {name: 5}
     running.restart_operator()
-    running.touched.clear()
+    running.written.clear()
     running.settle()
-    assert running.touched == []
+    assert running.written == []
     assert running.memory.decided == decided
-    running.round(running.measured(limits=8))
+    running.reconcile(running.measured(limits=8))
     assert running.memory.decided == decided
     assert running.status["tokenBudget"] == 512
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "told"),
+    ("foreign", "own", "reported"),
     [
         pytest.param(7, 8, [8, 8], id="a number"),
         pytest.param(18 * 10**17, 18 * 10**17 + 1, [18 * 10**17 + 1] * 2, id="nanoseconds"),
-        pytest.param(MAX_LIMITS_REVISION, 2, [], id="the last there is: left alone"),
+        pytest.param(MAX_LIMITS_REVISION, 2, [], id="the maximum, which stays"),
     ],
 )
-def test_limits_of_another_client_are_replaced_and_cost_the_next_operator_nothing(
-    running: Cluster, theirs: int, ours: int, told: list[int]
+def test_limits_of_another_client_are_replaced_and_survive_a_restart(
+    running: Cluster, foreign: int, own: int, reported: list[int]
 ) -> None:
-    running.ask(**AUTO)
+    running.update_spec(**AUTO)
     running.settle()
-    running.round(replace(running.measured(50, 100, limits=theirs), classes=(SLOW,)))
-    assert [push.limits["revision"] for push in running.pushed] == told
+    running.reconcile(replace(running.measured(50, 100, limits=foreign), classes=(SLOW,)))
+    assert [push.limits["revision"] for push in running.pushed] == reported
     decided = running.memory.decided
     assert decided is not None
-    assert (decided.limits_revision, decided.bounds.max_tokens) == (ours, 1536)
+    assert (decided.limits_revision, decided.bounds.max_tokens) == (own, 1536)
     running.restart_operator()
     running.settle()
     assert running.memory.decided == decided
@@ -82,29 +82,29 @@ def test_limits_of_another_client_are_replaced_and_cost_the_next_operator_nothin
 
 def test_a_changed_budget_reaches_running_engines_and_makes_no_revision(running: Cluster) -> None:
     (name,) = running.deployments()
-    running.ask(engine={"tokenBudget": {"initial": 1024}}, control={"mode": "Manual"})
+    running.update_spec(engine={"tokenBudget": {"initial": 1024}}, control={"mode": "Manual"})
     running.settle()
     assert list(running.deployments()) == [name]
-    running.round(running.measured(limits=1))
+    running.reconcile(running.measured(limits=1))
     assert {p.limits["token_budget"] for p in running.pushed} == {1024}
     assert {p.limits["revision"] for p in running.pushed} == {2}
     assert running.status["tokenBudget"] == 1024
 
 
-def test_kubectl_scale_holds_at_once_and_the_law_only_recommends(running: Cluster) -> None:
-    running.ask(replicas=6)
-    running.round()
+def test_kubectl_scale_applies_at_once_and_the_law_only_recommends(running: Cluster) -> None:
+    running.update_spec(replicas=6)
+    running.reconcile()
     assert list(running.deployments().values()) == [6]
     running.settle()
-    running.round(running.measured())
+    running.reconcile(running.measured())
     assert list(running.deployments().values()) == [6]
     assert running.status["recommendedReplicas"] >= 1
 
 
-def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) -> None:
-    running.ask(**AUTO)
+def test_a_decision_is_in_the_status_events_and_objects(running: Cluster) -> None:
+    running.update_spec(**AUTO)
     running.settle()
-    running.round(replace(running.measured(50, 100), classes=(SLOW,)))
+    running.reconcile(replace(running.measured(50, 100), classes=(SLOW,)))
     (decision,) = running.status["decisions"]
     assert (decision["knob"], decision["reason"]) == ("TokenBudget", "TPOTMissed")
     assert decision["applied"] is True
@@ -114,74 +114,74 @@ def test_a_decision_stands_in_status_events_and_deployments(running: Cluster) ->
     assert {p.limits["revision"] for p in running.pushed} == {2}
 
 
-def test_status_keeps_the_last_ten_decisions_the_newest_first(running: Cluster) -> None:
-    running.ask(**AUTO)
+def test_the_status_has_the_last_ten_decisions_latest_first(running: Cluster) -> None:
+    running.update_spec(**AUTO)
     running.settle()
     kept, missed = TargetCounts(judged=100), TargetCounts(judged=100, missed=50)
     late = ClassWindow(name="a", ttft=missed, tpot=kept)
     slow = ClassWindow(name="a", ttft=kept, tpot=missed)
-    told: list[str] = []
+    reported: list[str] = []
     # The budget rises six times and then falls six times.
     for _ in range(100):
-        classes = (late if len(told) < 6 else slow,)
-        decision = running.round(replace(running.measured(50, 100), classes=classes))
-        told += [one.message for one in decision.changes]
-        if len(told) == 12:
+        classes = (late if len(reported) < 6 else slow,)
+        decision = running.reconcile(replace(running.measured(50, 100), classes=classes))
+        reported += [one.message for one in decision.changes]
+        if len(reported) == 12:
             break
-    assert len(set(told)) == 12
-    assert [one["message"] for one in running.status["decisions"]] == told[:-11:-1]
+    assert len(set(reported)) == 12
+    assert [one["message"] for one in running.status["decisions"]] == reported[:-11:-1]
 
 
-def test_what_is_only_recommended_stands_in_status_and_events_and_nowhere_else(
+def test_a_recommendation_is_in_the_status_and_events_only(
     running: Cluster,
 ) -> None:
-    running.ask(**AUTO, control={"mode": "Recommend"})
+    running.update_spec(**AUTO, control={"mode": "Recommend"})
     running.settle()
     for _ in range(2):
-        running.round(replace(running.measured(50, 100), classes=(SLOW,)))
+        running.reconcile(replace(running.measured(50, 100), classes=(SLOW,)))
     (decision,) = running.status["decisions"]
     assert decision["applied"] is False
-    told = [event for event in running.events if event.reason == "Recommended"]
-    assert [event.message for event in told] == [f"{decision['message']} (TPOTMissed)"]
+    reported = [event for event in running.events if event.reason == "Recommended"]
+    assert [event.message for event in reported] == [f"{decision['message']} (TPOTMissed)"]
     assert running.status["tokenBudget"] == 2048
     assert running.pushed == []
 
 
-def test_engines_that_refuse_their_limits_are_named(running: Cluster) -> None:
+def test_engines_that_reject_their_limits_are_reported(running: Cluster) -> None:
     running.failures = {("Pod", "chat-1"): "limits rejected: wrong token"}
-    running.round()
+    running.reconcile()
     assert running.events[-1].reason == "LimitsNotTaken"
     assert "chat-1" in running.events[-1].message
     assert running.condition("Stalled") == ("False", "Unhindered")
 
 
-def test_engines_that_keep_refusing_are_reported_once(running: Cluster) -> None:
+def test_engines_that_reject_limits_repeatedly_are_reported_once(running: Cluster) -> None:
     names = sorted(pod["metadata"]["name"] for pod in running.engines())
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return [one.message for one in running.events if one.reason == "LimitsNotTaken"]
 
-    def refused() -> None:
-        running.round(running.measured(300, 300, limits=0))
+    def reject_limits() -> None:
+        running.reconcile(running.measured(300, 300, limits=0))
         running.failures = {("Pod", name): "limits rejected: no" for name in names}
-        running.round()
+        running.reconcile()
 
     for _ in range(3):
-        refused()
-    assert len(running.pushed) == 6, "they are asked again"
-    assert told() == [f"pod {names[0]}: limits rejected: no; and 1 more"]
-    running.round(running.measured(300, 300, limits=1))
-    refused()
-    assert len(told()) == 2, "they had taken them in between"
+        reject_limits()
+    assert len(running.pushed) == 6, "limits are pushed again"
+    assert reported() == [f"pod {names[0]}: limits rejected: no; and 1 more"]
+    running.reconcile(running.measured(300, 300, limits=1))
+    reject_limits()
+    assert len(reported()) == 2, "the engines had accepted limits in between"
 
 
-def test_start_up_times_are_learnt_from_pods_that_start(running: Cluster) -> None:
-    running.ask(replicas=3)
-    running.round(ready=0)
-    running.round(ready=0)
+def test_start_up_times_are_measured_from_starting_pods(running: Cluster) -> None:
+    running.update_spec(replicas=3)
+    running.reconcile(ready=0)
+    running.reconcile(ready=0)
     running.now_ns += 40 * NS_PER_S
-    running.round()
-    running.round()
+    running.reconcile()
+    running.reconcile()
     (startup_ns,) = running.memory.startups_ns
     assert 40 * NS_PER_S < startup_ns < 60 * NS_PER_S
     assert {at_ns for _, at_ns in running.memory.created_ns} == {None}
@@ -191,22 +191,22 @@ def test_a_pod_that_misses_probes_has_not_started_again(running: Cluster) -> Non
     (pod, _) = running.engines()
     for _ in range(3):
         pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
-        decision = running.round(ready=0)
+        decision = running.reconcile(ready=0)
         assert not [one for one in decision.actions if isinstance(one, CreateToken)]
         running.run_deployments()
-        running.round()
+        running.reconcile()
     assert running.memory.startups_ns == ()
 
 
 def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster) -> None:
-    running.ask(**AUTO)
+    running.update_spec(**AUTO)
     running.settle()
     for _ in range(60):
-        decision = running.round(running.measured(20, 20))
+        decision = running.reconcile(running.measured(20, 20))
         assert not [a for a in decision.actions if isinstance(a, Apply | Delete)]
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["measured then", "measured later"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["next interval", "later interval"])
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -228,18 +228,18 @@ def test_nothing_is_written_when_constant_load_changes_nothing(running: Cluster)
 def test_limits_of_a_changed_spec_are_reported_once(
     running: Cluster, spec: dict[str, Any], message: str, at_once: bool
 ) -> None:
-    running.ask(**AUTO)
+    running.update_spec(**AUTO)
     running.settle()
-    running.round(running.measured(20, 20))
+    running.reconcile(running.measured(20, 20))
     running.events.clear()
-    running.ask(**spec)
+    running.update_spec(**spec)
     if not at_once:
-        running.round()
-        running.round()
-    counted = [running.round(running.measured(20, 20)).changes for _ in range(3)]
+        running.reconcile()
+        running.reconcile()
+    counted = [running.reconcile(running.measured(20, 20)).changes for _ in range(3)]
     (decision,) = running.status["decisions"]
-    told = [one.message for one in running.events if one.reason in {"TokenBudget", "Scaled"}]
-    assert told == [message] == [f"{decision['message']} ({decision['reason']})"]
+    reported = [one.message for one in running.events if one.reason in {"TokenBudget", "Scaled"}]
+    assert reported == [message] == [f"{decision['message']} ({decision['reason']})"]
     assert [len(changes) for changes in counted] == [1, 0, 0]
     decided = running.memory.decided
     assert decided is not None
@@ -248,8 +248,10 @@ def test_limits_of_a_changed_spec_are_reported_once(
 
 
 @pytest.mark.parametrize("interval_s", [1, 10, 3600])
-def test_the_next_round_is_due_when_the_interval_is_over(running: Cluster, interval_s: int) -> None:
-    running.ask(control={"mode": "Manual", "intervalSeconds": interval_s})
+def test_the_next_reconciliation_is_due_when_the_interval_ends(
+    running: Cluster, interval_s: int
+) -> None:
+    running.update_spec(control={"mode": "Manual", "intervalSeconds": interval_s})
     running.settle()
     measured_ns = running.now_ns
     over_ns = measured_ns + interval_s * NS_PER_S

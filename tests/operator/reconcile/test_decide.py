@@ -1,4 +1,4 @@
-"""Reconciliations over a cluster of dictionaries: all lead to the spec and stay there."""
+"""Reconciliations of a simulated cluster: they reach the spec and then write nothing."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def test_a_new_service_becomes_ready_and_then_nothing_is_written(cluster: Cluste
     assert cluster.secrets == cluster.secrets_read()
     assert cluster.status["summary"]["replicas"] == "2/2"
     for _ in range(20):
-        assert cluster.round().actions == ()
+        assert cluster.reconcile().actions == ()
     assert [e.reason for e in cluster.events] == ["Ready"]
 
 
 def test_an_unchanged_cluster_renders_nothing(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running.round()
+    running.reconcile()
     monkeypatch.setattr("goodput_operator.reconcile.decide.desired_objects", None)
-    assert running.round().actions == ()
-    running.edit("Service", "chat", meddled)
+    assert running.reconcile().actions == ()
+    running.edit("Service", "chat", edit_rendered_field)
     with pytest.raises(TypeError):
-        running.round()
+        running.reconcile()
 
 
 def test_engines_start_only_when_their_token_can_be_read(cluster: Cluster) -> None:
@@ -77,12 +77,12 @@ def test_engines_start_only_when_their_token_can_be_read(cluster: Cluster) -> No
 
 def test_a_restarted_operator_writes_no_child(running: Cluster) -> None:
     running.restart_operator()
-    again = writes(running.round())
-    assert [type(a) for a in again] == [CreateToken], "the operator may not read it"
+    again = writes(running.reconcile())
+    assert [type(a) for a in again] == [CreateToken], "the operator may not read Secrets"
     assert running.settle() <= 1
 
 
-def test_an_upgraded_operator_leaves_all_pods_alone(
+def test_an_upgraded_operator_replaces_no_pod(
     running: Cluster, other_installation: Installation
 ) -> None:
     pods = set(running.pods)
@@ -100,18 +100,20 @@ def test_an_upgraded_operator_leaves_all_pods_alone(
     running.edit("Deployment", "chat-router", lambda d: d["spec"]["template"].pop("spec"))
     running.settle()
     containers = running.objects["Deployment", "chat-router"]["spec"]["template"]["spec"]
-    assert containers["containers"][0]["image"] == "engine:1", "drift is repaired as it was made"
+    assert containers["containers"][0]["image"] == "engine:1", (
+        "drift is repaired with the stored template"
+    )
 
 
-def meddled(body: dict[str, Any]) -> None:
-    """Change something that we set, whatever kind it is."""
+def edit_rendered_field(body: dict[str, Any]) -> None:
+    """Change a rendered field of an object of any kind."""
     kind = body["kind"]
     if kind == "Deployment":
         body["spec"]["replicas"] += 3
     elif kind == "ConfigMap":
         body["data"]["limits.json"] = "{}"
     elif kind == "Service":
-        body["spec"]["selector"]["app"] = "mine"  # it then selects nothing
+        body["spec"]["selector"]["app"] = "mine"  # it then selects no pod
     elif kind == "Role":
         body["rules"].append({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]})
     elif kind == "RoleBinding":
@@ -124,14 +126,14 @@ def meddled(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), CHILDREN, ids=[f"{k}-{n}" for k, n in CHILDREN])
 @pytest.mark.parametrize("gone", [False, True], ids=["edited", "deleted"])
-def test_a_child_that_is_edited_or_deleted_comes_back(
+def test_an_edited_or_deleted_child_is_restored(
     running: Cluster, kind: str, name: str, gone: bool
 ) -> None:
     before = copy.deepcopy(running.objects[kind, name])
     if gone:
         running.remove(kind, name)
     else:
-        running.edit(kind, name, meddled)
+        running.edit(kind, name, edit_rendered_field)
     running.settle()
     after = running.objects[kind, name]
     for body in (before, after):
@@ -139,10 +141,10 @@ def test_a_child_that_is_edited_or_deleted_comes_back(
         for stamp in ("uid", "resourceVersion", "generation"):
             body["metadata"].pop(stamp)
     assert after == before
-    assert len(running.touched) == len(set(CHILDREN)) + 3 + 1, "repaired once"
+    assert len(running.written) == len(set(CHILDREN)) + 3 + 1, "repaired once"
 
 
-def test_what_others_add_and_the_server_rewrites_is_no_drift(running: Cluster) -> None:
+def test_fields_of_others_and_server_defaults_are_not_drift(running: Cluster) -> None:
     def add(body: dict[str, Any]) -> None:
         body["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "1"
         body["metadata"]["labels"]["team"] = "x"
@@ -152,48 +154,48 @@ def test_what_others_add_and_the_server_rewrites_is_no_drift(running: Cluster) -
 
     for name in (*running.deployments(), "chat-router"):
         running.edit("Deployment", name, add)
-    assert [writes(running.round()) for _ in range(3)] == [[]] * 3
+    assert [writes(running.reconcile()) for _ in range(3)] == [[]] * 3
 
 
-def test_quantities_that_the_server_rewrites_are_no_drift(cluster: Cluster) -> None:
+def test_rewritten_quantities_are_not_drift(cluster: Cluster) -> None:
     limits = {"cpu": "0.5", "memory": "1024Mi"}
-    cluster.ask(engine={"resources": {"limits": limits, "requests": {"cpu": "1000m"}}})
+    cluster.update_spec(engine={"resources": {"limits": limits, "requests": {"cpu": "1000m"}}})
     cluster.settle()
     (name,) = cluster.deployments()
     template = cluster.objects["Deployment", name]["spec"]["template"]
     assert template["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "500m"
 
 
-def test_a_change_that_the_server_will_not_make_is_tried_once(running: Cluster) -> None:
-    def put_back(body: dict[str, Any]) -> None:
+def test_a_change_that_the_server_ignores_is_applied_once(running: Cluster) -> None:
+    def set_cluster_ip(body: dict[str, Any]) -> None:
         body["spec"]["clusterIP"] = "10.0.0.1"
 
-    running.edit("Service", "chat-engines", put_back)
+    running.edit("Service", "chat-engines", set_cluster_ip)
     kept = copy.deepcopy(running.objects["Service", "chat-engines"])
-    tried = 0
+    applies = 0
     for _ in range(10):
-        tried += len(writes(running.round()))
+        applies += len(writes(running.reconcile()))
         running.objects["Service", "chat-engines"] = copy.deepcopy(kept)
-    assert tried == 1
+    assert applies == 1
 
 
 @pytest.mark.parametrize(
-    ("answers", "words", "condition"),
+    ("field", "message", "condition"),
     [
         ("delayed", "busy", ("Reconciling", "Retrying")),
         ("failures", "the webhook is away", ("Stalled", "Refused")),
     ],
-    ids=["it could not", "it refused"],
+    ids=["unavailable", "rejected"],
 )
-def test_a_repair_that_the_server_did_not_make_is_tried_again(
-    running: Cluster, answers: str, words: str, condition: tuple[str, str]
+def test_a_failed_repair_is_repeated(
+    running: Cluster, field: str, message: str, condition: tuple[str, str]
 ) -> None:
-    running.edit("Service", "chat", meddled)
+    running.edit("Service", "chat", edit_rendered_field)
     edited = copy.deepcopy(running.objects["Service", "chat"])
     for _ in range(3):
         assert len(writes(running.decide())) == 1
         running.objects["Service", "chat"] = copy.deepcopy(edited)
-        setattr(running, answers, {("Service", "chat"): words})
+        setattr(running, field, {("Service", "chat"): message})
     kind, reason = condition
     assert running.condition(kind) == ("True", reason)
 
@@ -202,8 +204,8 @@ FOREIGN = [*CHILDREN, ("Deployment", "REVISION"), ("ControllerRevision", "REVISI
 
 
 @pytest.mark.parametrize(("kind", "name"), FOREIGN, ids=[f"{k}-{n}" for k, n in FOREIGN])
-@pytest.mark.parametrize("owned", [False, True], ids=["nobody's", "another's"])
-def test_a_foreign_object_is_never_touched_and_named(
+@pytest.mark.parametrize("owned", [False, True], ids=["no owner", "another owner"])
+def test_a_foreign_object_is_reported_and_never_changed(
     new_cluster: type[Cluster], kind: str, name: str, owned: bool
 ) -> None:
     twin = new_cluster()
@@ -225,26 +227,26 @@ def test_a_foreign_object_is_never_touched_and_named(
     cluster.put(body)
     before = copy.deepcopy(cluster.objects[kind, name])
     for _ in range(10):
-        decided = cluster.round()
+        decided = cluster.reconcile()
         assert cluster.objects[kind, name] == before
     assert decided.foreign == ((kind, name),)
-    assert (kind, name) not in cluster.touched
+    assert (kind, name) not in cluster.written
     assert cluster.condition("Stalled") == ("True", "NameConflict")
     assert f"{kind} {name}" in cluster.message("Stalled")
     assert [e.reason for e in cluster.events if e.warning] == ["NameConflict"]
     cluster.remove(kind, name)
     cluster.settle()
-    assert cluster.round().foreign == ()
+    assert cluster.reconcile().foreign == ()
     assert cluster.condition("Stalled") == ("False", "Unhindered")
     assert cluster.condition("Ready") == ("True", "Serving")
 
 
-def test_a_service_that_is_deleted_is_left_alone(running: Cluster) -> None:
+def test_a_deleted_service_leads_to_no_action(running: Cluster) -> None:
     snapshot = running.snapshot()
-    leaving = copy.deepcopy(dict(snapshot.service))
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    deleted = copy.deepcopy(dict(snapshot.service))
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     running.remove("Service", "chat")
-    decision = decide(replace(snapshot, service=leaving), running.installation)
+    decision = decide(replace(snapshot, service=deleted), running.installation)
     assert decision.actions == ()
     assert decision.wake_at_ns is None
 
@@ -256,7 +258,7 @@ def test_a_snapshot_is_not_changed_by_deciding(cluster: Cluster) -> None:
         first = decide(snapshot, cluster.installation)
         assert snapshot == before
         assert decide(snapshot, cluster.installation) == first
-        cluster.round()
+        cluster.reconcile()
 
 
 STEPS = st.sampled_from(
@@ -278,7 +280,7 @@ STEPS = st.sampled_from(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), steps=st.lists(STEPS, max_size=12))
-def test_whatever_happens_the_same_end_is_reached_and_kept(
+def test_any_sequence_of_changes_converges_to_the_same_state(
     new_cluster: type[Cluster], data: st.DataObject, steps: list[str]
 ) -> None:
     cluster = new_cluster()
@@ -294,18 +296,18 @@ def test_whatever_happens_the_same_end_is_reached_and_kept(
         if step in {"edit", "delete"} and ours:
             kind, name = data.draw(st.sampled_from(ours))
             if step == "edit" and kind != "ControllerRevision":
-                cluster.edit(kind, name, meddled)
+                cluster.edit(kind, name, edit_rendered_field)
             elif step == "delete":
                 cluster.remove(kind, name)
         elif step == "restart":
             cluster.restart_operator()
         elif step == "respec":
             policy = data.draw(st.sampled_from(["slo", "sarathi", "vllm"]))
-            cluster.ask(engine={"policy": policy})
+            cluster.update_spec(engine={"policy": policy})
         elif step == "scale":
-            cluster.ask(replicas=data.draw(st.integers(0, 5)))
+            cluster.update_spec(replicas=data.draw(st.integers(0, 5)))
         elif step in {"suspend", "resume"}:
-            cluster.ask(suspend=step == "suspend")
+            cluster.update_spec(suspend=step == "suspend")
         elif step == "break":
             cluster.broken = set(cluster.deployments())
         elif step == "heal":
@@ -314,7 +316,7 @@ def test_whatever_happens_the_same_end_is_reached_and_kept(
             for pod in list(cluster.engines())[:1]:
                 del cluster.pods[pod["metadata"]["name"]]
         else:
-            cluster.round(ready=data.draw(st.integers(0, 3)))
+            cluster.reconcile(ready=data.draw(st.integers(0, 3)))
     cluster.broken = set()
     cluster.settle()
     suspended = cluster.spec.get("suspend", False)
@@ -327,7 +329,7 @@ def test_whatever_happens_the_same_end_is_reached_and_kept(
     assert cluster.condition("Reconciling") == ("False", "Settled")
     stored = cluster.objects["ConfigMap", "chat"]
     assert stored["data"] == foreign["data"]
-    assert ("ConfigMap", "chat") not in cluster.touched
+    assert ("ConfigMap", "chat") not in cluster.written
     fresh = new_cluster(spec=cluster.spec)
     fresh.settle()
     for key in CHILDREN:
@@ -344,11 +346,11 @@ def plain(body: dict[str, Any], key: tuple[str, str]) -> dict[str, Any]:
     return kept
 
 
-def test_what_changes_with_every_request_is_written_once_a_minute(running: Cluster) -> None:
-    running.round(running.measured(5, 5))
+def test_counts_are_written_once_a_minute(running: Cluster) -> None:
+    running.reconcile(running.measured(5, 5))
     began_ns, written = running.now_ns, []
     for _ in range(40):
-        decision = running.round(running.measured(5, 5))
+        decision = running.reconcile(running.measured(5, 5))
         if any(isinstance(a, WriteStatus) for a in decision.actions):
             written.append(running.now_ns)
     waits = [b - a for a, b in zip([began_ns, *written], written, strict=False)]

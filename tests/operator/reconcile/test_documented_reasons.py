@@ -1,4 +1,4 @@
-"""docs/conditions.md against the code: every word that a service may say stands there."""
+"""docs/conditions.md lists every reason in the code, and no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from goodput_core.slo.verdict import Reason as VerdictReason
 ROOT = Path(__file__).resolve().parents[3]
 OPERATOR = ROOT / "operator" / "goodput_operator"
 PAGE = (ROOT / "docs" / "conditions.md").read_text(encoding="utf-8")
-SPEAKING = ("reconcile/status", "reconcile/attainment", "reconcile/events")
+MODULES = ("reconcile/status", "reconcile/attainment", "reconcile/events")
 KINDS = {"Pod", "Event", "Service"}
 
 OPEN_WINDOW = (
@@ -26,8 +26,8 @@ OPEN_WINDOW = (
 
 def constants(tree: ast.AST) -> set[str]:
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    words = {text for text in texts if isinstance(text, str)}
-    return {word for word in words if re.fullmatch(r"([A-Z][a-z]+|SLO)+", word)} - KINDS
+    names = {text for text in texts if isinstance(text, str)}
+    return {name for name in names if re.fullmatch(r"([A-Z][a-z]+|SLO)+", name)} - KINDS
 
 
 def parsed(module: str) -> ast.Module:
@@ -35,30 +35,30 @@ def parsed(module: str) -> ast.Module:
 
 
 def reasons() -> set[str]:
-    """Every CamelCase constant of the modules that speak, and what a keyword `reason` is given."""
-    said = set()
-    for module in SPEAKING:
+    """Return the CamelCase constants of the modules with reasons, and values of `reason=`."""
+    found = set()
+    for module in MODULES:
         body = parsed(module).body
-        names = {one.name for one in body if isinstance(one, ast.ClassDef)}
-        said |= {word for node in body for word in constants(node)} - names
-    said |= {reason.value for reason in OPEN_WINDOW}
+        classes = {one.name for one in body if isinstance(one, ast.ClassDef)}
+        found |= {name for node in body for name in constants(node)} - classes
+    found |= {reason.value for reason in OPEN_WINDOW}
     (kinds,) = [
         node
         for node in parsed("reconcile/problems").body
         if isinstance(node, ast.ClassDef) and node.name == "ProblemReason"
     ]
-    said |= constants(kinds)
+    found |= constants(kinds)
     for node in ast.walk(parsed("reconcile/apply")):
         if isinstance(node, ast.keyword) and node.arg == "reason":
-            said |= constants(node.value)
-    return said
+            found |= constants(node.value)
+    return found
 
 
-@pytest.mark.parametrize("word", sorted(reasons()))
-def test_a_word_that_a_service_may_say_is_explained(word: str) -> None:
-    assert f"`{word}`" in PAGE
+@pytest.mark.parametrize("name", sorted(reasons()))
+def test_every_reason_in_the_code_is_documented(name: str) -> None:
+    assert f"`{name}`" in PAGE
 
 
-def test_no_word_is_explained_that_is_never_said() -> None:
-    told = set(re.findall(r"`([A-Z]+[a-z][A-Za-z]*)`", PAGE))
-    assert told - reasons() == set()
+def test_every_documented_reason_is_in_the_code() -> None:
+    documented = set(re.findall(r"`([A-Z]+[a-z][A-Za-z]*)`", PAGE))
+    assert documented - reasons() == set()

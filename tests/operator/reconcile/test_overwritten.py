@@ -26,7 +26,7 @@ def owned(manager: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:
 def edit(
     cluster: Cluster, name: str, change: Callable[[dict[str, Any]], object], entry: dict[str, Any]
 ) -> None:
-    """Another manager edits a Deployment, and the API server records it."""
+    """Edit a Deployment as another manager, with its entry in `managedFields`."""
 
     def edited(body: dict[str, Any]) -> None:
         change(body)
@@ -39,25 +39,25 @@ def applies(decision: Decision) -> list[Apply]:
     return [action for action in decision.actions if isinstance(action, Apply)]
 
 
-def test_a_child_scaled_by_hand_is_reset_and_manager_and_field_are_named(running: Cluster) -> None:
+def test_a_child_scaled_by_hand_is_reset_with_manager_and_field_reported(running: Cluster) -> None:
     (name,) = running.deployments()
     # `kubectl scale` writes the scale subresource; the next apply then meets no conflict.
     entry = owned("kubectl", {"f:spec": {"f:replicas": {}}}, subresource="scale")
     edit(running, name, lambda body: body["spec"].update(replicas=5), entry)
     (apply,) = applies(running.decide())
     assert apply.overwrites == (Conflict(manager="kubectl", field=".spec.replicas"),)
-    assert apply.take_over == (), "a forced apply is enough for a rendered field"
+    assert apply.take_over == (), "a forced apply resets a rendered field"
     assert running.deployments() == {name: 2}
 
 
-def test_our_own_change_of_a_field_that_another_manager_owns_too_is_no_overwrite(
+def test_our_own_change_of_a_shared_field_is_not_reported_as_overwritten(
     running: Cluster,
 ) -> None:
     (name,) = running.deployments()
     entry = owned("kubectl", {"f:spec": {"f:replicas": {}}}, subresource="scale")
     edit(running, name, lambda body: None, entry)
     assert applies(running.decide()) == [], "the value is ours"
-    running.ask(replicas=3)
+    running.update_spec(replicas=3)
     changed = applies(running.decide())
     assert name in [apply.body["metadata"]["name"] for apply in changed]
     assert [apply.overwrites for apply in changed] == [()] * len(changed)
@@ -89,7 +89,7 @@ ADDITIONS = {
 
 
 @pytest.mark.parametrize(("change", "fields", "path"), ADDITIONS.values(), ids=ADDITIONS.keys())
-def test_a_field_added_to_a_pod_template_by_hand_is_removed_and_named(
+def test_a_field_added_to_a_pod_template_by_hand_is_removed_and_reported(
     running: Cluster, change: Callable[[Any], object], fields: dict[str, Any], path: str
 ) -> None:
     (name,) = running.deployments()
@@ -116,15 +116,15 @@ def test_a_restart_by_kubectl_and_fields_without_an_owner_stay(running: Cluster)
     entry = owned("kubectl-rollout", {"f:spec": {"f:template": {"f:metadata": annotations}}})
     edit(running, name, restarted, entry)
     for _ in range(3):
-        assert applies(running.round()) == []
+        assert applies(running.reconcile()) == []
 
 
-def test_fields_beside_ours_outside_of_the_pod_template_stay(running: Cluster) -> None:
+def test_fields_added_outside_of_the_pod_template_stay(running: Cluster) -> None:
     (name,) = running.deployments()
     entry = owned("kubectl-label", {"f:metadata": {"f:labels": {"f:team": {}}}})
     edit(running, name, lambda body: body["metadata"]["labels"].update(team="x"), entry)
     for _ in range(3):
-        assert applies(running.round()) == []
+        assert applies(running.reconcile()) == []
 
 
 def foreign_service(name: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def foreign_service(name: str) -> dict[str, Any]:
 def test_a_service_without_a_route_is_not_ready(running: Cluster, name: str) -> None:
     running.remove("Service", name)
     running.put(foreign_service(name))
-    running.round()
+    running.reconcile()
     assert running.condition("Ready") == ("False", "NameConflict")
     assert f"Service {name}" in running.message("Ready")
     assert "NameConflict" in [event.reason for event in running.events if event.warning]
@@ -150,6 +150,6 @@ def test_a_foreign_object_that_carries_no_requests_leaves_a_service_ready(
 ) -> None:
     running.remove("PodDisruptionBudget", "chat-engines")
     running.put({**foreign_service("chat-engines"), "kind": "PodDisruptionBudget"})
-    running.round()
+    running.reconcile()
     assert running.condition("Stalled") == ("True", "NameConflict")
     assert running.condition("Ready") == ("True", "Serving")

@@ -1,4 +1,4 @@
-"""A new revision comes in without a moment in which fewer engines serve than the service has."""
+"""During a rollout, the number of serving engines never falls below the replicas."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 5, 9])
-@pytest.mark.parametrize("at_once", [1, 99], ids=["one by one", "all at once"])
-def test_capacity_never_falls_while_a_revision_rolls(
+@pytest.mark.parametrize("at_once", [1, 99], ids=["one at a time", "all at once"])
+def test_capacity_never_falls_during_a_rollout(
     cluster: Cluster, replicas: int, at_once: int
 ) -> None:
-    cluster.ask(replicas=replicas)
+    cluster.update_spec(replicas=replicas)
     cluster.settle()
     (old,) = cluster.deployments()
-    cluster.ask(engine={"policy": "sarathi"})
+    cluster.update_spec(engine={"policy": "sarathi"})
     most = 0
     for _ in range(60):
-        cluster.round(ready=at_once)
+        cluster.reconcile(ready=at_once)
         assert len(cluster.engines(ready=True)) >= replicas
         most = max(most, len(cluster.engines()))
     (new,) = cluster.deployments()
@@ -36,32 +36,32 @@ def test_capacity_never_falls_while_a_revision_rolls(
     assert [e.reason for e in cluster.events] == ["Ready", "RollingOut", "RolledOut"]
 
 
-def test_a_revision_that_never_serves_takes_nothing_away(running: Cluster) -> None:
+def test_a_revision_that_never_serves_does_not_reduce_capacity(running: Cluster) -> None:
     (old,) = running.deployments()
-    running.ask(engine={"policy": "sarathi"})
-    running.round()
+    running.update_spec(engine={"policy": "sarathi"})
+    running.reconcile()
     running.broken = {running.status["updateRevision"]}
     for _ in range(20):
-        running.round()
+        running.reconcile()
         assert len(running.engines(ready=True)) >= 2
     assert running.deployments()[old] == 2
     assert running.condition("Reconciling") == ("True", "RollingOut")
     assert running.status["currentRevision"] == old
-    # The service still scales while the new revision does not come.
-    running.ask(replicas=4)
+    # The service still scales while the new revision does not serve.
+    running.update_spec(replicas=4)
     for _ in range(5):
-        running.round()
+        running.reconcile()
     assert len(running.engines(ready=True)) == 4
 
 
-def test_going_back_takes_the_kept_template(running: Cluster) -> None:
+def test_a_rollback_uses_the_stored_template(running: Cluster) -> None:
     (old,) = running.deployments()
     template = running.objects["ControllerRevision", old]["data"]
-    running.ask(engine={"policy": "sarathi"})
+    running.update_spec(engine={"policy": "sarathi"})
     for _ in range(3):
-        running.round(ready=0)
+        running.reconcile(ready=0)
     assert len(running.deployments()) == 2
-    running.ask(engine=None)
+    running.update_spec(engine=None)
     running.settle()
     assert running.deployments() == {old: 2}
     assert running.objects["ControllerRevision", old]["data"] == template
@@ -70,9 +70,9 @@ def test_going_back_takes_the_kept_template(running: Cluster) -> None:
 
 def test_an_old_revision_without_its_labels_is_still_deleted(running: Cluster) -> None:
     (old,) = running.deployments()
-    running.ask(engine={"policy": "sarathi"})
-    running.round(ready=0)
-    running.round(ready=0)
+    running.update_spec(engine={"policy": "sarathi"})
+    running.reconcile(ready=0)
+    running.reconcile(ready=0)
     running.edit("Deployment", old, lambda d: d["metadata"].update(labels={"x": "y"}))
     running.settle()
     assert ("Deployment", old) not in running.objects
@@ -83,12 +83,12 @@ def test_a_deployment_without_a_revision_is_deleted_once_the_new_one_serves(
     running: Cluster,
 ) -> None:
     (old,) = running.deployments()
-    running.ask(engine={"policy": "sarathi"})
-    running.round(ready=0)
-    running.round(ready=0)
+    running.update_spec(engine={"policy": "sarathi"})
+    running.reconcile(ready=0)
+    running.reconcile(ready=0)
     running.remove("ControllerRevision", old)
     for _ in range(20):
-        running.round()
+        running.reconcile()
         assert len(running.engines(ready=True)) >= 2
     running.settle()
     assert old not in running.deployments()
@@ -96,11 +96,11 @@ def test_a_deployment_without_a_revision_is_deleted_once_the_new_one_serves(
 
 
 def test_a_first_revision_that_is_broken_is_replaced_at_once(cluster: Cluster) -> None:
-    cluster.round()
+    cluster.reconcile()
     cluster.broken = {cluster.status["updateRevision"]}
     for _ in range(4):
-        cluster.round()
-    cluster.ask(engine={"policy": "sarathi"})
+        cluster.reconcile()
+    cluster.update_spec(engine={"policy": "sarathi"})
     cluster.settle()
     assert list(cluster.deployments().values()) == [2]
     assert cluster.condition("Ready") == ("True", "Serving")
@@ -108,7 +108,7 @@ def test_a_first_revision_that_is_broken_is_replaced_at_once(cluster: Cluster) -
 
 def test_only_a_few_unused_revisions_are_kept(running: Cluster) -> None:
     for waiting in range(1, 10):
-        running.ask(engine={"maxWaiting": waiting})
+        running.update_spec(engine={"maxWaiting": waiting})
         running.settle()
     kept = [n for k, n in running.objects if k == "ControllerRevision" and "router" not in n]
     assert len(kept) == 6
@@ -116,24 +116,24 @@ def test_only_a_few_unused_revisions_are_kept(running: Cluster) -> None:
 
 
 def test_scale_to_zero_and_back(running: Cluster) -> None:
-    running.ask(replicas=0)
+    running.update_spec(replicas=0)
     running.settle()
     assert running.condition("Ready") == ("True", "ScaledToZero")
     assert not running.engines()
-    running.ask(replicas=3)
+    running.update_spec(replicas=3)
     running.settle()
     assert len(running.engines(ready=True)) == 3
 
 
 def test_a_suspended_service_runs_nothing_and_keeps_the_rest(running: Cluster) -> None:
     objects = set(running.objects)
-    running.ask(suspend=True)
+    running.update_spec(suspend=True)
     running.settle()
     assert not running.pods
     assert set(running.objects) == objects
     assert running.condition("Ready") == ("False", "Suspended")
     assert running.condition("Reconciling") == ("False", "Settled")
-    running.ask(suspend=None)
+    running.update_spec(suspend=None)
     running.settle()
     assert len(running.engines(ready=True)) == 2
 
@@ -148,13 +148,13 @@ COUNT = st.integers(0, 12)
     others=st.lists(st.tuples(COUNT, COUNT, COUNT), max_size=3),
     has_stable=st.booleans(),
 )
-def test_whatever_there_is_enough_is_kept(
+def test_enough_serving_engines_are_kept_in_any_state(
     replicas: int,
     update: tuple[int, int, int],
     others: list[tuple[int, int, int]],
     has_stable: bool,
 ) -> None:
-    def part(name: str, counts: tuple[int, int, int]) -> Workload:
+    def workload(name: str, counts: tuple[int, int, int]) -> Workload:
         wanted, pods, available = counts
         serving = min(available, pods)
         return Workload(
@@ -169,18 +169,18 @@ def test_whatever_there_is_enough_is_kept(
             conditions={},
         )
 
-    parts = [part("new", update), *(part(f"old{i}", o) for i, o in enumerate(others))]
+    workloads = [workload("new", update), *(workload(f"old{i}", o) for i, o in enumerate(others))]
     stable = "old0" if has_stable and others else None
-    counts = distribute(replicas, update="new", stable=stable, current=parts)
-    assert set(counts) == {p.revision for p in parts}
+    counts = distribute(replicas, update="new", stable=stable, current=workloads)
+    assert set(counts) == {p.revision for p in workloads}
     assert min(counts.values()) >= 0
     assert counts["new"] <= replicas
-    serving = min(counts["new"], parts[0].available) + sum(
-        min(p.available, counts[p.revision]) for p in parts[1:]
+    serving = min(counts["new"], workloads[0].available) + sum(
+        min(p.available, counts[p.revision]) for p in workloads[1:]
     )
-    there = sum(min(p.available, p.wanted) for p in parts)
-    assert serving >= min(replicas, there), "none that is needed is taken away"
+    available = sum(min(p.available, p.wanted) for p in workloads)
+    assert serving >= min(replicas, available), "serving engines that are needed are kept"
     if stable:
         kept = sum(count for name, count in counts.items() if name != "new")
-        serves = min(parts[0].available, parts[0].wanted)
-        assert kept >= replicas - serves, "what the new one lacks is asked of the old"
+        serves = min(workloads[0].available, workloads[0].wanted)
+        assert kept >= replicas - serves, "the stable revision replaces missing engines"

@@ -1,4 +1,4 @@
-"""The Secret of each engine revision: it is never read, so only a pod shows that it is missing."""
+"""The Secrets of engine revisions: they are never read, so only pods show a missing one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.operator.reconcile.conftest import Cluster
 
 
-def test_a_lost_secret_is_made_again(running: Cluster) -> None:
+def test_a_missing_secret_is_created_again(running: Cluster) -> None:
     running.secrets.clear()
     pod = running.engines()[0]
     (secret,) = running.secrets_read()
@@ -22,25 +22,25 @@ def test_a_lost_secret_is_made_again(running: Cluster) -> None:
             "state": {"waiting": {"reason": "CreateContainerConfigError", "message": message}},
         }
     ]
-    running.round()
+    running.reconcile()
     assert running.secrets == {secret}
 
 
-def test_a_deleted_secret_is_there_again_for_the_next_pod_that_starts(running: Cluster) -> None:
+def test_a_deleted_secret_is_created_again_when_a_pod_starts(running: Cluster) -> None:
     running.secrets.clear()
-    running.touched.clear()
-    running.round()
-    assert (running.secrets, running.touched) == (set(), []), "the operator does not see it"
+    running.written.clear()
+    running.reconcile()
+    assert (running.secrets, running.written) == (set(), []), "the operator does not observe it"
     running.pods.popitem()
     running.run_deployments(ready=0)
-    running.round(ready=0)
+    running.reconcile(ready=0)
     assert running.secrets == running.secrets_read()
     running.secrets.clear()
-    running.round()
-    assert (running.secrets, running.touched) == (set(), []), "a pod begins once"
+    running.reconcile()
+    assert (running.secrets, running.written) == (set(), []), "a pod starts once"
 
 
-def test_a_secret_that_went_with_its_revision_is_made_again(running: Cluster) -> None:
+def test_a_secret_deleted_with_its_revision_is_created_again(running: Cluster) -> None:
     (revision,) = running.deployments()
     running.remove("ControllerRevision", revision)
     running.secrets.clear()
@@ -49,21 +49,21 @@ def test_a_secret_that_went_with_its_revision_is_made_again(running: Cluster) ->
     assert running.deployments() == {revision: 2}
 
 
-@pytest.mark.parametrize("answer", ["failures", "delayed"])
-def test_a_secret_that_was_refused_is_tried_again(cluster: Cluster, answer: str) -> None:
-    cluster.round()
-    cluster.round()
+@pytest.mark.parametrize("field", ["failures", "delayed"])
+def test_a_rejected_secret_is_created_again(cluster: Cluster, field: str) -> None:
+    cluster.reconcile()
+    cluster.reconcile()
     (secret,) = cluster.secrets
-    setattr(cluster, answer, {("Secret", secret): "exceeded quota: secrets"})
+    setattr(cluster, field, {("Secret", secret): "exceeded quota: secrets"})
     cluster.secrets.clear()
-    cluster.round()
+    cluster.reconcile()
     assert cluster.secrets == {secret}
 
 
-def test_engines_of_a_kept_revision_have_the_secret_that_its_template_names(
+def test_a_stored_revision_keeps_the_secret_that_its_template_names(
     running: Cluster,
 ) -> None:
-    """A name of an earlier version: a changed name restarts no pods."""
+    """The name may be that of an earlier version, and no pod is restarted."""
     (revision,) = running.deployments()
     (secret,) = running.secrets
     for key in (("ControllerRevision", revision), ("Deployment", revision)):
