@@ -374,11 +374,11 @@ def _missing_tokens(
     return missing
 
 
-def _pushes(view: View, wanted: Iterable[LimitsPush]) -> list[Push]:
+def _pushes(view: View, limits: Iterable[LimitsPush]) -> list[Push]:
     """Return a push of limits to each pod that has an address."""
     pods = {pod.name: pod for pod in view.engines if not pod.terminating}
     pushes = []
-    for one in wanted:
+    for one in limits:
         pod = pods.get(one.name)
         url = None if pod is None else admin_url(pod.body)
         if pod is None or url is None:

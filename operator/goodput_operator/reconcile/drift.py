@@ -176,8 +176,8 @@ def _overwrites(
         changed = [
             field
             for field in child.foreign_fields
-            if (wanted := field.value_in(body)) is not ABSENT
-            and not _matches(wanted, field.value_in(child.body), field.path[-1].removeprefix("f:"))
+            if (desired := field.value_in(body)) is not ABSENT
+            and not _matches(desired, field.value_in(child.body), field.path[-1].removeprefix("f:"))
         ]
     return tuple(dict.fromkeys(field.conflict() for field in (*changed, *additions)))
 
@@ -188,43 +188,43 @@ def _applied_digest(body: Mapping[str, Any]) -> str | None:
     return digest
 
 
-def _differs(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+def _differs(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     """True if a stored object lacks a rendered field or has it with another value."""
     return any(
         not _matches(value, stored.get(key), key)
-        for rendered, stored in ((wanted, live), (wanted["metadata"], live["metadata"]))
+        for rendered, stored in ((desired, live), (desired["metadata"], live["metadata"]))
         for key, value in rendered.items()
         if key not in _NOT_COMPARED
     )
 
 
-def _matches(wanted: Any, live: Any, key: str) -> bool:
+def _matches(desired: Any, live: Any, key: str) -> bool:
     if live is ABSENT:
         live = None
-    if not wanted and not live:
+    if not desired and not live:
         return True  # the API server drops empty values
     if key in _ATOMIC:
-        return bool(wanted == live)
-    if isinstance(wanted, dict):
+        return bool(desired == live)
+    if isinstance(desired, dict):
         if not isinstance(live, dict):
             return False
         if key in _QUANTITY_MAPS:
-            return all(_equal_quantities(value, live.get(k)) for k, value in wanted.items())
-        return all(_matches(value, live.get(k), k) for k, value in wanted.items())
-    if isinstance(wanted, list):
-        return isinstance(live, list) and _list_matches(wanted, live, key)
+            return all(_equal_quantities(value, live.get(k)) for k, value in desired.items())
+        return all(_matches(value, live.get(k), k) for k, value in desired.items())
+    if isinstance(desired, list):
+        return isinstance(live, list) and _list_matches(desired, live, key)
     if key in _QUANTITIES:
-        return _equal_quantities(wanted, live)
-    return bool(wanted == live)
+        return _equal_quantities(desired, live)
+    return bool(desired == live)
 
 
-def _list_matches(wanted: list[Any], live: list[Any], key: str) -> bool:
+def _list_matches(desired: list[Any], live: list[Any], key: str) -> bool:
     keys = _KEYS.get(key)
     if keys is None:
-        pairs = zip(wanted, live, strict=False)
-        return len(wanted) == len(live) and all(_matches(one, other, "") for one, other in pairs)
+        pairs = zip(desired, live, strict=False)
+        return len(desired) == len(live) and all(_matches(one, other, "") for one, other in pairs)
     known = {_key_of(one, keys): one for one in live}
-    return all(_matches(one, known.get(_key_of(one, keys)), "") for one in wanted)
+    return all(_matches(one, known.get(_key_of(one, keys)), "") for one in desired)
 
 
 def _key_of(one: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:

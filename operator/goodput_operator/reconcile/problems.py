@@ -123,7 +123,7 @@ def _workload_problems(view: View) -> Iterator[Problem]:
             name, message = f"pods of {workload.name}", failure.get("message", "")
             yield _rejection(name, message, limits_scaling=True)
         progress = workload.conditions.get("Progressing", {})
-        if progress.get("reason") == "ProgressDeadlineExceeded" and workload.wanted:
+        if progress.get("reason") == "ProgressDeadlineExceeded" and workload.desired:
             yield _problem(ProblemReason.PROGRESS_DEADLINE_EXCEEDED, progress.get("message", ""))
 
 

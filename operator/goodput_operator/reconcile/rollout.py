@@ -139,20 +139,20 @@ def distribute(
     """
     new = next((one for one in current if one.revision == update), None)
     others = [one for one in current if one.revision != update]
-    # Pods beyond `wanted` are about to terminate, so they do not count as serving.
-    serving = 0 if new is None else min(new.available, new.wanted)
+    # Pods beyond `desired` are about to terminate, so they do not count as serving.
+    serving = 0 if new is None else min(new.available, new.desired)
     missing = max(0, replicas - serving)
     kept = dict.fromkeys((one.revision for one in others), 0)
     # Keep serving engines, first those of the stable revision.
     for one in sorted(others, key=lambda one: one.revision != stable):
-        kept[one.revision] = min(missing, one.wanted, one.available)
+        kept[one.revision] = min(missing, one.desired, one.available)
         missing -= kept[one.revision]
     if stable in kept:
         kept[stable] += missing
     existing = sum(max(one.pods, kept[one.revision]) for one in others)
     limit = replicas + max(1, -(-replicas // _SURGE)) if existing else replicas
-    wanted = 0 if new is None else new.wanted
-    return {update: min(replicas, max(wanted, limit - existing)), **kept}
+    desired = 0 if new is None else new.desired
+    return {update: min(replicas, max(desired, limit - existing)), **kept}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +194,9 @@ def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
         stable = max(serving, key=lambda one: one.available).revision if serving else None
     counts = distribute(replicas, update=update, stable=stable, current=existing)
     new = workloads.get(update)
-    served = new is not None and replicas > 0 and min(new.available, new.wanted) >= replicas
+    served = new is not None and replicas > 0 and min(new.available, new.desired) >= replicas
     others = [one for one in existing if one.revision != update]
-    finished = served and all(not one.wanted and not one.pods for one in others)
+    finished = served and all(not one.desired and not one.pods for one in others)
     return Rollout(
         replicas=replicas,
         counts=counts,

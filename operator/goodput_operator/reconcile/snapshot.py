@@ -203,7 +203,7 @@ class Workload:
     Args:
         name, uid: name and uid of the Deployment.
         revision: its engine revision; empty for routers.
-        wanted: its `spec.replicas`.
+        desired: its `spec.replicas`.
         pods: number of pods, except terminating ones.
         ready: number of ready pods.
         available: number of pods that have been ready for `minReadySeconds`.
@@ -214,7 +214,7 @@ class Workload:
     name: str
     uid: str
     revision: str
-    wanted: int
+    desired: int
     pods: int
     ready: int
     available: int
@@ -323,18 +323,18 @@ def _pod_selector(body: Object) -> Mapping[str, str]:
 
 def _workload(body: Object) -> Workload:
     metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
-    wanted = spec.get("replicas", 1)
+    desired = spec.get("replicas", 1)
     pods = status.get("replicas", 0)
     observed = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
     return Workload(
         name=metadata["name"],
         uid=metadata["uid"],
         revision=_pod_selector(body).get(OBJECT_LABEL_REVISION, ""),
-        wanted=wanted,
+        desired=desired,
         pods=pods,
         ready=status.get("readyReplicas", 0),
         available=status.get("availableReplicas", 0),
-        current=observed and pods == wanted == status.get("updatedReplicas", 0),
+        current=observed and pods == desired == status.get("updatedReplicas", 0),
         conditions=conditions_by_type(status),
     )
 

@@ -355,14 +355,14 @@ def _reconciling(view: View, known: StatusInput) -> Condition:
         return _true(RECONCILING, "Creating", f"{known.missing} objects do not exist yet{suffix}")
     if temporary is not None:
         return _true(RECONCILING, temporary.reason, temporary.message)
-    if any(one.revision != known.update and (one.pods or one.wanted) for one in engines):
+    if any(one.revision != known.update and (one.pods or one.desired) for one in engines):
         serving = ", ".join(f"{one.available} of {one.revision}" for one in engines)
         message = f"rolling out {known.update}; available: {serving}"
         return _true(RECONCILING, "RollingOut", message)
-    wanted = known.rollout.replicas
-    if new is None or new.wanted != wanted or not new.current or new.available != wanted:
+    desired = known.rollout.replicas
+    if new is None or new.desired != desired or not new.current or new.available != desired:
         available = 0 if new is None else new.available
-        return _true(RECONCILING, "Scaling", f"{available} of {wanted} engines are available")
+        return _true(RECONCILING, "Scaling", f"{available} of {desired} engines are available")
     for routers in view.workloads(ROLE_ROUTER):
         if not routers.current or routers.available != known.routers:
             message = f"{routers.available} of {known.routers} routers are available"

@@ -207,8 +207,8 @@ class QueueMachine(RuleBasedStateMachine):
     def no_request_is_lost_or_early(self) -> None:
         starts = [w.start_ns for w in self.requests.values() if w.start_ns is not None]
         assert self.queue.next_ns() == min(starts, default=None)
-        wanted = sum(w.due_ns is not None for w in self.requests.values())
-        assert self.queue.waiting() == wanted
+        requested = sum(w.due_ns is not None for w in self.requests.values())
+        assert self.queue.waiting() == requested
 
 
 TestQueue = QueueMachine.TestCase

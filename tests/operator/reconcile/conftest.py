@@ -266,11 +266,11 @@ class Cluster:
 
     def _run(self, body: dict[str, Any]) -> None:
         mine = self._pods_of(body)
-        wanted = body["spec"]["replicas"]
+        desired = body["spec"]["replicas"]
         # As the real controller does, delete pods that are not ready first.
-        for pod in sorted(mine, key=_ready)[: max(0, len(mine) - wanted)]:
+        for pod in sorted(mine, key=_ready)[: max(0, len(mine) - desired)]:
             del self.pods[pod["metadata"]["name"]]
-        for _ in range(wanted - len(mine)):
+        for _ in range(desired - len(mine)):
             self.counter += 1
             name = f"{body['metadata']['name']}-{self.counter}"
             labels = body["spec"]["template"]["metadata"]["labels"]
@@ -361,21 +361,21 @@ def _normal(value: Any, key: str = "") -> Any:
 _MAPS = {"containers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath"}
 
 
-def _merged(live: Any, wanted: Any, key: str = "") -> Any:
+def _merged(live: Any, desired: Any, key: str = "") -> Any:
     """Return the result of a forced server-side apply."""
-    if isinstance(live, dict) and isinstance(wanted, dict) and key != "selector":
+    if isinstance(live, dict) and isinstance(desired, dict) and key != "selector":
         return {
-            k: _merged(live[k], wanted[k], k)
-            if k in live and k in wanted
-            else copy.deepcopy(wanted.get(k, live.get(k)))
-            for k in {**live, **wanted}
+            k: _merged(live[k], desired[k], k)
+            if k in live and k in desired
+            else copy.deepcopy(desired.get(k, live.get(k)))
+            for k in {**live, **desired}
         }
     if key in _MAPS:
         by = {one[_MAPS[key]]: one for one in live}
-        mine = [_merged(by.get(one[_MAPS[key]], {}), one) for one in wanted]
-        names = {one[_MAPS[key]] for one in wanted}
+        mine = [_merged(by.get(one[_MAPS[key]], {}), one) for one in desired]
+        names = {one[_MAPS[key]] for one in desired}
         return mine + [one for one in live if one[_MAPS[key]] not in names]
-    return copy.deepcopy(wanted)
+    return copy.deepcopy(desired)
 
 
 @pytest.fixture(scope="session")

@@ -320,9 +320,9 @@ def test_any_sequence_of_changes_converges_to_the_same_state(
     cluster.broken = set()
     cluster.settle()
     suspended = cluster.spec.get("suspend", False)
-    wanted = 0 if suspended else cluster.spec["replicas"]
+    desired = 0 if suspended else cluster.spec["replicas"]
     update = cluster.status["updateRevision"]
-    assert {n: r for n, r in cluster.deployments().items() if r or n == update} == {update: wanted}
+    assert {n: r for n, r in cluster.deployments().items() if r or n == update} == {update: desired}
     assert cluster.deployments("router") == {"chat-router": 0 if suspended else 2}
     assert set(CHILDREN) <= set(cluster.objects)
     assert cluster.condition("Stalled") == ("False", "Unhindered")

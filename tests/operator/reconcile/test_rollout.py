@@ -155,13 +155,13 @@ def test_enough_serving_engines_are_kept_in_any_state(
     has_stable: bool,
 ) -> None:
     def workload(name: str, counts: tuple[int, int, int]) -> Workload:
-        wanted, pods, available = counts
+        desired, pods, available = counts
         serving = min(available, pods)
         return Workload(
             name=name,
             uid=name,
             revision=name,
-            wanted=wanted,
+            desired=desired,
             pods=pods,
             ready=serving,
             available=serving,
@@ -178,9 +178,9 @@ def test_enough_serving_engines_are_kept_in_any_state(
     serving = min(counts["new"], workloads[0].available) + sum(
         min(p.available, counts[p.revision]) for p in workloads[1:]
     )
-    available = sum(min(p.available, p.wanted) for p in workloads)
+    available = sum(min(p.available, p.desired) for p in workloads)
     assert serving >= min(replicas, available), "serving engines that are needed are kept"
     if stable:
         kept = sum(count for name, count in counts.items() if name != "new")
-        serves = min(workloads[0].available, workloads[0].wanted)
+        serves = min(workloads[0].available, workloads[0].desired)
         assert kept >= replicas - serves, "the stable revision replaces missing engines"
