@@ -106,19 +106,16 @@ async def watch_session(
             Kopf processes it.
     """
     configuration = api.configuration
-    trace = aiohttp.TraceConfig()
 
-    async def started(
-        _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestStartParams
-    ) -> None:
+    async def send_request(
+        request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
         # Service account tokens are rotated within the hour.
         request.headers.update(await _authorization_header(configuration))
-
-    async def ended(
-        _: aiohttp.ClientSession, __: object, request: aiohttp.TraceRequestEndParams
-    ) -> None:
-        if request.response.status < 300:
+        response = await send(request)
+        if response.status < 300:
             on_request(request.url.path)
+        return response
 
     class Response(aiohttp.ClientResponse):
         """A response that also passes its decoded content to `on_list`."""
@@ -129,11 +126,9 @@ async def watch_session(
                 on_list(self.url.path, content)
             return content
 
-    trace.on_request_start.append(started)
-    trace.on_request_end.append(ended)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=api.rest_client.ssl_context),
-        trace_configs=[trace],
+        middlewares=(send_request,),
         response_class=Response,
     )
     return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)

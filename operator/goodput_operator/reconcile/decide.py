@@ -136,8 +136,8 @@ def _reconcile(
         return desired_objects(view, spec, revisions, rollout, decided)
 
     failed = snapshot.failures.keys() | snapshot.delayed.keys()
-    repaired = find_repairs(view, inputs, render, memory, failed)
-    applies, foreign = repaired.applies, repaired.foreign
+    repairs = find_repairs(view, inputs, render, memory, failed)
+    applies, foreign = repairs.applies, repairs.foreign
     failures = {key: message for key, message in snapshot.failures.items() if key not in foreign}
     problems = [
         *name_conflict(foreign),
@@ -164,14 +164,12 @@ def _reconcile(
         *delete_outdated_revisions(view, revisions, used_names),
     ]
     known = StatusInput(
-        suspended=spec.suspend,
-        routers=0 if spec.suspend else spec.router.replicas,
+        spec=spec,
         update=revisions.update.name,
         rollout=rollout,
         decided=decided,
         problems=problems,
-        foreign=foreign,
-        missing=repaired.missing,
+        repairs=repairs,
         attainment=next_memory.attainment,
         law=law,
     )
@@ -179,8 +177,8 @@ def _reconcile(
         next_memory,
         tokens=tuple(revisions.uids[one.name] for one in used if one.name in revisions.uids),
         spec=(view.generation, spec),
-        settled=repaired.settled,
-        attempts=repaired.attempts,
+        settled=repairs.settled,
+        attempts=repairs.attempts,
     )
     wakes = [now_ns + _RECHECK_NS] if actions else []
     if not spec.suspend:

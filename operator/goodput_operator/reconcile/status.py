@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
 from goodput_core.control import ControlStep, Setpoint
 from goodput_core.spec.codec import encode
+from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.spec.status import (
     ConditionStatus,
     DecisionStatus,
@@ -23,6 +24,7 @@ from goodput_core.spec.status import (
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.attainment import AttainmentStatus
+from goodput_operator.reconcile.drift import Repairs
 from goodput_operator.reconcile.problems import Problem, ProblemReason
 from goodput_operator.reconcile.rollout import Rollout
 
@@ -86,27 +88,23 @@ class StatusInput:
     """Results of a reconciliation with a valid spec that the status shows.
 
     Args:
-        suspended: `spec.suspend`.
-        routers: number of routers in the spec.
+        spec: spec of the service.
         update: revision of the current spec.
         rollout: distribution of the engines.
         decided: limits and replicas in force.
         problems: problems of the service, the most severe first.
-        foreign: kind and name of objects with our names and another controller.
-        missing: number of objects that do not exist yet.
+        repairs: differences between the rendered objects and the cluster.
         attainment: attainment after the last measured interval; None before the first since the
             operator's start.
         law: result of the control laws; None if no interval ended in this reconciliation.
     """
 
-    suspended: bool
-    routers: int
+    spec: LLMServiceSpec
     update: str
     rollout: Rollout
     decided: Setpoint
     problems: Sequence[Problem]
-    foreign: Sequence[tuple[str, str]]
-    missing: int
+    repairs: Repairs
     attainment: AttainmentStatus | None
     law: ControlStep | None
 
@@ -172,10 +170,10 @@ def status_of(
         status["recommendedReplicas"] = law.state.recommended
     if attainment is not None and attainment.classes:
         status |= encode(LLMServiceStatus(classes=attainment.classes, goodput=attainment.goodput))
-    elif not known.suspended:
+    elif not known.spec.suspend:
         # A restarted operator keeps the stored figures until its first measurement.
         status |= _pick(stored, "classes", "goodput")
-    if law is None and not known.suspended:
+    if law is None and not known.spec.suspend:
         status |= _pick(stored, "recommendedReplicas")
     ring = [*_decisions(known, at), *(stored.get("decisions") or ())][:_DECISIONS]
     if ring:
@@ -268,7 +266,7 @@ def _summary(
             phase=_phase(conditions),
         )
     )
-    if known.suspended:
+    if known.spec.suspend:
         return summary
     if known.attainment is None or not known.attainment.classes:
         return summary | _pick(stored.get("summary") or {}, "attainment")
@@ -331,9 +329,9 @@ def _serving(view: View) -> Condition:
 
 
 def _ready(view: View, known: StatusInput) -> Condition:
-    if known.suspended:
+    if known.spec.suspend:
         return _false(READY, SUSPENDED, "spec.suspend is set, so no pods run")
-    services = [name for kind, name in known.foreign if kind == "Service"]
+    services = [name for kind, name in known.repairs.foreign if kind == "Service"]
     if services:
         message = (
             f"requests cannot be routed: Service {' and '.join(services)} is not "
@@ -350,9 +348,9 @@ def _reconciling(view: View, known: StatusInput) -> Condition:
     engines = view.workloads(ROLE_ENGINE)
     new = next((one for one in engines if one.revision == known.update), None)
     temporary = next((one for one in known.problems if not one.stalls), None)
-    if known.missing:
+    if missing := known.repairs.missing:
         suffix = f"; {temporary.message}" if temporary is not None else ""
-        return _true(RECONCILING, "Creating", f"{known.missing} objects do not exist yet{suffix}")
+        return _true(RECONCILING, "Creating", f"{missing} objects do not exist yet{suffix}")
     if temporary is not None:
         return _true(RECONCILING, temporary.reason, temporary.message)
     if any(one.revision != known.update and (one.pods or one.desired) for one in engines):
@@ -363,9 +361,10 @@ def _reconciling(view: View, known: StatusInput) -> Condition:
     if new is None or new.desired != desired or not new.current or new.available != desired:
         available = 0 if new is None else new.available
         return _true(RECONCILING, "Scaling", f"{available} of {desired} engines are available")
+    desired = 0 if known.spec.suspend else known.spec.router.replicas
     for routers in view.workloads(ROLE_ROUTER):
-        if not routers.current or routers.available != known.routers:
-            message = f"{routers.available} of {known.routers} routers are available"
+        if not routers.current or routers.available != desired:
+            message = f"{routers.available} of {desired} routers are available"
             return _true(RECONCILING, "Scaling", message)
     return _false(RECONCILING, "Settled", "all resources match the spec")
 
@@ -378,7 +377,7 @@ def _stalled(problems: Sequence[Problem]) -> Condition:
 
 
 def _slo_attained(view: View, known: StatusInput) -> Condition:
-    if known.suspended:
+    if known.spec.suspend:
         return _unknown(SLO_ATTAINED, SUSPENDED, "spec.suspend is set, so no requests are served")
     found = known.attainment
     if found is not None:
