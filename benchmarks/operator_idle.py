@@ -56,12 +56,12 @@ WRITES = {"create", "update", "patch", "delete"}
 PARTS = {kind.plural for kind in CHILDREN} | {"secrets"}
 INTERVAL_S = 10
 QUIET_S = 20
-FORGOTTEN_S = 300
+STATUS_WINDOW_S = 300
 """Time for which a status still counts measurements of pods that no longer respond."""
 ANSWERING, SILENT = "answering", "silent"
 CASES = {ANSWERING: [ANSWERING], SILENT: [SILENT], "both": [ANSWERING, SILENT]}
-MOST = {"cores": 1.0, "rss_mib": 1024.0, "requests_per_s": 20.0, "child_writes": 0}
-LEAST_ASKED = 0.9
+LIMITS = {"cores": 1.0, "rss_mib": 1024.0, "requests_per_s": 20.0, "child_writes": 0}
+MIN_QUERIES_SHARE = 0.9
 """Required share of the queries of pods, one per pod and interval, as fewer queries cost less."""
 
 
@@ -72,7 +72,7 @@ class Result:
     pods_are: str
     services: int
     pods: int
-    answers_per_s: float
+    responses_per_s: float
     objects: int
     seconds: float
     cores: float
@@ -116,7 +116,7 @@ async def settle(cluster: Cluster, log: Path, services: int, process: psutil.Pro
 
 
 @contextmanager
-def answering(folder: Path) -> Iterator[None]:
+def responding_pods(folder: Path) -> Iterator[None]:
     """Run a process that responds for all pods."""
     states = folder / "states.json"
     states.write_text(json.dumps(record(manifest(0), PROFILE)))
@@ -133,12 +133,12 @@ def answering(folder: Path) -> Iterator[None]:
         child.wait(timeout=60)
 
 
-def asked(pods_are: str) -> int:
+def count_state_requests(pods_are: str) -> int:
     """Return the number of state requests to the pods."""
     if pods_are == SILENT:
         return 0
-    with urlopen(f"http://127.0.0.1:{ADMIN_PORT}{PATH_ASKED}") as answer:
-        count: int = json.load(answer)["asked"]
+    with urlopen(f"http://127.0.0.1:{ADMIN_PORT}{PATH_ASKED}") as response:
+        count: int = json.load(response)["asked"]
     return count
 
 
@@ -151,7 +151,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
     with ExitStack() as stack:
         pods = stack.enter_context(ExitStack())
         if ANSWERING in CASES[options.pods]:
-            pods.enter_context(answering(folder))
+            pods.enter_context(responding_pods(folder))
         admin, operator = stack.enter_context(api_server(folder))
         made = subprocess.run(
             [sys.executable, "-m", "goodput_operator.render.crd"],
@@ -165,16 +165,16 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
         (folder / "key").write_bytes(os.urandom(32))
         asyncio.run(prepare(admin, options.services))
         log_of_calls = folder / "audit.log"
-        with operating(folder, operator) as (process, _):
+        with running_operator(folder, operator) as (process, _):
             results = asyncio.run(_observe(admin, log_of_calls, process, options, pods.close))
         begun = time.monotonic()
-        with operating(folder, operator) as (process, port):
-            while turns(port) < options.services:
+        with running_operator(folder, operator) as (process, port):
+            while count_reconciliations(port) < options.services:
                 if process.status() == psutil.STATUS_ZOMBIE:
                     sys.exit("the operator ended")
                 time.sleep(0.2)
             again = {
-                "every_service_had_a_turn_after_s": round(time.monotonic() - begun, 1),
+                "all_services_reconciled_after_s": round(time.monotonic() - begun, 1),
                 "cpu_s": round(sum(process.cpu_times()[:2]), 1),
             }
             print(json.dumps({"started_again": again}), flush=True)
@@ -182,7 +182,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
 
 
 @contextmanager
-def operating(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, int]]:
+def running_operator(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, int]]:
     """Run an operator; yield it and its probe port."""
     port = free_port()
     with (folder / "operator.log").open("ab") as log:
@@ -202,11 +202,11 @@ def operating(folder: Path, kubeconfig: Path) -> Iterator[tuple[psutil.Process, 
         child.wait(timeout=60)
 
 
-def turns(port: int) -> float:
+def count_reconciliations(port: int) -> float:
     """Return the number of reconciliations."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            lines = response.read().decode().splitlines()
     except URLError:  # not started yet
         return 0
     samples = (line for line in lines if line.startswith("goodput_operator_turns_total{"))
@@ -229,7 +229,7 @@ async def _observe(
         for pods_are in CASES[options.pods]:
             if results:
                 silence()
-                await asyncio.sleep(FORGOTTEN_S)
+                await asyncio.sleep(STATUS_WINDOW_S)
             await asyncio.sleep(options.rest)
             result = await _watch(cluster, log, process, options, pods_are)
             print(json.dumps(asdict(result), indent=1), flush=True)
@@ -245,7 +245,7 @@ async def _watch(
     pods_are: str,
 ) -> Result:
     _, at = calls(log, 0)
-    before = asked(pods_are)
+    before = count_state_requests(pods_are)
     times, begun = process.cpu_times(), time.monotonic()
     rss = 0
     while (passed := time.monotonic() - begun) < options.seconds:
@@ -253,13 +253,13 @@ async def _watch(
         await asyncio.sleep(min(1, options.seconds - passed))
     now = process.cpu_times()
     seconds = time.monotonic() - begun
-    answers = asked(pods_are) - before
+    responses = count_state_requests(pods_are) - before
     seen, _ = calls(log, at)
     return Result(
         pods_are=pods_are,
         services=options.services,
         pods=await cluster.count((POD,)),
-        answers_per_s=round(answers / seconds, 1),
+        responses_per_s=round(responses / seconds, 1),
         objects=await cluster.count(),
         seconds=round(seconds, 1),
         cores=round((now.user + now.system - times.user - times.system) / seconds, 3),
@@ -270,16 +270,16 @@ async def _watch(
     )
 
 
-def too_much(result: Result) -> list[str]:
+def find_problems(result: Result) -> list[str]:
     """Return the limits that the operator exceeds, and queries of pods that it omitted."""
     seen = asdict(result)
-    words = [
-        f"{name} {seen[name]} above {most}" for name, most in MOST.items() if seen[name] > most
+    problems = [
+        f"{name} {seen[name]} above {most}" for name, most in LIMITS.items() if seen[name] > most
     ]
-    due = LEAST_ASKED * result.pods / INTERVAL_S
-    if result.pods_are == ANSWERING and result.answers_per_s < due:
-        words.append(f"answers_per_s {result.answers_per_s} below {due}")
-    return words
+    due = MIN_QUERIES_SHARE * result.pods / INTERVAL_S
+    if result.pods_are == ANSWERING and result.responses_per_s < due:
+        problems.append(f"responses_per_s {result.responses_per_s} below {due}")
+    return problems
 
 
 def main() -> int:
@@ -312,10 +312,10 @@ def main() -> int:
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    found = [words for result in results for words in too_much(result)]
-    for words in found:
-        print(f"too much: {words}", file=sys.stderr)
-    return 1 if found else 0
+    problems = [problem for result in results for problem in find_problems(result)]
+    for problem in problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

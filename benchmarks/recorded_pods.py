@@ -81,7 +81,7 @@ async def _record(folder: Path, manifest: dict[str, Any], profile: str) -> dict[
                 states = await _under_load(ready, manifest["metadata"]["name"])
                 reading.cancel()
     except (TimeoutError, LookupError):
-        sys.exit(f"nothing to record: {(folder / 'log').read_text()[-2000:]}")
+        sys.exit(f"the service did not become ready: {(folder / 'log').read_text()[-2000:]}")
     finally:
         child.stdin.close()
         await child.wait()

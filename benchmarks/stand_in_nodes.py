@@ -126,12 +126,12 @@ class Cluster:
 
     async def _create(self, kind: Any, body: dict[str, Any]) -> None:
         async with self._free:
-            _done(await self._client.create(kind, NAMESPACE, body))
+            _check(await self._client.create(kind, NAMESPACE, body))
 
     async def _status(self, kind: Any, name: str, status: dict[str, Any]) -> None:
         async with self._free:
             path = f"{name}/status"
-            _done(await self._client.merge(kind, NAMESPACE, path, {"status": status}))
+            _check(await self._client.merge(kind, NAMESPACE, path, {"status": status}))
 
     async def _list(self, kind: Any) -> list[dict[str, Any]]:
         selector = "" if kind is LLMSERVICE else f"?labelSelector={OBJECT_LABEL_LLMSERVICE}"
@@ -143,9 +143,9 @@ class Cluster:
         return items
 
 
-def _done(answer: Any) -> None:
-    if isinstance(answer, FailedCall):
-        sys.exit(f"the API server rejected a call: {answer.message}")
+def _check(result: Any) -> None:
+    if isinstance(result, FailedCall):
+        sys.exit(f"the API server rejected a call: {result.message}")
 
 
 @asynccontextmanager
