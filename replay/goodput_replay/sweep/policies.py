@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.spec.choices import Policy, Preemption, RouterPolicy
@@ -14,10 +15,9 @@ from goodput_traces.transforms import parse_factor, parse_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from enum import StrEnum
 
 __all__ = ["main", "make_parser"]
-
-_Choice = TypeVar("_Choice", Policy, Preemption, RouterPolicy)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,36 +61,36 @@ def make_parser() -> CommandParser:
         metavar="PROFILE",
         help="emulate this device in place of the manifest's model.source",
     )
-    add(
-        "--policies",
-        metavar="P,…",
-        type=argument_type(_parse_choices(Policy), "policies"),
-        help="scheduling policies (default: all)",
+    lists: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
+        ("policies", "P", partial(_parse_choice, Policy), "scheduling policies (default: all)"),
+        (
+            "budgets",
+            "N",
+            lambda text: parse_whole(text, 1, 1_048_576, "a token budget"),
+            "token budgets (default: the manifest's)",
+        ),
+        (
+            "replicas",
+            "N",
+            lambda text: parse_whole(text, 1, 1000, "a number of replicas"),
+            "numbers of replicas (default: the manifest's)",
+        ),
+        (
+            "preemptions",
+            "M",
+            partial(_parse_choice, Preemption),
+            "preemption modes (default: the manifest's)",
+        ),
+        (
+            "placements",
+            "P",
+            partial(_parse_choice, RouterPolicy),
+            "placement policies of the router (default: the manifest's)",
+        ),
     )
-    add(
-        "--budgets",
-        metavar="N,…",
-        type=argument_type(_parse_numbers(1, 1_048_576, "a token budget"), "budgets"),
-        help="token budgets (default: the manifest's)",
-    )
-    add(
-        "--replicas",
-        metavar="N,…",
-        type=argument_type(_parse_numbers(1, 1000, "a number of replicas"), "replicas"),
-        help="numbers of replicas (default: the manifest's)",
-    )
-    add(
-        "--preemptions",
-        metavar="M,…",
-        type=argument_type(_parse_choices(Preemption), "preemptions"),
-        help="preemption modes (default: the manifest's)",
-    )
-    add(
-        "--placements",
-        metavar="P,…",
-        type=argument_type(_parse_choices(RouterPolicy), "placements"),
-        help="placement policies of the router (default: the manifest's)",
-    )
+    for name, metavar, parse, help_text in lists:
+        value = argument_type(partial(_parse_list, parse), name)
+        add(f"--{name}", metavar=f"{metavar},…", type=value, help=help_text)
     add(
         "--topology",
         metavar="FILE",
@@ -158,24 +158,12 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def _parse_choices(kind: type[_Choice]) -> Callable[[str], tuple[_Choice, ...]]:
-    def parse(text: str) -> tuple[_Choice, ...]:
-        found = []
-        for word in text.split(","):
-            match = next((one for one in kind if one == word.strip()), None)
-            if match is None:
-                known = ", ".join(sorted(kind))
-                raise ValueError(f"{word.strip()[:40]!r} is not one of {known}")
-            found.append(match)
-        return tuple(dict.fromkeys(found))
-
-    return parse
+def _parse_list(parse: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    """Parse comma-separated values; a repeated value counts once."""
+    return tuple(dict.fromkeys(parse(word.strip()) for word in text.split(",")))
 
 
-def _parse_numbers(low: int, high: int, what: str) -> Callable[[str], tuple[int, ...]]:
-    def parse(text: str) -> tuple[int, ...]:
-        return tuple(
-            dict.fromkeys(parse_whole(word.strip(), low, high, what) for word in text.split(","))
-        )
-
-    return parse
+def _parse_choice(kind: type[StrEnum], text: str) -> StrEnum:
+    if text not in set(kind):
+        raise ValueError(f"{text[:40]!r} is not one of {', '.join(sorted(kind))}")
+    return kind(text)
