@@ -30,7 +30,6 @@ __all__ = [
     "InputError",
     "InternalError",
     "Interrupted",
-    "NotBuiltError",
     "SpecError",
     "UnreachableError",
     "UnsupportedError",
@@ -112,9 +111,6 @@ class SpecError(InputError):
 
 class UnsupportedError(SpecError):
     """A valid field that this version does not implement."""
-
-
-NotBuiltError = UnsupportedError
 
 
 class UnreachableError(GoodputError):

@@ -7,7 +7,7 @@ from typing import Any
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_MS
 
-__all__ = ["answered_request", "request_record"]
+__all__ = ["finished_request", "request_record"]
 
 
 def request_record(**fields: Any) -> RequestRecord:
@@ -21,7 +21,7 @@ def request_record(**fields: Any) -> RequestRecord:
     return RequestRecord(**(least | fields))
 
 
-def answered_request(
+def finished_request(
     *,
     scheduled_ns: int = 0,
     ttft_ms: float = 100,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.records import answered_request
+from tests.builders.records import finished_request
 
 from goodput_core.slo.judging import (
     Judgement,
@@ -38,7 +38,7 @@ def finished(
     *, ttft_ms: float = 400, tpot_ms: float = 40, tokens: int = 11, lag_ms: float = 0, **more: Any
 ) -> RequestRecord:
     """Return a finished request, scheduled at 1 s; keyword arguments replace its fields."""
-    return answered_request(
+    return finished_request(
         scheduled_ns=SECOND, ttft_ms=ttft_ms, tpot_ms=tpot_ms, tokens=tokens, lag_ms=lag_ms, **more
     )
 

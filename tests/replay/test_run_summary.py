@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.records import answered_request, request_record
+from tests.builders.records import finished_request, request_record
 from tests.replay.conftest import write_run
 
 from goodput_core.errors import InputError
@@ -148,7 +148,7 @@ def test_a_response_after_the_window_is_not_served_in_it(
     tmp_path: Path, synthetic_run: SyntheticRun
 ) -> None:
     def answered(name: str, end_s: int) -> RequestRecord:
-        return answered_request(
+        return finished_request(
             request_id=name,
             slo_class="batch",
             ttft_ms=1000,

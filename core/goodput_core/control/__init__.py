@@ -40,7 +40,6 @@ from goodput_core.control.replicas import (
 )
 from goodput_core.control.slo_window import (
     ClassWindow,
-    PromiseCounts,
     TargetCounts,
     TargetStatus,
     WindowTally,
@@ -78,7 +77,6 @@ __all__ = [
     "PrefillParams",
     "PrefillReason",
     "PrefillState",
-    "PromiseCounts",
     "ReplicaDecision",
     "ReplicaPhase",
     "ReplicaReason",

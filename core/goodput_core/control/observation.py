@@ -142,11 +142,6 @@ class ServiceObservation:
     device: DeviceCapacity | None = None
 
     @property
-    def replicas_asked(self) -> int:
-        """Return `desired_replicas`."""
-        return self.desired_replicas
-
-    @property
     def ready(self) -> tuple[ReplicaWindow, ...]:
         """Routable replicas."""
         return tuple(r for r in self.replicas if r.phase is ReplicaPhase.READY)

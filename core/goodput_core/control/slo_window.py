@@ -30,7 +30,6 @@ __all__ = [
     "LEAST_REQUESTS",
     "WINDOW_NS",
     "ClassWindow",
-    "PromiseCounts",
     "TargetCounts",
     "TargetStatus",
     "WindowTally",
@@ -70,9 +69,6 @@ class TargetCounts:
             missed=self.missed + other.missed,
             close=self.close + other.close,
         )
-
-
-PromiseCounts = TargetCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ from goodput_engine.request_bodies import MemoryReservation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from goodput_core.control import PromiseCounts
+    from goodput_core.control import TargetCounts
     from goodput_core.slo.window import RecentSeconds
     from goodput_engine.router.upstream_client import RetryReason
 
@@ -333,7 +333,7 @@ class OutcomeCounts:
         """Return requests by class and outcome since the start."""
         return {name: dict(entry.counts) for name, entry in self._classes.items()}
 
-    def promises(self) -> dict[str, dict[str, PromiseCounts]]:
+    def promises(self) -> dict[str, dict[str, TargetCounts]]:
         """Return met and missed targets of each class since the start, for the control laws."""
         return {w.name: {"ttft": w.ttft, "tpot": w.tpot} for w in self._promises.sums()}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from goodput_core.errors import InputError, NotBuiltError, SpecError
+from goodput_core.errors import InputError, SpecError, UnsupportedError
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def choose_device(
         The name or path, and the profile.
 
     Raises:
-        NotBuiltError: `spec.model.source` names real weights and `--device` is not given.
+        UnsupportedError: `spec.model.source` names real weights and `--device` is not given.
         InputError: the profile of `--device` is unknown or invalid.
         SpecError: the profile of `spec.model.source` is unknown or invalid, or a profile's number
             of devices differs from `tensorParallel`.
     """
     model = spec.model
     if device is None and model.scheme != "emulated":
-        raise NotBuiltError(
+        raise UnsupportedError(
             "spec.model.source",
             f"torch execution is not implemented yet, so {model.source} cannot be served; emulate "
             f"a device with --device, one of {', '.join(list_profiles())}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
-from tests.builders.records import answered_request
+from tests.builders.records import finished_request
 
 from goodput_core.slo.judging import judge
 from goodput_core.slo.record import Outcome
@@ -19,9 +19,9 @@ TARGETS = Targets(ttft_ns=500 * NS_PER_MS)
 async def test_the_panel_shows_progress_attainment_errors_and_send_lag() -> None:
     counts = LiveCounts(["chat", "batch"])
     for ttft_ms in (100, 100, 900):
-        record = answered_request(ttft_ms=ttft_ms, lag_ms=2)
+        record = finished_request(ttft_ms=ttft_ms, lag_ms=2)
         counts.add(record, judge(record, TARGETS))
-    failed = answered_request(outcome=Outcome.ERROR, detail="HTTP 500: boom")
+    failed = finished_request(outcome=Outcome.ERROR, detail="HTTP 500: boom")
     counts.add(failed, judge(failed, TARGETS))
     counts.add(failed, None)
     progress = RunProgress(
