@@ -24,7 +24,7 @@ from goodput_replay.report.figures.over_time import (
 )
 from goodput_replay.report.timeline import cut_timeline
 from goodput_replay.run.columns import RunColumns
-from goodput_replay.run.summary import PromiseSummary
+from goodput_replay.run.summary import SLOSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +112,7 @@ class _Measure:
     note: str
     main_ms: Callable[[RunColumns], NDArray[np.float64]]
     thin_ms: Callable[[RunColumns], NDArray[np.float64]] | None
-    target_ms: Callable[[PromiseSummary], int | None]
+    target_ms: Callable[[SLOSummary], int | None]
 
 
 _TBT: Final = _Measure(
@@ -123,7 +123,7 @@ _TBT: Final = _Measure(
     ),
     main_ms=lambda columns: columns.tbt_p99_us / 1000,
     thin_ms=None,
-    target_ms=lambda promise: promise.tbt_p99_ms,
+    target_ms=lambda slo: slo.tbt_p99_ms,
 )
 _MEASURES: Final = (
     _Measure(
@@ -131,14 +131,14 @@ _MEASURES: Final = (
         note="from the scheduled arrival; dotted: from the actual send",
         main_ms=lambda columns: columns.ttft_ns / NS_PER_MS,
         thin_ms=lambda columns: columns.ttft_from_send_ns / NS_PER_MS,
-        target_ms=lambda promise: promise.ttft_ms,
+        target_ms=lambda slo: slo.ttft_ms,
     ),
     _Measure(
         title="Time per output token",
         note="mean over each request, after its first token",
         main_ms=lambda columns: columns.tpot_ns / NS_PER_MS,
         thin_ms=None,
-        target_ms=lambda promise: promise.tpot_ms,
+        target_ms=lambda slo: slo.tpot_ms,
     ),
     _TBT,
     _Measure(
@@ -146,7 +146,7 @@ _MEASURES: Final = (
         note="complete responses, from the scheduled arrival",
         main_ms=lambda columns: columns.e2e_ns / NS_PER_MS,
         thin_ms=None,
-        target_ms=lambda promise: promise.e2e_ms,
+        target_ms=lambda slo: slo.e2e_ms,
     ),
 )
 
@@ -156,14 +156,14 @@ def _draw_latencies(
 ) -> Iterator[LatencyDrawing]:
     names = [one.name for one in summary.classes if one.requests]
     colours = {one.name: index for index, one in enumerate(summary.classes)}
-    promises = {p.name: p for p in summary.promises}
+    slo_by_class = {slo.name: slo for slo in summary.promises}
     for first in range(0, len(names), _CLASSES_PER_DRAWING):
         together = names[first : first + _CLASSES_PER_DRAWING]
         for measure in _MEASURES:
             curves: list[Curve] = []
             for name in together:
-                promise = promises.get(name)
-                target = None if promise is None else measure.target_ms(promise)
+                slo = slo_by_class.get(name)
+                target = None if slo is None else measure.target_ms(slo)
                 curves += _make_curves(columns, measure, name, colours[name], target)
                 if measure is _TBT and name in gaps and gaps[name].total:
                     curves.append(_make_gap_curve(gaps[name], colours[name]))

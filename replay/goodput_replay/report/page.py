@@ -37,8 +37,8 @@ from goodput_replay.run.formatting import (
 from goodput_replay.run.summary import (
     ClassSummary,
     LengthPinning,
-    PromiseSummary,
     Quantiles,
+    SLOSummary,
     Summary,
     read_summary,
 )
@@ -125,26 +125,26 @@ class _Card:
 
     Args:
         figures: results of the class.
-        promise: SLO targets of the class; None if only its rows have targets.
+        slo: SLO targets of the class; None if only its rows have targets.
         scale_start: share at the left end of the bar; the right end is 100 %.
         objective: objective of the class; None if it has none.
     """
 
     figures: ClassSummary
-    promise: PromiseSummary | None
+    slo: SLOSummary | None
     scale_start: float
     objective: float | None
 
     @classmethod
     def of(cls, summary: Summary, figures: ClassSummary) -> _Card:
-        promise = next((p for p in summary.promises if p.name == figures.name), None)
+        slo = next((one for one in summary.promises if one.name == figures.name), None)
         objective = None if figures.objective is None else float(parse_objective(figures.objective))
         shown = [share for share in (figures.attainment, objective) if share is not None]
         if figures.interval is not None:
             shown.append(figures.interval.lower)
         lowest = min(shown, default=0.0)
         start = next(s for s in _SCALE_STARTS if s < lowest or s == 0)
-        return cls(figures=figures, promise=promise, scale_start=start, objective=objective)
+        return cls(figures=figures, slo=slo, scale_start=start, objective=objective)
 
     def place(self, share: float) -> float:
         """Return the position of a share on the bar, percent of its width."""
@@ -161,13 +161,11 @@ class _QuantileRow:
 
 
 def _make_quantile_rows(summary: Summary) -> Iterator[_QuantileRow]:
-    promises = {p.name: p for p in summary.promises}
+    slo_by_class = {slo.name: slo for slo in summary.promises}
     for one in summary.classes:
-        promise = promises.get(one.name)
+        slo = slo_by_class.get(one.name)
         ttft, tpot, e2e = (
-            (None, None, None)
-            if promise is None
-            else (promise.ttft_ms, promise.tpot_ms, promise.e2e_ms)
+            (None, None, None) if slo is None else (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms)
         )
         measures = (
             ("TTFT", one.ttft_ms, ttft),

@@ -30,9 +30,9 @@ __all__ = [
     "ErrorSummary",
     "IntervalSummary",
     "LengthPinning",
-    "PromiseSummary",
     "Quantiles",
     "RunSummary",
+    "SLOSummary",
     "Summary",
     "TargetSummary",
     "TraceSummary",
@@ -96,7 +96,7 @@ class IntervalSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseSummary:
+class SLOSummary:
     """SLO targets of one class."""
 
     name: Annotated[str, _doc("Class name.")]
@@ -342,7 +342,7 @@ class Summary:
     run: Annotated[RunSummary, _doc("Command and start time of the run.")]
     trace: Annotated[TraceSummary, _doc("Replayed trace.")]
     target: Annotated[TargetSummary, _doc("Target server.")]
-    promises: Annotated[tuple[PromiseSummary, ...], _doc("SLO targets per class.")]
+    promises: Annotated[tuple[SLOSummary, ...], _doc("SLO targets per class.")]
     default_class: Annotated[
         str | None, _doc("Class of requests that name none; null if there is none.")
     ]

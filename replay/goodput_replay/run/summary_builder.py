@@ -30,9 +30,9 @@ from goodput_replay.run.summary import (
     EmulationSummary,
     ErrorSummary,
     IntervalSummary,
-    PromiseSummary,
     Quantiles,
     RunSummary,
+    SLOSummary,
     Summary,
     TargetSummary,
     TraceSummary,
@@ -255,8 +255,8 @@ def _summarise_validity(
     )
 
 
-def _summarise_targets(slo: SLOClass) -> PromiseSummary:
-    return PromiseSummary(
+def _summarise_targets(slo: SLOClass) -> SLOSummary:
+    return SLOSummary(
         name=slo.name,
         ttft_ms=slo.ttft_ms,
         tpot_ms=slo.tpot_ms,
