@@ -73,7 +73,7 @@ def lock(bench: Any, lease: Lease, identity: str = "me") -> tuple[FencingLock, F
     return new_lock, fence
 
 
-async def renewed(new_lock: FencingLock) -> bool:
+async def renew(new_lock: FencingLock) -> bool:
     found, _ = await new_lock.get("goodput-operator", "ns")
     change = new_lock.update if found else new_lock.create
     return await change("goodput-operator", "ns", RECORD)
@@ -84,7 +84,7 @@ async def test_the_fence_closes_before_the_lease_expires_counted_from_the_start_
 ) -> None:
     mine, fence = lock(bench, lease)
     begun_ns, lease.slow_ns = bench.clock.ns, NS_PER_S
-    assert await renewed(mine)
+    assert await renew(mine)
     assert fence.remaining_ns() == 18 * NS_PER_S, "20 s less 1 s of margin and 1 s of waiting"
     bench.clock.ns = begun_ns + 19 * NS_PER_S
     assert not fence.open, "the deadline closes it"
@@ -92,17 +92,17 @@ async def test_the_fence_closes_before_the_lease_expires_counted_from_the_start_
 
 async def test_a_lease_records_holder_times_and_transitions(bench: Any, lease: Lease) -> None:
     mine, _ = lock(bench, lease)
-    await renewed(mine)
+    await renew(mine)
     assert lease.stored is not None
     first = dict(lease.stored["spec"])
     bench.clock.ns += 2 * NS_PER_S
-    await renewed(mine)
+    await renew(mine)
     second = dict(lease.stored["spec"])
     assert second["acquireTime"] == first["acquireTime"]
     assert second["renewTime"] > first["renewTime"]
     assert second["leaseTransitions"] == 0
     theirs, _ = lock(bench, lease, "them")
-    await renewed(theirs)
+    await renew(theirs)
     third = lease.stored["spec"]
     assert (third["holderIdentity"], third["leaseTransitions"]) == ("them", 1)
     assert third["acquireTime"] == third["renewTime"]
@@ -112,9 +112,9 @@ async def test_the_fence_closes_when_another_operator_holds_the_lease(
     bench: Any, lease: Lease
 ) -> None:
     mine, fence = lock(bench, lease)
-    await renewed(mine)
+    await renew(mine)
     theirs, _ = lock(bench, lease, "them")
-    await renewed(theirs)
+    await renew(theirs)
     assert fence.open, "the loss was not observed yet"
     with pytest.raises(LeaseLostError, match="was taken by them"):
         await mine.get("goodput-operator", "ns")
@@ -126,10 +126,10 @@ async def test_a_lease_lost_to_another_operator_is_never_acquired_again(
     bench: Any, lease: Lease, then: str
 ) -> None:
     mine, fence = lock(bench, lease)
-    await renewed(mine)
+    await renew(mine)
     # The process is suspended while another operator acquires the Lease.
     theirs, _ = lock(bench, lease, "them")
-    await renewed(theirs)
+    await renew(theirs)
     if then != "taken":
         await theirs.release()
     if then == "deleted":
@@ -143,11 +143,11 @@ async def test_a_lease_lost_to_another_operator_is_never_acquired_again(
 
 async def test_a_conflicting_renewal_does_not_extend_the_fence(bench: Any, lease: Lease) -> None:
     mine, fence = lock(bench, lease)
-    await renewed(mine)
+    await renew(mine)
     left_ns = fence.remaining_ns()
     await mine.get("goodput-operator", "ns")
     theirs, _ = lock(bench, lease, "them")
-    await renewed(theirs)
+    await renew(theirs)
     assert not await mine.update("goodput-operator", "ns", RECORD)
     assert fence.remaining_ns() == left_ns
     assert mine.last_failure == "changed meanwhile"
@@ -158,7 +158,7 @@ async def test_a_failing_api_server_is_a_failed_attempt_that_does_not_end_the_el
     bench: Any, lease: Lease, status: int
 ) -> None:
     mine, fence = lock(bench, lease)
-    await renewed(mine)
+    await renew(mine)
     left_ns = fence.remaining_ns()
     lease.broken = FailedCall(status=status, reason="Unreachable", message="away")
     found, why = await mine.get("goodput-operator", "ns")
@@ -174,7 +174,7 @@ async def test_only_the_holder_releases_a_lease_and_it_is_free_at_once(
 ) -> None:
     mine, _ = lock(bench, lease)
     theirs, _ = lock(bench, lease, "them")
-    await renewed(mine)
+    await renew(mine)
     await theirs.release()
     assert lease.stored is not None
     assert lease.stored["spec"]["holderIdentity"] == "me"
@@ -203,7 +203,7 @@ async def test_a_release_is_logged_only_after_it_succeeded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     mine, _ = lock(bench, lease)
-    await renewed(mine)
+    await renew(mine)
     read = lease.read
 
     async def reading(*arguments: object) -> Any:
@@ -231,7 +231,7 @@ async def test_a_held_lease_is_acquired_at_once_only_under_the_same_identity(
     bench: Any, lease: Lease, holder: str, acquires: bool
 ) -> None:
     before, _ = lock(bench, lease, holder)
-    await renewed(before)
+    await renew(before)
     was_read = asyncio.Event()
     read = lease.read
 

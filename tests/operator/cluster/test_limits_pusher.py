@@ -85,6 +85,6 @@ async def test_a_push_is_cancelled_when_the_lease_expires(bench: Any) -> None:
     bench.fence.extend(bench.clock.now_ns() + 50 * NS_PER_MS)
     async with engine(respond) as (url, session):
         pusher = LimitsPusher(session, fence=bench.fence, key=KEY)
-        said = await pusher.push("uid", pushes(url, 1))
+        errors = await pusher.push("uid", pushes(url, 1))
         ended.set()
-    assert said == {"pod-0": "limits not pushed: no response within 0.05 s"}
+    assert errors == {"pod-0": "limits not pushed: no response within 0.05 s"}

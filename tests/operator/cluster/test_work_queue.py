@@ -17,7 +17,7 @@ KEYS = st.sampled_from(["a", "b", "c", "d"])
 STEPS = st.integers(0, 2 * NS_PER_S)
 
 
-def drained(queue: WorkQueue[str], now_ns: int) -> list[str]:
+def drain(queue: WorkQueue[str], now_ns: int) -> list[str]:
     """Take and finish every due key."""
     taken = []
     while (key := queue.take(now_ns)) is not None:
@@ -31,8 +31,8 @@ def test_many_requests_before_a_reconciliation_lead_to_one() -> None:
     queue: WorkQueue[str] = WorkQueue(BACK_OFF)
     for now_ns in range(5):
         queue.add("a", now_ns)
-    assert drained(queue, 5) == ["a"]
-    assert drained(queue, NS_PER_S) == []
+    assert drain(queue, 5) == ["a"]
+    assert drain(queue, NS_PER_S) == []
 
 
 def test_a_request_during_a_reconciliation_leads_to_one_more() -> None:
@@ -44,8 +44,8 @@ def test_a_request_during_a_reconciliation_leads_to_one_more() -> None:
     assert queue.take(3) is None, "one reconciliation at a time"
     queue.finish("a", 10, failed=False)
     assert queue.take(10) is None, "a burst of events leads to one reconciliation"
-    assert drained(queue, 10 + GAP_NS) == ["a"]
-    assert drained(queue, NS_PER_S) == []
+    assert drain(queue, 10 + GAP_NS) == ["a"]
+    assert drain(queue, NS_PER_S) == []
 
 
 def test_a_later_request_does_not_delay_an_earlier_one() -> None:
@@ -61,7 +61,7 @@ def test_keys_are_taken_in_the_order_of_their_requests() -> None:
     queue: WorkQueue[str] = WorkQueue(BACK_OFF)
     for key in "cab":
         queue.add(key, 7)
-    assert drained(queue, 7) == ["c", "a", "b"]
+    assert drain(queue, 7) == ["c", "a", "b"]
 
 
 def test_a_request_does_not_shorten_the_back_off_of_a_failed_key() -> None:
@@ -101,7 +101,7 @@ def test_a_request_shortens_the_delay_until_the_next_reconciliation() -> None:
     queue.finish("a", 0, failed=False, again_at_ns=10 * NS_PER_S)
     assert queue.next_ns() == 10 * NS_PER_S
     queue.add("a", NS_PER_S)
-    assert drained(queue, NS_PER_S) == ["a"]
+    assert drain(queue, NS_PER_S) == ["a"]
     assert queue.next_ns() is None, "the earliest request counts"
 
 
@@ -112,7 +112,7 @@ def test_a_forgotten_key_leaves_no_state_unless_it_is_requested_again() -> None:
     queue.add("a", 1)
     queue.finish("a", 1, failed=False)
     queue.forget("a")
-    assert drained(queue, NS_PER_S) == ["a"], "another service of the name was created"
+    assert drain(queue, NS_PER_S) == ["a"], "another service of the name was created"
     queue.forget("a")
     assert queue.waiting() == 0
     assert queue.next_ns() is None
@@ -130,8 +130,8 @@ def test_ages_of_overdue_and_running_keys_are_reported() -> None:
 
 
 @dataclass
-class Request:
-    """A model of one key by the simplest rule."""
+class KeyModel:
+    """A simple model of the state of one key."""
 
     due_ns: int | None = None
     not_before_ns: int = 0
@@ -146,16 +146,16 @@ class Request:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Any order of wishes, taken and ends against that rule."""
+    """Compare the queue with the model in any order of requests, starts and ends."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue: WorkQueue[str] = WorkQueue(BACK_OFF)
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, KeyModel] = {}
         self.now_ns = 0
 
     def request(self, key: str, at_ns: int) -> None:
-        request = self.requests.setdefault(key, Request())
+        request = self.requests.setdefault(key, KeyModel())
         request.due_ns = at_ns if request.due_ns is None else min(request.due_ns, at_ns)
 
     @rule(step=STEPS)
@@ -169,7 +169,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def a_reconciliation_starts(self) -> None:
-        starts = {k: w.start_ns for k, w in self.requests.items() if w.start_ns is not None}
+        starts = {k: r.start_ns for k, r in self.requests.items() if r.start_ns is not None}
         first = min(starts.values(), default=None)
         key = self.queue.take(self.now_ns)
         if first is None or first > self.now_ns:
@@ -180,10 +180,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.requests[key].running = True
         self.requests[key].due_ns = None
 
-    @precondition(lambda self: any(w.running for w in self.requests.values()))
+    @precondition(lambda self: any(r.running for r in self.requests.values()))
     @rule(data=st.data(), failed=st.booleans(), again=st.one_of(st.none(), STEPS))
     def a_reconciliation_ends(self, data: st.DataObject, failed: bool, again: int | None) -> None:
-        key = data.draw(st.sampled_from([k for k, w in self.requests.items() if w.running]))
+        key = data.draw(st.sampled_from([k for k, r in self.requests.items() if r.running]))
         at_ns = None if again is None else self.now_ns + again
         self.queue.finish(key, self.now_ns, failed=failed, again_at_ns=at_ns)
         request = self.requests[key]
@@ -205,9 +205,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_request_is_lost_or_early(self) -> None:
-        starts = [w.start_ns for w in self.requests.values() if w.start_ns is not None]
+        starts = [r.start_ns for r in self.requests.values() if r.start_ns is not None]
         assert self.queue.next_ns() == min(starts, default=None)
-        requested = sum(w.due_ns is not None for w in self.requests.values())
+        requested = sum(r.due_ns is not None for r in self.requests.values())
         assert self.queue.waiting() == requested
 
 
@@ -231,6 +231,6 @@ def test_every_requested_key_is_reconciled_while_others_fail(
         now_ns += 10 * NS_PER_MS
     for _ in range(200):
         now_ns += NS_PER_S
-        reconciled.update(drained(queue, now_ns))
+        reconciled.update(drain(queue, now_ns))
     assert reconciled == {key for key, _ in requests}
     assert queue.waiting() == 0

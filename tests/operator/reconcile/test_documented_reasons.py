@@ -24,13 +24,13 @@ OPEN_WINDOW = (
 )
 
 
-def constants(tree: ast.AST) -> set[str]:
+def camel_case_constants(tree: ast.AST) -> set[str]:
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     names = {text for text in texts if isinstance(text, str)}
     return {name for name in names if re.fullmatch(r"([A-Z][a-z]+|SLO)+", name)} - KINDS
 
 
-def parsed(module: str) -> ast.Module:
+def parse_module(module: str) -> ast.Module:
     return ast.parse((OPERATOR / f"{module}.py").read_text(encoding="utf-8"))
 
 
@@ -38,19 +38,19 @@ def reasons() -> set[str]:
     """Return the CamelCase constants of the modules with reasons, and values of `reason=`."""
     found = set()
     for module in MODULES:
-        body = parsed(module).body
+        body = parse_module(module).body
         classes = {one.name for one in body if isinstance(one, ast.ClassDef)}
-        found |= {name for node in body for name in constants(node)} - classes
+        found |= {name for node in body for name in camel_case_constants(node)} - classes
     found |= {reason.value for reason in OPEN_WINDOW}
     (kinds,) = [
         node
-        for node in parsed("reconcile/problems").body
+        for node in parse_module("reconcile/problems").body
         if isinstance(node, ast.ClassDef) and node.name == "ProblemReason"
     ]
-    found |= constants(kinds)
-    for node in ast.walk(parsed("reconcile/apply")):
+    found |= camel_case_constants(kinds)
+    for node in ast.walk(parse_module("reconcile/apply")):
         if isinstance(node, ast.keyword) and node.arg == "reason":
-            found |= constants(node.value)
+            found |= camel_case_constants(node.value)
     return found
 
 
