@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from tools.cluster.handle import ClusterError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,19 @@ def check_replicas(installation: Installation, name: str, replicas: int) -> None
     assert printed_replicas(installation, name) == f"{replicas}/{replicas}"
 
 
+def update_scale(installation: Installation, path: str, replicas: int) -> bool:
+    """Read and replace the subresource; False if the service was changed meanwhile."""
+    scale = json.loads(installation.kubectl("get", "--raw", path))
+    scale["spec"]["replicas"] = replicas
+    try:
+        installation.kubectl("replace", "--raw", path, "-f", "-", stdin=json.dumps(scale))
+    except ClusterError as error:
+        if "(Conflict)" not in str(error):
+            raise
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_a_service_is_scaled_by_kubectl_and_by_an_autoscaler_and_suspended(
     installation: Installation, serve: Callable[..., None]
@@ -43,8 +57,7 @@ def test_a_service_is_scaled_by_kubectl_and_by_an_autoscaler_and_suspended(
     counted = installation.get("pods", "-l", scale["status"]["selector"])["items"]
     engines = installation.pods("scaled", "engine")
     assert {p["metadata"]["uid"] for p in counted} == {p["metadata"]["uid"] for p in engines}
-    scale["spec"]["replicas"] = 1
-    installation.kubectl("replace", "--raw", path, "-f", "-", stdin=json.dumps(scale))
+    wait_for(lambda: update_scale(installation, path, 1), "an update without a conflict")
     check_replicas(installation, "scaled", 1)
 
     installation.patch("scaled", suspend=True)
