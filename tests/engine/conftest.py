@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from tests.builders.http import PATIENCE_S
 from tests.builders.manifests import manifest_text as shared_manifest
@@ -38,7 +40,6 @@ class RunningEngine:
     url: str
     admin_url: str
     listening: dict[str, Any] = field(repr=False)
-    token: str = CONTROL_TOKEN
 
     def signal(self, number: int) -> None:
         """Send the process a signal."""
@@ -47,6 +48,30 @@ class RunningEngine:
     def wait(self) -> int:
         """Wait for the end of the process and return its exit code."""
         return self.process.wait(PATIENCE_S)
+
+    async def state(self) -> dict[str, Any]:
+        """Return the engine's `/control/state`."""
+        return await self.state_when(lambda _: True)
+
+    async def state_when(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the engine's state once a condition holds for it."""
+        async with aiohttp.ClientSession(self.admin_url) as admin, asyncio.timeout(PATIENCE_S):
+            while True:
+                async with admin.get("/control/state") as response:
+                    state: dict[str, Any] = await response.json()
+                if condition(state):
+                    return state
+
+    async def patch_limits(
+        self, change: object, authorization: str | None = f"Bearer {CONTROL_TOKEN}"
+    ) -> tuple[int, dict[str, Any]]:
+        """Send `PATCH /control/limits`; return the status and the body of the response."""
+        headers = {} if authorization is None else {"Authorization": authorization}
+        async with (
+            aiohttp.ClientSession(self.admin_url) as admin,
+            admin.patch("/control/limits", json=change, headers=headers) as response,
+        ):
+            return response.status, await response.json()
 
     def stderr(self) -> str:
         """Return the text of the log."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
@@ -19,7 +19,6 @@ from goodput_engine.server import manifest_watch
 from goodput_engine.server.manifest_watch import FollowedFields, watch_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.engine.conftest import StartEngine
@@ -145,21 +144,9 @@ async def test_a_running_engine_applies_bounds_and_mode_and_loses_no_token(
     start_engine: StartEngine, tmp_path: Path
 ) -> None:
     engine = start_engine(mode="Manual")
-    token = {"Authorization": f"Bearer {engine.token}"}
 
-    async def set_limits(admin: aiohttp.ClientSession, **limits: int) -> int:
-        async with admin.patch("/control/limits", json=limits, headers=token) as response:
-            return response.status
-
-    async def until(
-        admin: aiohttp.ClientSession, holds: Callable[[dict[str, Any]], bool]
-    ) -> dict[str, Any]:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                async with admin.get("/control/state") as response:
-                    state: dict[str, Any] = await response.json()
-                if holds(state):
-                    return state
+    async def set_limits(**limits: int) -> int:
+        return (await engine.patch_limits(limits))[0]
 
     def change(mode: str, **budget: int) -> None:
         replace(tmp_path / "0.yaml", manifest_text(mode=mode, tokenBudget=budget))
@@ -178,23 +165,23 @@ async def test_a_running_engine_applies_bounds_and_mode_and_loses_no_token(
         tokens: int = json.loads(events[-3].removeprefix("data: "))["usage"]["completion_tokens"]
         return tokens
 
-    async with aiohttp.ClientSession(engine.admin_url) as admin, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         streaming = group.create_task(stream())
-        await until(admin, lambda state: state["running"] == 1)
-        assert await set_limits(admin, revision=1, token_budget=16_000) == 400
+        await engine.state_when(lambda state: state["running"] == 1)
+        assert await set_limits(revision=1, token_budget=16_000) == 400
 
         change("Auto", min=512, max=16_384)
-        state = await until(admin, lambda state: state["budget_law"] == "model")
+        state = await engine.state_when(lambda state: state["budget_law"] == "model")
         assert state["bounds"]["token_budget"] == [512, 16_384]
         assert (state["token_budget"], state["limits_revision"]) == (2048, 0)
-        assert await set_limits(admin, revision=1, token_budget=16_000, safety_percent=70) == 200
-        state = await until(admin, lambda state: state["limits_revision"] == 1)
+        assert await set_limits(revision=1, token_budget=16_000, safety_percent=70) == 200
+        state = await engine.state_when(lambda state: state["limits_revision"] == 1)
         assert (state["token_budget"], state["safety_percent"]) == (16_000, 70)
 
         change("Manual", min=512, max=4096)
-        state = await until(admin, lambda state: not state["budget_law"])
+        state = await engine.state_when(lambda state: not state["budget_law"])
         assert (state["token_budget"], state["limits_revision"]) == (4096, 1)
-        assert await set_limits(admin, revision=1, token_budget=2048) == 409
-        assert await set_limits(admin, revision=2, token_budget=16_000) == 400
-        assert await set_limits(admin, revision=2, safety_percent=70) == 400
+        assert await set_limits(revision=1, token_budget=2048) == 409
+        assert await set_limits(revision=2, token_budget=16_000) == 400
+        assert await set_limits(revision=2, safety_percent=70) == 400
     assert streaming.result() == 6000

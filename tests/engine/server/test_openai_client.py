@@ -6,7 +6,6 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import openai
 import pytest
 
@@ -180,10 +179,5 @@ async def test_a_stream_that_the_asynchronous_client_ends_early_is_cancelled(
                     await anext(stream)
 
         await asyncio.gather(*map(leave_after, range(8)))
-        async with asyncio.timeout(20), aiohttp.ClientSession(engine.admin_url) as admin:
-            while True:
-                async with admin.get("/control/state") as response:
-                    state = await response.json()
-                if not state["running"] and not state["in_flight"]:
-                    break
-        assert state["kv_free_blocks"] == state["kv_total_blocks"]
+    state = await engine.state_when(lambda state: not state["running"] and not state["in_flight"])
+    assert state["kv_free_blocks"] == state["kv_total_blocks"]

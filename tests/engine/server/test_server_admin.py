@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.builders.http import connect
+from tests.engine.conftest import CONTROL_TOKEN
 
 from goodput_core.contract import HEADER_LOAD
 
@@ -27,24 +27,8 @@ async def admin(engine: RunningEngine) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def state_of(admin: aiohttp.ClientSession) -> dict[str, Any]:
-    async with admin.get("/control/state") as response:
-        state: dict[str, Any] = await response.json()
-        return state
-
-
-async def patch(
-    admin: aiohttp.ClientSession, authorization: str | None, body: object
-) -> tuple[int, dict[str, Any]]:
-    headers = {} if authorization is None else {"Authorization": authorization}
-    async with admin.patch("/control/limits", json=body, headers=headers) as response:
-        return response.status, await response.json()
-
-
-async def test_the_state_has_the_core_the_device_and_the_bounds(
-    admin: aiohttp.ClientSession,
-) -> None:
-    state = await state_of(admin)
+async def test_the_state_has_the_core_the_device_and_the_bounds(engine: RunningEngine) -> None:
+    state = await engine.state()
     assert state["llmservice"] == "chat"
     assert state["replica"] == "replica-7"
     assert state["revision"] == "r1"
@@ -64,17 +48,16 @@ async def test_the_state_sums_the_lengths_of_finished_requests(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine()
-    async with aiohttp.ClientSession(engine.admin_url) as admin:
-        before = await state_of(admin)
-        # Lengths are grouped by powers of two: 20 and 30 tokens are one group, 40 are another.
-        await _ask(engine.url, stream=False)
-        state = await state_of(admin)
-        assert sorted(state["answered"]) == [[1, 40, 0, 7], [2, 50, 0, 12]]
-        # The second time, whole blocks of 16 come from the prefix cache.
-        await _ask(engine.url, stream=True)
-        state = await state_of(admin)
-        assert sorted(state["answered"]) == [[2, 80, 32, 14], [4, 100, 32, 24]]
-        assert state["epoch"] == before["epoch"]
+    before = await engine.state()
+    # Lengths are grouped by powers of two: 20 and 30 tokens are one group, 40 are another.
+    await _ask(engine.url, stream=False)
+    state = await engine.state()
+    assert sorted(state["answered"]) == [[1, 40, 0, 7], [2, 50, 0, 12]]
+    # The second time, whole blocks of 16 come from the prefix cache.
+    await _ask(engine.url, stream=True)
+    state = await engine.state()
+    assert sorted(state["answered"]) == [[2, 80, 32, 14], [4, 100, 32, 24]]
+    assert state["epoch"] == before["epoch"]
 
 
 async def _ask(url: str, *, stream: bool) -> None:
@@ -88,7 +71,7 @@ async def _ask(url: str, *, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_a_response_reports_the_load_with_the_fields_of_the_state(
-    engine: RunningEngine, admin: aiohttp.ClientSession, stream: bool
+    engine: RunningEngine, stream: bool
 ) -> None:
     async with aiohttp.ClientSession(engine.url) as http:
         # Long enough to be running when its head is sent with the first token.
@@ -96,7 +79,7 @@ async def test_a_response_reports_the_load_with_the_fields_of_the_state(
         body = {"model": "chat", "prompt": [1] * 100, "max_tokens": tokens, "stream": stream}
         async with http.post("/v1/completions", json=body) as answer:
             reported = json.loads(answer.headers[HEADER_LOAD])
-    state = await state_of(admin)
+    state = await engine.state()
     assert set(reported) <= set(state)
     assert {
         k: reported[k] for k in ("max_waiting", "kv_total_blocks", "saturated", "draining")
@@ -143,12 +126,12 @@ async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(
     ids=["none", "empty", "no token", "a wrong token", "another scheme", "not ASCII"],
 )
 async def test_limits_cannot_be_changed_without_the_token(
-    admin: aiohttp.ClientSession, authorization: str | None
+    engine: RunningEngine, authorization: str | None
 ) -> None:
-    status, body = await patch(admin, authorization, {"revision": 9, "token_budget": 512})
+    status, body = await engine.patch_limits({"revision": 9, "token_budget": 512}, authorization)
     assert status == 401
     assert body["error"]["code"] == "invalid_token"
-    assert (await state_of(admin))["limits_revision"] == 0
+    assert (await engine.state())["limits_revision"] == 0
 
 
 async def test_a_token_that_is_not_utf_8_is_wrong(engine: RunningEngine) -> None:
@@ -162,27 +145,22 @@ async def test_without_a_configured_token_limits_never_change(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(environment={"GOODPUT_CONTROL_TOKEN": ""})
-    async with aiohttp.ClientSession(engine.admin_url) as admin:
-        for authorization in (None, "Bearer ", f"Bearer {engine.token}"):
-            status, body = await patch(admin, authorization, {"revision": 1})
-            assert status == 403
-            assert body["error"]["code"] == "control_disabled"
+    for authorization in (None, "Bearer ", f"Bearer {CONTROL_TOKEN}"):
+        status, body = await engine.patch_limits({"revision": 1}, authorization)
+        assert status == 403
+        assert body["error"]["code"] == "control_disabled"
 
 
 async def test_limits_change_only_with_a_higher_revision(start_engine: StartEngine) -> None:
     engine = start_engine()
-    token = f"Bearer {engine.token}"
-    async with aiohttp.ClientSession(engine.admin_url) as admin:
-        change = {"revision": 5, "token_budget": 512, "max_num_seqs": 8, "max_waiting": 0}
-        assert await patch(admin, token, change) == (200, {"revision": 5})
-        for stale in (5, 4):
-            status, body = await patch(admin, token, {"revision": stale, "token_budget": 300})
-            assert status == 409
-            assert body["error"]["code"] == "stale_revision"
-        assert (await patch(admin, token, {"revision": 6, "max_num_seqs": 9}))[0] == 200
-        state = await state_of(admin)
-        while state["limits_revision"] != 6:
-            state = await state_of(admin)
+    change = {"revision": 5, "token_budget": 512, "max_num_seqs": 8, "max_waiting": 0}
+    assert await engine.patch_limits(change) == (200, {"revision": 5})
+    for stale in (5, 4):
+        status, body = await engine.patch_limits({"revision": stale, "token_budget": 300})
+        assert status == 409
+        assert body["error"]["code"] == "stale_revision"
+    assert (await engine.patch_limits({"revision": 6, "max_num_seqs": 9}))[0] == 200
+    state = await engine.state_when(lambda state: state["limits_revision"] == 6)
     assert (state["token_budget"], state["max_num_seqs"], state["max_waiting"]) == (512, 9, 0)
 
 
@@ -205,11 +183,11 @@ async def test_limits_change_only_with_a_higher_revision(start_engine: StartEngi
     ],
 )
 async def test_a_change_outside_the_manifests_bounds_is_rejected(
-    engine: RunningEngine, admin: aiohttp.ClientSession, change: object
+    engine: RunningEngine, change: object
 ) -> None:
-    status, body = await patch(admin, f"Bearer {engine.token}", change)
+    status, body = await engine.patch_limits(change)
     assert status == 400, body
-    assert (await state_of(admin))["limits_revision"] == 0
+    assert (await engine.state())["limits_revision"] == 0
 
 
 @pytest.mark.parametrize(
@@ -219,29 +197,24 @@ async def test_an_implausible_revision_is_rejected_and_blocks_no_later_one(
     start_engine: StartEngine, revision: int
 ) -> None:
     engine = start_engine()
-    token = f"Bearer {engine.token}"
-    async with aiohttp.ClientSession(engine.admin_url) as admin:
-        status, body = await patch(admin, token, {"revision": revision, "token_budget": 512})
-        assert status == 400, body
-        for later in (1, 2, 1_000_000, time.time_ns()):
-            assert await patch(admin, token, {"revision": later}) == (200, {"revision": later})
+    status, body = await engine.patch_limits({"revision": revision, "token_budget": 512})
+    assert status == 400, body
+    for later in (1, 2, 1_000_000, time.time_ns()):
+        assert await engine.patch_limits({"revision": later}) == (200, {"revision": later})
 
 
 async def test_under_auto_the_budget_law_and_its_safety_factor_can_be_changed(
     start_engine: StartEngine,
 ) -> None:
     engine = start_engine(mode="Auto", tokenBudget={"law": "ema"})
-    token = f"Bearer {engine.token}"
-    async with aiohttp.ClientSession(engine.admin_url) as admin:
-        state = await state_of(admin)
-        assert (state["budget_law"], state["safety_percent"]) == ("ema", 90)
-        for bad in ({"budget_law": "pid"}, {"safety_percent": 0}, {"safety_percent": 101}):
-            status, body = await patch(admin, token, {"revision": 1, **bad})
-            assert status == 400, body
-        change = {"revision": 1, "budget_law": "model", "safety_percent": 75}
-        assert await patch(admin, token, change) == (200, {"revision": 1})
-        while state["limits_revision"] != 1:
-            state = await state_of(admin)
+    state = await engine.state()
+    assert (state["budget_law"], state["safety_percent"]) == ("ema", 90)
+    for bad in ({"budget_law": "pid"}, {"safety_percent": 0}, {"safety_percent": 101}):
+        status, body = await engine.patch_limits({"revision": 1, **bad})
+        assert status == 400, body
+    change = {"revision": 1, "budget_law": "model", "safety_percent": 75}
+    assert await engine.patch_limits(change) == (200, {"revision": 1})
+    state = await engine.state_when(lambda state: state["limits_revision"] == 1)
     assert (state["budget_law"], state["safety_percent"]) == ("model", 75)
 
 
@@ -268,16 +241,11 @@ async def test_an_engine_starts_with_the_limits_in_its_file(
     if stored is not None:
         path.write_text(stored if isinstance(stored, str) else json.dumps(stored), encoding="utf-8")
     engine = start_engine("--limits", str(path))
-    async with aiohttp.ClientSession(engine.admin_url) as admin:
-        state = await state_of(admin)
-        async with asyncio.timeout(10):
-            while state["limits_revision"] != now[0]:
-                state = await state_of(admin)
-        assert (state["token_budget"], state["max_num_seqs"]) == now[1:]
-        authorization = f"Bearer {engine.token}"
-        if now[0]:
-            status, _ = await patch(admin, authorization, {"revision": now[0]})
-            assert status == 409, "the revision in the file is in force"
-        status, _ = await patch(admin, authorization, {"revision": now[0] + 1})
-        assert status == 200
+    state = await engine.state_when(lambda state: state["limits_revision"] == now[0])
+    assert (state["token_budget"], state["max_num_seqs"]) == now[1:]
+    if now[0]:
+        status, _ = await engine.patch_limits({"revision": now[0]})
+        assert status == 409, "the revision in the file is in force"
+    status, _ = await engine.patch_limits({"revision": now[0] + 1})
+    assert status == 200
     assert ("last limits unusable" in engine.stderr()) == (now[0] == 0 and stored is not None)

@@ -23,7 +23,7 @@ from tests.engine.conftest import manifest_text
 from goodput_core.contract import HEADER_LOAD
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.engine.conftest import RunEngine, RunningEngine, StartEngine
@@ -45,18 +45,6 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
             yield event
 
 
-async def state_when(
-    engine: RunningEngine, condition: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any]:
-    """Return the engine's state once a condition holds for it."""
-    async with aiohttp.ClientSession(engine.admin_url) as admin, asyncio.timeout(PATIENCE_S):
-        while True:
-            async with admin.get("/control/state") as response:
-                state: dict[str, Any] = await response.json()
-            if condition(state):
-                return state
-
-
 def core_of(engine: RunningEngine) -> psutil.Process:
     (core,) = psutil.Process(engine.process.pid).children()
     return core
@@ -74,11 +62,11 @@ async def test_a_client_that_disconnects_during_a_stream_frees_its_blocks(
     async with aiohttp.ClientSession(engine.url) as http:
         async with http.post("/v1/completions", json=long(prompt="w " * 1000)) as response:
             await anext(events(response))
-            state = await state_when(engine, lambda state: state["running"] == 1)
+            state = await engine.state_when(lambda state: state["running"] == 1)
             assert state["kv_free_blocks"] < state["kv_total_blocks"]
             response.close()
-        idle = await state_when(
-            engine, lambda state: state["running"] == 0 and state["in_flight"] == 0
+        idle = await engine.state_when(
+            lambda state: state["running"] == 0 and state["in_flight"] == 0
         )
     assert idle["kv_free_blocks"] == idle["kv_total_blocks"]
     assert idle["output_tokens"] < 30_000
@@ -90,9 +78,9 @@ async def test_a_client_that_disconnects_before_its_response_ends_its_request(
     engine = start_engine()
     async with aiohttp.ClientSession(engine.url) as http:
         waiting = asyncio.ensure_future(http.post("/v1/completions", json=long(stream=False)))
-        await state_when(engine, lambda state: state["running"] == 1)
+        await engine.state_when(lambda state: state["running"] == 1)
         waiting.cancel()
-        await state_when(engine, lambda state: state["running"] == 0 and state["in_flight"] == 0)
+        await engine.state_when(lambda state: state["running"] == 0 and state["in_flight"] == 0)
 
 
 async def test_a_stop_string_ends_the_request(start_engine: StartEngine) -> None:
@@ -101,7 +89,7 @@ async def test_a_stop_string_ends_the_request(start_engine: StartEngine) -> None
         async with http.post("/v1/completions", json=long(stop="over a")) as response:
             texts = [event["choices"][0]["text"] async for event in events(response)]
         assert "".join(texts) == "the quick brown fox jumps "
-        state = await state_when(engine, lambda state: state["running"] == 0)
+        state = await engine.state_when(lambda state: state["running"] == 0)
     assert state["output_tokens"] < 1000
 
 
@@ -122,9 +110,9 @@ async def test_under_overload_requests_get_429_at_once_until_the_load_ends(
                 assert body["error"]["code"] == "rate_limit_exceeded"
                 # The response does not wait for the running request.
                 assert time.monotonic() - began < 5
-            state = await state_when(engine, lambda state: state["shed"] == 2)
+            state = await engine.state_when(lambda state: state["shed"] == 2)
             assert state["saturated"] is True
-        await state_when(engine, lambda state: state["running"] == 0)
+        await engine.state_when(lambda state: state["running"] == 0)
         async with http.post("/v1/completions", json=long(max_tokens=2)) as response:
             assert response.status == 200
 
@@ -138,7 +126,7 @@ async def test_the_policy_slo_rejects_a_request_that_would_miss_its_ttft_target(
             asyncio.ensure_future(http.post("/v1/completions", json=long(stream=False)))
             for _ in range(3)
         ]
-        await state_when(engine, lambda state: state["running"] == 2 and state["waiting"] == 1)
+        await engine.state_when(lambda state: state["running"] == 2 and state["waiting"] == 1)
         # Twenty thousand tokens take ten steps, and there is a millisecond for them.
         hopeless = long(prompt=[7] * 20_000, max_tokens=1)
         promise = {"X-SLO-TTFT-Ms": "1"}
@@ -148,7 +136,7 @@ async def test_the_policy_slo_rejects_a_request_that_would_miss_its_ttft_target(
         assert int(rejected.headers["Retry-After"]) >= 1
         assert "the promised time to the first token" in body["error"]["message"]
         assert body["error"]["code"] == "rate_limit_exceeded"
-        state = await state_when(engine, lambda state: state["shed"] == 1)
+        state = await engine.state_when(lambda state: state["shed"] == 1)
         assert not state["saturated"], "the queue has room: another policy would have let it in"
         for answer in before:
             answer.cancel()
@@ -166,7 +154,7 @@ async def test_sigterm_finishes_running_requests_and_rejects_new_ones(
         stream = events(running)
         texts = [(await anext(stream))["choices"][0]["text"]]
         engine.signal(signal.SIGTERM)
-        await state_when(engine, lambda state: state["draining"])
+        await engine.state_when(lambda state: state["draining"])
         async with http.get("/health/ready") as ready:
             assert ready.status == 503
         async with http.get("/health/live") as live:
@@ -209,7 +197,7 @@ async def test_a_second_sigterm_ends_at_once(start_engine: StartEngine) -> None:
         stream = events(running)
         await anext(stream)
         engine.signal(signal.SIGTERM)
-        await state_when(engine, lambda state: state["draining"])
+        await engine.state_when(lambda state: state["draining"])
         engine.signal(signal.SIGTERM)
         seen = [event async for event in stream]
     assert "error" in seen[-1]
@@ -227,7 +215,7 @@ async def test_a_dead_core_is_reported_to_clients_and_by_the_exit_code(
         stream = events(running)
         await anext(stream)
         waiting = asyncio.ensure_future(http.post("/v1/completions", json=long(stream=False)))
-        await state_when(engine, lambda state: state["running"] == 2)
+        await engine.state_when(lambda state: state["running"] == 2)
         core_of(engine).kill()
         seen = [event async for event in stream]
         assert seen[-1]["error"]["code"] == "engine_died"
@@ -395,9 +383,9 @@ async def test_a_request_that_is_uploaded_during_a_drain_is_served(
     request = post_bytes(json.dumps(body).encode())
     async with connect(engine.url) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(request[:-5])
-        await state_when(engine, lambda state: state["in_flight"] == 1)
+        await engine.state_when(lambda state: state["in_flight"] == 1)
         engine.signal(signal.SIGTERM)
-        await state_when(engine, lambda state: state["phase"] == "draining")
+        await engine.state_when(lambda state: state["phase"] == "draining")
         writer.write(request[-5:])
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     assert engine.wait() == 0
@@ -428,5 +416,5 @@ async def test_incomplete_heads_block_neither_requests_nor_the_admin_port(
             http.post("/v1/completions", json={**LONG, "max_tokens": 2}) as response,
         ):
             assert response.status == 200
-        assert (await state_when(engine, lambda state: True))["phase"] == "serving"
+        assert (await engine.state())["phase"] == "serving"
         assert "connections limited" in engine.stderr()
