@@ -133,27 +133,20 @@ def make_parser() -> CommandParser:
         "--policy", choices=policies, help="placement, in place of spec.router.policy"
     )
     defaults = Timeouts()
-    parser.add_argument(
-        "--connect-timeout",
-        type=timeout,
-        default=defaults.connect_ns,
-        metavar="DURATION",
-        help="time limit for connecting to a replica (2s)",
-    )
-    parser.add_argument(
-        "--first-byte-timeout",
-        type=timeout,
-        default=defaults.first_byte_ns,
-        metavar="DURATION",
-        help="time limit for the first token, or for a complete response if not streamed (10m)",
-    )
-    parser.add_argument(
-        "--idle-timeout",
-        type=timeout,
-        default=defaults.idle_ns,
-        metavar="DURATION",
-        help="time limit between two chunks of a response (2m)",
-    )
+    for option, default_ns, text in (
+        ("--connect-timeout", defaults.connect_ns, "time limit for connecting to a replica (2s)"),
+        (
+            "--first-byte-timeout",
+            defaults.first_byte_ns,
+            "time limit for the first token, or for a complete response if not streamed (10m)",
+        ),
+        (
+            "--idle-timeout",
+            defaults.idle_ns,
+            "time limit between two chunks of a response (2m)",
+        ),
+    ):
+        parser.add_argument(option, type=timeout, default=default_ns, metavar="DURATION", help=text)
     add_server_arguments(parser, port=8000, admin_port="port for metrics and state")
     return parser
 

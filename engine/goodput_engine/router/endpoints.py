@@ -458,13 +458,10 @@ def parse_service(text: str) -> tuple[str, str]:
     return namespace, service
 
 
-_FAMILIES: Final = ("IPv4", "IPv6")
-
-
 def upstreams_of(slices: Iterable[EndpointSlice]) -> tuple[Upstream, ...]:
     """Return a Service's replicas in order of name, at most `MAX_UPSTREAMS`; prefer IPv4."""
     found: dict[str, Upstream] = {}
-    for family in reversed(_FAMILIES):
+    for family in ("IPv6", "IPv4"):
         for one in slices:
             if one.address_type == family:
                 found |= _of_slice(one)
