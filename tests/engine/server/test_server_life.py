@@ -331,7 +331,7 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
         pytest.param(["--admin-port", "70000"], {}, "is not a port", id="a port"),
         pytest.param(["--grace", "30"], {}, "is not a duration", id="grace"),
         pytest.param(["--name", "a\nb"], {}, "--name must be 1 to 253 visible", id="a name"),
-        pytest.param(["-f", "/nowhere.yaml"], {}, "/nowhere.yaml: cannot be read", id="no file"),
+        pytest.param(["-f", "/nowhere.yaml"], {}, "/nowhere.yaml: no such file", id="no file"),
         pytest.param(["-f", "/dev/null"], {}, "is not a regular file", id="a device"),
         pytest.param(["--host", "no.such.host.invalid"], {}, "cannot listen on", id="a host"),
     ],
