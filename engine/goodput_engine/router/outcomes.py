@@ -207,7 +207,7 @@ class ProxiedRequest:
 _NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
 
 
-class _Promises(Collector):
+class _TargetCollector(Collector):
     """Exports the tally of targets at a scrape, at no cost per request."""
 
     def __init__(self, llmservice: str, tally: WindowTally) -> None:
@@ -326,16 +326,16 @@ class OutcomeCounts:
         self.retries: Final[dict[str, int]] = {}
         self._classes = {name: _ClassCounters(name, self) for name in classes}
         self._seconds = SecondRing(began_ns // NS_PER_S)
-        self._promises = WindowTally()
-        registry.register(_Promises(llmservice, self._promises))
+        self._targets = WindowTally()
+        registry.register(_TargetCollector(llmservice, self._targets))
 
     def by_class(self) -> dict[str, dict[str, int]]:
         """Return requests by class and outcome since the start."""
         return {name: dict(entry.counts) for name, entry in self._classes.items()}
 
-    def promises(self) -> dict[str, dict[str, TargetCounts]]:
+    def target_counts(self) -> dict[str, dict[str, TargetCounts]]:
         """Return met and missed targets of each class since the start, for the control laws."""
-        return {w.name: {"ttft": w.ttft, "tpot": w.tpot} for w in self._promises.sums()}
+        return {w.name: {"ttft": w.ttft, "tpot": w.tpot} for w in self._targets.sums()}
 
     def seconds(self, since_s: int, now_ns: int) -> RecentSeconds:
         """Return the judged requests of each complete second from `since_s` on, by class."""
@@ -383,7 +383,7 @@ class OutcomeCounts:
             attained = outcome == JudgementKind.ATTAINED.value
             second = now_ns // NS_PER_S
             self._seconds.add(record.slo_class, second, good=int(attained), total=1)
-        self._promises.add(record, targets, judgement)
+        self._targets.add(record, targets, judgement)
         _observe(entry, record)
 
 

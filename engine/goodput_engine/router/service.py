@@ -278,7 +278,7 @@ class RouterService:
             "in_flight": outcomes.in_flight,
             "replicas": [_replica_state(replica) for replica in self.replicas],
             "outcomes": outcomes.by_class(),
-            "promises": outcomes.promises(),
+            "promises": outcomes.target_counts(),
             "client_errors": outcomes.client_errors,
             "judged_on_e2e_only": outcomes.e2e_only,
             "retries": outcomes.retries,
