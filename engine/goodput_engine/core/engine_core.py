@@ -217,7 +217,7 @@ class EngineCore:
 
             while (due_ns := core.next_event_ns()) is not None and due_ns < until_ns:
                 skipped = core.fast_forward(until_ns)
-                if skipped is None:
+                if not skipped:
                     outcome = core.advance(due_ns)
 
         The resulting state is the same as after `advance`, so a call is safe at any time. In each

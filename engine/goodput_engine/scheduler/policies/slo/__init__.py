@@ -1,1 +1,1 @@
-"""The `slo` policy and the pure functions that it decides with."""
+"""The `slo` policy and the pure functions on which its decisions are based."""

@@ -1,9 +1,10 @@
-"""When a request's next token is due so that its promises hold, and when they can hold no more.
+"""The deadline of a request's next token, and whether its targets can still be met.
 
-Pure functions of a request, the time, and what is expected of its rest. TTFT sets the first
-token's time. TPOT is a mean over the whole answer, which may end at any token: it holds at every
-possible end if the n-th token comes within n − 1 times the target after the first. A request that
-ran ahead of this schedule may pause, one that fell behind may catch up.
+Pure functions of a request, the time, and a prediction of its remaining tokens. The TTFT target is
+the deadline of the first token. TPOT is a mean over the complete output, which may end at any
+token. The target is met at every possible end if the n-th token follows the first one within n − 1
+times the target. A request that is ahead of this schedule may pause, and one that is behind may
+catch up.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["NEVER_NS", "has_missed", "next_due_ns"]
 
 NEVER_NS: Final = 1 << 62
-"""Due at no time: nothing was promised."""
+"""The deadline of a request without a target."""
 
 
 def next_due_ns(request: ScheduledRequest, sampled: int, now_ns: int) -> int:
-    """When the token after those it has, and those in flight, is due.
+    """Return the deadline of the next token to compute.
 
     Args:
-        request: it.
-        sampled: how many those are.
-        now_ns: when its first token is taken to have come, while that one is in flight.
+        request: the request.
+        sampled: its output tokens, those in flight included.
+        now_ns: assumed time of its first token while that token is in flight.
     """
     targets = request.targets
     if not sampled:
@@ -49,14 +50,14 @@ def has_missed(
     tokens_left: Callable[[ScheduledRequest], float],
     token_ns: float,
 ) -> bool:
-    """Whether one of its promises is broken whatever happens from now on.
+    """True if a request has missed one of its targets, or cannot meet it any more.
 
     Args:
-        request: it.
-        sampled: tokens that it has, those in flight included.
-        now_ns: when the next step begins.
-        tokens_left: how many more it is expected to get; asked for if it is behind.
-        token_ns: how soon one can follow another.
+        request: the request.
+        sampled: its output tokens, those in flight included.
+        now_ns: start of the next step.
+        tokens_left: predicts its remaining output tokens; called if the request is behind.
+        token_ns: shortest time from one token to the next.
     """
     targets, first_ns, arrival_ns = request.targets, request.first_token_ns, request.arrival_ns
     ttft_ns, tpot_ns, e2e_ns = targets.ttft_ns, targets.tpot_ns, targets.e2e_ns

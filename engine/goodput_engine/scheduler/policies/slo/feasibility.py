@@ -1,4 +1,4 @@
-"""Which of those who wait can still be served in time: the most requests, not the most work."""
+"""Selection of the largest number of jobs that can meet their deadlines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Generic[_T]):
-    """Work that must be done by a time.
+    """Work with a deadline.
 
     Args:
-        item: whose.
-        due_ns: when it must be done.
-        work_ns: how long it takes.
+        item: the owner of the work.
+        due_ns: the deadline.
+        work_ns: duration of the work.
     """
 
     item: _T
@@ -30,18 +30,18 @@ class Job(Generic[_T]):
 
 
 def most_in_time(jobs: Iterable[Job[_T]], start_ns: int) -> tuple[list[Job[_T]], list[Job[_T]]]:
-    """Choose the largest number of jobs that can all be done in time, one after the other.
+    """Select the largest number of jobs that can all meet their deadlines, one after the other.
 
     Args:
-        jobs: in any order.
-        start_ns: when the first can begin.
+        jobs: the jobs, in any order.
+        start_ns: start of the first job.
 
     Returns:
-        The chosen ones in the order of their due times, and the others.
+        The selected jobs by deadline, and the other jobs.
 
     Source: Moore, "An n job, one machine sequencing algorithm for minimizing the number of late
-    jobs", Management Science 1968: earliest due first, and whenever one would be late, the
-    longest so far is given up.
+    jobs", Management Science 1968: take the jobs by deadline, and whenever one would be late, drop
+    the longest job taken so far.
     """
     chosen: list[tuple[int, int, Job[_T]]] = []  # longest first
     late: list[Job[_T]] = []

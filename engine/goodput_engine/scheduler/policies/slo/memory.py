@@ -1,4 +1,4 @@
-"""How much KV memory those who run will need at their peak, if answers end when expected."""
+"""Peak demand of the running requests for KV memory, from predicted output lengths."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ __all__ = ["peak_tokens"]
 
 
 def peak_tokens(requests: Iterable[tuple[int, float]]) -> float:
-    """The most tokens held at once, when each grows by one a step and leaves at its end.
+    """Return the largest number of tokens in memory at once.
+
+    Each request gains one token per step and frees its tokens at its end.
 
     Args:
-        requests: of each, tokens it holds and tokens it is expected to get yet.
+        requests: (tokens in memory, predicted remaining tokens) of each request.
 
     Source: Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS
-    2025, equation 3: the memory is fullest in a moment in which a request ends, and those are
-    still there then that have more left.
+    2025, equation 3: the peak is at the end of some request, when only requests with more
+    remaining tokens are still in memory.
     """
     held, peak = 0, 0.0
     ordered = sorted(requests, key=lambda request: -request[1])

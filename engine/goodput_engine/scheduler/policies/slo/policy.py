@@ -1,4 +1,4 @@
-"""Deadline-aware scheduling: ours."""
+"""Deadline-aware scheduling."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.policies.slo.slack import Outlook
+    from goodput_engine.scheduler.policies.slo.slack import StepSlack
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["SloPolicy"]
 
 _FAVOUR: Final = 16
-"""The favoured late request gets a sixteenth of the token budget while others can be in time."""
+"""The favoured request gets a sixteenth of the token budget while others can be on time."""
 _TURN: Final = 4
-"""Who has missed decodes in every fourth step while others can be in time."""
+"""Requests past a deadline decode in every fourth step while others can be on time."""
 _MAX_RETRY_S: Final = 60
 _FAVOURED, _IN_TIME, _LATE = range(3)
 
 
 class LearningStepTime(StepTimeForm, Protocol):
-    """A law of step time that learns.
+    """A step-time model that learns from measured steps.
 
     Args:
         error: recent mean of |measured / predicted − 1|.
@@ -51,37 +51,37 @@ class LearningStepTime(StepTimeForm, Protocol):
     error: float
 
     def observe(self, shape: StepShape, step_ns: int) -> None:
-        """A step of this shape took so long."""
+        """Learn the measured time of a step."""
         ...
 
 
 class SloPolicy(SchedulingPolicy):
-    """Spends the device on requests that can still keep their promises, the most urgent first.
+    """Serves requests that can still meet their SLO targets, the most urgent first.
 
-    Before each step it examines every request (`slack`):
+    Before each step the policy examines every request (`slack`):
 
-    - who waits is ordered by due time; where not all can be in time, as many as possible are;
-    - a step takes as many prompt tokens as fit before the first token of a running request is
-      due: TPOT is a mean, so who ran ahead leaves time for prompts;
-    - who has missed a promise stands back while others can be in time: it decodes in every fourth
-      step, and starts after them, but for the oldest, which is always favoured with a share of
-      each step. So nobody starves;
-    - for want of blocks, who has missed yields first, then who has the most time left;
-    - a request that cannot be in time is refused at the door, at once.
+    - Waiting requests are ordered by deadline. If not all can be on time, the largest possible
+      number of them goes first.
+    - A step computes as many prompt tokens as fit before the earliest deadline of a running
+      request. TPOT is a mean, so a request that is ahead of its schedule leaves time for prompts.
+    - While others can be on time, requests past a deadline decode in every fourth step only and
+      start after the others. The oldest of them is favoured with a share of every step, so no
+      request starves.
+    - If blocks run out, requests past a deadline are evicted first, then those with the most
+      slack.
+    - A request that cannot be on time is rejected at once.
 
-    What it knows of the device and of answers it learns while serving: `model` how long steps
-    take, `predictor` how long answers of a class are. Both tell their own error.
-
-    Nobody starts whose decodes the tightest running TPOT, or whose expected growth the KV pool,
-    could not bear.
+    A request starts only if the tightest running TPOT target still holds with its decodes, and the
+    KV pool with its predicted growth. The policy learns step times and output lengths while
+    serving, and reports the error of both.
 
     Args:
-        model: of step times; None: one that learns.
-        predictor: of the answers' lengths; None: one that learns.
+        model: predicts step times; None for one that learns.
+        predictor: predicts output lengths; None for one that learns.
 
-    Source: ours. Earliest due date and least slack: Liu and Layland, JACM 1973; the most jobs in
-    time: Moore, Management Science 1968; expected growth of running requests: Gong et al.,
-    "Past-Future Scheduler", ASPLOS 2025.
+    Source: this project. Earliest deadline and least slack: Liu and Layland, JACM 1973; the most
+    jobs on time: Moore, Management Science 1968; predicted growth of running requests: Gong et
+    al., "Past-Future Scheduler", ASPLOS 2025.
     """
 
     name: ClassVar[Policy] = Policy.SLO
@@ -95,19 +95,19 @@ class SloPolicy(SchedulingPolicy):
         self.model: LearningStepTime = OnlineStepTime() if model is None else model
         self.predictor: LengthPredictor = LearnedLengths() if predictor is None else predictor
         self._queue = RankedQueue()
-        self._outlook: Outlook | None = None
-        """Of this step; None: not looked yet."""
+        self._outlook: StepSlack | None = None
+        """The state of this step; None before its first use."""
         self._prompts = False
-        """Whether a prompt may be computed in this step."""
+        """True if a prompt may be computed in this step."""
         self._favoured: int | None = None
         self._turn = 0
 
     def new_queue(self) -> RankedQueue:
-        """Ranked anew before every step."""
+        """Return the queue, which is sorted before every step."""
         return self._queue
 
     def phase(self) -> Phase:
-        """Look at everybody, if a prompt is to be computed; who has missed may have to wait."""
+        """Every kind of work, for some steps without the requests past a deadline."""
         view = self.view
         self._outlook = None
         self._prompts = bool(len(view.waiting) or view.num_prefilling)
@@ -125,8 +125,8 @@ class SloPolicy(SchedulingPolicy):
         back = outlook.missed - {self._favoured}
         return Phase(token_budget=budget, only=lambda request: request.rid not in back)
 
-    def _token_budget(self, outlook: Outlook) -> int:
-        """As many prompt tokens as fit before a running request's next token is due."""
+    def _token_budget(self, outlook: StepSlack) -> int:
+        """Return the decodes and the prompt tokens that fit before the earliest deadline."""
         limit = self.view.limits.token_budget
         if outlook.step_within_ns == NEVER_NS:
             return limit
@@ -140,7 +140,7 @@ class SloPolicy(SchedulingPolicy):
         return decodes.num_decodes + max(tokens, TRICKLE_TOKENS)
 
     def may_admit(self, request: ScheduledRequest) -> bool:
-        """Not where its decodes, or its growth, would take from those that run."""
+        """True if the TPOT targets and the KV memory of running requests allow it."""
         view = self.view
         if not view.num_running or request.rid == self._favoured:
             return True
@@ -148,7 +148,7 @@ class SloPolicy(SchedulingPolicy):
         tpot_ns = request.targets.tpot_ns
         tightest_ns = min(outlook.tightest_tpot_ns, NEVER_NS if tpot_ns is None else tpot_ns)
         if tightest_ns != NEVER_NS:
-            # All who run will decode; those who have missed can be held back.
+            # All running requests will decode, except those past a deadline.
             others = view.num_running - outlook.all_decodes.num_decodes
             decodes = outlook.kept_decodes.num_decodes + others
             context = outlook.kept_decodes.decode_context_tokens
@@ -156,7 +156,7 @@ class SloPolicy(SchedulingPolicy):
                 self.model.step_ns(StepShape.of(decodes=n, decode_context_tokens=c))
                 for n, c in ((decodes, context), (decodes + 1, context + request.total_tokens))
             )
-            # A promise that is out of reach without this request is no reason to keep it out.
+            # A target that is missed without this request as well is no reason to delay it.
             if now <= tightest_ns * SAFETY < then:
                 return False
         return self._bears_growth(request)
@@ -170,26 +170,26 @@ class SloPolicy(SchedulingPolicy):
         return sorted(prefilling, key=self._urgency)
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """The whole prompt, and after a preemption the answer so far."""
+        """The prompt and, after a preemption, the output so far."""
         return request.total_tokens
 
     def headroom_blocks(self) -> int:
-        """One block in a hundred, so that decodes can grow."""
+        """A hundredth of all blocks, so that decodes can grow."""
         return self.view.total_blocks // 100
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
-        """As much as there is; a share for the favoured one while others can be in time."""
+        """The rest of the prompt; of the favoured request a share while others can be on time."""
         tokens = min(remaining, budget_left)
         if request.rid == self._favoured and self._see().pressed:
             tokens = min(tokens, max(TRICKLE_TOKENS, self.view.limits.token_budget // _FAVOUR))
         return tokens
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """Who has missed yields first, then who has the most time left."""
+        """Requests past a deadline first, then those with the most slack."""
         return self._urgency(request)
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
-        """For one who can be in time: who has missed, then who has time to come back."""
+        """For a request that can be on time: late requests, then those with slack to resume."""
         view, outlook = self.view, self._see()
         if self._urgency(request)[0] == _LATE:
             return ()
@@ -215,11 +215,11 @@ class SloPolicy(SchedulingPolicy):
         return sorted(going, key=self._urgency, reverse=True)
 
     def reject(self, request: ScheduledRequest) -> Rejection | None:
-        """Turn away who could not get its first token in time, all who are more urgent counted."""
+        """Reject a request whose TTFT target would be missed behind the more urgent prompts."""
         view = self.view
         if request.targets.ttft_ns is None or not (len(view.waiting) or view.num_prefilling):
             return None
-        # Who runs is as the last step found it; who comes changes the prompts alone.
+        # The state of the last step still holds for running requests; only the prompts change.
         outlook = self._see()
         prospects = weigh(
             view,
@@ -235,12 +235,12 @@ class SloPolicy(SchedulingPolicy):
         wait_s = math.ceil(prospects.tokens_in_time * outlook.ns_per_prompt_token / NS_PER_S)
         return Rejection(
             reason="unattainable",
-            detail="the promised time to the first token cannot be kept now; try again later",
+            detail="the target for the time to first token cannot be met now; try again later",
             retry_after_s=min(max(1, wait_s), _MAX_RETRY_S),
         )
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Learn how long steps take, and how long answers are."""
+        """Learn step times and output lengths."""
         self.model.observe(outcome.plan.shape, outcome.result.step_ns)
         for progress in outcome.progress:
             if progress.finish_reason is not None:
@@ -248,37 +248,37 @@ class SloPolicy(SchedulingPolicy):
 
     @property
     def step_time_error(self) -> float:
-        """How wrong its model of step times is."""
+        """Error of the step-time model."""
         return self.model.error
 
     @property
     def prediction_error(self) -> PredictionError:
-        """How wrong its predictor of lengths was."""
+        """Error of the length predictor."""
         return self.predictor.error
 
-    # --- its own -----------------------------------------------------------------------------
-    def _see(self) -> Outlook:
-        """The look of this step; taken when it is first asked for."""
+    # --- state of a step ---------------------------------------------------------------------
+    def _see(self) -> StepSlack:
+        """Return the state of this step, computed at its first use."""
         if self._outlook is None:
             self._outlook = look(self.view, self.model, self._tokens_left, favoured=self._favoured)
         return self._outlook
 
     def _tokens_left(self, request: ScheduledRequest) -> int:
-        """How many more tokens it is expected to get."""
+        """Return the predicted remaining output tokens."""
         return self.predictor.output_tokens(request) - request.sampled_tokens
 
-    def _favour(self, outlook: Outlook) -> None:
-        """Keep the favoured request while it is there; else favour who has been late longest."""
+    def _favour(self, outlook: StepSlack) -> None:
+        """Keep the favoured request until it ends; then favour the oldest late one."""
         view, rid = self.view, self._favoured
         if rid is None or not any(r.rid == rid for r in chain(view.running(), view.waiting)):
             self._favoured = outlook.late[0].rid if outlook.late else None
 
-    def _stands_back(self, outlook: Outlook) -> bool:
-        """Whether those who have missed sit this step out."""
+    def _stands_back(self, outlook: StepSlack) -> bool:
+        """True if requests past a deadline are not scheduled in this step."""
         return bool(outlook.missed) and outlook.pressed and self._turn % _TURN != 0
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int]:
-        """Smaller is more urgent: the favoured one, who can be in time by due time, the others."""
+        """Return a sort key, lower first: favoured, on time by deadline, late."""
         outlook, rid = self._see(), request.rid
         if rid == self._favoured:
             return (_FAVOURED, 0, rid)
@@ -287,12 +287,12 @@ class SloPolicy(SchedulingPolicy):
         return (_IN_TIME, next_due_ns(request, request.sampled_tokens, outlook.begins_ns), rid)
 
     def _bears_growth(self, request: ScheduledRequest) -> bool:
-        """Whether the KV pool holds all who run, and this one, until they are expected to end."""
+        """True if the KV pool can hold this and all running requests until their predicted ends."""
         view = self.view
         if 2 * view.free_blocks > view.total_blocks:
             return True
         left, missed = self._tokens_left, self._see().missed
-        # Who has missed would yield.
+        # Requests past a deadline would be evicted.
         held = [(r.computed_tokens, left(r)) for r in view.running() if r.rid not in missed]
         held.append((request.total_tokens, left(request)))
         return peak_tokens(held) <= view.total_blocks * view.block_size

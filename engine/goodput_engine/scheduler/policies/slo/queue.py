@@ -1,4 +1,4 @@
-"""A queue that is put in order before every step: for orders that time alone can change."""
+"""A queue that is sorted before every step, because time alone can change its order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RankedQueue"]
 
 
 class RankedQueue(FcfsQueue):
-    """Who waits, and the order of this step."""
+    """The waiting requests, and their order in the next step."""
 
     __slots__ = ("_order",)
 
@@ -24,11 +24,11 @@ class RankedQueue(FcfsQueue):
         self._order: list[ScheduledRequest] = []
 
     def rank(self, order: Sequence[ScheduledRequest]) -> None:
-        """The order of the next step, first to last; who is not in it does not start."""
+        """Set the order of the next step; a request that is missing from it does not start."""
         self._order = list(reversed(order))
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - ranked for this step
-        """The first of the order that still waits."""
+        """Return the first request of the order that still waits."""
         order = self._order
         while order:
             if order[-1].rid in self._waiting:

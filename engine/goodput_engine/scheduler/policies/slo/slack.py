@@ -1,7 +1,7 @@
-"""One look at everybody before a step: what is due, who has missed, who can still be in time.
+"""Slack of all requests before a step: deadlines, missed targets, and feasible prompts.
 
-A deadline-aware policy takes it once per step and decides by it. It is a pure function of the
-scheduler's view, a step-time model and what is expected of answers.
+A deadline-aware policy computes it once per step. It is a pure function of the scheduler's view, a
+step-time model and predicted output lengths.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 __all__ = [
     "SAFETY",
     "TRICKLE_TOKENS",
-    "Outlook",
     "Prospects",
+    "StepSlack",
     "look",
     "next_step_ns",
     "weigh",
 ]
 
 TRICKLE_TOKENS: Final = 64
-"""Prompt tokens that a step takes along however little time it has, so that prompts get on."""
+"""Prompt tokens that a step computes even without slack, so that prompts progress."""
 SAFETY: Final = 0.95
-"""Share of the time left that a step is planned to take: predictions err."""
+"""Share of the slack that a step is planned to take, because predictions have errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What a step is decided by.
+class StepSlack:
+    """The state on which the decisions of one step are based.
 
     Args:
-        begins_ns: when the next step will begin: after those in flight.
-        token_ns: time of a step with everybody's decodes alone; 0: nobody decodes.
-        all_decodes, kept_decodes: the decodes of a step with everybody, and of one without those
-            who have missed.
-        missed: requests, by rid, that have missed a promise or cannot be in time.
-        step_within_ns: time until the first token of a running request is due; `NEVER_NS`: none.
-        tightest_tpot_ns: the smallest TPOT target of those that run; `NEVER_NS`: none.
-        ns_per_prompt_token: at which rate prompts go on beside the decodes when every step takes
-            as long as the tightest TPOT allows.
-        tokens_in_time: what is left to compute of all prompts that can be in time.
-        in_time: waiting requests that can get their first, or next, token in time, all of them
-            one after the other, in this order.
-        late: the other waiting ones, oldest first.
+        begins_ns: start of the next step, after those in flight.
+        token_ns: time of a step with all decodes and no prompts; 0 if no request decodes.
+        all_decodes, kept_decodes: decodes of all running requests, and of those that can still
+            meet their targets.
+        missed: rids of requests that have missed a target or cannot meet it.
+        step_within_ns: time until the earliest deadline of a running request; `NEVER_NS` if no
+            running request has a deadline.
+        tightest_tpot_ns: smallest TPOT target of the running requests; `NEVER_NS` if none has one.
+        ns_per_prompt_token: time per prompt token beside the decodes, if every step takes as long
+            as the tightest TPOT target allows.
+        tokens_in_time: uncomputed tokens of all prompts that can be on time.
+        in_time: waiting requests that can all be on time, one after the other, in this order.
+        late: the other waiting requests, oldest first.
     """
 
     begins_ns: int
@@ -72,18 +72,18 @@ class Outlook:
 
     @property
     def pressed(self) -> bool:
-        """Whether a prompt waits, or has started, that can still be in time."""
+        """True if a started or waiting prompt can still be on time."""
         return self.tokens_in_time > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospects:
-    """Who of those with prompts to compute can be in time.
+    """Requests with prompts to compute, by whether they can be on time.
 
     Args:
-        doomed: prompts that have begun and cannot, by rid.
-        in_time, late: waiting requests, as in `Outlook`.
-        tokens_in_time: as in `Outlook`.
+        doomed: rids of started prompts that cannot be on time.
+        in_time, late: waiting requests, as in `StepSlack`.
+        tokens_in_time: as in `StepSlack`.
     """
 
     doomed: frozenset[int]
@@ -98,14 +98,14 @@ def look(
     tokens_left: Callable[[ScheduledRequest], float],
     *,
     favoured: int | None = None,
-) -> Outlook:
-    """Look at everybody.
+) -> StepSlack:
+    """Return the slack of all requests.
 
     Args:
         view: the scheduler.
-        model: predicts steps.
-        tokens_left: how many more tokens a request is expected to get.
-        favoured: a request that goes on whatever is due; nothing is expected of it.
+        model: predicts step times.
+        tokens_left: predicts the remaining output tokens of a request.
+        favoured: rid of a request that is scheduled whatever its deadlines; None for none.
     """
     begins_ns = next_step_ns(view, model)
     running = _Running(view, model, begins_ns, tokens_left)
@@ -119,7 +119,7 @@ def look(
         favoured=favoured,
     )
     late = (r.rid for r in prospects.late)
-    return Outlook(
+    return StepSlack(
         begins_ns=begins_ns,
         token_ns=running.token_ns,
         all_decodes=running.everybody,
@@ -135,7 +135,7 @@ def look(
 
 
 def next_step_ns(view: SchedulerView, model: StepTimeForm) -> int:
-    """When the next step will begin: after those in flight."""
+    """Return the predicted start of the next step, after those in flight."""
     begins_ns = view.now_ns
     for plan in view.plans_in_flight():
         if plan.shape.num_requests:
@@ -153,16 +153,16 @@ def weigh(
     favoured: int | None = None,
     newcomer: ScheduledRequest | None = None,
 ) -> Prospects:
-    """Find who can be in time, at a known rate; it looks at prompts alone.
+    """Find the prompts that can be on time at a known rate.
 
     Args:
         view: the scheduler.
-        tokens_left: how many more tokens a request is expected to get.
-        begins_ns: when the next step begins.
-        ns_per_prompt_token: the rate.
-        token_ns: how soon one token can follow another.
-        favoured: a request of which nothing is expected.
-        newcomer: a request to be counted among the waiting.
+        tokens_left: predicts the remaining output tokens of a request.
+        begins_ns: start of the next step.
+        ns_per_prompt_token: time per prompt token.
+        token_ns: shortest time from one token to the next.
+        favoured: rid of a request that counts as late; None for none.
+        newcomer: a new request, treated as waiting; None for none.
     """
 
     def missed(request: ScheduledRequest) -> bool:
@@ -179,7 +179,7 @@ def weigh(
     for request in view.prefilling():
         if missed(request):
             continue
-        # What has begun is not given up for others, but where it cannot be in time even alone.
+        # A started prompt is late only if it could not be on time even without waiting ones.
         took_ns = work_ns(request)
         if begins_ns + took_ns > next_due_ns(request, request.base_sampled, begins_ns):
             doomed.add(request.rid)
@@ -206,7 +206,7 @@ def weigh(
 
 
 class _Running:
-    """Those who run: their decodes, and the time they leave."""
+    """Decodes and slack of the running requests."""
 
     __slots__ = ("everybody", "kept", "missed", "tightest_ns", "token_ns", "within_ns")
 
@@ -217,7 +217,7 @@ class _Running:
         begins_ns: int,
         tokens_left: Callable[[ScheduledRequest], float],
     ) -> None:
-        # All who run are visited in every step with prompts: few calls, few attributes.
+        # Every step with prompts visits all running requests: few calls, few attributes.
         self.within_ns = self.tightest_ns = NEVER_NS
         self.missed: set[int] = set()
         decodes = context = 0
@@ -262,12 +262,12 @@ class _Running:
         self.kept = StepShape.of(decodes=decodes, decode_context_tokens=context)
 
     def _leave(self, targets: Targets, left_ns: int, *, decoding: bool) -> None:
-        """Count the time that a running request leaves for the next step."""
+        """Lower the bounds of the next step's time to those of a running request."""
         tpot_ns, tbt_ns = targets.tpot_ns, targets.tbt_p99_ns
         if tpot_ns is not None:
             self.tightest_ns = min(self.tightest_ns, tpot_ns)
             if decoding and left_ns < self.within_ns:
-                # Who is behind catches up in steps half as long as its target, not at once.
+                # A request that is behind catches up in steps of half its target, not at once.
                 self.within_ns = min(self.within_ns, max(left_ns, tpot_ns // 2))
         if tbt_ns is not None and decoding and tbt_ns < self.within_ns:
             self.within_ns = tbt_ns
@@ -276,7 +276,7 @@ class _Running:
 def _prompt_rate(
     view: SchedulerView, model: StepTimeForm, decodes: StepShape, tightest_ns: int
 ) -> float:
-    """Time per prompt token, nanoseconds, in the steps that the running TPOT targets allow."""
+    """Return the nanoseconds per prompt token in the steps that running TPOT targets allow."""
     most = max(1, view.limits.token_budget - decodes.num_decodes)
     tokens = most
     if tightest_ns != NEVER_NS:
