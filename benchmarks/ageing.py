@@ -19,6 +19,7 @@ import random
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.engine_core import EngineCore
@@ -134,7 +135,7 @@ def serve(policy: str, jobs: list[Job], *, ageing_steps: int = 10**6) -> Result:
                     input_tokens=job.prompt,
                     max_output_tokens=job.outputs,
                     slo_class="interactive" if job.kind is SHORT else "batch",
-                    e2e_ns=job.kind.deadline * NS_PER_MS,
+                    targets=Targets(e2e_ns=job.kind.deadline * NS_PER_MS),
                     priority=job.kind.priority,
                     executor=ExecutorInput(ignore_eos=True),
                 ),

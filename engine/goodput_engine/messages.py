@@ -12,6 +12,7 @@ from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotati
 import msgspec
 
 from goodput_core.engine_state import EngineState  # noqa: TC001 - msgspec reads the annotations
+from goodput_core.slo.targets import Targets
 
 __all__ = [
     "Cancel",
@@ -120,7 +121,7 @@ class Submit(_Message, frozen=True, kw_only=True):
         max_output_tokens: the client's limit; None for the model's.
         block_hashes: hashes of the prompt's full blocks, in order.
         slo_class: name of the request's class.
-        ttft_ns, tpot_ns, tbt_p99_ns, e2e_ns: the request's targets, its own ones already applied.
+        targets: its SLO targets; those of the request override those of its class.
         priority: the request's priority; larger is more urgent.
         executor: input for the executor only.
     """
@@ -131,10 +132,7 @@ class Submit(_Message, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     block_hashes: Sequence[int] = ()
     slo_class: str = ""
-    ttft_ns: int | None = None
-    tpot_ns: int | None = None
-    tbt_p99_ns: int | None = None
-    e2e_ns: int | None = None
+    targets: Targets = Targets()
     priority: int = 0
     executor: ExecutorInput = ExecutorInput()
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from goodput_core.engine_state import EngineState
-from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import BudgetLaw
 from goodput_engine.messages import Rejected, RequestOutput, StepOutputs
 from goodput_engine.scheduler.policy import SchedulerLimits
@@ -335,12 +334,7 @@ def _scheduled(submit: Submit, *, holds_blocks: bool = False) -> ScheduledReques
         max_output_tokens=submit.max_output_tokens,
         block_hashes=submit.block_hashes,
         slo_class=submit.slo_class,
-        targets=Targets(
-            ttft_ns=submit.ttft_ns,
-            tpot_ns=submit.tpot_ns,
-            tbt_p99_ns=submit.tbt_p99_ns,
-            e2e_ns=submit.e2e_ns,
-        ),
+        targets=submit.targets,
         priority=submit.priority,
         holds_blocks=holds_blocks,
     )

@@ -139,10 +139,7 @@ class RequestParser:
                 max_output_tokens=max_tokens,
                 block_hashes=list(block_hashes(ids, self.limits.block_size)),
                 slo_class=slo.slo_class,
-                ttft_ns=slo.targets.ttft_ns,
-                tpot_ns=slo.targets.tpot_ns,
-                tbt_p99_ns=slo.targets.tbt_p99_ns,
-                e2e_ns=slo.targets.e2e_ns,
+                targets=slo.targets,
                 priority=sent.priority,
                 executor=ExecutorInput(
                     output_tokens=sent.output_tokens,

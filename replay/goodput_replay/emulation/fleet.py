@@ -258,10 +258,7 @@ class VirtualFleet:
             max_output_tokens=planned.max_output_tokens,
             block_hashes=block_keys(planned.prompt, self.settings.profile.block_size),
             slo_class=planned.slo_class,
-            ttft_ns=targets.ttft_ns,
-            tpot_ns=targets.tpot_ns,
-            tbt_p99_ns=targets.tbt_p99_ns,
-            e2e_ns=targets.e2e_ns,
+            targets=targets,
             priority=planned.priority or 0,
             executor=ExecutorInput(output_tokens=planned.output_tokens),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
@@ -34,8 +35,8 @@ def rejections(*, per_s: int, served_before: int) -> list[tuple[int, str, int]]:
             core.step(due_ns)
         submit = Submit(
             rid=rid, arrival_ns=arrival_ns, input_tokens=300 + rid * 37 % 300,
-            max_output_tokens=1000, ttft_ns=500 * NS_PER_MS, tpot_ns=50 * NS_PER_MS,
-            executor=ExecutorInput(output_tokens=100),
+            max_output_tokens=1000, executor=ExecutorInput(output_tokens=100),
+            targets=Targets(ttft_ns=500 * NS_PER_MS, tpot_ns=50 * NS_PER_MS),
         )  # fmt: skip
         rejected = core.submit(submit, arrival_ns)
         core.step(arrival_ns)

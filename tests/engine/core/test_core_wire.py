@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.engine_state import EngineState
+from goodput_core.slo.targets import Targets
 from goodput_engine.core.wire import MAX_FRAME_BYTES, WireError, core_reader, encode, front_reader
 from goodput_engine.messages import (
     Cancel,
@@ -41,6 +42,7 @@ _MESSAGES: list[FrontMessage] = [
         arrival_ns=2**62,
         input_tokens=33,
         block_hashes=[2**64 - 1, 0],
+        targets=Targets(ttft_ns=5, e2e_ns=7),
         executor=ExecutorInput(output_tokens=7, token_ids=[1, 2, 3]),
     ),
     Cancel(rid=1),

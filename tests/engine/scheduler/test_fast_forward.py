@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import RooflineForm
 from goodput_engine.core.build import build_core
@@ -206,8 +207,7 @@ def _message(action: tuple[Any, ...], number: int, now_ns: int) -> object:
                 max_output_tokens=asked,
                 block_hashes=hashes,
                 slo_class=("batch", "interactive")[priority % 2],
-                ttft_ns=40_000 * (1 + priority),
-                tpot_ns=2_000 * (1 + priority),
+                targets=Targets(ttft_ns=40_000 * (1 + priority), tpot_ns=2_000 * (1 + priority)),
                 priority=priority,
                 executor=ExecutorInput(output_tokens=length),
             )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import BudgetLaw, Policy
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS
@@ -97,8 +98,10 @@ class Engine:
                     rid=self._rid,
                     arrival_ns=self.now_ns,
                     input_tokens=prompt,
-                    ttft_ns=None if ttft_ms is None else ttft_ms * MS,
-                    tpot_ns=None if tpot_ms is None else tpot_ms * MS,
+                    targets=Targets(
+                        ttft_ns=None if ttft_ms is None else ttft_ms * MS,
+                        tpot_ns=None if tpot_ms is None else tpot_ms * MS,
+                    ),
                     executor=ExecutorInput(output_tokens=output, ignore_eos=True),
                 ),
                 self.now_ns,
@@ -277,8 +280,9 @@ def test_all_requests_end_within_the_budget_and_fast_forward_changes_nothing(
                     rid=len(coming),
                     arrival_ns=at_ns,
                     input_tokens=prompt,
-                    ttft_ns=100 * MS,
-                    tpot_ns=None if tpot_ms is None else tpot_ms * MS,
+                    targets=Targets(
+                        ttft_ns=100 * MS, tpot_ns=None if tpot_ms is None else tpot_ms * MS
+                    ),
                     executor=ExecutorInput(output_tokens=output, ignore_eos=True),
                 ),
                 at_ns,

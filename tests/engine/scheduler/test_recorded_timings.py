@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import RooflineForm
 from goodput_engine.core.engine_core import EngineCore
@@ -159,8 +160,7 @@ def test_an_emulated_device_and_its_recording_get_equal_decisions(
                 arrival_ns=arrival_ns,
                 input_tokens=tokens,
                 max_output_tokens=45,
-                ttft_ns=target_ns,
-                tpot_ns=target_ns,
+                targets=Targets(ttft_ns=target_ns, tpot_ns=target_ns),
                 priority=priority,
                 executor=ExecutorInput(output_tokens=length),
             )

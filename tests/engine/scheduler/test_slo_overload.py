@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
@@ -31,7 +32,8 @@ class Seen:
     @property
     def attained(self) -> bool:
         """True if both targets held to the end."""
-        sent, ttft_ns, tpot_ns = self.submit, self.submit.ttft_ns, self.submit.tpot_ns
+        sent, targets = self.submit, self.submit.targets
+        ttft_ns, tpot_ns = targets.ttft_ns, targets.tpot_ns
         assert ttft_ns is not None
         assert tpot_ns is not None
         return (
@@ -54,8 +56,7 @@ def _workload(rate: float, seconds: int, seed: int) -> list[Submit]:
                 input_tokens=min(8000, max(16, round(rng.lognormvariate(6.6, 0.9)))),
                 max_output_tokens=2000,
                 slo_class="batch" if ttft_ns == _BATCH[0] else "interactive",
-                ttft_ns=ttft_ns,
-                tpot_ns=tpot_ns,
+                targets=Targets(ttft_ns=ttft_ns, tpot_ns=tpot_ns),
                 executor=ExecutorInput(
                     output_tokens=min(2000, max(1, round(rng.lognormvariate(5.0, 0.8))))
                 ),

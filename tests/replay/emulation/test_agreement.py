@@ -72,7 +72,6 @@ def step_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) -> di
         now_ns = min(at_ns for at_ns in due if at_ns is not None)
         while arrivals and arrivals[0][1].scheduled_ns == now_ns:
             rid, request = arrivals.pop(0)
-            targets = classes[request.slo_class].targets
             rejected = core.submit(
                 Submit(
                     rid=rid,
@@ -80,10 +79,7 @@ def step_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) -> di
                     input_tokens=request.prompt.input_tokens,
                     block_hashes=block_keys(request.prompt, fleet.profile.block_size),
                     slo_class=request.slo_class,
-                    ttft_ns=targets.ttft_ns,
-                    tpot_ns=targets.tpot_ns,
-                    tbt_p99_ns=targets.tbt_p99_ns,
-                    e2e_ns=targets.e2e_ns,
+                    targets=classes[request.slo_class].targets,
                     executor=ExecutorInput(output_tokens=request.output_tokens),
                 ),
                 now_ns,
