@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from goodput_core.spec.choices import Preemption
 from goodput_engine.kv.blocks import BlockPool, HostPool
+from goodput_engine.messages import Configure
 from goodput_engine.scheduler.plan import StepResult
 from goodput_engine.scheduler.policies.registry import build_policy
 from goodput_engine.scheduler.policy import SchedulerLimits
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.policy import SchedulingPolicy
 
-__all__ = ["add_request", "commit_plan", "make_scheduler", "plan_chunks", "take_step"]
+__all__ = [
+    "add_request",
+    "commit_plan",
+    "make_configure",
+    "make_scheduler",
+    "plan_chunks",
+    "take_step",
+]
 
 
 def make_scheduler(
@@ -47,6 +55,21 @@ def make_scheduler(
         host=HostPool(total_blocks=host, ns_per_block=ns_per_block),
         preemption=preemption,
     )
+
+
+def make_configure(**changes: Any) -> Configure:
+    """Return the configuration of a core; the token budget is its upper bound unless given."""
+    values: dict[str, Any] = {
+        "device": "unit",
+        "policy": "sarathi",
+        "preemption": "recompute",
+        "token_budget": 100,
+        "min_token_budget": 1,
+        "max_num_seqs": 8,
+        "max_waiting": 100,
+        **changes,
+    }
+    return Configure(**{"max_token_budget": values["token_budget"], **values})
 
 
 def add_request(

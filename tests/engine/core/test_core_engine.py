@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.schedulers import make_configure
 
 from goodput_core.errors import InputError
 from goodput_engine.core.build import build_core
@@ -32,17 +33,12 @@ _MS = 1_000_000
 
 def _config(**changes: Any) -> Configure:
     values: dict[str, Any] = {
-        "device": "unit",
-        "policy": "sarathi",
-        "preemption": "recompute",
         "token_budget": 512,
         "min_token_budget": 64,
         "max_token_budget": 1024,
-        "max_num_seqs": 8,
-        "max_waiting": 100,
         "depth": 0,
     }
-    return Configure(**(values | changes))
+    return make_configure(**(values | changes))
 
 
 def _core(**changes: Any) -> EngineCore:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.schedulers import make_configure
 
 from goodput_engine.core import process as core_process
 from goodput_engine.core.build import build_core
@@ -86,15 +87,12 @@ def _core() -> Iterator[Core]:
 
 
 def _configure(device: str = "unit", policy: str = "sarathi", budget: int = 512) -> Configure:
-    return Configure(
+    return make_configure(
         device=device,
         policy=policy,
-        preemption="recompute",
         token_budget=budget,
         min_token_budget=64,
         max_token_budget=1024,
-        max_num_seqs=8,
-        max_waiting=100,
     )
 
 

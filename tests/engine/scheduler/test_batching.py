@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.builders.schedulers import add_request, commit_plan, make_scheduler
+from tests.builders.schedulers import add_request, commit_plan, make_configure, make_scheduler
 
 from goodput_core.errors import InputError
 from goodput_engine.core.build import build_core
@@ -145,17 +145,7 @@ def test_an_incomplete_batch_starts_when_no_request_can_arrive(
 
 
 def _configure(policy: str, timeout_ns: int | None) -> Configure:
-    return Configure(
-        device="unit",
-        policy=policy,
-        preemption="recompute",
-        token_budget=100,
-        min_token_budget=1,
-        max_token_budget=100,
-        max_num_seqs=8,
-        max_waiting=8,
-        batch_timeout_ns=timeout_ns,
-    )
+    return make_configure(policy=policy, max_waiting=8, batch_timeout_ns=timeout_ns)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.schedulers import make_configure
 
 from goodput_core.quantiles import P99, quantile
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Configure, ExecutorInput, Submit
+from goodput_engine.messages import ExecutorInput, Submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,13 +60,9 @@ def _run(
 ) -> Seen:
     """`sarathi`, with the host's time before each step, on a load that is there from the start."""
     core = build_core(
-        Configure(
+        make_configure(
             device=profile.name,
-            policy="sarathi",
-            preemption="recompute",
             token_budget=budget,
-            min_token_budget=1,
-            max_token_budget=budget,
             max_num_seqs=width,
             max_waiting=10_000,
             depth=0,

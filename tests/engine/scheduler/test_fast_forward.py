@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.schedulers import make_configure
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
@@ -60,18 +61,16 @@ _STAGES = replace(_DEVICE, pipeline_parallel=3)
 
 def _configure(policy: str, depth: int, preemption: Preemption, **changes: Any) -> Configure:
     values: dict[str, Any] = {
-        "device": "unit",
         "policy": policy,
         "preemption": preemption,
         "token_budget": 16,
-        "min_token_budget": 1,
         "max_token_budget": 64,
         "max_num_seqs": 6,
         "max_waiting": 1000,
         "depth": depth,
         "swap_space_bytes": 20 * _BLOCK,
     }
-    return Configure(**(values | changes))
+    return make_configure(**(values | changes))
 
 
 @dataclass

@@ -6,29 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.builders.schedulers import make_configure
 
 from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Configure, ExecutorInput, Submit
+from goodput_engine.messages import ExecutorInput, Submit
 
 if TYPE_CHECKING:
     from goodput_engine.core.engine_core import EngineCore
 
 
 def _core(*, blocks: int, depth: int, width: int = 8, policy: str = "sarathi") -> EngineCore:
-    configure = Configure(
-        device="unit",
-        policy=policy,
-        preemption="recompute",
-        token_budget=1024,
-        min_token_budget=1,
-        max_token_budget=1024,
-        max_num_seqs=width,
-        max_waiting=100,
-        depth=depth,
-    )
+    configure = make_configure(policy=policy, token_budget=1024, max_num_seqs=width, depth=depth)
     return build_core(configure, replace(load_profile("unit"), kv_blocks=blocks))
 
 

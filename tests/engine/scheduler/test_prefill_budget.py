@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.schedulers import make_configure
 
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
@@ -17,7 +18,7 @@ from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Configure, ExecutorInput, Limits, SetLimits, Submit
+from goodput_engine.messages import ExecutorInput, Limits, SetLimits, Submit
 from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -63,12 +64,7 @@ class Engine:
 
     def __init__(self, *, kv_blocks: int = 30_000, told: bool = True, **changes: Any) -> None:
         values: dict[str, Any] = {
-            "device": "unit",
-            "policy": "sarathi",
-            "preemption": "recompute",
             "token_budget": 2048,
-            "min_token_budget": 1,
-            "max_token_budget": 2048,
             "max_num_seqs": 64,
             "max_waiting": 10_000,
             "budget_law": "model",
@@ -79,7 +75,7 @@ class Engine:
         )
         self.outcomes: list[StepOutcome] = []
         self.core: EngineCore = build_core(
-            Configure(**(values | changes)),
+            make_configure(**(values | changes)),
             profile,
             on_step=self.outcomes.append if told else None,
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.schedulers import make_scheduler
+from tests.builders.schedulers import make_configure, make_scheduler
 
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
@@ -273,17 +273,7 @@ def test_a_pause_is_over_for_a_level_that_has_sat_out_as_long_as_waiting_would_l
 
 
 def _configure(ageing_ns: int | None) -> Configure:
-    return Configure(
-        device="unit",
-        policy="priority",
-        preemption="recompute",
-        token_budget=100,
-        min_token_budget=1,
-        max_token_budget=100,
-        max_num_seqs=1,
-        max_waiting=8,
-        ageing_ns=ageing_ns,
-    )
+    return make_configure(policy="priority", max_num_seqs=1, max_waiting=8, ageing_ns=ageing_ns)
 
 
 @pytest.mark.parametrize(("ageing_ns", "first"), [(None, 3), (4 * NS_PER_MS, 2)])

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders.schedulers import make_scheduler, take_step
+from tests.builders.schedulers import make_configure, make_scheduler, take_step
 
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Configure, ExecutorInput, Submit
+from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policies.sjf import ShortestFirst, SjfPolicy
 from goodput_engine.scheduler.policy import PolicySettings, SchedulingPolicy
@@ -218,16 +218,7 @@ def test_running_is_not_waiting() -> None:
 
 # --- the oracle ------------------------------------------------------------------------------
 def _core(policy: str, oracle: dict[int, int] | None = None) -> EngineCore:
-    configure = Configure(
-        device="unit",
-        policy=policy,
-        preemption="recompute",
-        token_budget=100,
-        min_token_budget=1,
-        max_token_budget=100,
-        max_num_seqs=1,
-        max_waiting=8,
-    )
+    configure = make_configure(policy=policy, max_num_seqs=1, max_waiting=8)
     profile = replace(load_profile("unit"), kv_blocks=100)
     return build_core(configure, profile, oracle=None if oracle is None else oracle.__getitem__)
 
