@@ -38,7 +38,7 @@ class MirrorExecutor:
         self.tables: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.sampled: dict[int, int] = {}
-        self.cohort: dict[int, None] = {}
+        self.batch: dict[int, None] = {}
         self.plans: deque[tuple[StepPlan, dict[int, str]]] = deque()
         self.device: dict[int, dict[int, tuple[int, int]] | None] = {}
         self.host: dict[int, dict[int, tuple[int, int]] | None] = {}
@@ -66,15 +66,15 @@ class MirrorExecutor:
 
     def submit(self, plan: StepPlan, budget: int) -> None:
         for rid in plan.left:
-            del self.cohort[rid]
+            del self.batch[rid]
         for admitted in plan.admitted:
             self.tables[admitted.rid] = list(admitted.blocks)
             self.computed[admitted.rid] = admitted.cached_tokens
         for join in plan.joined:
-            assert join.rid not in self.cohort
+            assert join.rid not in self.batch
             assert join.start == self.computed[join.rid]
             assert join.output_tokens == self.sampled[join.rid]
-            self.cohort[join.rid] = None
+            self.batch[join.rid] = None
         for rid, block in plan.new_blocks:
             self.tables[rid].append(block)
         copying = {copy.rid for copy in plan.copies}
@@ -89,8 +89,8 @@ class MirrorExecutor:
         work = [(c.rid, c.start, c.num_tokens, c.samples) for c in plan.chunks]
         assert bool(plan.decode_epoch) == bool(plan.num_decodes)
         if plan.num_decodes:
-            assert plan.num_decodes == len(self.cohort)
-            work += [(rid, self.computed[rid], 1, True) for rid in self.cohort]
+            assert plan.num_decodes == len(self.batch)
+            work += [(rid, self.computed[rid], 1, True) for rid in self.batch]
         assert work or plan.copies, "an empty plan"
         assert not copying & {rid for rid, *_ in work}, "a request is computed while it is copied"
         assert len({rid for rid, *_ in work}) == len(work), "a request twice in one step"

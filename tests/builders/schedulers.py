@@ -76,7 +76,7 @@ def add_request(
     scheduler: Scheduler,
     rid: int,
     tokens: int,
-    asked: int | None,
+    max_output: int | None,
     *,
     at_ns: int = 0,
     arrival_ns: int | None = None,
@@ -88,7 +88,7 @@ def add_request(
         rid=rid,
         arrival_ns=rid if arrival_ns is None else arrival_ns,
         input_tokens=tokens,
-        max_output_tokens=asked,
+        max_output_tokens=max_output,
         priority=priority,
         block_hashes=hashes,
     )

@@ -56,26 +56,26 @@ def _submit(rid: int, tokens: int = 10, *, length: int = 3, arrival_ns: int = 0)
 
 
 def _run(core: EngineCore, now_ns: int = 0) -> list[StepOutputs]:
-    """Everything the core says until it is idle, jumping from event to event."""
-    said = [core.step(now_ns)]
+    """Return all messages of the core until it is idle, jumping from event to event."""
+    emitted = [core.step(now_ns)]
     while (event := core.next_event_ns()) is not None:
-        said.append(core.step(event))
+        emitted.append(core.step(event))
         core.scheduler.check_integrity()
-    return [s for s in said if s is not None]
+    return [s for s in emitted if s is not None]
 
 
 def test_each_step_emits_a_request_once_and_the_last_one_has_the_finish_reason() -> None:
     core = _core()
     assert core.submit(_submit(1, arrival_ns=0), 5) is None
-    said = _run(core, 5)
-    assert [s.at_ns for s in said] == [5 + _MS, 5 + 2 * _MS, 5 + 3 * _MS]
-    assert [s.outputs for s in said] == [
+    emitted = _run(core, 5)
+    assert [s.at_ns for s in emitted] == [5 + _MS, 5 + 2 * _MS, 5 + 3 * _MS]
+    assert [s.outputs for s in emitted] == [
         [RequestOutput(rid=1, new_tokens=1, first_scheduled_ns=5)],
         [RequestOutput(rid=1, new_tokens=1)],
         [RequestOutput(rid=1, new_tokens=1, finish_reason="stop")],
     ]
-    assert said[-1].state.running == 0
-    assert said[-1].state.output_tokens == 3
+    assert emitted[-1].state.running == 0
+    assert emitted[-1].state.output_tokens == 3
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -84,8 +84,8 @@ def test_a_deeper_pipeline_changes_when_not_what(depth: int) -> None:
     for rid in range(20):
         core.submit(_submit(rid, 40 + rid, length=1 + rid), 0)
     tokens: Counter[int] = Counter()
-    for said in _run(core):
-        for output in said.outputs:
+    for emitted in _run(core):
+        for output in emitted.outputs:
             tokens[output.rid] += output.new_tokens
     assert tokens == {rid: 1 + rid for rid in range(20)}
     assert not core.scheduler.has_work
@@ -103,7 +103,7 @@ def test_cached_prompt_tokens_come_with_the_first_token() -> None:
             executor=ExecutorInput(ignore_eos=True),
         )
         core.submit(submit, 0)
-        last = [output for said in _run(core, rid * 10 * _MS) for output in said.outputs]
+        last = [output for emitted in _run(core, rid * 10 * _MS) for output in emitted.outputs]
     assert [o.cached_tokens for o in last] == [32, 0]
     assert [o.finish_reason for o in last] == [None, "length"]
 
@@ -111,9 +111,9 @@ def test_cached_prompt_tokens_come_with_the_first_token() -> None:
 def test_limits_apply_within_the_manifests_bounds_and_an_older_revision_is_ignored() -> None:
     core = _core()
     core.set_limits(SetLimits(revision=3, limits=Limits(token_budget=4096, max_waiting=7)))
-    said = core.step(0)
-    assert said is not None, "a change is sent even while nothing runs"
-    state = said.state
+    emitted = core.step(0)
+    assert emitted is not None, "a change is sent even while nothing runs"
+    state = emitted.state
     assert (state.limits_revision, state.token_budget, state.max_num_seqs) == (3, 1024, 8)
     assert state.max_waiting == 7
     core.set_limits(SetLimits(revision=2, limits=Limits(token_budget=100)))
@@ -126,9 +126,9 @@ def test_a_changed_manifest_holds_for_the_budget_in_force_and_for_later_ones() -
     core = _core()
     core.set_limits(SetLimits(revision=3, limits=Limits(token_budget=1000)))
     core.follow_manifest(FollowManifest(min_token_budget=128, max_token_budget=256))
-    said = core.step(0)
-    assert said is not None, "a change is sent even while nothing runs"
-    assert (said.state.limits_revision, said.state.token_budget) == (3, 256)
+    emitted = core.step(0)
+    assert emitted is not None, "a change is sent even while nothing runs"
+    assert (emitted.state.limits_revision, emitted.state.token_budget) == (3, 256)
     for budget, applies in ((1, 128), (4096, 256)):
         core.set_limits(SetLimits(revision=4, limits=Limits(token_budget=budget)))
         assert core.state(0).token_budget == applies
@@ -141,7 +141,7 @@ def test_a_changed_manifest_holds_for_the_budget_in_force_and_for_later_ones() -
 def test_a_law_that_comes_and_goes_with_the_manifest_loses_no_token() -> None:
     core = _core(depth=2, max_token_budget=512)
     laws = (None, "model", None, "ema", "model", "fixed")
-    told: dict[int, int] = {}
+    received: dict[int, int] = {}
     for rid, law in enumerate(laws):
         now_ns = rid * 10 * _MS
         core.submit(_submit(rid, 400, length=30, arrival_ns=now_ns), now_ns)
@@ -149,14 +149,14 @@ def test_a_law_that_comes_and_goes_with_the_manifest_loses_no_token() -> None:
             FollowManifest(min_token_budget=64 * (rid + 1), max_token_budget=512, budget_law=law)
         )
         assert core.state(now_ns).budget_law == (law or "")
-        said = [core.step(now_ns)]
+        emitted = [core.step(now_ns)]
         while (event := core.next_event_ns()) is not None and event < now_ns + 10 * _MS:
-            said.append(core.step(event))
+            emitted.append(core.step(event))
         if rid == len(laws) - 1:
-            said += _run(core, now_ns + 10 * _MS)
-        for output in (output for one in said if one is not None for output in one.outputs):
-            told[output.rid] = told.get(output.rid, 0) + output.new_tokens
-    assert told == dict.fromkeys(range(len(laws)), 30)
+            emitted += _run(core, now_ns + 10 * _MS)
+        for output in (output for one in emitted if one is not None for output in one.outputs):
+            received[output.rid] = received.get(output.rid, 0) + output.new_tokens
+    assert received == dict.fromkeys(range(len(laws)), 30)
 
 
 def test_no_law_sizes_the_steps_of_a_policy_that_keeps_prompts_whole() -> None:
@@ -167,17 +167,17 @@ def test_no_law_sizes_the_steps_of_a_policy_that_keeps_prompts_whole() -> None:
     assert core.state(0).budget_law == ""
 
 
-def test_a_draining_core_finishes_what_it_has_and_refuses_what_is_new() -> None:
+def test_a_draining_core_finishes_what_it_has_and_rejects_what_is_new() -> None:
     core = _core()
     core.submit(_submit(1), 0)
     core.drain()
     rejected = core.submit(_submit(2), 0)
     assert rejected is not None
     assert rejected.reason == "draining"
-    said = _run(core)
-    assert [o.rid for s in said for o in s.outputs] == [1, 1, 1]
-    assert said[-1].state.draining
-    assert said[-1].state.shed == 1
+    emitted = _run(core)
+    assert [o.rid for s in emitted for o in s.outputs] == [1, 1, 1]
+    assert emitted[-1].state.draining
+    assert emitted[-1].state.shed == 1
 
 
 def test_a_cancelled_request_is_heard_of_no_more_and_leaves_nothing() -> None:
@@ -192,7 +192,7 @@ def test_a_cancelled_request_is_heard_of_no_more_and_leaves_nothing() -> None:
     assert core._one_more == {}
 
 
-def test_a_refusal_names_its_reason() -> None:
+def test_a_rejection_names_its_reason() -> None:
     rejected = _core(max_waiting=0, max_num_seqs=1).submit(_submit(1, 10**6), 0)
     assert rejected is not None
     assert (rejected.rid, rejected.reason) == (1, "too_long")
@@ -209,9 +209,9 @@ def test_real_time_and_virtual_time_decide_alike(depth: int) -> None:
         core.step(0)
         seen: list[tuple[int, int]] = []
         while (event := core.next_event_ns()) is not None:
-            said = core.step(event + lateness[len(seen) % len(lateness)])
-            if said is not None:
-                seen.append((said.at_ns, len(said.outputs)))
+            emitted = core.step(event + lateness[len(seen) % len(lateness)])
+            if emitted is not None:
+                seen.append((emitted.at_ns, len(emitted.outputs)))
         return seen
 
     assert ends([0]) == ends([3 * _MS, 0, 60_000, 40 * _MS])
@@ -229,11 +229,11 @@ def test_every_token_is_emitted_under_block_shortage(
     core = build_core(_config(depth=depth), profile)
     for rid, (tokens, length) in enumerate(lengths):
         assert core.submit(_submit(rid, tokens, length=length), 0) is None
-    tokens_told: Counter[int] = Counter()
-    for said in _run(core):
-        for output in said.outputs:
-            tokens_told[output.rid] += output.new_tokens
-    assert tokens_told == {rid: length for rid, (_, length) in enumerate(lengths)}
+    tokens_received: Counter[int] = Counter()
+    for emitted in _run(core):
+        for output in emitted.outputs:
+            tokens_received[output.rid] += output.new_tokens
+    assert tokens_received == {rid: length for rid, (_, length) in enumerate(lengths)}
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_every_token_is_emitted_under_block_shortage(
         ({"depth": 3}, "the depth must be 0 to 2, not 3"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_a_configuration_that_cannot_be_is_rejected(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         _core(**changes)
 

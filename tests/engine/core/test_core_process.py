@@ -49,10 +49,10 @@ class Core:
         self.reader = core_reader()
         self.unread: list[CoreMessage] = []
 
-    def say(self, *messages: FrontMessage) -> None:
+    def send(self, *messages: FrontMessage) -> None:
         self.sock.sendall(b"".join(encode(message) for message in messages))
 
-    def hear(self) -> CoreMessage | None:
+    def receive(self) -> CoreMessage | None:
         """The next message, or None at the end of the stream."""
         while not self.unread:
             data = self.sock.recv(1 << 20)
@@ -64,7 +64,7 @@ class Core:
     def hear_until_finished(self, *rids: int) -> list[StepOutputs]:
         left, steps = set(rids), []
         while left:
-            message = self.hear()
+            message = self.receive()
             assert isinstance(message, StepOutputs)
             steps.append(message)
             left -= {o.rid for o in message.outputs if o.finish_reason is not None}
@@ -107,13 +107,13 @@ def _submit(rid: int, length: int = 5) -> Submit:
 
 def test_a_request_runs_in_real_time_on_the_modelled_clock() -> None:
     with _core() as core:
-        core.say(_configure())
-        ready = core.hear()
+        core.send(_configure())
+        ready = core.receive()
         assert isinstance(ready, Ready)
         assert (ready.device, ready.vocab_size, ready.max_model_tokens) == ("unit", 32000, 65536)
         assert (ready.state.block_size, ready.state.token_budget) == (16, 512)
         sent = time.monotonic_ns()
-        core.say(_submit(1, 50))
+        core.send(_submit(1, 50))
         steps = core.hear_until_finished(1)
         assert sum(o.new_tokens for s in steps for o in s.outputs) == 50
         at = [s.at_ns for s in steps]
@@ -144,16 +144,16 @@ def test_a_request_is_in_no_step_that_began_before_it_came() -> None:
 
 def test_refusals_limits_cancellation_and_drain_go_through() -> None:
     with _core() as core:
-        core.say(_configure(), SetLimits(revision=2, limits=Limits(token_budget=128)))
-        assert isinstance(core.hear(), Ready)
-        limited = core.hear()
+        core.send(_configure(), SetLimits(revision=2, limits=Limits(token_budget=128)))
+        assert isinstance(core.receive(), Ready)
+        limited = core.receive()
         assert isinstance(limited, StepOutputs)
         assert (limited.state.limits_revision, limited.state.token_budget) == (2, 128)
-        core.say(Submit(rid=7, arrival_ns=0, input_tokens=10**6))
-        rejected = core.hear()
+        core.send(Submit(rid=7, arrival_ns=0, input_tokens=10**6))
+        rejected = core.receive()
         assert isinstance(rejected, Rejected)
         assert (rejected.rid, rejected.reason) == (7, "too_long")
-        core.say(_submit(1, 100_000), Cancel(rid=1), Cancel(rid=99), _submit(2), Drain())
+        core.send(_submit(1, 100_000), Cancel(rid=1), Cancel(rid=99), _submit(2), Drain())
         steps = core.hear_until_finished(2)
         assert {o.rid for s in steps for o in s.outputs} == {2}
         assert steps[-1].state.draining
@@ -164,10 +164,10 @@ def test_refusals_limits_cancellation_and_drain_go_through() -> None:
 def test_the_core_ends_when_the_front_is_gone(way: str) -> None:
     with _core() as core:
         if way != "end of stream before a word":
-            core.say(_configure(), _submit(1, 60_000))
-            assert isinstance(core.hear(), Ready)
+            core.send(_configure(), _submit(1, 60_000))
+            assert isinstance(core.receive(), Ready)
         if way == "shutdown":
-            core.say(EndProcess())
+            core.send(EndProcess())
         else:
             core.sock.close()
         assert core.process.wait(20) == 0
@@ -175,12 +175,12 @@ def test_the_core_ends_when_the_front_is_gone(way: str) -> None:
 
 def test_a_signal_to_the_whole_terminal_leaves_the_core_to_the_front() -> None:
     with _core() as core:
-        core.say(_configure())
-        assert isinstance(core.hear(), Ready)
+        core.send(_configure())
+        assert isinstance(core.receive(), Ready)
         core.process.send_signal(signal.SIGINT)
         core.process.send_signal(signal.SIGTERM)
         core.process.send_signal(signal.SIGHUP)
-        core.say(_submit(1))
+        core.send(_submit(1))
         core.hear_until_finished(1)
 
 
@@ -198,12 +198,12 @@ def test_what_cannot_start_says_why_in_one_sentence(
     message: FrontMessage, detail: str, exit_code: int
 ) -> None:
     with _core() as core:
-        core.say(message)
-        failed = core.hear()
+        core.send(message)
+        failed = core.receive()
         assert isinstance(failed, Failed)
         assert failed.detail.startswith(detail)
         assert failed.exit_code == exit_code
-        assert core.hear() is None
+        assert core.receive() is None
         assert core.process.wait(20) == exit_code
 
 
@@ -227,10 +227,10 @@ def test_an_input_output_error_is_a_failure_and_not_the_end_of_the_connection(
 
 def test_a_broken_frame_ends_the_core_with_a_sentence() -> None:
     with _core() as core:
-        core.say(_configure())
-        assert isinstance(core.hear(), Ready)
+        core.send(_configure())
+        assert isinstance(core.receive(), Ready)
         core.sock.sendall(b"\xff\xff\xff\xff")
-        failed = core.hear()
+        failed = core.receive()
         assert isinstance(failed, Failed)
         assert "a frame announces 4294967295 bytes" in failed.detail
         assert core.process.wait(20) == 70
@@ -239,9 +239,9 @@ def test_a_broken_frame_ends_the_core_with_a_sentence() -> None:
 def test_a_front_that_does_not_read_delays_no_step_and_loses_no_token() -> None:
     with _core() as core:
         core.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        core.say(_configure())
-        assert isinstance(core.hear(), Ready)
-        core.say(*[_submit(rid, 400) for rid in range(8)])
+        core.send(_configure())
+        assert isinstance(core.receive(), Ready)
+        core.send(*[_submit(rid, 400) for rid in range(8)])
         steps = core.hear_until_finished(*range(8))
         gained = dict.fromkeys(range(8), 0)
         for step in steps:

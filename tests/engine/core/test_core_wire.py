@@ -65,7 +65,7 @@ def test_messages_survive_any_split_of_the_stream(sizes: list[int]) -> None:
     assert got == _MESSAGES
 
 
-def test_a_frame_that_announces_too_much_is_refused_before_it_is_read() -> None:
+def test_a_frame_that_announces_too_much_is_rejected_before_it_is_read() -> None:
     with pytest.raises(WireError, match=f"announces {MAX_FRAME_BYTES + 1} bytes"):
         front_reader().feed(struct.pack("<I", MAX_FRAME_BYTES + 1))
 

@@ -182,7 +182,7 @@ def test_an_unknown_name_lists_the_profiles() -> None:
 def test_what_is_wrong_is_said_with_file_and_field(
     tmp_path: Path, path: list[str], value: object, sentence: str
 ) -> None:
-    _assert_refused(tmp_path, _unit(), path, value, sentence)
+    _assert_rejected(tmp_path, _unit(), path, value, sentence)
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_what_is_wrong_is_said_with_file_and_field(
 def test_what_is_wrong_with_a_table_is_said_with_its_place(
     tmp_path: Path, path: list[str], value: object, sentence: str
 ) -> None:
-    _assert_refused(tmp_path, _raw("published-70b-table"), path, value, sentence)
+    _assert_rejected(tmp_path, _raw("published-70b-table"), path, value, sentence)
 
 
-def _assert_refused(
+def _assert_rejected(
     tmp_path: Path, profile: dict[str, Any], path: list[str], value: object, sentence: str
 ) -> None:
     place = profile
@@ -252,7 +252,7 @@ def test_a_missing_number_is_named_with_how_to_write_it(tmp_path: Path) -> None:
     ],
     ids=["broken", "empty", "binary", "deep", "large", "huge number"],
 )
-def test_a_file_that_is_no_profile_is_refused_in_one_sentence(
+def test_a_file_that_is_no_profile_is_rejected_in_one_sentence(
     tmp_path: Path, data: bytes, sentence: str
 ) -> None:
     path = tmp_path / "device.yaml"
@@ -261,7 +261,7 @@ def test_a_file_that_is_no_profile_is_refused_in_one_sentence(
         load_profile(str(path))
 
 
-def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         load_profile(str(tmp_path / "none.yaml"))
     with pytest.raises(InputError, match="a device profile is a file"):

@@ -104,7 +104,7 @@ def test_a_full_log_gets_its_name_and_takes_no_more(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_log_that_cannot_be_begun_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_begun_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     path.touch()
     with pytest.raises(InputError, match="exists; name another file"):
@@ -141,7 +141,7 @@ def table(**changes: Any) -> pa.Table:
         pytest.param(table().slice(0, 0), "has 0 steps", id="empty"),
     ],
 )
-def test_a_table_that_is_no_step_log_is_refused(
+def test_a_table_that_is_no_step_log_is_rejected(
     written: pa.Table, problem: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "steps.parquet"
@@ -151,7 +151,7 @@ def test_a_table_that_is_no_step_log_is_refused(
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_what_is_no_parquet_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_what_is_no_parquet_is_rejected_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     path.write_bytes(b"PAR1 not really")
     for wrong in (path, tmp_path / "none.parquet", tmp_path):
@@ -181,7 +181,7 @@ async def test_an_engine_writes_its_steps_until_it_is_stopped(
     assert {step.step_ns for step in steps} == {1_000_000}
 
 
-def test_an_engine_refuses_a_step_log_that_exists(run_engine: RunEngine, tmp_path: Path) -> None:
+def test_an_engine_rejects_a_step_log_that_exists(run_engine: RunEngine, tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     path.touch()
     ended = run_engine("--step-log", str(path))

@@ -44,7 +44,7 @@ def _submit(
     rid: int = 1,
     *,
     length: int | None = None,
-    asked: int | None = None,
+    max_output: int | None = None,
     tokens: int = 10,
     min_tokens: int = 0,
     ignore_eos: bool = False,
@@ -53,7 +53,7 @@ def _submit(
         rid=rid,
         arrival_ns=0,
         input_tokens=tokens,
-        max_output_tokens=asked,
+        max_output_tokens=max_output,
         executor=ExecutorInput(output_tokens=length, min_tokens=min_tokens, ignore_eos=ignore_eos),
     )
 
@@ -171,14 +171,14 @@ def test_a_forgotten_request_leaves_nothing_behind() -> None:
     ("submit", "length"),
     [
         (_submit(length=7), 7),
-        (_submit(length=7, asked=8), 7),
-        (_submit(length=7, asked=7), None),
+        (_submit(length=7, max_output=8), 7),
+        (_submit(length=7, max_output=7), None),
         (_submit(length=0), 1),
         (_submit(length=7, ignore_eos=True), 7),
-        (_submit(ignore_eos=True, asked=9), None),
-        (_submit(asked=9), None),
+        (_submit(ignore_eos=True, max_output=9), None),
+        (_submit(max_output=9), None),
         (_submit(min_tokens=300), 300),
-        (_submit(min_tokens=300, asked=200), None),
+        (_submit(min_tokens=300, max_output=200), None),
     ],
     ids=[
         "a row's own",

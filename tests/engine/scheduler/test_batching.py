@@ -32,8 +32,10 @@ def _scheduler(
     return make_scheduler(policy, blocks=blocks, seqs=seqs, budget=budget, depth=depth)
 
 
-def _add(scheduler: Scheduler, rid: int, *, at_ns: int = 0, tokens: int = 10, asked: int) -> None:
-    add_request(scheduler, rid, tokens, asked, at_ns=at_ns, arrival_ns=at_ns)
+def _add(
+    scheduler: Scheduler, rid: int, *, at_ns: int = 0, tokens: int = 10, max_output: int
+) -> None:
+    add_request(scheduler, rid, tokens, max_output, at_ns=at_ns, arrival_ns=at_ns)
 
 
 def _step(scheduler: Scheduler, at_ns: int) -> list[int] | None:
@@ -50,12 +52,12 @@ def test_a_full_batch_starts_at_once_and_no_request_joins_it_until_all_have_ende
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
     scheduler = _scheduler(kind(timeout_ns=50))
-    _add(scheduler, 1, asked=1)
-    _add(scheduler, 2, asked=2)
+    _add(scheduler, 1, max_output=1)
+    _add(scheduler, 2, max_output=2)
     assert _step(scheduler, 0) is None
-    _add(scheduler, 3, asked=4)
+    _add(scheduler, 3, max_output=4)
     for rid in (4, 5, 6):
-        _add(scheduler, rid, asked=1)
+        _add(scheduler, rid, max_output=1)
     assert _step(scheduler, 1) == [1, 2, 3]
     assert [_step(scheduler, at) for at in (2, 3, 4)] == [[], [], []]
     assert _step(scheduler, 5) == [4, 5, 6]
@@ -65,7 +67,7 @@ def test_a_full_batch_starts_at_once_and_no_request_joins_it_until_all_have_ende
 def test_a_batch_starts_only_when_the_last_step_of_the_one_before_it_is_done(depth: int) -> None:
     scheduler = _scheduler(StaticPolicy(), seqs=1, depth=depth)
     for rid in (1, 2):
-        _add(scheduler, rid, asked=1)
+        _add(scheduler, rid, max_output=1)
     plan = scheduler.plan(0)
     assert plan is not None
     assert scheduler.plan(0) is None
@@ -85,8 +87,8 @@ def test_a_batch_that_is_not_full_starts_after_the_timeout(
     kind: type[StaticPolicy | DynamicPolicy], starts_ns: int
 ) -> None:
     scheduler = _scheduler(kind(timeout_ns=50))
-    _add(scheduler, 1, asked=1)
-    _add(scheduler, 2, at_ns=30, asked=1)
+    _add(scheduler, 1, max_output=1)
+    _add(scheduler, 2, at_ns=30, max_output=1)
     assert _step(scheduler, 30) is None
     assert scheduler.wake_ns() == starts_ns
     assert _step(scheduler, starts_ns - 1) is None
@@ -98,10 +100,10 @@ def test_a_batch_is_full_when_memory_holds_no_longer_answer(
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
     scheduler = _scheduler(kind(), blocks=5, seqs=8)
-    _add(scheduler, 1, asked=23)
-    _add(scheduler, 2, asked=23)
+    _add(scheduler, 1, max_output=23)
+    _add(scheduler, 2, max_output=23)
     assert _step(scheduler, 0) is None, "they need four blocks: another might fit"
-    _add(scheduler, 3, asked=23)
+    _add(scheduler, 3, max_output=23)
     assert _step(scheduler, 0) == [1, 2]
     while scheduler.num_running:
         assert _step(scheduler, 0) == []
@@ -114,7 +116,7 @@ def test_a_batch_beyond_the_token_budget_starts_over_several_steps_without_other
 ) -> None:
     scheduler = _scheduler(kind(), budget=15)
     for rid in (1, 2, 3, 4):
-        _add(scheduler, rid, asked=2)
+        _add(scheduler, rid, max_output=2)
     assert [_step(scheduler, 0) for _ in range(4)] == [[1, 2], [2, 3], [3], []]
     assert [r.rid for r in scheduler.waiting] == [4]
 
@@ -125,7 +127,7 @@ def test_a_request_that_leaves_while_its_batch_starts_is_not_replaced(
 ) -> None:
     scheduler = _scheduler(kind(), budget=10)
     for rid in (1, 2, 3, 4):
-        _add(scheduler, rid, asked=1)
+        _add(scheduler, rid, max_output=1)
     assert _step(scheduler, 0) == [1]
     scheduler.cancel(2)
     assert _step(scheduler, 0) == [3]
@@ -138,7 +140,7 @@ def test_an_incomplete_batch_starts_when_no_request_can_arrive(
     kind: type[StaticPolicy | DynamicPolicy],
 ) -> None:
     scheduler = _scheduler(kind())
-    _add(scheduler, 1, asked=1)
+    _add(scheduler, 1, max_output=1)
     assert _step(scheduler, 0) is None
     scheduler.end_input()
     assert _step(scheduler, 0) == [1]
@@ -176,6 +178,6 @@ def test_the_core_wakes_by_itself_when_the_manifests_timeout_is_over(
     assert core.next_event_ns() == wakes_ns + 1_000_000
 
 
-def test_a_timeout_below_nothing_is_refused() -> None:
+def test_a_timeout_below_nothing_is_rejected() -> None:
     with pytest.raises(InputError, match="batch timeout must be at least 0, not -1"):
         build_core(_configure("static", -1), load_profile("unit"))

@@ -89,8 +89,10 @@ def _scheduler(
     return make_scheduler(policy, blocks=blocks, seqs=seqs, budget=budget, depth=depth, host=host)
 
 
-def _add(scheduler: Scheduler, rid: int, tokens: int, asked: int, urgent: int) -> ScheduledRequest:
-    return add_request(scheduler, rid, tokens, asked, priority=urgent)
+def _add(
+    scheduler: Scheduler, rid: int, tokens: int, max_output: int, urgent: int
+) -> ScheduledRequest:
+    return add_request(scheduler, rid, tokens, max_output, priority=urgent)
 
 
 def test_an_urgent_request_takes_the_blocks_of_the_least_urgent() -> None:
@@ -206,9 +208,9 @@ def test_no_request_is_paused_if_no_other_makes_progress() -> None:
 def test_what_a_policy_turns_away_is_shed_and_may_try_again() -> None:
     scheduler = _scheduler(Choosy())
     request = ScheduledRequest(rid=1, arrival_ns=0, input_tokens=4, max_output_tokens=6)
-    refusal = scheduler.add(request, 0)
-    assert refusal is not None
-    assert (refusal.reason, refusal.retry_after_s) == ("unattainable", 3)
+    rejection = scheduler.add(request, 0)
+    assert rejection is not None
+    assert (rejection.reason, rejection.retry_after_s) == ("unattainable", 3)
     assert scheduler.stats.shed == 1
     assert not scheduler.has_work
     _add(scheduler, 2, 4, 5, 0)

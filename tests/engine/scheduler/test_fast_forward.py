@@ -74,11 +74,11 @@ def _configure(policy: str, depth: int, preemption: Preemption, **changes: Any) 
 
 
 @dataclass
-class Life:
-    """A core in virtual time, with a look at everything that can be seen of it."""
+class ObservedCore:
+    """A core in virtual time, and everything that can be observed of it."""
 
     core: EngineCore
-    folds: bool
+    skips: bool
     plans: dict[int, StepPlan] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: list[tuple[int, int, str]] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Life:
         while (due_ns := core.next_event_ns()) is not None and due_ns < until_ns:
             self.turns += 1
             assert self.turns < 10_000, "a cycle without progress"
-            if self.folds:
+            if self.skips:
                 batch = core.scheduler._table.batch
                 skipped = core.fast_forward(until_ns)
                 if skipped is not None:
@@ -163,7 +163,7 @@ class Life:
                 self.ends.append((progress.request.rid, at_ns, progress.finish_reason))
 
 
-def _agree(skipped: Life, stepped: Life) -> None:
+def _agree(skipped: ObservedCore, stepped: ObservedCore) -> None:
     one, two = skipped.seen(), stepped.seen()
     for a, b in zip(one, two, strict=True):
         assert repr(a) == repr(b)
@@ -197,13 +197,13 @@ _ACTIONS = st.lists(
 
 def _message(action: tuple[Any, ...], number: int, now_ns: int) -> object:
     match action:
-        case ("submit", _, tokens, asked, length, family, priority):
+        case ("submit", _, tokens, max_output, length, family, priority):
             hashes = [family * 1000 + i for i in range(tokens // _BLOCK)] if family else []
             return Submit(
                 rid=number,
                 arrival_ns=now_ns,
                 input_tokens=tokens,
-                max_output_tokens=asked,
+                max_output_tokens=max_output,
                 block_hashes=hashes,
                 slo_class=("batch", "interactive")[priority % 2],
                 targets=Targets(ttft_ns=40_000 * (1 + priority), tpot_ns=2_000 * (1 + priority)),
@@ -218,23 +218,25 @@ def _message(action: tuple[Any, ...], number: int, now_ns: int) -> object:
     raise AssertionError(action)
 
 
-def _live(configure: Configure, device: DeviceProfile, actions: list[Any]) -> tuple[Life, Life]:
+def _live(
+    configure: Configure, device: DeviceProfile, actions: list[Any]
+) -> tuple[ObservedCore, ObservedCore]:
     """Two equal cores through the same days, one folding; compared at every turn."""
     folding, stepping = (
-        Life(core=build_core(configure, device), folds=folds) for folds in (True, False)
+        ObservedCore(core=build_core(configure, device), skips=skips) for skips in (True, False)
     )
     now_ns = 0
     for number, action in enumerate(actions, 1):
         now_ns += action[1]
-        for life in (folding, stepping):
-            life.run(now_ns)
+        for observed in (folding, stepping):
+            observed.run(now_ns)
         _agree(folding, stepping)
-        for life in (folding, stepping):
-            life.act(_message(action, number, now_ns), now_ns)
+        for observed in (folding, stepping):
+            observed.act(_message(action, number, now_ns), now_ns)
         _agree(folding, stepping)
-    for life in (folding, stepping):
-        life.act(Drain(), now_ns)
-        life.run(_FAR)
+    for observed in (folding, stepping):
+        observed.act(Drain(), now_ns)
+        observed.run(_FAR)
     _agree(folding, stepping)
     assert not stepping.core.scheduler.has_work
     assert not stepping.steps_skipped
@@ -336,7 +338,7 @@ class LimitedByCount(Limited):
 
 
 class Unsteady(SarathiPolicy):
-    """Would rather be asked."""
+    """Never allows fast-forward."""
 
     def can_fast_forward(self) -> bool:
         return False

@@ -49,9 +49,9 @@ class Engine:
             preemption=self.preemption,
         )
 
-    def add(self, rid: int, tokens: int, asked: int = 300) -> ScheduledRequest:
+    def add(self, rid: int, tokens: int, max_output: int = 300) -> ScheduledRequest:
         request = ScheduledRequest(
-            rid=rid, arrival_ns=self.now_ns, input_tokens=tokens, max_output_tokens=asked
+            rid=rid, arrival_ns=self.now_ns, input_tokens=tokens, max_output_tokens=max_output
         )
         assert self.scheduler.add(request, self.now_ns) is None
         return request
@@ -72,12 +72,12 @@ class Engine:
 
 def test_a_long_prompt_skips_the_levels_whose_quantum_it_would_only_exhaust() -> None:
     engine = Engine(seqs=1)
-    engine.add(1, 5, asked=1)
-    engine.add(2, 100, asked=1)  # 160 ms: the fifth level
-    engine.add(3, 70, asked=1)  # 80 ms: the fourth
-    engine.add(4, 9, asked=1)
-    engine.add(5, 10, asked=1)
-    engine.add(6, 11, asked=1)
+    engine.add(1, 5, max_output=1)
+    engine.add(2, 100, max_output=1)  # 160 ms: the fifth level
+    engine.add(3, 70, max_output=1)  # 80 ms: the fourth
+    engine.add(4, 9, max_output=1)
+    engine.add(5, 10, max_output=1)
+    engine.add(6, 11, max_output=1)
     assert [engine.started() for _ in range(6)] == [[1], [4], [5], [6], [3], [2]]
 
 
@@ -86,7 +86,7 @@ def test_a_request_beyond_its_quantum_goes_down_and_is_displaced_by_the_next_new
     long = engine.add(1, 5)
     engine.step(4)
     engine.step(6)
-    engine.add(2, 5, asked=1)
+    engine.add(2, 5, max_output=1)
     assert engine.started() == [], "10 ms are not more than the quantum"
     engine.step()
     engine.step()
@@ -98,14 +98,14 @@ def test_a_prompt_that_takes_longer_than_expected_goes_down_too() -> None:
     engine = Engine(seqs=1)
     slow = engine.add(1, 5)
     engine.step(11)
-    engine.add(2, 5, asked=1)
+    engine.add(2, 5, max_output=1)
     engine.step()
     assert slow.preemptions == 1
 
 
 def test_the_quantum_doubles_from_level_to_level() -> None:
     engine = Engine(seqs=2)
-    engine.add(1, 5, asked=900)
+    engine.add(1, 5, max_output=900)
     downs: list[int] = []
     queue = engine.scheduler.waiting
     while engine.now_ns < 400 * NS_PER_MS:
@@ -121,7 +121,7 @@ def test_a_preempted_request_keeps_its_level_and_higher_levels_come_back_first()
     engine.add(1, 100)  # the fifth level
     engine.add(2, 15)  # the second
     engine.step()
-    newcomers = [engine.add(rid, 5, asked=2) for rid in (3, 4)]
+    newcomers = [engine.add(rid, 5, max_output=2) for rid in (3, 4)]
     while not all(r.state is RequestState.FINISHED for r in newcomers):
         engine.step()
     back: list[int] = []
@@ -138,7 +138,7 @@ def test_a_request_that_has_waited_for_three_seconds_goes_to_the_top() -> None:
     rid = 1
     while not begun and engine.now_ns < 4 * NS_PER_S:
         rid += 1
-        engine.add(rid, 5, asked=1)
+        engine.add(rid, 5, max_output=1)
         for admitted in engine.step(9).admitted:
             if admitted.rid == 1:
                 begun[1] = engine.now_ns
@@ -195,11 +195,11 @@ def test_no_prompt_starts_while_less_than_a_tenth_of_host_memory_is_free() -> No
     engine.add(1, 300)  # nineteen blocks: almost all of host memory
     engine.add(2, 100)
     engine.step()
-    engine.add(3, 5, asked=5)
+    engine.add(3, 5, max_output=5)
     engine.step()
     assert engine.scheduler.host_blocks[0] < 2
     engine.scheduler.set_limits(SchedulerLimits(token_budget=512, max_num_seqs=8, max_waiting=9))
-    engine.add(4, 5, asked=5)
+    engine.add(4, 5, max_output=5)
     assert engine.started() == [1], "it has a copy, and a lower level than 4"
     assert 4 in engine.started() + engine.started()
 
@@ -215,7 +215,7 @@ def test_victims_are_swapped_wherever_there_is_host_memory(
     engine = Engine(seqs=1, host=host, preemption=preemption, ns_per_block=10 * NS_PER_S)
     victim = engine.add(1, 100)
     engine.step()
-    engine.add(2, 5, asked=1)
+    engine.add(2, 5, max_output=1)
     engine.step()
     assert victim.preemptions == 1
     stats = engine.scheduler.stats
@@ -226,8 +226,8 @@ def test_how_long_prompts_take_is_learned() -> None:
     engine = Engine(seqs=1, model=None)
     for rid in range(20):
         tokens = (5, 50)[rid % 2]
-        engine.add(rid, tokens, asked=1)
+        engine.add(rid, tokens, max_output=1)
         engine.step(tokens)
-    engine.add(30, 50, asked=1)
-    engine.add(31, 5, asked=1)
+    engine.add(30, 50, max_output=1)
+    engine.add(31, 5, max_output=1)
     assert engine.started() == [31]

@@ -48,19 +48,19 @@ class Engine:
         )
 
     def offer(
-        self, rid: int, tokens: int, asked: int, priority: int = 0
+        self, rid: int, tokens: int, max_output: int, priority: int = 0
     ) -> ScheduledRequest | Rejection:
         request = ScheduledRequest(
             rid=rid,
             arrival_ns=self.now_ns,
             input_tokens=tokens,
-            max_output_tokens=asked,
+            max_output_tokens=max_output,
             priority=priority,
         )
         return self.scheduler.add(request, self.now_ns) or request
 
-    def add(self, rid: int, tokens: int, asked: int, priority: int = 0) -> ScheduledRequest:
-        request = self.offer(rid, tokens, asked, priority)
+    def add(self, rid: int, tokens: int, max_output: int, priority: int = 0) -> ScheduledRequest:
+        request = self.offer(rid, tokens, max_output, priority)
         assert isinstance(request, ScheduledRequest)
         return request
 
@@ -153,7 +153,7 @@ def _stream(*, host: int, preemption: Preemption = Preemption.SWAP) -> tuple[Eng
     """A hundred answers, one begun every four steps, of which the pool holds ten to their ends.
 
     Returns:
-        The engine at the end; how many were refused; the longest that an accepted one took.
+        The engine at the end; how many were rejected; the longest that an accepted one took.
     """
     engine = Engine(blocks=200, host=host, preemption=preemption)
     begun: dict[int, int] = {}
@@ -201,8 +201,8 @@ def test_keeping_the_width_saves_a_quarter_of_the_copies_and_costs_a_hundredth_o
 def test_with_host_memory_full_refusing_spares_the_accepted_recomputation_and_half_their_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    picky, refused, longest_ns = _stream(host=60)
-    assert refused > 0
+    picky, rejected, longest_ns = _stream(host=60)
+    assert rejected > 0
     monkeypatch.setattr(admission, "host_memory_is_full", lambda **_: False)
     patient, none, patient_ns = _stream(host=60)
     assert none == 0
@@ -223,8 +223,8 @@ def test_no_request_is_rejected_for_memory_without_host_memory_or_with_room_in_i
     host: int, preemption: Preemption
 ) -> None:
     host = 0 if preemption is Preemption.RECOMPUTE else host  # as `build_core` has it
-    _, refused, _ = _stream(host=host, preemption=preemption)
-    assert refused == 0
+    _, rejected, _ = _stream(host=host, preemption=preemption)
+    assert rejected == 0
 
 
 def _full() -> Engine:

@@ -20,7 +20,7 @@ def test_a_built_policy_knows_its_name_and_belongs_to_one_scheduler(name: str) -
     assert "Source:" in (type(build_policy(name)).__doc__ or "")
 
 
-def test_what_there_is_not_is_refused_by_name() -> None:
+def test_what_there_is_not_is_rejected_by_name() -> None:
     problem = "'fifo' is not a policy; this version has dynamic, fastserve, orca, "
     with pytest.raises(InputError, match=problem):
         build_policy("fifo")

@@ -89,7 +89,7 @@ class Engine:
         """Requests that come now."""
         for _ in range(count):
             self._rid += 1
-            refused = self.core.submit(
+            rejected = self.core.submit(
                 Submit(
                     rid=self._rid,
                     arrival_ns=self.now_ns,
@@ -102,7 +102,7 @@ class Engine:
                 ),
                 self.now_ns,
             )
-            assert refused is None
+            assert rejected is None
 
     def steps(self, count: int) -> list[StepOutcome]:
         """So many steps more."""
@@ -221,7 +221,7 @@ def test_policies_that_keep_prompts_whole_or_size_steps_themselves_are_left_alon
     assert Engine(policy=policy).core.scheduler.prefill_budget is None
 
 
-def test_a_law_that_does_not_exist_is_refused() -> None:
+def test_a_law_that_does_not_exist_is_rejected() -> None:
     with pytest.raises(InputError, match="token budget law 'pid' is not one of fixed, ema, model"):
         Engine(budget_law="pid")
 
@@ -245,10 +245,10 @@ def test_a_law_that_does_not_exist_is_refused() -> None:
 def test_all_requests_end_within_the_budget_and_fast_forward_changes_nothing(
     policy: str, law: str, budget: int, requests: list[tuple[int, int, int, int | None]]
 ) -> None:
-    def life(*, folds: bool) -> list[tuple[int, ...]]:
+    def life(*, skips: bool) -> list[tuple[int, ...]]:
         core = Engine(
             kv_blocks=1000,
-            told=not folds,  # an engine that tells of every step folds none
+            told=not skips,  # an engine that tells of every step skips none
             policy=policy,
             budget_law=law,
             token_budget=budget,
@@ -259,7 +259,7 @@ def test_all_requests_end_within_the_budget_and_fast_forward_changes_nothing(
             until_ns = coming[0][0] if coming else 1 << 60
             due_ns = core.next_event_ns()
             if due_ns is not None and due_ns < until_ns:
-                if folds and core.fast_forward(until_ns) is not None:
+                if skips and core.fast_forward(until_ns) is not None:
                     continue
                 outcome = core.advance(due_ns)
                 if outcome is not None:
@@ -287,6 +287,6 @@ def test_all_requests_end_within_the_budget_and_fast_forward_changes_nothing(
         core.scheduler.check_integrity()
         return ends
 
-    ends = life(folds=False)
+    ends = life(skips=False)
     assert len(ends) == len(requests)
-    assert life(folds=True) == ends
+    assert life(skips=True) == ends

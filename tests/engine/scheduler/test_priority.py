@@ -44,14 +44,14 @@ class Engine:
         priority: int,
         *,
         tokens: int = 10,
-        asked: int = 9,
+        max_output: int = 9,
         targets: Targets | None = None,
     ) -> ScheduledRequest:
         request = ScheduledRequest(
             rid=rid,
             arrival_ns=self.now_ns,
             input_tokens=tokens,
-            max_output_tokens=asked,
+            max_output_tokens=max_output,
             priority=priority,
             targets=targets or Targets(),
         )
@@ -118,9 +118,9 @@ def test_an_urgent_prompt_goes_on_and_starts_before_a_less_urgent_one() -> None:
 
 def test_waiting_raises_a_request_level_by_level_and_running_does_not() -> None:
     engine = Engine(ageing_ns=100, seqs=1)
-    engine.add(1, NORMAL, asked=500)
+    engine.add(1, NORMAL, max_output=500)
     engine.step(10)
-    engine.add(2, LOW, asked=500)
+    engine.add(2, LOW, max_output=500)
     started: dict[int, int] = {}
     while len(started) < 2:
         now_ns = engine.now_ns
@@ -132,15 +132,15 @@ def test_waiting_raises_a_request_level_by_level_and_running_does_not() -> None:
 
 def test_what_waiting_has_earned_is_not_lost_by_a_preemption() -> None:
     engine = Engine(ageing_ns=100, seqs=1)
-    engine.add(1, HIGH, asked=25)
+    engine.add(1, HIGH, max_output=25)
     engine.step(10)
-    aged = engine.add(2, LOW, asked=100)
+    aged = engine.add(2, LOW, max_output=100)
     engine.step(50)
-    younger = engine.add(3, LOW, asked=1)
+    younger = engine.add(3, LOW, max_output=1)
     while aged.state is RequestState.WAITING:
         engine.step(10)
     assert engine.now_ns > 200
-    engine.add(4, REALTIME, asked=2)
+    engine.add(4, REALTIME, max_output=2)
     engine.step(10)
     assert aged.preemptions == 1
     engine.step(10)
@@ -159,16 +159,16 @@ def test_wait_is_bounded_although_more_urgent_requests_never_cease_to_come(
     ageing: int, seqs: int, longest: int, victim: tuple[int, int, int], lead: int
 ) -> None:
     engine = Engine(ageing_ns=ageing, seqs=seqs)
-    priority, tokens, asked = victim
+    priority, tokens, max_output = victim
     rid = 0
     request: ScheduledRequest | None = None
     while request is None or request.state is not RequestState.FINISHED:
         while len(engine.scheduler.waiting) < seqs + 1:
             rid += 1
-            engine.add(rid, REALTIME, asked=1 + rid % longest)
+            engine.add(rid, REALTIME, max_output=1 + rid % longest)
         if engine.now_ns == lead:
             rid += 1
-            request = engine.add(rid, priority, tokens=tokens, asked=asked)
+            request = engine.add(rid, priority, tokens=tokens, max_output=max_output)
         engine.step()
         if request is not None:
             # To the top, then two rounds: of those that run, and of those before it.
@@ -181,9 +181,9 @@ def test_wait_is_bounded_although_more_urgent_requests_never_cease_to_come(
 def _decoding(engine: Engine, targets: Targets) -> list[ScheduledRequest]:
     """An urgent request with targets, a normal and a low one, all decoding."""
     requests = [
-        engine.add(1, HIGH, asked=900, targets=targets),
-        engine.add(2, NORMAL, asked=900),
-        engine.add(3, LOW, asked=900),
+        engine.add(1, HIGH, max_output=900, targets=targets),
+        engine.add(2, NORMAL, max_output=900),
+        engine.add(3, LOW, max_output=900),
     ]
     engine.step(20 * NS_PER_MS)
     return requests
@@ -252,8 +252,8 @@ def test_a_paused_level_starts_no_request_and_resumes_when_the_urgent_one_ends()
 def test_a_pause_ends_with_the_realtime_request_it_was_for_whatever_its_slack() -> None:
     engine = Engine(ageing_ns=100 * NS_PER_S)
     hopeless = Targets(tbt_p99_ns=NS_PER_MS)
-    realtime = engine.add(1, REALTIME, asked=5, targets=hopeless)
-    high = engine.add(2, HIGH, asked=9, targets=hopeless)
+    realtime = engine.add(1, REALTIME, max_output=5, targets=hopeless)
+    high = engine.add(2, HIGH, max_output=9, targets=hopeless)
     while realtime.state is not RequestState.FINISHED:
         engine.step(20 * NS_PER_MS)
     assert high.output_tokens == 4, "it sat out once three levels did"
@@ -303,6 +303,6 @@ def test_w_comes_from_the_manifest(ageing_ns: int | None, first: int) -> None:
     assert started[0] == first
 
 
-def test_an_ageing_of_nothing_is_refused() -> None:
+def test_an_ageing_of_nothing_is_rejected() -> None:
     with pytest.raises(InputError, match="ageing must be at least 1, not 0"):
         build_core(_configure(0), load_profile("unit"))

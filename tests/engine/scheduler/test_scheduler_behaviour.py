@@ -40,13 +40,13 @@ def _scheduler(
 
 
 def _request(
-    rid: int, tokens: int, asked: int | None = None, *, hashes: list[int] | None = None
+    rid: int, tokens: int, max_output: int | None = None, *, hashes: list[int] | None = None
 ) -> ScheduledRequest:
     return ScheduledRequest(
         rid=rid,
         arrival_ns=rid,
         input_tokens=tokens,
-        max_output_tokens=asked,
+        max_output_tokens=max_output,
         block_hashes=hashes or [],
     )
 
@@ -281,65 +281,65 @@ def test_cancelling_a_waiting_request_is_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "asked", "sentence"),
+    ("tokens", "max_output", "sentence"),
     [
         (161, None, "the prompt has 161 tokens; prompt and output together may have at most 161"),
         (100, 62, "request at most 61 output tokens"),
     ],
     ids=["prompt", "prompt and answer"],
 )
-def test_what_can_never_fit_is_refused_at_the_door(
-    tokens: int, asked: int | None, sentence: str
+def test_what_can_never_fit_is_rejected_at_the_door(
+    tokens: int, max_output: int | None, sentence: str
 ) -> None:
     scheduler = _scheduler(blocks=10)
-    refusal = scheduler.add(_request(1, tokens, asked), 0)
-    assert refusal is not None
-    assert refusal.reason == "too_long"
-    assert sentence in refusal.detail
-    assert refusal.retry_after_s == 0
+    rejection = scheduler.add(_request(1, tokens, max_output), 0)
+    assert rejection is not None
+    assert rejection.reason == "too_long"
+    assert sentence in rejection.detail
+    assert rejection.retry_after_s == 0
 
 
-@pytest.mark.parametrize(("tokens", "asked"), [(160, 1), (1, 160), (160, None)])
-def test_what_just_fits_runs_to_its_end(tokens: int, asked: int | None) -> None:
+@pytest.mark.parametrize(("tokens", "max_output"), [(160, 1), (1, 160), (160, None)])
+def test_what_just_fits_runs_to_its_end(tokens: int, max_output: int | None) -> None:
     scheduler = _scheduler(blocks=10)
-    assert scheduler.add(_request(1, tokens, asked), 0) is None
+    assert scheduler.add(_request(1, tokens, max_output), 0) is None
     while scheduler.has_work:
         _step(scheduler)
-    assert scheduler.stats.output_tokens == (asked or 1)
+    assert scheduler.stats.output_tokens == (max_output or 1)
 
 
-@pytest.mark.parametrize(("tokens", "asked"), [(0, None), (5, 0), (-1, 3)])
-def test_nonsense_is_refused_rather_than_trusted(tokens: int, asked: int | None) -> None:
-    refusal = _scheduler().add(_request(1, tokens, asked), 0)
-    assert refusal is not None
-    assert refusal.reason == "invalid"
+@pytest.mark.parametrize(("tokens", "max_output"), [(0, None), (5, 0), (-1, 3)])
+def test_nonsense_is_rejected_rather_than_trusted(tokens: int, max_output: int | None) -> None:
+    rejection = _scheduler().add(_request(1, tokens, max_output), 0)
+    assert rejection is not None
+    assert rejection.reason == "invalid"
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+def test_a_full_queue_rejects_and_says_when_to_come_back() -> None:
     scheduler = _scheduler(limits=_limits(seqs=1, waiting=2))
     for rid in range(3):
         assert scheduler.add(_request(rid, 10, 1), 0) is None
-    refusal = scheduler.add(_request(3, 10, 1), 0)
-    assert refusal is not None
-    assert (refusal.reason, refusal.retry_after_s) == ("queue_full", 1)
+    rejection = scheduler.add(_request(3, 10, 1), 0)
+    assert rejection is not None
+    assert (rejection.reason, rejection.retry_after_s) == ("queue_full", 1)
     assert scheduler.stats.shed == 1
     for second in range(2):
         plan = scheduler.plan(second * 4 * _S)
         assert plan is not None
         _commit(scheduler, plan, at_ns=second * 4 * _S)
         scheduler.add(_request(10 + second, 10, 1), second * 4 * _S)
-    refusal = scheduler.add(_request(20, 10, 1), 4 * _S)
-    assert refusal is not None
-    assert refusal.retry_after_s == 6, "three in line, two admitted in four seconds"
+    rejection = scheduler.add(_request(20, 10, 1), 4 * _S)
+    assert rejection is not None
+    assert rejection.retry_after_s == 6, "three in line, two admitted in four seconds"
 
 
 def test_with_no_queue_at_all_a_request_that_can_start_at_once_is_taken() -> None:
     scheduler = _scheduler(blocks=10, limits=_limits(seqs=2, waiting=0))
     assert scheduler.add(_request(1, 16), 0) is None
     assert scheduler.add(_request(2, 16), 0) is None
-    refusal = scheduler.add(_request(3, 16), 0)
-    assert refusal is not None
-    assert refusal.reason == "queue_full"
+    rejection = scheduler.add(_request(3, 16), 0)
+    assert rejection is not None
+    assert rejection.reason == "queue_full"
 
 
 def test_a_step_costs_what_changes_not_what_runs() -> None:

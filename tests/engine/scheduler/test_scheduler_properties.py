@@ -38,9 +38,16 @@ _ACTIONS = st.lists(
 def _run(bench: SchedulerBench, actions: list[tuple[object, ...]], stretch: int = 0) -> None:
     for action in actions:
         match action:
-            case ("submit", int(tokens), asked, int(length), int(family), Targets() as targets):
-                assert asked is None or isinstance(asked, int)
-                bench.submit(tokens, asked, length + stretch, family, targets)
+            case (
+                "submit",
+                int(tokens),
+                max_output,
+                int(length),
+                int(family),
+                Targets() as targets,
+            ):
+                assert max_output is None or isinstance(max_output, int)
+                bench.submit(tokens, max_output, length + stretch, family, targets)
             case ("plan",):
                 bench.plan()
             case ("commit",):
@@ -139,7 +146,7 @@ def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
     assert victim not in bench.scheduler._table.requests
 
 
-def test_the_mirror_refuses_a_plan_that_exceeds_the_budget() -> None:
+def test_the_mirror_rejects_a_plan_that_exceeds_the_budget() -> None:
     bench = SchedulerBench(policy="sarathi", depth=0, total_blocks=40)
     bench.submit(30, 4, 4, 0)
     plan = bench.scheduler.plan(1)

@@ -195,9 +195,9 @@ def test_an_infeasible_request_is_rejected_at_once_with_a_retry_time() -> None:
     bench.add(12, 1000, ttft_ms=600)
     assert bench.refusals[:10] == [None] * 10
     assert bench.refusals[11] is None
-    refusal = bench.refusals[10]
-    assert refusal is not None
-    assert (refusal.reason, refusal.retry_after_s) == ("unattainable", 1)
+    rejection = bench.refusals[10]
+    assert rejection is not None
+    assert (rejection.reason, rejection.retry_after_s) == ("unattainable", 1)
     assert bench.scheduler.stats.shed == 1
 
 

@@ -25,8 +25,8 @@ def _scheduler(policy: str, *, seqs: int = 64) -> Scheduler:
     )
 
 
-def _add(scheduler: Scheduler, rid: int, tokens: int, asked: int = 100) -> None:
-    add_request(scheduler, rid, tokens, asked)
+def _add(scheduler: Scheduler, rid: int, tokens: int, max_output: int = 100) -> None:
+    add_request(scheduler, rid, tokens, max_output)
 
 
 def _step(scheduler: Scheduler) -> tuple[int, list[int], int]:
@@ -68,11 +68,11 @@ def test_prompts_are_split_and_fused_to_one_size_of_step(policy: str, sizes: lis
 def test_even_a_short_prompt_is_split_to_fill_a_step() -> None:
     scheduler = _scheduler("splitfuse")
     for rid in range(6):
-        _add(scheduler, rid, 100, asked=1)
+        _add(scheduler, rid, 100, max_output=1)
     assert _step(scheduler)[:2] == (300, [0, 1, 2])
     scheduler = _scheduler("splitfuse")
     for rid in range(7):
-        _add(scheduler, rid, 100, asked=1)
+        _add(scheduler, rid, 100, max_output=1)
     assert _step(scheduler)[:2] == (350, [0, 1, 2, 3])
     assert _step(scheduler)[:2] == (350, [3, 4, 5, 6])
 
@@ -83,14 +83,14 @@ def test_with_much_to_do_every_step_takes_the_whole_budget() -> None:
     assert [_step(scheduler)[0] for _ in range(50)] == [BUDGET] * 50
     scheduler = _scheduler("splitfuse", seqs=100)
     for rid in range(100):
-        _add(scheduler, rid, 50, asked=1)
+        _add(scheduler, rid, 50, max_output=1)
     assert _step(scheduler)[0] == BUDGET, "the tokens of a long queue are not counted"
 
 
 def test_prompts_that_find_no_place_do_not_count() -> None:
     scheduler = _scheduler("splitfuse", seqs=1)
-    _add(scheduler, 1, 600, asked=1)
-    _add(scheduler, 2, 600, asked=1)
+    _add(scheduler, 1, 600, max_output=1)
+    _add(scheduler, 2, 600, max_output=1)
     assert [_step(scheduler)[:2] for _ in range(2)] == [(300, [1]), (300, [1])]
 
 

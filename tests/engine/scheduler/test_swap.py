@@ -43,9 +43,9 @@ def _scheduler(
 
 
 def _add(
-    scheduler: Scheduler, rid: int, tokens: int, asked: int, hashes: list[int] | None = None
+    scheduler: Scheduler, rid: int, tokens: int, max_output: int, hashes: list[int] | None = None
 ) -> ScheduledRequest:
-    return add_request(scheduler, rid, tokens, asked, hashes=hashes or [])
+    return add_request(scheduler, rid, tokens, max_output, hashes=hashes or [])
 
 
 def _step(scheduler: Scheduler, step_ns: int = 100) -> StepPlan:
