@@ -8,8 +8,9 @@ import sys
 import pytest
 
 HEAVY = ("numpy", "pyarrow", "aiohttp", "matplotlib", "uvloop", "yaml")
-LIMIT_S = 0.6
-"""More than twice the usual time; numpy and pyarrow take longer on a busy machine."""
+LIMIT_S = 0.25
+ATTEMPTS = 3
+"""A busy machine also costs processor time, so the fastest of some attempts counts."""
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,15 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: list[str], code: 
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "print(code, heavy, time.process_time(), file=sys.stderr)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    found, heavy, cpu_s = ended.stderr.splitlines()[-1].split(" ", 2)
-    assert int(found) == code, ended.stderr
-    assert heavy == "[]"
-    assert float(cpu_s) < LIMIT_S
+    times = []
+    for _ in range(ATTEMPTS):
+        ended = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        found, heavy, cpu_s = ended.stderr.splitlines()[-1].split(" ", 2)
+        assert int(found) == code, ended.stderr
+        assert heavy == "[]"
+        times.append(float(cpu_s))
+        if times[-1] < LIMIT_S:
+            break
+    assert min(times) < LIMIT_S
