@@ -178,6 +178,7 @@ class BlockPool:
     def _evict(self, count: int) -> list[int]:
         """Evict the cached blocks that were freed longest ago, and return them."""
         cached, by_hash, hashes = self._cached, self._by_hash, self._hashes
+        assert count <= len(cached), "more blocks are allocated than are free"
         blocks = list(islice(cached, count))
         for block in blocks:
             del cached[block]

@@ -214,7 +214,12 @@ class Evictor:
         return block
 
     def displace(
-        self, request: ScheduledRequest, blocks: int, places: int, step: StepBuilder
+        self,
+        request: ScheduledRequest,
+        hits: list[int],
+        blocks: int,
+        places: int,
+        step: StepBuilder,
     ) -> bool:
         """Evict running requests for a waiting one; return True if it can start in this plan.
 
@@ -223,12 +228,13 @@ class Evictor:
 
         Args:
             request: the waiting request.
-            blocks: number of free blocks that it needs.
+            hits: blocks of its prefix that it will share.
+            blocks: number of free blocks that it needs besides the hits.
             places: free places in the batch; negative after its width was lowered.
             step: the next plan.
         """
         table, kv = self._table, self._table.kv
-        missing = blocks - kv.free_blocks
+        missing = blocks + kv.idle(hits) - kv.free_blocks
         if missing > 0:
             if step.pending is None:
                 step.pending = table.pending_blocks()
@@ -239,7 +245,8 @@ class Evictor:
         for victim in self._policy.displaced_by(request):
             if victim.displaceable and victim.last_plan != step.plan_id:
                 victims.append(victim)
-                missing -= kv.exclusive(victim.blocks)
+                # A hit that the eviction frees is shared again, so it makes no room.
+                missing -= kv.exclusive(block for block in victim.blocks if block not in hits)
                 if missing <= 0 and places + len(victims) > 0:
                     break
         else:
@@ -252,7 +259,7 @@ class Evictor:
             step.decodes = decodes
         if step.pending is not None:
             step.pending += pending
-        return blocks <= kv.free_blocks
+        return blocks + kv.idle(hits) <= kv.free_blocks
 
     # --- offload ahead -----------------------------------------------------------------------
     def offload_ahead(self) -> None:

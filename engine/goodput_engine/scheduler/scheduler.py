@@ -266,9 +266,9 @@ class Scheduler(SchedulerView):
         reserved = min(policy.reserved_tokens(request), self.max_total_tokens - 1)
         needed = kv.blocks_for(max(total, reserved)) - len(hits)
         headroom = policy.headroom_blocks() if table.num_running else 0
-        free_needed = needed + kv.idle(hits) + headroom + step.owed
-        if not self._make_room(request, free_needed, step):
-            if free_needed > kv.free_blocks and not self._displaces:
+        free_needed = needed + headroom + step.owed
+        if not self._make_room(request, hits, free_needed, step):
+            if free_needed + kv.idle(hits) > kv.free_blocks and not self._displaces:
                 self._blocked = blocked
             return False
         table.dequeue(request)
@@ -295,15 +295,14 @@ class Scheduler(SchedulerView):
         self._compute(request, min(tokens, total - cached, step.left), step)
         return True
 
-    def _make_room(self, request: ScheduledRequest, blocks: int, step: StepBuilder) -> bool:
-        """Return True if this many blocks and a place in the batch are free.
-
-        If they are not, evict the requests that the waiting one displaces.
-        """
+    def _make_room(
+        self, request: ScheduledRequest, hits: list[int], blocks: int, step: StepBuilder
+    ) -> bool:
+        """Evict displaced requests until a place and this many blocks besides the hits are free."""
         host = self._host
         running = self._table.num_running + step.ended
         places = self.limits.max_num_seqs - running
-        missing = blocks - self._kv.free_blocks
+        missing = blocks + self._kv.idle(hits) - self._kv.free_blocks
         if host.free_blocks < host.total_blocks and not (
             room_to_widen(free_blocks=-missing, running=running)
             or any(self.policy.displaced_by(request))
@@ -311,7 +310,7 @@ class Scheduler(SchedulerView):
             return False
         if places > 0 and missing <= 0:
             return True
-        return self._displaces and self._evictor.displace(request, blocks, places, step)
+        return self._displaces and self._evictor.displace(request, hits, blocks, places, step)
 
     def _compute(self, request: ScheduledRequest, tokens: int, step: StepBuilder) -> None:
         """Add a chunk of a prefilling request to the plan."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.schedulers import make_configure, make_scheduler
+from tests.builders.schedulers import add_request, make_configure, make_scheduler, take_step
 
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
@@ -105,6 +105,20 @@ def test_out_of_blocks_the_least_urgent_yields_although_it_is_older() -> None:
     engine.step()
     engine.step()
     assert (background.preemptions, urgent.preemptions) == (1, 0)
+
+
+def test_a_displaced_request_makes_no_room_with_the_blocks_that_its_successor_shares() -> None:
+    scheduler = make_scheduler("priority", blocks=5, block_size=4)
+    low = add_request(scheduler, 0, 9, 9, priority=NORMAL, hashes=(1, 2))  # three blocks
+    high = add_request(scheduler, 1, 5, 3, priority=HIGH)  # two blocks
+    take_step(scheduler)
+    # Two of its four blocks are those of the first request; only one more would become free.
+    shares = add_request(scheduler, 2, 13, 2, priority=HIGH, hashes=(1, 2, 3))
+    for _ in range(2):
+        assert take_step(scheduler).admitted == ()
+    assert (low.preemptions, high.blocks) == (0, [])
+    (admitted,) = take_step(scheduler).admitted
+    assert (admitted.rid, len(admitted.blocks)) == (shares.rid, 4)
 
 
 def test_an_urgent_prompt_goes_on_and_starts_before_a_less_urgent_one() -> None:
