@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["P50", "P90", "P95", "P99", "P999", "quantile", "quantiles"]
+__all__ = ["P50", "P90", "P95", "P99", "quantile", "quantiles"]
 
 P50: Final = Fraction(50, 100)
 P90: Final = Fraction(90, 100)
 P95: Final = Fraction(95, 100)
 P99: Final = Fraction(99, 100)
-P999: Final = Fraction(999, 1000)
 
 
 def quantiles(values: Iterable[int], qs: Sequence[Fraction]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Requests to end a process: SIGINT, SIGTERM, SIGHUP and the end of its standard input.
 
-Only this module installs signal handlers. By default SIGTERM and SIGHUP end a process between two
+Commands install signal handlers only through this module, except the operator's, because Kopf
+replaces them while it starts. By default SIGTERM and SIGHUP end a process between two
 instructions, and its temporary files and children remain. A signal that is ignored when a handler
 is installed stays ignored, as SIGHUP under `nohup`. asyncio is imported inside functions, because
 every command imports this module and most need no event loop.

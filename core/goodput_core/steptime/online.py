@@ -202,11 +202,6 @@ class OnlineStepTime:
         observed."""
 
     @property
-    def correction(self) -> float:
-        """Recent ratio of measured to fitted times; predictions are multiplied by it."""
-        return self._correction
-
-    @property
     def law(self) -> RegimesForm:
         """The fitted law, without the correction."""
         return self._law

@@ -19,7 +19,6 @@ import argparse
 import gc
 import os
 import select
-import signal
 import socket
 import sys
 import time
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
+from goodput_core.signals import ignore_stop_signals
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.core.wire import Outbox, WireError, encode, front_reader
@@ -65,8 +65,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m goodput_engine.core.process")
     parser.add_argument("--fd", type=int, required=True, help="an inherited, connected socket")
     fd: int = parser.parse_args(argv).fd
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_stop_signals()
     # Duplicate to a low number: select(), chosen for its microsecond timeout, fails above 1023.
     sock = socket.socket(fileno=os.dup(fd))
     os.close(fd)

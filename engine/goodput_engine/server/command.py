@@ -17,9 +17,9 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
+from goodput_engine.device.choice import choose_device, device_facts
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
-from goodput_engine.server.device_choice import choose_device, device_facts
 from goodput_engine.server.lifecycle import serve
 from goodput_engine.server.limits import read_last_limits
 from goodput_engine.server.manifest_watch import followed_fields

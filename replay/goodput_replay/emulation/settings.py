@@ -15,10 +15,10 @@ from goodput_core.spec.codec import decode
 from goodput_core.spec.declaration import spec_field
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
+from goodput_engine.device.choice import choose_device
 from goodput_engine.device.profile import DeviceProfile
 from goodput_engine.manifest_file import read_document
 from goodput_engine.messages import Configure
-from goodput_engine.server.device_choice import choose_device
 from goodput_replay.run.slo import SLOClasses, slo_classes
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from goodput_core.errors import ExitCode, InputError, InternalError, Interrupted
 from goodput_core.signals import defer_signals
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import Policy
+from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
-from goodput_engine.server.device_choice import choose_device
 from goodput_replay.emulation.settings import read_topology
 from goodput_replay.sweep.candidates import Candidate, Evaluation, SweepInput, evaluate, grid
 from goodput_replay.sweep.recommendation import as_json, label, recommend, table

@@ -89,7 +89,6 @@ class Canvas:
     """
 
     ink: Final = _INK
-    faint: Final = _FAINT
     alert: Final = _ALERT
 
     def __init__(self, title: str, *, y_label: str) -> None:
