@@ -49,10 +49,6 @@ def test_each_package_ships_its_types(folder: str) -> None:
     assert (ROOT / folder / f"goodput_{folder}" / "py.typed").is_file()
 
 
-# Names of several classes that are still to be renamed; may only shrink.
-KNOWN_DUPLICATES = {"Chunk"}
-
-
 def public_classes() -> dict[str, list[str]]:
     """Return the modules that define each public class name."""
     found = defaultdict(list)
@@ -64,12 +60,7 @@ def public_classes() -> dict[str, list[str]]:
 
 
 def test_a_public_class_name_is_used_once() -> None:
-    duplicates = {
-        name: where
-        for name, where in public_classes().items()
-        if len(where) > 1 and name not in KNOWN_DUPLICATES
-    }
-    assert duplicates == {}
+    assert {name: where for name, where in public_classes().items() if len(where) > 1} == {}
 
 
 def test_the_classes_of_the_product_are_found() -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 __all__ = [
     "DONE",
-    "Chunk",
+    "CompletionChunk",
     "MalformedChunkError",
     "decode_chunk",
     "error_sentence",
@@ -58,7 +58,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct):
+class CompletionChunk(msgspec.Struct):
     """An event of a stream of completions or chat completions."""
 
     choices: list[_Choice] = []
@@ -107,11 +107,11 @@ class _ErrorResponse(msgspec.Struct):
     message: str = ""
 
 
-_CHUNK: Final = msgspec.json.Decoder(Chunk)
+_CHUNK: Final = msgspec.json.Decoder(CompletionChunk)
 _ERROR: Final = msgspec.json.Decoder(_ErrorResponse)
 
 
-def decode_chunk(data: bytes) -> Chunk:
+def decode_chunk(data: bytes) -> CompletionChunk:
     """Decode one event.
 
     Raises:
