@@ -324,7 +324,10 @@ def status_fields() -> list[str]:
     ("path", "sentences"),
     [
         ("llmservice", ["A language model service and its SLOs."]),
-        ("llmsvc.spec.engine.tokenBudget.min", ["Least tokens", "1 to 1048576", "Defaults to 256"]),
+        (
+            "llmsvc.spec.engine.tokenBudget.min",
+            ["Minimum tokens", "1 to 1048576", "Defaults to 256"],
+        ),
         ("llmsvc.spec.slo.classes", ["ttftMs", "-required-", "milliseconds"]),
         ("llmsvc.spec.engine.policy", ["sarathi", "Defaults to slo"]),
         ("llmsvc.status.conditions", ["lastTransitionTime", "Reason, in a sentence."]),
