@@ -159,7 +159,7 @@ def test_the_table_shows_sources_rates_classes_and_charts(run_trace: RunTrace) -
         "synthetic",
         "4.67 req/s",
         "CV of gaps 1.27",
-        "1.67 s without arrivals, 659 ms after the first",
+        "1.67 s without arrivals, 659 ms after the first arrival",
         "interactive 221, batch 58",
         "blocks of 64 tokens seen",
         "arrivals over time",

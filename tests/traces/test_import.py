@@ -329,6 +329,6 @@ def test_notes_list_changed_and_dropped_values(
 ) -> None:
     outcome = run_trace("import", write_columns(BASETEN), "--out", tmp_path / "o.parquet")
     assert outcome.code == 0
-    assert "note: 1 rows with zero output tokens were set to 1\n" in outcome.err
-    assert "note: columns that a trace does not contain: features\n" in outcome.err
+    assert "note: zero output tokens were replaced with 1 in 1 rows\n" in outcome.err
+    assert "note: columns that a trace does not have were dropped: features\n" in outcome.err
     assert "2 rows from Parquet in the format baseten" in outcome.out

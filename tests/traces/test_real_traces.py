@@ -66,7 +66,7 @@ def test_weka_sessions_become_session_relative_requests(real_traces: Path, tmp_p
     assert found.arrivals is None
     # ORIGIN.md names 27; this file has 19 requests with `"out": 0`.
     assert found.floored_output_rows == 19
-    assert "25 subagent markers are not requests" in result.notes
+    assert "25 subagent markers were replaced with the requests nested in them" in result.notes
     assert found.prompt.total > 2**31
 
 

@@ -103,7 +103,7 @@ def test_an_empty_trace_stays_empty() -> None:
 )
 def test_factors_are_exact_and_bounded(text: str, expected: Fraction | None) -> None:
     if expected is None:
-        with pytest.raises(ValueError, match=r"write for example|out of bounds"):
+        with pytest.raises(ValueError, match=r"write, for example|out of bounds"):
             parse_factor(text)
     else:
         assert parse_factor(text) == expected
@@ -272,14 +272,14 @@ def test_the_first_matching_rule_assigns_the_class(
         ("a: input_tokens", "cannot read"),
         ("a: input_tokens >=", "cannot read"),
         ("a: input_tokens = 5", "cannot read"),
-        ("a: input_tokens > 5 or turn > 2", "for 'or' write a second rule"),
+        ("a: input_tokens > 5 or turn > 2", "in place of 'or', add a second rule"),
         ("a: input_tokens > 5 and", "cannot read"),
         ("a: input_tokens > 5 and ", "cannot read"),
         ("a: input_tokens > five", "which is not a number"),
-        ("a: prompt == x", "no column 'prompt'"),
-        ("a: __class__ == x", "no column '__class__'"),
+        ("a: prompt == x", "column 'prompt' in"),
+        ("a: __class__ == x", "column '__class__' in"),
         ("a: input_tokens > __import__('os')", "cannot read"),
-        ("a: 5 < input_tokens", "no column '5'"),
+        ("a: 5 < input_tokens", "column '5' in"),
     ],
 )
 def test_wrong_rules_are_rejected(rule: str, sentence: str) -> None:

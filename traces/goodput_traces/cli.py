@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         code = COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader closed stdout early, as in `describe | head`. That is not an error.
+        # The process that reads stdout closed it early, as in `describe | head`: not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
     return code
@@ -82,7 +82,7 @@ def _add_import(commands: Any) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="a file to read; several files can be joined if sessions have their own clocks (weka)",
+        help="a file to read; several files can be joined if each session has its own clock (weka)",
     )
     _add_out(parser)
     _add_limit(parser)

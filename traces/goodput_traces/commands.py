@@ -1,4 +1,4 @@
-"""Run the commands of `goodput trace`: results on stdout, notes and progress on stderr."""
+"""Run the commands of `goodput trace`. Results go to stdout, notes and progress to stderr."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
 GoodputError
 └── InputError              64
-    └── TraceError              a file: names it, says what is wrong and what to do
+    └── TraceError              an invalid file: names it, the problem and the remedy
         ├── NotATraceError      another format, or columns of the trace format are missing
-        ├── RowError            a value: names the file, the row (from 1) and the column
-        └── TooLargeError       decodes to more bytes than the limit
+        ├── RowError            an invalid value: names the file, the row (from 1) and the column
+        └── TooLargeError       a file that decodes to more bytes than the limit
 
-Transforms take their options as text: their parsers raise `ValueError`, which argparse turns into
-a `UsageError`.
+The parsers of the transforms' options raise `ValueError`, which argparse converts to a
+`UsageError`.
 """
 
 from __future__ import annotations
@@ -75,6 +75,6 @@ class TooLargeError(TraceError):
     def __init__(self, path: Path | str, limit_bytes: int) -> None:
         super().__init__(
             path,
-            f"it decodes to more than {limit_bytes / (1 << 20):,.0f} MiB, the limit for a file of "
-            "its size; if you trust the file, raise the limit with --max-decoded-size",
+            f"the file decodes to more than the limit of {limit_bytes / (1 << 20):,.0f} MiB; "
+            "if you trust the file, raise the limit with --max-decoded-size",
         )

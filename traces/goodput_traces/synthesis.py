@@ -1,20 +1,20 @@
 """Generate a synthetic trace with bursts, two classes, shared prefixes and sessions from a seed.
 
 The trace is for demonstrations and tests without a production trace. Its metadata labels it as
-synthetic, because results on it are no evidence for real traffic. Every draw comes from
-`random.Random(seed).random()`, whose sequence Python guarantees, so equal options produce equal
-rows on every machine.
+synthetic, because results on a synthetic trace are no evidence for real traffic. Every draw comes
+from `random.Random(seed).random()`, whose sequence Python guarantees, so equal options produce
+equal rows on every machine.
 
 The model:
 
 * **Arrivals** are a Poisson process whose rate switches between a base rate and a burst rate.
-  Times between bursts and durations of bursts are exponential (means 10 s and 2 s). The mean
-  rate is the requested one.
+  Times between bursts are exponential with a mean of 10 s, durations of bursts with a mean of
+  2 s. The mean rate is the requested rate.
 * **Classes**: `interactive` and `batch`; prompt and output lengths are lognormal and bounded.
 * **Prefixes**: every prompt starts with one of a few system prompts, some more popular than
   others. Hashes cover full blocks of 64 tokens.
 * **Sessions**: an interactive request continues an earlier conversation with a given
-  probability. Its prompt is the earlier prompt, the earlier output, and a few new tokens.
+  probability. Its prompt consists of the earlier prompt, the earlier output, and new tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BASE_S: Final = 10.0
 _BURST_S: Final = 2.0
 _MAX_PROMPT: Final = 4000
 _MAX_OUTPUT: Final = 250
-_THINK_S: Final = 4.0  # shortest time between turns of a conversation
+_THINK_S: Final = 4.0  # minimum time between turns of a conversation
 _OPEN_SESSIONS: Final = 64
 
 
@@ -47,7 +47,7 @@ class SynthesisOptions:
     """Options of a synthetic trace.
 
     Args:
-        seed: equal options and seeds produce equal traces.
+        seed: seed of the random numbers; equal options, including the seed, give equal traces.
         duration_ns: time span of the arrivals, nanoseconds.
         rate_per_s: mean requests per second.
         burst_factor: ratio of the burst rate to the base rate; 1 for no bursts.
@@ -69,20 +69,18 @@ class _Lengths:
 
     median: float
     sigma: float
-    least: int
-    most: int
+    min_tokens: int
+    max_tokens: int
 
     def draw(self, rng: Random) -> int:
-        return min(
-            self.most,
-            max(self.least, round(self.median * math.exp(self.sigma * _draw_normal(rng)))),
-        )
+        tokens = round(self.median * math.exp(self.sigma * _draw_normal(rng)))
+        return min(self.max_tokens, max(self.min_tokens, tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Class:
     name: str
-    tail: _Lengths
+    tail: _Lengths  # tokens after the system prompt or the history
     output: _Lengths
     max_output_tokens: int
     system_blocks: tuple[int, ...]  # length of each system prompt, the most popular first
@@ -90,15 +88,15 @@ class _Class:
 
 _INTERACTIVE: Final = _Class(
     name="interactive",
-    tail=_Lengths(median=90, sigma=0.9, least=8, most=2000),
-    output=_Lengths(median=58, sigma=0.55, least=4, most=_MAX_OUTPUT),
+    tail=_Lengths(median=90, sigma=0.9, min_tokens=8, max_tokens=2000),
+    output=_Lengths(median=58, sigma=0.55, min_tokens=4, max_tokens=_MAX_OUTPUT),
     max_output_tokens=256,
     system_blocks=(2, 3, 4, 6),
 )
 _BATCH: Final = _Class(
     name="batch",
-    tail=_Lengths(median=1000, sigma=0.6, least=100, most=3200),
-    output=_Lengths(median=75, sigma=0.5, least=16, most=_MAX_OUTPUT),
+    tail=_Lengths(median=1000, sigma=0.6, min_tokens=100, max_tokens=3200),
+    output=_Lengths(median=75, sigma=0.5, min_tokens=16, max_tokens=_MAX_OUTPUT),
     max_output_tokens=512,
     system_blocks=(8, 12),
 )
@@ -158,26 +156,26 @@ def _draw_arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
 
 
 class _Blocks:
-    """Allocate block hashes: consecutive numbers, because random ones do not compress."""
+    """Allocate consecutive numbers as block hashes, because random numbers do not compress."""
 
     def __init__(self) -> None:
         self._next = 1
         self._systems: dict[tuple[str, int], tuple[int, ...]] = {}
 
-    def fresh(self, count: int) -> tuple[int, ...]:
+    def allocate(self, count: int) -> tuple[int, ...]:
         start = self._next
         self._next += count
         return tuple(range(start, self._next))
 
-    def system_prompt(self, kind: _Class, which: int) -> tuple[int, ...]:
-        key = (kind.name, which)
+    def system_prompt(self, kind: _Class, index: int) -> tuple[int, ...]:
+        key = (kind.name, index)
         if key not in self._systems:
-            self._systems[key] = self.fresh(kind.system_blocks[which])
+            self._systems[key] = self.allocate(kind.system_blocks[index])
         return self._systems[key]
 
 
 class _Conversations:
-    """Open interactive sessions, of bounded number: a new one replaces the oldest."""
+    """A limited number of open interactive sessions: a new session replaces the oldest one."""
 
     def __init__(self, share: float, blocks: _Blocks) -> None:
         self._share = share
@@ -241,8 +239,8 @@ def _draw_first_turn(
     session: str | None,
 ) -> TraceRow:
     # Squaring skews the draw towards the first system prompts, the popular ones.
-    which = int(rng.random() ** 2 * len(kind.system_blocks))
-    system = blocks.system_prompt(kind, which)
+    index = int(rng.random() ** 2 * len(kind.system_blocks))
+    system = blocks.system_prompt(kind, index)
     return _make_row(
         rng,
         kind,
@@ -265,12 +263,12 @@ def _make_row(
     prefix: tuple[int, ...],
     **fields: Any,
 ) -> TraceRow:
-    """Draw the output of a request and hash the blocks of its prompt after a known prefix."""
+    """Draw the output of a request, and allocate hashes of the prompt's blocks after the prefix."""
     return TraceRow(
         input_tokens=prompt,
         output_tokens=kind.output.draw(rng),
         max_output_tokens=kind.max_output_tokens,
-        total_hashes=prefix + blocks.fresh(prompt // _BLOCK - len(prefix)),
+        total_hashes=prefix + blocks.allocate(prompt // _BLOCK - len(prefix)),
         block_size=_BLOCK,
         slo_class=kind.name,
         **fields,

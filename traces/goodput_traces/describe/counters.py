@@ -1,6 +1,6 @@
 """Counters of a trace's description, updated batch by batch in bounded memory.
 
-They must not depend on files or on how a description is shown.
+This module must not depend on files or on how a description is shown.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class Arrivals:
     Args:
         span_ns: time from the first to the last arrival.
         mean_rate_per_s: rows over the span; None if all rows have the same arrival.
-        peak_1s: most arrivals in a second; seconds are counted from the first arrival.
-        peak_60s: most arrivals in a minute; minutes are counted from the first arrival.
+        peak_1s: maximum number of arrivals in a second; seconds count from the first arrival.
+        peak_60s: maximum number of arrivals in a minute; minutes count from the first arrival.
         longest_gap_ns: longest time without an arrival.
         longest_gap_start_ns: start of the longest gap, counted from the first arrival.
         gap_cv: coefficient of variation of the gaps between arrivals: 1 for a Poisson process,
-            larger for bursts; None if there are fewer than two gaps, or all are zero.
-        distinct_instants: distinct arrival times.
+            larger for bursts; None if there are fewer than two gaps, or if all gaps are zero.
+        distinct_instants: number of distinct arrival times.
         tied_rows: rows that share their arrival time with another row.
-        largest_tie: most rows with one arrival time.
+        largest_tie: maximum number of rows with the same arrival time.
         histogram: arrivals in equal parts of the span.
     """
 
@@ -92,10 +92,10 @@ class PrefixReuse:
     """Reuse of prompt blocks: the upper bound of a prefix cache's hits.
 
     Args:
-        blocks: hashes in all rows.
-        distinct_blocks: distinct hashes.
-        block_sizes: all values of tokens per hash.
-        rows: rows with hashes.
+        blocks: number of hashes in all rows.
+        distinct_blocks: number of distinct hashes.
+        block_sizes: distinct numbers of tokens per hash.
+        rows: number of rows with hashes.
         exact: True if `distinct_blocks` is exact, False if it is an estimate.
     """
 
@@ -114,20 +114,20 @@ class PrefixReuse:
 class DistinctCounter:
     """Count distinct 64-bit values in bounded memory.
 
-    The count is exact up to the limit. Beyond it, only values whose hash ends in a number of zero
-    bits are stored, and their number is scaled up. With a million stored values, the error is a
-    fraction of a percent.
+    The count is exact up to the limit. Beyond the limit, only values whose hash ends in a certain
+    number of zero bits are stored, and the number of stored values is scaled up. With a million
+    stored values, the error is a fraction of a percent.
 
     Source: Wegman's adaptive sampling, in Flajolet, "On adaptive sampling", Computing 43, 1990.
 
     Args:
-        limit: highest number of stored values.
+        limit: maximum number of stored values.
     """
 
     def __init__(self, limit: int = _MAX_STORED) -> None:
         self._limit = limit
         self._shift = 0
-        self._seen: _U64 = np.empty(0, dtype=np.uint64)
+        self._stored: _U64 = np.empty(0, dtype=np.uint64)
 
     @property
     def exact(self) -> bool:
@@ -137,19 +137,19 @@ class DistinctCounter:
     @property
     def count(self) -> int:
         """Number of distinct values; an estimate unless `exact`."""
-        return len(self._seen) << self._shift
+        return len(self._stored) << self._shift
 
     def add(self, values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         """Add a batch of values; repeats are allowed."""
         new = self._sample(_hash(values.view(np.uint64)))
         # `np.unique` builds a hash table, which is fifty times slower for these values.
-        merged = np.sort(np.concatenate((self._seen, new)))
-        first = np.ones(len(merged), dtype=np.bool_)
-        np.not_equal(merged[1:], merged[:-1], out=first[1:])
-        self._seen = merged[first]
-        while len(self._seen) > self._limit:
+        merged = np.sort(np.concatenate((self._stored, new)))
+        is_first = np.ones(len(merged), dtype=np.bool_)
+        np.not_equal(merged[1:], merged[:-1], out=is_first[1:])
+        self._stored = merged[is_first]
+        while len(self._stored) > self._limit:
             self._shift += 1
-            self._seen = self._sample(self._seen)
+            self._stored = self._sample(self._stored)
 
     def _sample(self, values: _U64) -> _U64:
         mask = np.uint64((1 << self._shift) - 1)
@@ -219,20 +219,20 @@ class ArrivalCounts:
         """Count a batch of sorted arrivals in nanoseconds, `[rows]`."""
         since = times - self._first_ns
         self._rows += len(times)
-        # Divided before multiplied: nanoseconds of months times 60 overflow 64 bits.
+        # Divide before multiplying: the nanoseconds of some months times 60 overflow 64 bits.
         width = self._span_ns // _TIME_BINS + 1
         self._bins += np.bincount(since // width, minlength=_TIME_BINS)
         for windows in (self._seconds, self._minutes, self._times):
             windows.add(since)
         # The gap before the batch's first row counts, too, except that of the trace's first row.
-        before = since[:1] if self._last_ns is None else [self._last_ns]
-        ends = np.concatenate((before, since))
-        gaps = np.diff(ends)
+        previous = since[:1] if self._last_ns is None else [self._last_ns]
+        edges = np.concatenate((previous, since))
+        gaps = np.diff(edges)
         self._gap_squares_s2 += float(np.square(gaps / NS_PER_S).sum())
         longest = int(gaps.argmax())
         if gaps[longest] > self._longest_gap_ns:
             self._longest_gap_ns = int(gaps[longest])
-            self._longest_gap_start_ns = int(ends[longest])
+            self._longest_gap_start_ns = int(edges[longest])
         self._last_ns = int(since[-1])
 
     def summary(self) -> Arrivals:
@@ -265,9 +265,9 @@ class _WindowCounts:
         width_ns: width of a window, nanoseconds.
 
     Attributes:
-        windows: windows with at least one row.
-        peak: most rows in one window.
-        shared_rows: rows in windows with more than one row.
+        windows: number of windows with at least one row.
+        peak: maximum number of rows in one window.
+        shared_rows: number of rows in windows with more than one row.
     """
 
     def __init__(self, width_ns: int) -> None:

@@ -1,7 +1,7 @@
 """Describe a trace in one streaming pass with bounded memory.
 
 Quantiles of lengths are exact, because the rows of each length are counted. Numbers of distinct
-sessions and blocks are exact up to two million; larger ones are marked as estimates.
+sessions and blocks are exact up to two million; larger numbers are marked as estimates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TraceDescription:
         rows: number of requests.
         metadata: the file's metadata.
         floored_output_rows: rows whose zero output tokens became 1.
-        arrivals: None for a session-relative clock, because sessions share no time.
+        arrivals: distribution of arrivals; None if sessions share no clock.
         prompt: lengths of prompts.
         output: lengths of outputs.
         sessions: number of distinct sessions.

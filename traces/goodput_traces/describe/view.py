@@ -98,10 +98,11 @@ def _add_arrival_facts(table: Table, arrivals: Arrivals) -> None:
     )
     if arrivals.longest_gap_ns:
         start_ns = arrivals.longest_gap_start_ns
-        where = f"{format_duration(start_ns)} after the first" if start_ns else "after the first"
+        offset = f"{format_duration(start_ns)} " if start_ns else ""
         table.add_row(
             "longest gap",
-            f"{format_duration(arrivals.longest_gap_ns)} without arrivals, {where}",
+            f"{format_duration(arrivals.longest_gap_ns)} without arrivals, {offset}after the first "
+            "arrival",
         )
     if arrivals.gap_cv is not None:
         cv = arrivals.gap_cv
@@ -149,10 +150,10 @@ def _draw_arrivals(arrivals: Arrivals, width: int) -> Text:
     counts = list(arrivals.histogram)
     if len(counts) + _CHART_LABEL > width:  # two parts per column
         counts = [sum(counts[at : at + 2]) for at in range(0, len(counts), 2)]
-    most = max(counts)
-    eighths = [round(count / most * _CHART_ROWS * 8) for count in counts]
+    max_count = max(counts)
+    eighths = [round(count / max_count * _CHART_ROWS * 8) for count in counts]
     part_ns = arrivals.span_ns // len(counts) + 1
-    label = f"{most / (part_ns / NS_PER_S):.3g}/s" if arrivals.span_ns else f"{most:,}"
+    label = f"{max_count / (part_ns / NS_PER_S):.3g}/s" if arrivals.span_ns else f"{max_count:,}"
     lines = [f"arrivals over time, each column {format_duration(part_ns)}"]
     for row in reversed(range(_CHART_ROWS)):
         cells = "".join(_LEVELS[min(8, max(0, height - 8 * row))] for height in eighths)
@@ -163,12 +164,12 @@ def _draw_arrivals(arrivals: Arrivals, width: int) -> Text:
 
 
 def _draw_lengths(title: str, lengths: LengthSummary, width: int) -> Text:
-    most = max(rows for _, _, rows in lengths.histogram)
-    bar_cells = max(8, min(_BAR, width - _BAR_LABEL - len(f"{most:,}")))
+    max_rows = max(rows for _, _, rows in lengths.histogram)
+    bar_cells = max(8, min(_BAR, width - _BAR_LABEL - len(f"{max_rows:,}")))
     lines = [title]
     for low, high, rows in lengths.histogram:
         label = f"{low:,}" if low == high else f"{low:,} – {high:,}"
-        full, eighth = divmod(round(rows / most * bar_cells * 8), 8)
+        full, eighth = divmod(round(rows / max_rows * bar_cells * 8), 8)
         # Bars end on full or half cells; a count above zero has at least half a cell.
         bar = "█" * full + ("▌" if eighth >= 4 or (rows and not full) else "")
         lines.append(f"{label:>21} │{bar} {rows:,}")

@@ -1,4 +1,4 @@
-"""Exporters to other tools' trace formats, one module each; each reports the values it drops.
+"""Exporters to other tools' trace formats, one module each. An export reports the values it drops.
 
 The exporters' modules do not import pyarrow, because the argument parser lists the formats.
 """

@@ -2,8 +2,7 @@
 
 A row without text gets one common short word per token, which most tokenizers encode as one
 token each. Equal hashes get equal words, so shared prefixes stay shared. All columns and the
-metadata of a trace stay in the file: AIPerf ignores the columns it does not know, and an import
-restores them.
+metadata of a trace stay in the file: AIPerf ignores unknown columns, and an import restores them.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ class BasetenExport:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._filled = self._rounded = 0
+        self._rows_filled = self._rows_rounded = 0
 
     def rows(self) -> Iterator[TraceRow]:
         """Yield the trace's rows, each with a prompt."""
         for row in self._trace.rows():
-            self._rounded += row.timestamp_start_unix_ns % NS_PER_MS != 0
+            self._rows_rounded += row.timestamp_start_unix_ns % NS_PER_MS != 0
             if row.prompt is None:
-                self._filled += 1
+                self._rows_filled += 1
                 yield replace(row, prompt=_make_prompt(row))
             else:
                 yield row
@@ -54,24 +53,25 @@ class BasetenExport:
     def notes(self) -> list[str]:
         """Return sentences for the user about lost or generated values."""
         notes = []
-        if self._rounded:
+        if self._rows_rounded:
             notes.append(
-                f"AIPerf reads milliseconds: it rounds {self._rounded:,} arrivals down "
+                f"AIPerf reads milliseconds: it rounds {self._rows_rounded:,} arrivals down "
                 "(the file keeps the nanosecond column)"
             )
-        if self._filled:
+        if self._rows_filled:
             notes.append(
-                f"{self._filled:,} prompts were generated with one word per token; the number of "
-                "tokens may differ slightly with a tokenizer"
+                f"{self._rows_filled:,} prompts were generated with one word per token; "
+                "a tokenizer may count slightly more or fewer tokens"
             )
         return notes
 
 
 def _make_prompt(row: TraceRow) -> str:
     words: list[str] = []
-    block = row.block_size or 0
+    block_size = row.block_size or 0
     for block_hash in row.total_hashes:
-        words += _make_words(f"block/{block_hash}", min(block, row.input_tokens - len(words)))
+        count = min(block_size, row.input_tokens - len(words))
+        words += _make_words(f"block/{block_hash}", count)
     words += _make_words(f"tail/{row.request_id}", row.input_tokens - len(words))
     return " ".join(words)
 

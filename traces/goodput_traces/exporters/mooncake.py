@@ -1,7 +1,7 @@
 """Export to Mooncake's JSON lines, as AIPerf's `mooncake_trace` reads them.
 
-AIPerf requires one hash per block of the prompt, including a partial last block. If a trace has
-hashes of full blocks only, each last block gets a unique hash.
+In a row with hashes, AIPerf requires one hash per block of the prompt. Blocks without a hash, such
+as the partial last block of a prompt, get unique hashes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MooncakeExport"]
 
-_DEFAULT_BLOCK: Final = 512
+_DEFAULT_BLOCK_SIZE: Final = 512
 
 
 class MooncakeExport:
@@ -32,8 +32,8 @@ class MooncakeExport:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._block: int | None = None
-        self._rounded = self._texts = self._tails = self._cut = 0
+        self._block_size: int | None = None
+        self._rows_rounded = self._rows_without_text = self._rows_filled = self._rows_cut = 0
         # With milliseconds since 1970, a replay would send the first request after 50 years.
         self._zero_ns = trace.first_ns if trace.metadata.clock is Clock.ABSOLUTE else 0
 
@@ -53,25 +53,28 @@ class MooncakeExport:
         ]
         if self._zero_ns:
             notes.append("timestamps count from the first arrival; the wall clock is lost")
-        if self._rounded:
-            notes.append(f"{self._rounded:,} timestamps were rounded down to milliseconds")
-        if self._texts:
-            notes.append(f"{self._texts:,} prompts were reduced to their length and hashes")
-        if self._tails:
-            notes.append(f"{self._tails:,} rows got unique hashes for blocks without a hash")
-        if self._cut:
-            notes.append(f"{self._cut:,} rows lost the hashes beyond their prompt's blocks")
-        if self._block not in (None, _DEFAULT_BLOCK):
+        if self._rows_rounded:
+            notes.append(f"{self._rows_rounded:,} timestamps were rounded down to milliseconds")
+        if self._rows_without_text:
             notes.append(
-                f"hashes cover {self._block} tokens: give AIPerf --isl-block-size {self._block}, "
-                f"and `goodput trace import` --block-size {self._block}"
+                f"{self._rows_without_text:,} prompts were reduced to their length and hashes"
+            )
+        if self._rows_filled:
+            notes.append(f"{self._rows_filled:,} rows got unique hashes for blocks without a hash")
+        if self._rows_cut:
+            notes.append(f"{self._rows_cut:,} rows lost the hashes beyond their prompt's blocks")
+        if self._block_size not in (None, _DEFAULT_BLOCK_SIZE):
+            notes.append(
+                f"each hash covers {self._block_size} tokens: use --isl-block-size "
+                f"{self._block_size} with AIPerf and --block-size {self._block_size} with "
+                "`goodput trace import`"
             )
         return notes
 
     def _line(self, row: TraceRow, number: int) -> dict[str, Any]:
         since_ns = row.timestamp_start_unix_ns - self._zero_ns
-        self._rounded += since_ns % NS_PER_MS != 0
-        self._texts += row.prompt is not None
+        self._rows_rounded += since_ns % NS_PER_MS != 0
+        self._rows_without_text += row.prompt is not None
         line: dict[str, Any] = {
             "timestamp": since_ns // NS_PER_MS,
             "input_length": row.input_tokens,
@@ -88,23 +91,23 @@ class MooncakeExport:
         return line
 
     def _hashes(self, row: TraceRow, number: int) -> list[int]:
-        block = row.block_size or _DEFAULT_BLOCK
-        if self._block not in (None, block):
+        block_size = row.block_size or _DEFAULT_BLOCK_SIZE
+        if self._block_size not in (None, block_size):
             raise TraceError(
                 self._trace.path,
-                f"row {number} has blocks of {block} tokens, rows before it of {self._block}; "
-                "Mooncake's format has one size per file",
+                f"row {number} has blocks of {block_size} tokens, but earlier rows have blocks of "
+                f"{self._block_size}; Mooncake's format allows one block size per file",
             )
-        self._block = block
-        blocks = -(-row.input_tokens // block)
+        self._block_size = block_size
+        blocks = -(-row.input_tokens // block_size)
         hashes = list(row.total_hashes[:blocks])
-        self._cut += len(row.total_hashes) > blocks
+        self._rows_cut += len(row.total_hashes) > blocks
         if len(hashes) < blocks:
-            self._tails += 1
-            hashes += [_unique_hash(row.request_id, at) for at in range(len(hashes), blocks)]
+            self._rows_filled += 1
+            hashes += [_unique_hash(row.request_id, index) for index in range(len(hashes), blocks)]
         return hashes
 
 
-def _unique_hash(request_id: str, block: int) -> int:
-    digest = blake2b(f"{request_id}/{block}".encode(), digest_size=8).digest()
+def _unique_hash(request_id: str, index: int) -> int:
+    digest = blake2b(f"{request_id}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

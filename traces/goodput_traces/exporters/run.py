@@ -24,7 +24,7 @@ __all__ = ["ExportResult", "export_trace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """Number of rows written, and notes for the user on lost or changed values."""
+    """Number of rows written, and notes for the user about lost or changed values."""
 
     num_rows: int
     notes: tuple[str, ...]
@@ -56,7 +56,7 @@ def export_trace(
     if trace.metadata.clock is Clock.SESSION_RELATIVE:
         raise TraceError(
             source,
-            "its sessions share no clock and other tools would start them all at once; "
+            "the sessions share no clock, and other tools would start all of them at once; "
             "only a trace with one clock can be exported",
         )
     export = EXPORTS[form](trace)

@@ -1,1 +1,1 @@
-"""The Parquet trace format: its schema, its rules, a reader and a writer."""
+"""The Parquet trace format: schema, rules for rows, reader and writer."""

@@ -1,6 +1,7 @@
-"""Rules for the rows of a trace, checked batch by batch so that a valid trace costs little.
+"""Rules for the rows of a trace; reader and writer share them.
 
-Reader and writer share these rules. Only after a rule fails, the first invalid row is located.
+The rules are checked for complete batches, so that a valid trace costs little. The first invalid
+row of a batch is located only after a rule failed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def check_columns(columns: Mapping[str, Any], *, path: Path | str, first_row: in
     """Check one batch of columns.
 
     Args:
-        columns: Arrow arrays by column name, of the types of `TRACE_SCHEMA`; absent ones are
+        columns: Arrow arrays by column name, of the types of `TRACE_SCHEMA`; absent columns are
             not checked.
         path: the file, for errors.
         first_row: the number of the batch's first row, from 1.
@@ -70,9 +71,9 @@ class _Batch:
     path: Path | str
     first_row: int
 
-    def reject(self, bad: Any, name: str, problem: str) -> NoReturn:
+    def reject(self, mask: Any, name: str, problem: str) -> NoReturn:
         """Raise for the first row of a mask; `{value}` in the problem becomes the row's value."""
-        at = int(pc.index(pc.fill_null(bad, False), True).as_py())
+        at = int(pc.index(pc.fill_null(mask, False), True).as_py())
         if "{value}" in problem:
             problem = problem.replace("{value}", str(self.columns[name][at].as_py()))
         self.reject_row(at, name, problem)
@@ -86,11 +87,11 @@ def _check_bounds(batch: _Batch, name: str, bounds: ColumnBounds) -> None:
     column = batch.columns[name]
     if name in FLOAT_BOUNDS and pc.any(pc.is_nan(column)).as_py():
         batch.reject(
-            pc.is_nan(column), name, "NaN is not a number of milliseconds; leave it empty instead"
+            pc.is_nan(column), name, "NaN is not a number of milliseconds; leave the value empty"
         )
-    found = pc.min_max(column)
-    least, most = found["min"].as_py(), found["max"].as_py()
-    if least is None or (bounds.allow(least) and bounds.allow(most)):
+    extremes = pc.min_max(column)
+    low, high = extremes["min"].as_py(), extremes["max"].as_py()
+    if low is None or (bounds.allow(low) and bounds.allow(high)):
         return
     below = pc.less_equal if bounds.above else pc.less
     batch.reject(
@@ -125,14 +126,14 @@ def _check_hashes(batch: _Batch) -> None:
     if pc.list_flatten(hashes).null_count:
         at = next(at for at, row in enumerate(hashes.to_pylist()) if row and None in row)
         batch.reject_row(at, "total_hashes", "a hash is null; every block needs one")
-    unsized = pc.greater(lengths, 0)
+    without_size = pc.greater(lengths, 0)
     if "block_size" in batch.columns:
-        unsized = pc.and_(unsized, pc.is_null(batch.columns["block_size"]))
-    if pc.any(unsized).as_py():
+        without_size = pc.and_(without_size, pc.is_null(batch.columns["block_size"]))
+    if pc.any(without_size).as_py():
         batch.reject(
-            unsized,
+            without_size,
             "block_size",
-            "it is missing although the row has total_hashes; give the tokens per hash",
+            "the value is missing although the row has total_hashes; give the tokens per hash",
         )
 
 
@@ -176,33 +177,34 @@ class OrderCheck:
         if self._by_session:
             self._check_sessions(arrivals_ns.tolist(), sessions, first_row)
             return
-        before = np.concatenate(([self._last_ns], arrivals_ns[:-1]))
-        late = np.flatnonzero(arrivals_ns < before)
-        if len(late):
-            at = int(late[0])
-            behind_s = (before[at] - arrivals_ns[at]) / NS_PER_S
+        previous_ns = np.concatenate(([self._last_ns], arrivals_ns[:-1]))
+        misplaced = np.flatnonzero(arrivals_ns < previous_ns)
+        if len(misplaced):
+            at = int(misplaced[0])
+            early_s = (previous_ns[at] - arrivals_ns[at]) / NS_PER_S
             self._reject(
                 first_row + at,
-                f"rows are not sorted, this one arrives {behind_s:.9g} s before the one above it",
+                f"this row arrives {early_s:.9g} s before the row above it",
             )
         self._last_ns = int(arrivals_ns[-1])
 
     def _check_sessions(self, arrivals_ns: list[int], sessions: Any, first_row: int) -> None:
-        for row, (now, session) in enumerate(zip(arrivals_ns, sessions, strict=True), first_row):
+        rows = zip(arrivals_ns, sessions, strict=True)
+        for row, (arrival_ns, session) in enumerate(rows, first_row):
             if session is None:
                 raise RowError(
                     self._path,
                     row,
                     "provided_session_id",
-                    "it is missing although the clock is session-relative; name the session",
+                    "the value is missing although the clock is session-relative; name the session",
                 )
-            if (session, now) < (self._last_session, self._last_ns):
+            if (session, arrival_ns) < (self._last_session, self._last_ns):
                 self._reject(
                     row,
-                    "rows are not sorted by session and then time, this one belongs before the "
-                    "previous one",
+                    "this row belongs before the row above it (rows are sorted by session, then by "
+                    "arrival)",
                 )
-            self._last_session, self._last_ns = session, now
+            self._last_session, self._last_ns = session, arrival_ns
 
     def _reject(self, row: int, problem: str) -> NoReturn:
         raise RowError(self._path, row, self._column, f"{problem}; {self._remedy}")

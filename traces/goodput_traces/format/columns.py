@@ -57,7 +57,7 @@ _CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, UnicodeError)
 
 
 def arrivals_ns(columns: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return arrivals in nanoseconds, `[rows]`, from the nanosecond column if there is one."""
+    """Return arrivals in nanoseconds, `[rows]`; the nanosecond column is used if there is one."""
     if COLUMN_NS in columns:
         return np.asarray(columns[COLUMN_NS].to_numpy(zero_copy_only=False), dtype=np.int64)
     ms = np.asarray(columns[COLUMN_MS].to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -97,7 +97,7 @@ def _python_values(column: Any, name: str) -> list[Any]:
 
 def _hash_tuples(column: Any) -> list[tuple[int, ...]]:
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    # `flatten` skips values below nulls, so offsets are rebuilt from the lengths.
+    # `flatten` skips the values of null lists, so the offsets are computed from the lengths.
     flat: list[int] = column.flatten().to_numpy(zero_copy_only=False).tolist()
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     starts = [0, *ends[:-1]]

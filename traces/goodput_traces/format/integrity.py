@@ -2,12 +2,12 @@
 
 There are two independent checks.
 
-- **Digest block.** Goodput's writer inserts it between the data and the footer, where other readers
-  skip it. It contains a digest of all other bytes, so any damage to the file is found, unless the
-  damage destroys both markers of the block.
+- **Digest block.** Goodput's writer inserts this block between the data and the footer, where other
+  readers skip it. The block contains a digest of the rest of the file, so any damage is found,
+  unless the damage destroys both markers of the block.
 - **Declared values.** In files of any writer, the offsets, sizes and counts of the footer and the
-  page headers are compared with each other and with the file. Arrow trusts some of them, and a file
-  of a few kilobytes can declare gigabytes.
+  page headers are compared with each other and with the file. Arrow trusts some of these values,
+  and a file of a few kilobytes can declare gigabytes.
 
 Source: the Thrift definitions of Apache Parquet 2.11, github.com/apache/parquet-format.
 """
@@ -45,7 +45,7 @@ _REPEATED: Final = 2
 
 
 class DamagedError(ValueError):
-    """A Parquet file is damaged: its digest or its declared values do not match its content."""
+    """A damaged Parquet file: its digest or its declared values do not match its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class FileLayout:
     Args:
         file_bytes: size of the file.
         group_bytes: decoded size of the checked columns in each row group. Each dictionary value of
-            a flat text column counts once.
-        large_dictionaries: flat text columns with a large dictionary page. They are read as
-            dictionaries, because a batch with the value of every row could be too large.
+            a text column outside lists counts once.
+        large_dictionaries: text columns outside lists that have a large dictionary page. They are
+            read as dictionaries, because a batch with the value of every row could be too large.
     """
 
     file_bytes: int
@@ -79,7 +79,7 @@ def write_digest_block(file: IO[bytes]) -> None:
 
 
 def check_file(file: IO[bytes], names: Collection[str]) -> FileLayout:
-    """Check the digest, if the file has one, and the declared values of the footer and some pages.
+    """Check the digest, if the file has one, and the declared values of the footer and of pages.
 
     Args:
         file: the file, open for reading.
@@ -109,21 +109,21 @@ def _check_digest(file: IO[bytes], footer_start: int, footer: bytes) -> None:
     block_start = max(0, footer_start - _BLOCK_BYTES)
     file.seek(block_start)
     block = file.read(footer_start - block_start)
-    starts, ends = block.startswith(_START), block.endswith(_END)
-    if not (starts or ends):
+    has_start, has_end = block.startswith(_START), block.endswith(_END)
+    if not (has_start or has_end):
         return  # another writer's file
     digest = block[len(_START) : len(_START) + _DIGEST_BYTES]
-    if not (starts and ends) or digest != _digest(file, block_start, footer):
+    if not (has_start and has_end) or digest != _digest(file, block_start, footer):
         raise DamagedError("the digest does not match the content")
 
 
 def _digest(file: IO[bytes], data_end: int, footer: bytes) -> bytes:
     digest = blake2b(digest_size=_DIGEST_BYTES)
     file.seek(0)
-    left = data_end
-    while left and (chunk := file.read(min(_CHUNK, left))):
+    remaining = data_end
+    while remaining and (chunk := file.read(min(_CHUNK, remaining))):
         digest.update(chunk)
-        left -= len(chunk)
+        remaining -= len(chunk)
     digest.update(footer)
     return digest.digest()
 
@@ -159,22 +159,22 @@ class _Checker:
         group_bytes: list[int] = []
         large: dict[str, None] = {}
         for group in groups:
-            described = _get(group, 1, list)
-            if len(described) != len(leaves):
+            messages = _get(group, 1, list)
+            if len(messages) != len(leaves):
                 raise DamagedError("a row group lacks a column or has too many")
             group_bytes.append(0)
-            for message, leaf in zip(described, leaves, strict=True):
-                read = leaf.path[0] in names
-                chunk = self._check_chunk(group, message, leaf, walk=read)
+            for message, leaf in zip(messages, leaves, strict=True):
+                is_read = leaf.path[0] in names
+                chunk = self._check_chunk(group, message, leaf, walk=is_read)
                 chunks.append(chunk)
-                if read:
+                if is_read:
                     group_bytes[-1] += chunk.decoded_bytes
                 if chunk.dictionary_bytes > _SMALL_DICTIONARY_BYTES and leaf.is_flat_text:
                     large[leaf.path[0]] = None
         if len(self._checksums) > 1:
             raise DamagedError("some pages have checksums and others do not")
         chunks.sort(key=lambda chunk: chunk.start)
-        if any(after.start < before.end for before, after in pairwise(chunks)):
+        if any(chunk.start < previous.end for previous, chunk in pairwise(chunks)):
             raise DamagedError("two column chunks overlap")
         return FileLayout(
             file_bytes=self._size,
@@ -202,22 +202,23 @@ class _Checker:
             start = _count(meta, 11)
         if not len(_MAGIC) <= start <= start + size <= self._data_end:
             raise DamagedError(f"a chunk of column {leaf.name} lies outside the data")
-        dictionary = 0
-        uncompressed = _count(meta, 6)
+        dictionary_bytes = 0
+        decoded_bytes = _count(meta, 6)
         if walk:
             pages = _Pages(self._file, start, start + size, leaf.name)
             pages.walk(num_values, None if leaf.repeated else _count(group, 3), data_start)
             self._checksums |= pages.checksums
-            dictionary, uncompressed = pages.dictionary_bytes, pages.uncompressed_bytes
-            if _count(meta, 6) < uncompressed:
+            dictionary_bytes, decoded_bytes = pages.dictionary_bytes, pages.uncompressed_bytes
+            if _count(meta, 6) < decoded_bytes:
                 raise DamagedError(f"a chunk of column {leaf.name} is larger than declared")
         # Arrow may copy a dictionary value for every value of a nested column.
-        repeated = dictionary if leaf.kind == _BYTE_ARRAY and not leaf.is_flat_text else 0
+        nested_text = leaf.kind == _BYTE_ARRAY and not leaf.is_flat_text
+        value_bytes = _WIDTHS.get(leaf.kind, dictionary_bytes if nested_text else 0)
         return _Chunk(
             start=start,
             end=start + size,
-            decoded_bytes=max(uncompressed, num_values * _WIDTHS.get(leaf.kind, repeated)),
-            dictionary_bytes=dictionary,
+            decoded_bytes=max(decoded_bytes, num_values * value_bytes),
+            dictionary_bytes=dictionary_bytes,
         )
 
 
@@ -247,9 +248,9 @@ class _Pages:
         """Check every page.
 
         Args:
-            num_values: number of values that the data pages must contain together.
-            num_rows: number of rows that data pages of version 2 may contain together; None if not
-                known.
+            num_values: number of values that all data pages together must contain.
+            num_rows: largest number of rows of all data pages of version 2 together; None if
+                unknown.
             data_start: declared offset of the first data page.
         """
         at, values, rows, first_data = self._start, 0, 0, -1
@@ -318,26 +319,26 @@ class _Leaf:
 def _leaf_columns(schema: list[Any]) -> Iterator[_Leaf]:
     elements = iter(schema)
 
-    def below(
+    def leaves_below(
         path: tuple[bytes, ...], children: int, depth: int, *, nested: bool
     ) -> Iterator[_Leaf]:
         if depth > _MAX_DEPTH:
             raise DamagedError("the schema is nested too deeply")
         for _ in range(children):
             element: Any = next(elements, None)
-            here = (*path, _get(element, 4, bytes))
-            inside = nested or element.get(3) == _REPEATED
+            element_path = (*path, _get(element, 4, bytes))
+            in_list = nested or element.get(3) == _REPEATED
             if 5 in element and _count(element, 5):
-                yield from below(here, _count(element, 5), depth + 1, nested=inside)
+                yield from leaves_below(element_path, _count(element, 5), depth + 1, nested=in_list)
                 continue
             yield _Leaf(
-                path=tuple(part.decode("utf-8", "replace") for part in here),
-                encoded_path=list(here),
+                path=tuple(part.decode("utf-8", "replace") for part in element_path),
+                encoded_path=list(element_path),
                 kind=_get(element, 1, int),
-                repeated=inside,
+                repeated=in_list,
             )
 
-    yield from below((), _count(next(elements, None), 5), 0, nested=False)
+    yield from leaves_below((), _count(next(elements, None), 5), 0, nested=False)
     if next(elements, None) is not None:
         raise DamagedError("the schema has columns outside its root")
 
@@ -346,7 +347,7 @@ def _get(message: Any, field: int, kind: type[Any]) -> Any:
     """Return a field of a Thrift struct.
 
     Raises:
-        DamagedError: the message is not a struct, or its field is absent or of another type.
+        DamagedError: the message is not a struct, or the field is absent or of another type.
     """
     value = message.get(field) if isinstance(message, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -362,9 +363,9 @@ def _count(message: Any, field: int) -> int:
 
 
 class _ThriftReader:
-    """A reader of Thrift's compact protocol: a struct becomes a dict by field id.
+    """Reader of Thrift's compact protocol; converts a struct to a dict by field id.
 
-    Every element takes at least one byte, so the input's length bounds time and memory.
+    Every element takes at least one byte, so the length of the input limits time and memory.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Parquet files of unknown origin: checked, opened, and decoded in batches of bounded size.
+"""Check, open and decode Parquet files of unknown origin, in batches of bounded size.
 
-Every failure of Arrow becomes a `TraceError`. The statistics of column chunks are not used: some
-damaged ones crash the process in pyarrow 26, and reading an integer column costs little.
+Every failure of Arrow becomes a `TraceError`. The statistics of column chunks are not used, because
+some damaged statistics crash the process in pyarrow 26. Reading an integer column costs little.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ParquetTrace:
     Args:
         path: the file, as the user named it.
         file: the open file.
-        layout: checked sizes of the file.
-        limit_bytes: decoded size that is rejected.
+        layout: decoded sizes of the row groups, checked when the file was opened.
+        limit_bytes: largest decoded size; reading raises beyond it.
     """
 
     path: Path
@@ -101,14 +101,14 @@ class ParquetTrace:
             TraceError: a value does not fit the column's type, or the limit is exceeded.
         """
         for group in groups:
-            first_row = 1 + sum(self.group_rows(before) for before in range(group))
+            first_row = 1 + sum(self.group_rows(earlier) for earlier in range(group))
             for batch in self.batches([name], [group]):
                 yield typed_columns(batch, self.path, first_row)[name]
                 first_row += batch.num_rows
 
     def _batch_rows(self, group: int) -> int:
-        wide = self.layout.group_bytes[group] // max(1, self.group_rows(group))
-        return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, wide)))
+        row_bytes = self.layout.group_bytes[group] // max(1, self.group_rows(group))
+        return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
 @contextmanager
@@ -120,15 +120,15 @@ def open_parquet(
     layout: FileLayout | None = None,
     max_decoded_bytes: int | None = None,
 ) -> Iterator[ParquetTrace]:
-    """Open a Parquet file; every failure until the block ends becomes a `TraceError`.
+    """Open a Parquet file; every failure inside the `with` block becomes a `TraceError`.
 
     Args:
         path: the file, as the user named it.
         source: the seekable file to read instead, if `path` is compressed.
         names: the columns that will be read; only their decoded sizes count.
         layout: result of an earlier check; None to check the file now.
-        max_decoded_bytes: largest decoded size; None for 256 times the file's size, at least
-            256 MiB.
+        max_decoded_bytes: largest decoded size; None for 256 times the file's size, or 256 MiB if
+            that is more.
 
     Raises:
         TraceError: missing, empty, truncated, damaged, or too large when decoded.
@@ -186,7 +186,7 @@ def _check_magic(path: Path, raw: IO[bytes]) -> None:
         raise TraceError(path, "the file is empty; copy or import it again")
     if head != b"PAR1":
         raise NotATraceError(
-            path, "this is not a Parquet file; turn it into a trace with `goodput trace import`"
+            path, "this is not a Parquet file; convert it to a trace with `goodput trace import`"
         )
 
 
@@ -215,8 +215,8 @@ def require_columns(trace: ParquetTrace) -> None:
     if missing:
         raise NotATraceError(
             path,
-            f"not a trace, columns are missing: {', '.join(missing)}; "
-            "turn it into one with `goodput trace import`",
+            f"this is not a trace, because columns are missing: {', '.join(missing)}; "
+            "convert it to a trace with `goodput trace import`",
         )
     for field in trace.file.schema_arrow:
         if field.name not in TRACE_SCHEMA.names:
@@ -282,8 +282,8 @@ def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
             lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
             sizes += np.asarray(pc.fill_null(lengths, 0), dtype=np.int64)
-    number = np.cumsum(sizes) // _BATCH_BYTES
-    starts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist()]
+    part_numbers = np.cumsum(sizes) // _BATCH_BYTES
+    starts = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist()]
     for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
         yield batch.slice(start, end - start)
 

@@ -1,4 +1,4 @@
-"""Read a trace, checked and streamed by row group, so that memory does not grow with its size.
+"""Read and check a trace one row group at a time, so that memory does not grow with the file.
 
 Every problem with a file ends in a `TraceError` of one sentence. Rows stay unchanged, except that
 zero output tokens become 1; `goodput_traces.transforms` changes rows for a replay.
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Trace", "open_trace"]
 
-_SORT_REMEDY: Final = "sort it with `goodput trace import --sort`"
+_SORT_REMEDY: Final = "sort the trace with `goodput trace import --sort`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A checked trace; it holds no file handle, so it can be read any number of times.
+    """A checked trace without an open file, so that it can be read any number of times.
 
     Args:
         path: the file, as the user named it.
@@ -54,8 +54,9 @@ class Trace:
         first_ns: the earliest arrival, on the trace's own clock.
         last_ns: the latest arrival.
         floored_output_rows: rows whose zero output tokens became 1, at import or in this file.
-        layout: checked sizes of the file.
-        max_decoded_bytes: decoded size at which one pass stops; None for the default.
+        layout: decoded sizes of the row groups, checked when the file was opened.
+        max_decoded_bytes: largest decoded size of one pass over the rows; a larger file is
+            rejected. None for the default of `open_trace`.
     """
 
     path: Path
@@ -71,7 +72,7 @@ class Trace:
         """Yield the rows in the file's order; each call makes a new pass.
 
         Args:
-            start_ns: earlier arrivals are skipped; in a row group that ends earlier, only the
+            start_ns: earlier arrivals are skipped. Of a row group that ends earlier, only the
                 arrivals are read. None for no lower bound.
             end_ns: this and later arrivals are skipped. None for no upper bound.
 
@@ -79,11 +80,11 @@ class Trace:
             TraceError: a row breaks a rule, or the file is damaged. Rows before the error were
                 yielded.
         """
-        low = 0 if start_ns is None else start_ns
+        low_ns = 0 if start_ns is None else start_ns
         for columns, _ in self.batches(start_ns=start_ns, end_ns=end_ns):
             for row in rows_from_columns(columns):
-                now_ns = row.timestamp_start_unix_ns
-                if now_ns >= low and (end_ns is None or now_ns < end_ns):
+                arrival_ns = row.timestamp_start_unix_ns
+                if arrival_ns >= low_ns and (end_ns is None or arrival_ns < end_ns):
                     yield row
 
     def batches(
@@ -93,7 +94,7 @@ class Trace:
         end_ns: int | None = None,
         only: Sequence[str] | None = None,
     ) -> Iterator[tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.int64]]]]:
-        """Yield checked Arrow columns by name and arrivals in nanoseconds for each batch.
+        """For each batch, yield its checked Arrow columns by name, and its arrivals in nanoseconds.
 
         Args:
             start_ns: row groups that end before this time are skipped.
@@ -126,24 +127,24 @@ class Trace:
     def _check_last(
         self, arrivals: np.ndarray[Any, np.dtype[np.int64]], first_row: int, column: str
     ) -> None:
-        # In a sorted trace, `last_ns` is the last row's arrival. A later arrival is an error, even
-        # if the first pair of rows in the wrong order is further down.
+        # In a sorted trace, `last_ns` is the last row's arrival. A later arrival therefore proves
+        # that the file is not sorted, before `OrderCheck` reaches the pair of rows that shows it.
         if len(arrivals) and arrivals.max() > self.last_ns:
             raise RowError(
                 self.path,
                 first_row + int(arrivals.argmax()),
                 column,
-                f"rows are not sorted, this one arrives after the last one; {_SORT_REMEDY}",
+                f"this row arrives after the file's last row; {_SORT_REMEDY}",
             )
 
 
 def open_trace(path: Path | str, *, max_decoded_bytes: int | None = None) -> Trace:
-    """Open a trace, check the file's integrity and find its span; reading checks the rows.
+    """Open a trace, check the file's integrity and find its span; `Trace.rows` checks the rows.
 
     Args:
         path: the file.
-        max_decoded_bytes: decoded size at which one pass over the rows stops; None for the
-            default of 256 times the file's size, at least 256 MiB.
+        max_decoded_bytes: largest decoded size; a larger file is rejected. None for 256 times the
+            file's size, or 256 MiB if that is more.
 
     Raises:
         TraceError: the file is missing, empty, damaged, too large, or lacks a column.
@@ -195,7 +196,7 @@ def _find_span(file: ParquetTrace, clock: Clock) -> tuple[int, int]:
     span = _arrival_bounds(file, groups)
     if span is None:
         raise TraceError(
-            file.path, f"column {_arrival_column(file)} is empty; every row needs its arrival"
+            file.path, f"column {_arrival_column(file)} is empty; every row needs an arrival"
         )
     return span
 
@@ -216,12 +217,12 @@ def _arrival_bounds(file: ParquetTrace, groups: Iterable[int]) -> tuple[int, int
     scale = 1 if arrival == COLUMN_NS else NS_PER_MS
     bounds: tuple[int, int] | None = None
     for column in file.column(arrival, groups):
-        found = pc.min_max(column)
-        least, most = found["min"].as_py(), found["max"].as_py()
-        if least is None:
+        extremes = pc.min_max(column)
+        low, high = extremes["min"].as_py(), extremes["max"].as_py()
+        if low is None:
             continue
-        least, most = least * scale, most * scale
-        bounds = (least, most) if bounds is None else (min(bounds[0], least), max(bounds[1], most))
+        low, high = low * scale, high * scale
+        bounds = (low, high) if bounds is None else (min(bounds[0], low), max(bounds[1], high))
     return bounds
 
 

@@ -1,7 +1,7 @@
 """The trace format without I/O: rows, columns, bounds, order, and the file's metadata.
 
-Columns shared with AIPerf's `baseten_trace` reader keep its names and meaning. This module must
-not import pyarrow: importers, transforms and argument parsers load it.
+Columns that AIPerf's `baseten_trace` reader also reads have the same name and meaning there. This
+module must not import pyarrow, because argument parsers load it and must be fast.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class ColumnBounds:
     """The allowed values of a column.
 
     Args:
-        lowest: the lowest value.
-        highest: the highest value.
-        above: True if `lowest` itself is not allowed.
+        lowest: minimum.
+        highest: maximum.
+        above: True if the minimum itself is not allowed.
     """
 
     lowest: int
@@ -64,7 +64,7 @@ class ColumnBounds:
     above: bool = False
 
     def allow(self, value: float) -> bool:
-        """True if a value, which is not NaN, is within the bounds."""
+        """True if the value is within the bounds; it must not be NaN."""
         return self.lowest <= value <= self.highest and not (self.above and value == self.lowest)
 
     def __str__(self) -> str:
@@ -118,20 +118,20 @@ class TraceRow:
     """One request of a trace. Field names equal the columns of the Parquet format.
 
     Args:
-        request_id: unique within the trace; pairs two runs of one trace.
-        timestamp_start_unix_ns: arrival, nanoseconds. Since the Unix epoch for an absolute
-            clock, since the start of the trace or the session for a relative one.
+        request_id: unique within the trace. The requests of two runs of a trace are matched by it.
+        timestamp_start_unix_ns: arrival, nanoseconds since the Unix epoch for an absolute clock,
+            since the start of the trace or of the session for a relative clock.
         input_tokens: prompt length, at least 1.
         output_tokens: output length, at least 1; zeros are read as 1 and counted.
         max_output_tokens: the limit that the client set; scheduling policies see this length
             and not `output_tokens`.
         prompt: the prompt's text, if the trace has it.
-        total_hashes: one hash per block of the prompt, in order; equal hashes are equal
-            prefixes. Empty if the prefix structure is unknown. Hashes beyond the prompt's blocks
-            belong to the output.
-        block_size: tokens per hash; present if `total_hashes` is not empty.
+        total_hashes: one hash per block of the prompt, in order. Equal hashes mean that the prompts
+            agree up to and including the block. Empty if the prefix structure is unknown. Hashes
+            beyond the prompt's blocks belong to the output.
+        block_size: tokens per hash; not None if `total_hashes` is not empty.
         provided_session_id: the session id given by the source.
-        poor_man_session_id: a session id that the source derived because none was given.
+        poor_man_session_id: a session id that the source derived because the client gave none.
         turn: position within the session, from 0.
         parent_request_id: the request whose response precedes this request.
         delay_ms: think time between the parent's response and this request, milliseconds.
@@ -139,7 +139,7 @@ class TraceRow:
         ttft_target_ms: the row's own TTFT target, milliseconds.
         tpot_target_ms: the row's own TPOT target, milliseconds.
         e2e_target_ms: the row's own end-to-end target, milliseconds.
-        priority: larger is more urgent.
+        priority: a larger value is more urgent.
         request_canceled: True if the source's client cancelled the request.
         cancel_after_ms: time of the cancellation, milliseconds after arrival.
         duration_ttft_ms: recorded TTFT, milliseconds; not used by a replay.
@@ -195,7 +195,7 @@ class TraceRow:
 
     @property
     def cancel_after_ns(self) -> int | None:
-        """Time of the client's cancellation, nanoseconds after arrival; None without one."""
+        """Time of the client's cancellation, nanoseconds after arrival; None if not cancelled."""
         return None if self.cancel_after_ms is None else ms_to_ns(self.cancel_after_ms)
 
 
@@ -219,9 +219,9 @@ class HashSemantics(StrEnum):
     NONE = "none"
     """No hashes."""
     FULL_BLOCKS = "full-blocks"
-    """Full blocks only: a row has input_tokens // block_size of them."""
+    """Full blocks only: a row has input_tokens // block_size hashes."""
     LAST_PARTIAL = "last-partial"
-    """The last block may be partial: a row has ceil(input_tokens / block_size) of them."""
+    """The last block may be partial: a row has ceil(input_tokens / block_size) hashes."""
     UNSPECIFIED = "unspecified"
     """The source does not state which blocks have hashes."""
 
@@ -277,7 +277,7 @@ class TraceMetadata:
         version = text("version", FORMAT_VERSION)
         if version != FORMAT_VERSION:
             raise ValueError(
-                f"metadata {_PREFIX}version is {version[:40]!r}, this version of goodput reads "
+                f"metadata {_PREFIX}version is {version[:40]!r}, but this version of goodput reads "
                 f"{FORMAT_VERSION!r}; upgrade goodput"
             )
         return cls(

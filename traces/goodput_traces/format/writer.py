@@ -1,4 +1,4 @@
-"""Write a trace: streamed, checked, and under its final name only when it is complete."""
+"""Write a trace in a stream, check it, and rename it to its final name when it is complete."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reject_existing(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def create_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name when the block ends, or not if the block raises.
+    """Open a file that appears under its name only if the `with` block ends without an exception.
 
     Raises:
         TraceError: the file exists already, or its folder cannot be written.
@@ -61,19 +61,20 @@ def write_trace(
     metadata: TraceMetadata | Callable[[], TraceMetadata],
     *,
     overwrite: bool = False,
-    sort_remedy: str | None = "sort them first",
+    require_order: bool = True,
+    sort_remedy: str = "sort them first",
     locate: Callable[[RowError], RowError] | None = None,
 ) -> int:
-    """Write all rows, a row group at a time; after an exception no file is left behind.
+    """Write all rows, one row group at a time; after an exception, no file is left behind.
 
     Args:
         path: the trace to write.
         rows: the rows, in the format's order.
-        metadata: the file's metadata. A callable is called before the first row and after the
-            last one, when its counts are final.
+        metadata: the file's metadata. A callable is called again after the last row, when the
+            counts in the metadata are final.
         overwrite: replace an existing file.
-        sort_remedy: the way to sort the rows, for the error about rows that are not in the format's
-            order; None to accept rows in any order.
+        require_order: True to reject rows that are not in the format's order.
+        sort_remedy: the way to sort the rows, for the error about unsorted rows.
         locate: converts an error that names a row of this trace to one that names its place in
             the file from which the row was imported.
 
@@ -86,10 +87,10 @@ def write_trace(
     """
     path = Path(path)
 
-    def current() -> TraceMetadata:
+    def current_metadata() -> TraceMetadata:
         return metadata() if callable(metadata) else metadata
 
-    order = None if sort_remedy is None else OrderCheck(current().clock, path, sort_remedy)
+    order = OrderCheck(current_metadata().clock, path, sort_remedy) if require_order else None
     written = 0
     with _create_parquet(path, overwrite=overwrite) as writer:
         for group in _row_groups(rows):
@@ -99,7 +100,7 @@ def write_trace(
                 raise (error if locate is None else locate(error)) from error
             writer.write_batch(batch)
             written += len(group)
-        writer.add_key_value_metadata(current().to_key_values())
+        writer.add_key_value_metadata(current_metadata().to_key_values())
     return written
 
 
@@ -130,11 +131,11 @@ def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
     keys = [(COLUMN_NS, "ascending")]
     if metadata.clock is Clock.SESSION_RELATIVE:
         keys.insert(0, ("provided_session_id", "ascending"))
-    order = pc.sort_indices(table, sort_keys=keys)  # stable
-    rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
+    indices = pc.sort_indices(table, sort_keys=keys)  # stable
+    group_rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(indices) // max(1, table.nbytes)))
     with _create_parquet(out, overwrite=overwrite) as writer:
-        for start in range(0, len(order), rows):
-            writer.write_table(table.take(order[start : start + rows]))
+        for start in range(0, len(indices), group_rows):
+            writer.write_table(table.take(indices[start : start + group_rows]))
         writer.add_key_value_metadata(metadata.to_key_values())
 
 
@@ -151,7 +152,7 @@ def _create_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter
 
 
 def _row_groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
-    """Yield row groups of bounded rows and bytes: a row's prompt or hashes can take megabytes."""
+    """Yield row groups with limits for rows and bytes, as one prompt can take megabytes."""
     group: list[TraceRow] = []
     size = 0
     for row in rows:

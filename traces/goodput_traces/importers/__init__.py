@@ -1,4 +1,4 @@
-"""Importers of other tools' trace formats, one module each, and the detection of a format.
+"""Importers of other tools' trace formats, one module each, and the recognition of formats.
 
 The importers' modules do not import pyarrow, because the argument parser lists the formats.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from goodput_traces.importers.base import Importer
 
-__all__ = ["FORMATS", "KNOWN_COLUMNS", "find_importer"]
+__all__ = ["FORMATS", "READ_COLUMNS", "find_importer"]
 
 FORMATS: Final[Mapping[str, type[Importer]]] = {
     importer.name: importer
     for importer in (AzureImporter, MooncakeImporter, WekaImporter, BasetenImporter)
 }
-KNOWN_COLUMNS: Final = frozenset[str]().union(*(kind.known for kind in FORMATS.values()))
+READ_COLUMNS: Final = frozenset[str]().union(*(kind.read_columns for kind in FORMATS.values()))
 """Columns read by at least one importer."""
 
 
@@ -33,8 +33,7 @@ def find_importer(name: str | None, columns: Collection[str], path: Path) -> typ
     """Return the importer of a format.
 
     Args:
-        name: a name of `FORMATS`; None for the first format of which the file has every required
-            column.
+        name: a name of `FORMATS`; None for the first format whose required columns the file has.
         columns: columns of the file.
         path: the file, for errors.
 
@@ -43,16 +42,17 @@ def find_importer(name: str | None, columns: Collection[str], path: Path) -> typ
     """
     if name is not None:
         importer = FORMATS[name]
-        missing = sorted(importer.fingerprint.difference(columns))
+        missing = sorted(importer.required_columns.difference(columns))
         if missing:
             raise NotATraceError(
                 path,
-                f"not a file of the format {name}, columns are missing: {', '.join(missing)}; "
-                "name another --format, or leave it out to have it recognised",
+                f"this is not a file of the format {name}, because columns are missing: "
+                f"{', '.join(missing)}; name another --format, or omit --format to have the format "
+                "recognised",
             )
         return importer
     for importer in FORMATS.values():
-        if importer.fingerprint.issubset(columns):
+        if importer.required_columns.issubset(columns):
             return importer
     shown = ", ".join(sorted(map(str, columns))[:8])
     formats = ", ".join(FORMATS)

@@ -1,4 +1,4 @@
-"""Import Azure's LLM inference traces: a wall clock and two lengths.
+"""Import Azure's LLM inference traces: wall-clock times, and lengths of prompts and outputs.
 
 Source: Patel et al., "Splitwise", ISCA 2024; github.com/Azure/AzurePublicDataset. Timestamps
 have ticks of 100 ns (2023) or microseconds with a time zone (2024). A time without a zone is read
@@ -30,16 +30,16 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AzureImporter(Importer):
-    """Import `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`."""
+    """Importer of Azure's CSV files."""
 
     name = "azure"
     summary = "Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens"
-    fingerprint: ClassVar[frozenset[str]] = frozenset(
+    required_columns: ClassVar[frozenset[str]] = frozenset(
         {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
     )
     ordered_by = "TIMESTAMP"
     clock: ClassVar[Clock] = Clock.ABSOLUTE
-    known: ClassVar[frozenset[str]] = fingerprint
+    read_columns: ClassVar[frozenset[str]] = required_columns
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
@@ -81,7 +81,7 @@ class AzureImporter(Importer):
         return _check_arrival(record, seconds * NS_PER_S + int(fraction.ljust(9, "0")))
 
     def _note_digits(self, digits: int) -> None:
-        """Note the number of fractional digits of a time; the finest tick is the resolution."""
+        """Reduce the resolution to the tick of a time with this number of fractional digits."""
         self.resolution_ns = min(self.resolution_ns, 10 ** (9 - digits))
 
 

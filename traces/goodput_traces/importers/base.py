@@ -24,7 +24,7 @@ _MAX_DROPPED: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """Facts about a source that the file does not contain.
+    """Properties of a source that the file does not contain.
 
     Args:
         source: origin of the requests; the metadata's `source`.
@@ -40,23 +40,23 @@ class ImportOptions:
 class Importer(ABC):
     """Converter of the records of one import to rows.
 
-    After the last row, `metadata` and `notes` are final.
+    `metadata` and `notes` are final only after the last row.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    fingerprint: ClassVar[frozenset[str]]
-    """Columns that every record of the format has; the format is recognised by them."""
+    required_columns: ClassVar[frozenset[str]]
+    """Columns that every record of the format has; the format is recognised by these columns."""
     ordered_by: str
     """The column that determines the order of records."""
     clock: ClassVar[Clock]
     """Origin of the format's timestamps."""
-    known: ClassVar[frozenset[str]]
-    """Columns that are read. A note names the others, which are dropped."""
+    read_columns: ClassVar[frozenset[str]]
+    """Columns that are read. All others are dropped, and a note names them."""
     id_column: ClassVar[str] = "request_id"
     """Column from which request ids are built."""
     several_files: ClassVar[bool] = False
-    """True if sessions have clocks of their own, so that files can be joined."""
+    """True if each session has its own clock, so that files can be joined."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
@@ -74,7 +74,7 @@ class Importer(ABC):
         """
         for record in records:
             self.num_records += 1
-            if not self.known.issuperset(record.values):
+            if not self.read_columns.issuperset(record.values):
                 self._note_dropped(record)
             for row in self.convert(record):
                 yield record, row
@@ -105,9 +105,12 @@ class Importer(ABC):
         """Return sentences for the user about changed or lost values."""
         notes = []
         if self.floored_output_rows:
-            notes.append(f"{self.floored_output_rows:,} rows with zero output tokens were set to 1")
+            notes.append(
+                f"zero output tokens were replaced with 1 in {self.floored_output_rows:,} rows"
+            )
         if self._dropped:
-            notes.append(f"columns that a trace does not contain: {', '.join(self._dropped)}")
+            columns = ", ".join(self._dropped)
+            notes.append(f"columns that a trace does not have were dropped: {columns}")
         return notes
 
     def output_tokens(self, record: Record, column: str) -> int:
@@ -120,5 +123,5 @@ class Importer(ABC):
 
     def _note_dropped(self, record: Record) -> None:
         for column in record.values:
-            if column not in self.known and len(self._dropped) < _MAX_DROPPED:
+            if column not in self.read_columns and len(self._dropped) < _MAX_DROPPED:
                 self._dropped[column] = None

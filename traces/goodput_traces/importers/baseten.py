@@ -1,7 +1,7 @@
 """Import AIPerf's `baseten_trace` columns and all other columns of Goodput's format.
 
 Columns have the meaning of AIPerf's reader. Columns that only Goodput's format has are imported if
-they exist, so a trace that was exported, edited or left unsorted is restored.
+the file has them, so a trace can be exported, edited or sorted, and imported again.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _OPTIONAL_INTEGERS: Final = tuple(
 
 
 class BasetenImporter(Importer):
-    """Import `timestamp_start_unix_ms`, `input_tokens`, `output_tokens` and all known columns."""
+    """Importer of files with AIPerf's or Goodput's columns; `read_columns` lists them."""
 
     name = "baseten"
     summary = "AIPerf's baseten_trace: timestamp_start_unix_ms, input_tokens, output_tokens, …"
-    fingerprint: ClassVar[frozenset[str]] = frozenset({"input_tokens", "output_tokens"})
+    required_columns: ClassVar[frozenset[str]] = frozenset({"input_tokens", "output_tokens"})
     ordered_by = COLUMN_MS
     clock: ClassVar[Clock] = Clock.ABSOLUTE
-    known: ClassVar[frozenset[str]] = frozenset({*ROW_FIELDS, COLUMN_MS})
+    read_columns: ClassVar[frozenset[str]] = frozenset({*ROW_FIELDS, COLUMN_MS})
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
@@ -66,15 +66,15 @@ class BasetenImporter(Importer):
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record to one request."""
         hashes = record.hashes("total_hashes")
-        block = record.optional_integer("block_size", "block_size")
+        block_size = record.optional_integer("block_size", "block_size")
         if hashes:
             self.hash_semantics = HashSemantics.UNSPECIFIED
-            block = block or self.options.block_size
-            if block is None:
+            block_size = block_size or self.options.block_size
+            if block_size is None:
                 record.reject(
                     "block_size",
-                    "it is missing although the row has total_hashes; set the tokens per hash "
-                    "with --block-size",
+                    "the value is missing although the row has total_hashes; set the tokens per "
+                    "hash with --block-size",
                 )
         columns: dict[str, Any] = {
             **{name: record.optional_text(name, name) for name in TEXT_BOUNDS},
@@ -90,21 +90,21 @@ class BasetenImporter(Importer):
                 "input_tokens": record.integer("input_tokens", "input_tokens"),
                 "output_tokens": self.output_tokens(record, "output_tokens"),
                 "total_hashes": hashes,
-                "block_size": block,
+                "block_size": block_size,
                 "request_canceled": None if canceled is None else canceled == 1,
             }
         )
 
     def metadata(self) -> TraceMetadata:
-        """Return the source's own metadata if it has any, else that of an absolute clock."""
+        """Return the source's metadata if it has any; otherwise, the clock is absolute."""
         metadata = super().metadata()
-        kept = self._source_metadata
-        if kept is None:
+        source = self._source_metadata
+        if source is None:
             return metadata
         return replace(
-            kept,
-            licence=metadata.licence or kept.licence,
-            floored_output_rows=metadata.floored_output_rows + kept.floored_output_rows,
+            source,
+            licence=metadata.licence or source.licence,
+            floored_output_rows=metadata.floored_output_rows + source.floored_output_rows,
         )
 
     def _arrival_ns(self, record: Record) -> int:

@@ -1,7 +1,7 @@
 """Find request ids that occur twice, in bounded memory.
 
-Each id is stored as a digest of 128 bits. Up to a million digests stay in memory. More are
-distributed to temporary files by their value, so that each file can be sorted separately.
+Each id is stored as a digest of 128 bits. Up to a million digests stay in memory. More digests
+are distributed to temporary files by value, so that each file can be sorted separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DuplicateIds:
     """Request ids and their places in the source; close it to remove the temporary files.
 
     Args:
-        in_memory: highest number of ids in memory.
+        in_memory: maximum number of ids in memory.
     """
 
     def __init__(self, in_memory: int = _IN_MEMORY) -> None:
@@ -47,7 +47,7 @@ class DuplicateIds:
             self._spill()
 
     def find_first(self) -> tuple[int, int] | None:
-        """Return the places of the first duplicate, the earlier row's first; None without one."""
+        """Return the places of the first two equal ids, in order; None if all ids differ."""
         if not self._parts:
             return _find_first_pair(np.frombuffer(bytes(self._buffer), dtype=_ENTRY))
         self._spill()
@@ -63,9 +63,9 @@ class DuplicateIds:
                 file = tempfile.TemporaryFile()  # noqa: SIM115 - the stack closes it
                 self._parts.append(self._stack.enter_context(file))
         entries = np.frombuffer(bytes(self._buffer), dtype=_ENTRY)
-        number = entries["high"] % _PARTS
-        for at, part in enumerate(self._parts):
-            part.write(entries[number == at].tobytes())
+        part_numbers = entries["high"] % _PARTS
+        for number, part in enumerate(self._parts):
+            part.write(entries[part_numbers == number].tobytes())
         self._buffer.clear()
 
 

@@ -1,9 +1,8 @@
 """Import Mooncake's traces and AIPerf's `mooncake_trace`: arrival, lengths, prefix blocks.
 
 Source: Qin et al., "Mooncake", FAST 2025. Each entry of `hash_ids` identifies a block of 512
-tokens; the last block may be partial. AIPerf adds sessions, delays and the prompt's text. The
-arrival of a row with a delay and no timestamp depends on an earlier response, so it is unknown and
-the row is rejected.
+tokens; the last block may be partial. AIPerf adds sessions, delays and the prompt's text. A row
+with a delay and no timestamp is rejected, because its arrival depends on an earlier response.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["MooncakeImporter"]
 
-_BLOCK: Final = 512
+_DEFAULT_BLOCK_SIZE: Final = 512
 
 
 class MooncakeImporter(Importer):
-    """Import `timestamp` (milliseconds), `input_length`, `output_length`, `hash_ids`."""
+    """Importer of Mooncake's and AIPerf's JSON lines; `read_columns` lists the fields."""
 
     name = "mooncake"
     summary = "Mooncake and AIPerf JSONL: timestamp (ms), input_length, output_length, hash_ids"
-    fingerprint: ClassVar[frozenset[str]] = frozenset(
+    required_columns: ClassVar[frozenset[str]] = frozenset(
         {"timestamp", "input_length", "output_length"}
     )
     ordered_by = "timestamp"
     clock: ClassVar[Clock] = Clock.TRACE_RELATIVE
-    known: ClassVar[frozenset[str]] = fingerprint | {
+    read_columns: ClassVar[frozenset[str]] = required_columns | {
         "hash_ids",
         "session_id",
         "delay",
@@ -52,18 +51,18 @@ class MooncakeImporter(Importer):
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
         self.resolution_ns = NS_PER_MS
-        self._block = options.block_size or _BLOCK
+        self._block_size = options.block_size or _DEFAULT_BLOCK_SIZE
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record to one request."""
         prompt_tokens = record.integer("input_length", "input_tokens")
         hashes = record.hashes("hash_ids")
-        blocks = -(-prompt_tokens // self._block)
+        blocks = -(-prompt_tokens // self._block_size)
         if hashes and len(hashes) != blocks:
             record.reject(
                 "hash_ids",
-                f"the row has {len(hashes)} hashes, but {prompt_tokens} tokens in blocks of "
-                f"{self._block} need {blocks}; set --block-size to the trace's",
+                f"there are {len(hashes)} hashes, but {prompt_tokens} tokens in blocks of "
+                f"{self._block_size} need {blocks}; set --block-size to the trace's block size",
             )
         if hashes:
             self.hash_semantics = HashSemantics.LAST_PARTIAL
@@ -75,7 +74,7 @@ class MooncakeImporter(Importer):
             output_tokens=self.output_tokens(record, "output_length"),
             prompt=record.optional_text("text_input", "prompt"),
             total_hashes=hashes,
-            block_size=self._block if hashes else None,
+            block_size=self._block_size if hashes else None,
             provided_session_id=record.optional_text("session_id", "provided_session_id"),
             delay_ms=record.optional_number("delay", "delay_ms"),
             priority=record.optional_integer("priority", "priority"),

@@ -39,7 +39,7 @@ class Record:
 
     Args:
         path: the file, as the user named it.
-        number: number of the line or row, from 1.
+        number: number of the line or row, counted from 1.
         unit: `line` or `row`.
         values: values by column.
         prefix: precedes column names in errors, for records nested in others.
@@ -64,7 +64,7 @@ class Record:
             RowError: the value is not an object.
         """
         if not isinstance(values, dict):
-            self.reject(prefix, "expected an object")
+            self.reject(prefix, f"the value is not an object; {_CORRECT}")
         return replace(self, values=values, prefix=f"{self.prefix}{prefix}.")
 
     def optional_integer(self, column: str, kind: str) -> int | None:
@@ -89,7 +89,7 @@ class Record:
         return number
 
     def optional_number(self, column: str, kind: str | None = None) -> float | None:
-        """Return a finite number, or None if absent; without `kind`, any number is allowed."""
+        """Return a finite number, or None if absent; `kind` sets the bounds, if it is given."""
         value = self.values.get(column)
         if value is None:
             return None
@@ -98,7 +98,7 @@ class Record:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            self.reject(column, f"{_shorten(value)} is not a number; correct it or leave it empty")
+            self.reject(column, f"{_shorten(value)} is not a number; correct or remove the value")
         if kind is not None:
             self.check_bounds(column, number, FLOAT_BOUNDS[kind])
         return number
@@ -138,7 +138,7 @@ class Record:
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            self.reject(column, "the text contains half a surrogate pair; it is not valid Unicode")
+            self.reject(column, "half a surrogate pair is not valid Unicode; correct the text")
         if size > TEXT_BOUNDS[kind]:
             self.reject(column, f"the text is longer than {TEXT_BOUNDS[kind]:,} bytes")
         return text

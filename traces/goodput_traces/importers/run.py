@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_traces.errors import NotATraceError, RowError, TraceError
 from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
-from goodput_traces.importers import KNOWN_COLUMNS, find_importer
+from goodput_traces.importers import READ_COLUMNS, find_importer
 from goodput_traces.importers.base import Importer, ImportOptions
 from goodput_traces.importers.duplicates import DuplicateIds
 from goodput_traces.importers.source import Container, Source, recognise
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ImportResult", "import_trace"]
 
-_LINE_BITS: Final = 40  # a place is the file's index, shifted by these bits, and the line's number
+# A place is the index of a file, shifted by these bits, plus the number of a line.
+_LINE_BITS: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,10 @@ def import_trace(
     """Read the sources, check every record and write the trace.
 
     Args:
-        paths: the files to read; several only for formats with a clock per session.
+        paths: the files to read; more than one only for formats with a clock per session.
         out: the trace to write.
         form: a name of `FORMATS`; None to recognise the format from the columns.
-        options: facts about the source that the file does not contain.
+        options: properties of the source that the file does not contain.
         sort: sort the rows instead of rejecting unsorted ones.
         overwrite: replace an existing trace.
         max_decoded_bytes: largest size of a source after decompression; None for the default.
@@ -81,8 +82,8 @@ def import_trace(
         if not kind.several_files:
             raise TraceError(
                 sources[1].path,
-                f"files of the format {kind.name} are imported one at a time; only formats whose "
-                "sessions have clocks of their own can be joined",
+                f"files of the format {kind.name} are imported one at a time; only formats with a "
+                "clock per session allow several files",
             )
         labels = [label for label, _ in labelled]
         records = _join_records(zip(labels, sources, strict=True), kind, on_bytes)
@@ -97,7 +98,8 @@ def import_trace(
                 rows.check_rows(records),
                 importer.metadata,
                 overwrite=overwrite,
-                sort_remedy=None if sort else "sort the file, or add --sort",
+                require_order=not sort,
+                sort_remedy="sort the file, or add --sort",
                 locate=rows.locate,
             )
         if sort:
@@ -136,13 +138,12 @@ class _Rows:
             yield row
         pair = self._ids.find_first()
         if pair is not None:
-            (_, earlier), (path, line) = map(self._split, pair)
+            (_, earlier_line), (path, line) = map(self._split, pair)
             raise RowError(
                 path,
                 line,
                 self._importer.id_column,
-                f"the request id already belongs to {self._unit} {earlier}; give every request "
-                "its own",
+                f"{self._unit} {earlier_line} has the same request id; give every request its own",
                 unit=self._unit,
             )
 
@@ -159,10 +160,10 @@ class _Rows:
 def _read_first_record(
     source: Source, on_bytes: Callable[[int], None] | None
 ) -> tuple[Record, Iterator[Record]]:
-    records = source.records(KNOWN_COLUMNS, on_bytes)
+    records = source.records(READ_COLUMNS, on_bytes)
     first = next(records, None)
     if first is None:
-        raise TraceError(source.path, "there are no records in it; nothing was imported")
+        raise TraceError(source.path, "the file has no records; nothing was imported")
     return first, chain((first,), records)
 
 
@@ -172,26 +173,27 @@ def _join_records(
     on_bytes: Callable[[int], None] | None,
 ) -> Iterator[Record]:
     """Yield the records of all files, each with its file's label as namespace."""
-    done = 0
+    finished_bytes = 0
 
     def report(position: int) -> None:
         if on_bytes is not None:
-            on_bytes(done + position)
+            on_bytes(finished_bytes + position)
 
     for label, source in labelled:
         first, records = _read_first_record(source, report)
-        if not kind.fingerprint.issubset(first.values):
+        if not kind.required_columns.issubset(first.values):
             raise NotATraceError(
                 source.path,
-                f"not a file of the format {kind.name} like the first one; import it alone",
+                f"the first file has the format {kind.name}, but this file does not; import it "
+                "alone",
             )
         for record in records:
             yield replace(record, namespace=label)
-        done += source.path.stat().st_size
+        finished_bytes += source.path.stat().st_size
 
 
 def _label_files(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Return the files with distinct labels, in the order of their sessions' ids."""
+    """Return the files with distinct labels, in the order of their session ids."""
     labelled: dict[str, Path] = {}
     for path in paths:
         name = path.name.partition(".")[0] or path.name

@@ -64,13 +64,14 @@ class Container(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file to import whose container is known; it can be read any number of times.
+    """A file to import, with its compression and container; it can be read any number of times.
 
     Args:
         path: the file, as the user named it.
         compression: name of the compression; None if the file is not compressed.
         container: from `recognise`.
-        max_decoded_bytes: size after decompression at which reading stops; None for the default.
+        max_decoded_bytes: largest size after decompression; a larger file is rejected. None for
+            the default.
     """
 
     path: Path
@@ -79,12 +80,12 @@ class Source:
     max_decoded_bytes: int | None = None
 
     def records(
-        self, known: Collection[str], on_bytes: Callable[[int], None] | None = None
+        self, columns: Collection[str], on_bytes: Callable[[int], None] | None = None
     ) -> Iterator[Record]:
         """Yield the records in the file's order.
 
         Args:
-            known: columns of a Parquet file to read; every record has None for the others.
+            columns: columns of a Parquet file to read; every record has None for the others.
             on_bytes: called with the number of (compressed) bytes read so far.
 
         Raises:
@@ -92,7 +93,7 @@ class Source:
                 line.
         """
         if self.container is Container.PARQUET:
-            yield from self._parquet_records(known)
+            yield from self._parquet_records(columns)
             return
         with _open_decompressed(
             self.path, self.compression, self.max_decoded_bytes, on_bytes
@@ -112,23 +113,22 @@ class Source:
         with self._parquet() as file:
             return file.key_values
 
-    def _parquet_records(self, known: Collection[str]) -> Iterator[Record]:
-        with self._parquet(known) as file:
-            read = [name for name in file.names if name in known]
-            unread = dict.fromkeys(name for name in file.names if name not in known)
+    def _parquet_records(self, columns: Collection[str]) -> Iterator[Record]:
+        with self._parquet(columns) as file:
+            names = [name for name in file.names if name in columns]
+            other_values = dict.fromkeys(name for name in file.names if name not in columns)
             number = 0
-            for batch in file.batches(read, range(len(file.layout.group_bytes))):
-                for values in _convert_rows(batch, self.path, number + 1):
+            for batch in file.batches(names, range(len(file.layout.group_bytes))):
+                for row in _convert_rows(batch, self.path, number + 1):
                     number += 1
-                    yield Record(
-                        path=self.path, number=number, unit="row", values={**values, **unread}
-                    )
+                    values = {**row, **other_values}
+                    yield Record(path=self.path, number=number, unit="row", values=values)
 
     @contextmanager
-    def _parquet(self, known: Collection[str] = ()) -> Iterator[ParquetTrace]:
+    def _parquet(self, columns: Collection[str] = ()) -> Iterator[ParquetTrace]:
         limit = self.max_decoded_bytes
         if self.compression is None:
-            with open_parquet(self.path, names=known, max_decoded_bytes=limit) as file:
+            with open_parquet(self.path, names=columns, max_decoded_bytes=limit) as file:
                 yield file
             return
         with tempfile.TemporaryFile() as spool:  # a Parquet footer is at the end
@@ -136,7 +136,7 @@ class Source:
                 shutil.copyfileobj(stream, spool, _CHUNK)
             limit = _limit_bytes(self.path, limit)
             with open_parquet(
-                self.path, source=spool, names=known, max_decoded_bytes=limit
+                self.path, source=spool, names=columns, max_decoded_bytes=limit
             ) as file:
                 yield file
 
@@ -220,13 +220,13 @@ def _damaged_error(path: Path, compression: str | None, error: BaseException) ->
 
 
 class _BoundedStream(io.RawIOBase):
-    """A decompressed stream that raises after a number of bytes and reports its progress.
+    """A decompressed stream that raises `TooLargeError` beyond a limit and reports its progress.
 
     Args:
-        file: the file; its position is reported.
+        file: the compressed file, whose position is reported.
         stream: the file's content after decompression.
         path: the file, for errors.
-        limit_bytes: size after decompression that is rejected; None for no limit.
+        limit_bytes: largest size after decompression; None for no limit.
         on_bytes: called with the file's position after each read.
     """
 
@@ -326,8 +326,8 @@ class _CsvLines:
     def __next__(self) -> str:
         self._number, line = next(self._lines)
         self._bytes += len(line) + 1
-        long = self._number - self._start >= _MAX_RECORD_LINES
-        if long or self._bytes > MAX_LINE_BYTES:
+        too_many_lines = self._number - self._start >= _MAX_RECORD_LINES
+        if too_many_lines or self._bytes > MAX_LINE_BYTES:
             raise TraceError(
                 self._path,
                 f"the record that starts on line {self._start} is longer than "
@@ -357,18 +357,18 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
             continue
         if header is None:
             header = [name.strip() for name in cells]
-            twice = next((name for name in header if header.count(name) > 1), None)
-            if twice is not None:
+            repeated = next((name for name in header if header.count(name) > 1), None)
+            if repeated is not None:
                 raise TraceError(
                     path,
-                    f"line {reader.line_num}: the CSV header names a column twice ({twice}); "
+                    f"line {reader.line_num}: the CSV header names a column twice ({repeated}); "
                     "rename one",
                 )
             continue
         if len(cells) != len(header):
             raise TraceError(
                 path,
-                f"line {reader.line_num} has {len(cells)} cells, the header has {len(header)}; "
+                f"line {reader.line_num} has {len(cells)} cells, but the header has {len(header)}; "
                 "correct or remove the line",
             )
         values: dict[str, Any] = {
@@ -385,8 +385,10 @@ def _convert_rows(batch: pa.RecordBatch, path: Path, first_row: int) -> Iterator
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 try:
                     column[at].as_py()
-                except ValueError as wrong:
+                except ValueError as cell_error:
                     Record(path=path, number=first_row + at, unit="row", values={}).reject(
-                        name, f"the value cannot be read ({first_line(wrong)}); correct it"
+                        name, f"the value cannot be read ({first_line(cell_error)}); correct it"
                     )
-        raise TraceError(path, f"the rows from {first_row} on cannot be read") from error
+        raise TraceError(
+            path, f"the rows from {first_row} on cannot be read; correct them"
+        ) from error

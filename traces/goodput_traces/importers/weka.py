@@ -3,7 +3,7 @@
 Source: kv-cache-tester (Callan Fox). The time `t` of a request is in seconds since the session's
 start; `api_time`, `think_time` and `ttft` are durations in seconds; lengths are in tokens. Hashes
 cover full blocks of 64 tokens and are comparable only within a session. Entries of type `subagent`
-are markers that contain requests; the times of these count from the marker's start.
+are markers that contain requests; the times of these requests count from the time of the marker.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MAX_REQUESTS: Final = 1_000_000
 
 
 class WekaImporter(Importer):
-    """Import `id`, `block_size` and `requests` of each line."""
+    """Importer of Weka's JSON lines: one session per line."""
 
     name = "weka"
-    summary = "Weka coding-agent sessions: id, block_size, requests (one session a line)"
-    fingerprint: ClassVar[frozenset[str]] = frozenset({"id", "block_size", "requests"})
+    summary = "Weka coding-agent sessions: id, block_size, requests (one session per line)"
+    required_columns: ClassVar[frozenset[str]] = frozenset({"id", "block_size", "requests"})
     ordered_by = "id"
     clock: ClassVar[Clock] = Clock.SESSION_RELATIVE
     id_column: ClassVar[str] = "id"
     several_files: ClassVar[bool] = True
-    known: ClassVar[frozenset[str]] = fingerprint | {
+    read_columns: ClassVar[frozenset[str]] = required_columns | {
         "models",
         "hash_id_scope",
         "tool_tokens",
@@ -52,26 +52,30 @@ class WekaImporter(Importer):
         self._tick_ns = 0
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
-        """Convert a session to its requests by time; ties keep the order of the source."""
+        """Convert a session to its requests in order of time; ties keep the order of the source."""
         session = record.optional_text("id", "provided_session_id")
         if not session:
-            record.reject("id", "the session has no id; give every session its own")
+            record.reject("id", "the session has no id; give every session an id")
         if record.namespace:
             session = f"{record.namespace}/{session}"
-        block = record.integer("block_size", "block_size")
+        block_size = record.integer("block_size", "block_size")
         requests = _get_list(record, "requests")
         flat = sorted(self._flatten(record, requests), key=lambda item: item[0])
         salt = _session_salt(session)
         for turn, (arrival_ns, agent, request) in enumerate(flat):
             self._tick_ns = gcd(self._tick_ns, arrival_ns)
             self.resolution_ns = self._tick_ns or NS_PER_S
-            yield self._row(session, turn, arrival_ns, agent, request, salt=salt, block=block)
+            yield self._row(
+                session, turn, arrival_ns, agent, request, salt=salt, block_size=block_size
+            )
 
     def notes(self) -> list[str]:
-        """Return the common notes and those on markers and the clock."""
+        """Return the notes of every importer, and notes about markers and the clock."""
         notes = super().notes()
         if self._markers:
-            notes.append(f"{self._markers:,} subagent markers are not requests")
+            notes.append(
+                f"{self._markers:,} subagent markers were replaced with the requests nested in them"
+            )
         notes.append("sessions share no clock: this trace can be described, but not replayed")
         return notes
 
@@ -86,10 +90,10 @@ class WekaImporter(Importer):
                 continue
             self._markers += 1
             agent = request.optional_text("agent_id", "request_type") or f"agent-{at}"
-            for below, nested in enumerate(_get_list(request, "requests")):
-                child = request.nested(f"requests[{below}]", nested)
-                # Times of nested requests count from the marker's start: in the published trace,
-                # the first request of each of the 25 markers has the time 0.0.
+            for child_at, child_values in enumerate(_get_list(request, "requests")):
+                child = request.nested(f"requests[{child_at}]", child_values)
+                # Times of nested requests count from the time of the marker: in the published
+                # trace, the first request in each of the 25 markers has the time 0.0.
                 yield start_ns + child.time_ns("t"), agent, child
 
     def _row(
@@ -101,15 +105,15 @@ class WekaImporter(Importer):
         request: Record,
         *,
         salt: int,
-        block: int,
+        block_size: int,
     ) -> TraceRow:
         prompt_tokens = request.integer("in", "input_tokens")
         hashes = request.hashes("hash_ids")
-        if len(hashes) > -(-prompt_tokens // block):
+        if len(hashes) > -(-prompt_tokens // block_size):
             request.reject(
                 "hash_ids",
-                f"{len(hashes)} hashes for {prompt_tokens} tokens in blocks of {block}; "
-                "there are more hashes than blocks",
+                f"{len(hashes)} hashes are too many for {prompt_tokens} tokens in blocks of "
+                f"{block_size}; correct or remove the record",
             )
         think_ns = request.duration_ns("think_time")
         ttft_ns = request.duration_ns("ttft")
@@ -120,7 +124,7 @@ class WekaImporter(Importer):
             input_tokens=prompt_tokens,
             output_tokens=self.output_tokens(request, "out"),
             total_hashes=tuple([block_hash ^ salt for block_hash in hashes]),
-            block_size=block if hashes else None,
+            block_size=block_size if hashes else None,
             provided_session_id=session,
             turn=turn,
             delay_ms=None if think_ns is None else think_ns / NS_PER_MS,
@@ -134,7 +138,7 @@ class WekaImporter(Importer):
 def _get_list(record: Record, column: str) -> list[Any]:
     value = record.values.get(column)
     if not isinstance(value, list):
-        record.reject(column, "expected a list of requests")
+        record.reject(column, "the value is not a list of requests; correct or remove the record")
     if len(value) > _MAX_REQUESTS:
         record.reject(column, f"more than {_MAX_REQUESTS:,} requests; split the session")
     return value

@@ -8,5 +8,5 @@ __all__ = ["sample_path"]
 
 
 def sample_path() -> Path:
-    """Return the path of the sample trace, the file of `--trace sample`."""
+    """Return the path of the sample trace, which `--trace sample` names."""
     return Path(__file__).parent / "sample.parquet"

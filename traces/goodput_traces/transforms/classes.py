@@ -52,7 +52,7 @@ _COMPARISON: Final = re.compile(
 )
 _NUMBER: Final = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 _MAX_RULES: Final = 100
-_EXAMPLE: Final = "write for example 'batch: input_tokens >= 4000' or 'interactive: *'"
+_EXAMPLE: Final = "write, for example, 'batch: input_tokens >= 4000' or 'interactive: *'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class Comparison:
 
     def holds(self, row: TraceRow) -> bool:
         """True if the comparison holds for the row."""
-        found = getattr(row, self.column)
-        return found is not None and _OPERATORS[self.op](found, self.value)
+        value = getattr(row, self.column)
+        return value is not None and _OPERATORS[self.op](value, self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def parse_class_rules(texts: Sequence[str]) -> tuple[ClassRule, ...]:
     """Parse rules in their order.
 
     Raises:
-        ValueError: a rule is invalid; quotes it and shows a valid one.
+        ValueError: a rule is invalid. The message quotes the rule and shows a valid one.
     """
     if len(texts) > _MAX_RULES:
         raise ValueError(f"{len(texts)} class rules are too many; at most {_MAX_RULES} are allowed")
@@ -125,8 +125,8 @@ def _parse_rule(text: str) -> ClassRule:
         match = _COMPARISON.match(rest)
         if match is None:
             raise ValueError(
-                f"cannot read {rest.strip()!r} in {text!r}; write COLUMN OP VALUE joined by 'and', "
-                "and for 'or' write a second rule"
+                f"cannot read {rest.strip()!r} in {text!r}; write comparisons (COLUMN OP VALUE) "
+                "joined by 'and'; in place of 'or', add a second rule"
             )
         comparisons.append(_parse_comparison(match, text))
         rest = rest[match.end() :]
@@ -143,5 +143,5 @@ def _parse_comparison(match: re.Match[str], text: str) -> Comparison:
         return Comparison(column=column, op=op, value=Fraction(raw))
     if column in _TEXT_COLUMNS:
         return Comparison(column=column, op=op, value=raw.strip("\"'"))
-    known = ", ".join(sorted(_NUMBER_COLUMNS | _TEXT_COLUMNS))
-    raise ValueError(f"no column {column!r} to compare in {text!r}; columns are {known}")
+    columns = ", ".join(sorted(_NUMBER_COLUMNS | _TEXT_COLUMNS))
+    raise ValueError(f"column {column!r} in {text!r} cannot be compared; use one of {columns}")

@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 _FACTOR: Final = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)(?:/(0*[1-9]\d{0,5}))?", re.ASCII)
-_LEAST: Final = Fraction(1, 10_000)
-_MOST: Final = Fraction(10_000)
+_MIN_FACTOR: Final = Fraction(1, 10_000)
+_MAX_FACTOR: Final = Fraction(10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,8 @@ class TransformPlan:
         window: part of the trace; None for the complete trace.
         rate_scale: factor for the number of requests; bursts are preserved.
         seed: selects the requests that a rate scale adds or drops.
-        class_rules: the first matching rule assigns a row its class.
-        limit: highest number of requests after scaling; None for no limit.
+        class_rules: rules that assign classes; the first rule that matches a row applies.
+        limit: maximum number of requests after scaling; None for no limit.
         speed: factor for the speed of time; above 1 is faster.
         first_ns: the trace's first arrival (`Trace.first_ns`); None if the first row to
             transform is the trace's first row.
@@ -75,8 +75,8 @@ class TransformPlan:
     def zero_ns(self, first_ns: int) -> int:
         """Return time zero of the replay on the trace's clock.
 
-        It is the window's start, or the first arrival without a window. A transformed row is due
-        at `row.timestamp_start_unix_ns - zero_ns`.
+        This is the start of the window, or the first arrival if there is no window. A replay sends
+        a transformed row at `row.timestamp_start_unix_ns - zero_ns`.
 
         Args:
             first_ns: the trace's first arrival, nanoseconds on the trace's clock.
@@ -134,15 +134,15 @@ def parse_window(text: str) -> Window:
     """Parse a window: `10m..20m`, `90s..`, `..5m`.
 
     Raises:
-        ValueError: no `..`, a wrong duration, or an end that is not after the start.
+        ValueError: `..` is missing, a duration is invalid, or the end is not after the start.
     """
     start_text, dots, end_text = text.partition("..")
     if not dots or not text.strip(". "):
-        raise ValueError(f"{text!r} is not a window; write for example 10m..20m, 90s.. or ..5m")
+        raise ValueError(f"{text!r} is not a window; write, for example, 10m..20m, 90s.. or ..5m")
     start = parse_duration(start_text) if start_text.strip() else 0
     end = parse_duration(end_text) if end_text.strip() else None
     if end is not None and end <= start:
-        raise ValueError(f"{text!r} ends before it starts; write the earlier time first")
+        raise ValueError(f"{text!r} does not end after its start; write the earlier time first")
     return Window(start_ns=start, end_ns=end)
 
 
@@ -154,12 +154,12 @@ def cut_window(rows: Iterable[TraceRow], window: Window, *, first_ns: int) -> It
         window: the part of the trace to keep.
         first_ns: the trace's first arrival, nanoseconds on the trace's clock.
     """
-    start = first_ns + window.start_ns
-    end = None if window.end_ns is None else first_ns + window.end_ns
+    start_ns = first_ns + window.start_ns
+    end_ns = None if window.end_ns is None else first_ns + window.end_ns
     for row in rows:
-        if end is not None and row.timestamp_start_unix_ns >= end:
+        if end_ns is not None and row.timestamp_start_unix_ns >= end_ns:
             return
-        if row.timestamp_start_unix_ns >= start:
+        if row.timestamp_start_unix_ns >= start_ns:
             yield row
 
 
@@ -171,9 +171,9 @@ def parse_factor(text: str) -> Fraction:
     """
     match = _FACTOR.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a factor; write for example 2, 0.5 or 3/2")
+        raise ValueError(f"{text!r} is not a factor; write, for example, 2, 0.5 or 3/2")
     factor = Fraction(match[1]) / Fraction(match[2] or 1)
-    if not _LEAST <= factor <= _MOST:
+    if not _MIN_FACTOR <= factor <= _MAX_FACTOR:
         raise ValueError(f"{text!r} is out of bounds; a factor must be between 0.0001 and 10000")
     return factor
 
@@ -189,7 +189,8 @@ def warp_time(rows: Iterable[TraceRow], speed: Fraction, *, zero_ns: int) -> Ite
         speed: above 1 is faster.
         zero_ns: time zero of the replay on the trace's clock.
     """
-    up, down = speed.numerator, speed.denominator
+    numerator, denominator = speed.numerator, speed.denominator
     for row in rows:
-        since = row.timestamp_start_unix_ns - zero_ns
-        yield replace(row, timestamp_start_unix_ns=zero_ns + since * down // up)
+        since_ns = row.timestamp_start_unix_ns - zero_ns
+        scaled_ns = since_ns * denominator // numerator
+        yield replace(row, timestamp_start_unix_ns=zero_ns + scaled_ns)

@@ -1,7 +1,8 @@
 """Scale the number of requests with unchanged timestamps, so that bursts keep their length.
 
-Halving timestamps would shorten a burst of 40 seconds to 20 seconds; scaling doubles its height
-instead. Above 1, rows are copied with the same timestamp. Below 1, complete sessions are dropped.
+Halving timestamps would double the rate, but also shorten a burst of 40 seconds to 20 seconds. A
+scale of 2 doubles the height of the burst instead. Above 1, rows are copied with the same
+timestamp. Below 1, complete sessions are dropped.
 
 For each session (or row without a session), one number from 0 to 1 is drawn from its id and the
 seed. Instance `k` of the session exists if the number is below `scale − k`. A session kept at 0.3
@@ -33,15 +34,15 @@ def scale_rate(rows: Iterable[TraceRow], scale: Fraction, *, seed: int) -> Itera
     """Scale the number of requests by about `scale`.
 
     A copy follows the original with the same arrival and a new request id, session and parent
-    (`id~1`, `id~2` …). Its hashes are salted: copies share prefixes with each other as the
-    originals do, but not with the originals. It has no prompt text, because equal texts would
-    share their prefix with the original.
+    (`id~1`, `id~2` …). Its hashes are salted: copies share prefixes with each other exactly as
+    their originals do, and share none with the originals. A copy has no prompt text, because the
+    same text would share its prefix with the original.
 
     Args:
         rows: rows in order of arrival.
         scale: mean number of instances of each request.
-        seed: selects the instances. With one seed, a larger scale selects all instances of a
-            smaller one.
+        seed: selects the instances. With the same seed, a larger scale selects all instances of
+            a smaller one.
     """
     if scale == 1:
         yield from rows
@@ -82,6 +83,6 @@ def _copy(row: TraceRow, copy: int, salt: int) -> TraceRow:
         poor_man_session_id=None,
         parent_request_id=None if parent is None else f"{parent}~{copy}",
         prompt=None,
-        # Exclusive-or is one-to-one: hashes are equal after it if they were equal before.
+        # Exclusive-or is one-to-one: salted hashes are equal if and only if the hashes are equal.
         total_hashes=tuple(block ^ salt for block in row.total_hashes),
     )
