@@ -2,7 +2,7 @@
 
     python docs/generate_manifest_reference.py
 
-A test compares the page with the output, so page and decoder have the same bounds.
+A test compares the page with the output, so that the page shows the bounds that the decoder checks.
 """
 
 from __future__ import annotations
@@ -32,33 +32,36 @@ _HEAD = """\
 
 <!-- Made by docs/generate_manifest_reference.py; change the dataclasses in core, not this page. -->
 
-One file describes a service for a laptop (`goodput up -f`), for a replay (`replay -f`) and for a
-cluster. Start from [`examples/chat.yaml`](../examples/chat.yaml). The name of an integer contains
-its unit, so the value has none (`ttftMs: 500`, not `500ms`). Shares are quoted percentages
-(`"99%"`); there are no floats. Unknown fields, duplicate keys, YAML's merge keys (`<<`) and a
-second document are errors. `status` is ignored in a file.
+The same manifest describes a service on a laptop (`goodput up -f`), in a replay (`replay -f`) and
+in a cluster. Start from [`examples/chat.yaml`](../examples/chat.yaml). Integers are written without
+a unit, because the name of the field contains the unit (`ttftMs: 500`, not `500ms`). Shares are
+quoted percentages (`"99%"`); there are no floats. Unknown fields, duplicate keys, YAML's merge keys
+(`<<`) and a second document are errors. `status` is ignored in a file.
 
-`goodput schema` prints a JSON Schema of this page. Editors with the YAML language server check a
-manifest and complete its fields if a comment names the schema:
+`goodput schema` prints a JSON Schema of the manifest. An editor with the YAML language server
+checks a manifest and completes its fields if a comment in the manifest names the schema:
 
 ```yaml
 # yaml-language-server: $schema=llmservice.schema.json
 ```
 
-The files in `examples/` name [the copy there](../examples/llmservice.schema.json). Rules between
-fields, listed below a table, are not part of the schema. The decoder and the API server check them.
+The files in `examples/` name [their copy of the schema](../examples/llmservice.schema.json). The
+schema does not contain rules between fields, which are listed below the tables. Goodput and the API
+server of a cluster check these rules too.
 
-In a cluster the same fields are a CustomResourceDefinition, generated from the same dataclasses
-(`python -m goodput_operator.render.crd` prints it). Its API server rejects the same manifests and
-names the same fields. `kubectl explain llmservice.spec.engine` shows the descriptions of this page.
+In a cluster, the fields are those of a CustomResourceDefinition, which is generated from the same
+dataclasses as this page (`python -m goodput_operator.render.crd` prints it). The API server of the
+cluster rejects the same manifests as Goodput and names the same fields. `kubectl explain
+llmservice.spec.engine` shows the descriptions on this page.
 
-A valid field that is not implemented yet is rejected by name: `rollout.gate`, and `model.source`
-with weights to execute (`hf://`, `pvc://`, `file://`). `--device` on the command line, or
-`emulated://PROFILE` as the source, emulates a device instead. `tensorParallel` must be the number
-of devices of the emulated [profile](devices.md).
+Two features are described here but not implemented yet: `rollout.gate`, and a `model.source` with
+real weights (`hf://`, `pvc://`, `file://`). A manifest that uses one of them is rejected with an
+error that names the field. To emulate a device instead of serving weights, set the source to
+`emulated://PROFILE` or give `--device PROFILE` on the command line. `tensorParallel` must be the
+`tensor_parallel` of the emulated [profile](devices.md).
 
-Objects "as in a pod" have Kubernetes' own fields. They are copied unread, and the cluster's API
-server validates them.
+An object "as in a pod" has the fields that Kubernetes defines for it. Goodput copies it into the
+pod without reading it, and the API server of the cluster validates it.
 """
 
 
@@ -83,7 +86,7 @@ def _objects(cls: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:
 def _section(path: str, cls: type[Any], first: dict[type[Any], str]) -> str:
     rows = "\n".join(_row(path, field, first) for field in declared_fields(cls))
     between = "\n".join(
-        f"- {f'`{rule.field}`' if rule.field else 'It'} {rule.cel.message}."
+        f"- {f'`{rule.field}`' if rule.field else 'The object'} {rule.cel.message}."
         for rule in cross_field_rules(cls)
     )
     return (

@@ -1,4 +1,4 @@
-"""Entry points of the engine's commands; each loads only its own part."""
+"""Entry points of the engine's commands; each imports only the modules of its command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The client of the engine core: starts its process, sends messages, distributes its outputs.
+"""The client of the engine core: starts the core's process, sends messages, distributes outputs.
 
-One frame arrives per step, with an entry for every request that gained a token. Distributing it
-only updates counts and wakes readers. This module does not handle HTTP or text.
+One frame arrives per step, with an entry for every request that gained a token. Distributing these
+entries only updates counts and wakes readers. This module does not handle HTTP or text.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CoreClient", "RequestStream"]
 
+# Time for the core's process to end before it is killed.
 _END_S: Final = 5.0
-# Limit of submitted bytes that the core has not read; it reads between two steps.
+# Limit of the submitted bytes that the core has not read yet; the core reads between two steps.
 _UNREAD_BYTES: Final = 32 * 1024 * 1024
-# A core that runs sends a message every second.
+# Time without a message after which a core is considered hung. A running core sends one per second.
 _SILENCE_S: Final = 30.0
-_CHECKS: Final = 5
+_SILENCE_CHECKS: Final = 5
 
 
 class RequestStream:
@@ -56,10 +57,13 @@ class RequestStream:
     Attributes:
         tokens: number of output tokens so far.
         cached_tokens: number of prompt tokens taken from the prefix cache.
-        first_scheduled_ns, first_token_ns, last_token_ns: time of the event; 0 before it.
+        first_scheduled_ns: time when the request was first part of a plan; 0 before the first
+            token.
+        first_token_ns, last_token_ns: times of the first and of the last token so far; 0 before
+            the first token.
         finish_reason: "stop" or "length" once all tokens have arrived; None before.
         rejected: the core's rejection; None if the request was not rejected.
-        lost: True if the core has ended, or the request was abandoned.
+        lost: True if the core ended before the request did, or the request was abandoned.
     """
 
     __slots__ = (
@@ -139,9 +143,10 @@ class CoreClient(asyncio.Protocol):
 
     Attributes:
         state: the core's state after its last step; set once the core is ready.
-        full: True if too many submitted bytes are unread, so that no request should be submitted.
-        ready: the core's first message, once it has arrived.
-        gone: done when the core's process has ended or closed its connection.
+        full: True if the core has not read too many submitted bytes; no further request should be
+            submitted.
+        ready: future of the core's first message.
+        gone: future that is done when the core's process has ended or closed its connection.
     """
 
     state: EngineState
@@ -174,17 +179,17 @@ class CoreClient(asyncio.Protocol):
         on_step: Callable[[StepOutputs], None],
         silence_s: float = _SILENCE_S,
     ) -> CoreClient:
-        """Start a core with a configuration; `await_ready` waits until it runs."""
+        """Start a core with a configuration; `await_ready` waits until the core is ready."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "goodput_engine.core.process"),
                 *("--fd", f"{theirs.fileno()}"),
                 stdin=DEVNULL,
-                # stdout carries only this process's line of JSON.
+                # The stdout of this process carries only its own line of JSON.
                 stdout=sys.stderr.fileno(),
                 pass_fds=(theirs.fileno(),),
-                # Ctrl-C in a terminal reaches only this process, which then drains the core.
+                # In a session of its own, the core does not receive Ctrl-C from the terminal.
                 start_new_session=True,
             )
         ours.setblocking(False)
@@ -211,7 +216,7 @@ class CoreClient(asyncio.Protocol):
         return self.ready.result()
 
     def submit(self, request: Submit, *, each: bool) -> RequestStream:
-        """Submit a request; see `RequestStream` for `each`."""
+        """Submit a request and return its outputs; for `each`, see `RequestStream`."""
         stream = RequestStream(arrival_ns=request.arrival_ns, each=each)
         if self.gone.done():
             stream.lose()
@@ -226,7 +231,7 @@ class CoreClient(asyncio.Protocol):
             self.send(Cancel(rid=rid))
 
     def abandon(self) -> None:
-        """Abandon every request that still runs."""
+        """Cancel every running request and mark its stream as lost."""
         for rid in list(self._streams):
             self._streams[rid].lose()
             self.release(rid)
@@ -244,7 +249,7 @@ class CoreClient(asyncio.Protocol):
             await self._process.wait()
 
     async def failure(self) -> GoodputError:
-        """Return the error that describes why the core ended."""
+        """Return an error with the reason why the core ended."""
         if self._failed is not None:
             correctable = self._failed.exit_code == ExitCode.USAGE
             return (UsageError if correctable else InternalError)(self._failed.detail)
@@ -253,8 +258,8 @@ class CoreClient(asyncio.Protocol):
                 code = await self._process.wait()
         except TimeoutError:
             return InternalError("the engine core closed its connection; see its log above")
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return InternalError(f"the engine core ended {how}; see its log above")
+        end = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return InternalError(f"the engine core ended {end}; see its log above")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of `asyncio.Protocol`."""
@@ -262,7 +267,7 @@ class CoreClient(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_UNREAD_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        """Part of `asyncio.Protocol`: the hot path, once per step."""
+        """Part of `asyncio.Protocol`; on the hot path, once per step."""
         self._silent_checks = 0
         try:
             messages = self._reader.feed(data)
@@ -294,7 +299,7 @@ class CoreClient(asyncio.Protocol):
         self.full = False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Part of `asyncio.Protocol`: the core has closed the connection."""
+        """Part of `asyncio.Protocol`; the core has closed the connection."""
         self.gone.set_result(None)
         if self._check is not None:
             self._check.cancel()
@@ -304,15 +309,16 @@ class CoreClient(asyncio.Protocol):
 
     def _schedule_check(self) -> None:
         loop = asyncio.get_running_loop()
-        self._check = loop.call_later(self._silence_s / _CHECKS, self._check_silence)
+        self._check = loop.call_later(self._silence_s / _SILENCE_CHECKS, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Kill a core that sends no messages; its end is then reported like any other.
+        """Kill a core that sends no messages; its end is then reported like any other end.
 
-        Checks are counted instead of seconds: a suspension of both processes counts as one check.
+        Checks are counted instead of seconds, so that a suspension of the machine, however long,
+        counts as one check.
         """
         self._silent_checks += 1
-        if self._silent_checks <= _CHECKS:
+        if self._silent_checks <= _SILENCE_CHECKS:
             self._schedule_check()
             return
         detail = f"the engine core was silent for {self._silence_s:g} s, so it was killed"

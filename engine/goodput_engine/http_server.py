@@ -1,8 +1,8 @@
 """The HTTP server of engine and router: listening, limits of connections, error responses.
 
-aiohttp limits neither the time for a request's head nor the number of connections, and its
-response to a malformed request is plain text. This module adds both limits, so that incomplete
-requests cannot exhaust a port, and OpenAI's error form. It has no paths and no metrics.
+aiohttp limits neither the time for a request's head nor the number of connections. This module adds
+both limits, so that incomplete requests cannot exhaust a port. It also converts aiohttp's own error
+responses, which are plain text, to OpenAI's form. It defines no paths and no metrics.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ async def listen(
     """Serve an application until the stack is closed.
 
     Args:
-        stack: closes the port and ends the connections.
+        stack: closing it closes the port and ends the connections.
         app: the application.
-        address: host and port, or a bound socket. The host is an address, or a name whose first
-            address is used; `::` is every address, of both families if the kernel has both. Port
-            0 takes any free one.
+        address: host and port, or a bound socket. The host is an address, or a name of which the
+            first address is used. `::` is every IPv6 address, and every IPv4 address if the kernel
+            supports both on one socket. Port 0 takes any free port.
         limits: limits of the connections.
         shutdown_s: time for running handlers to end after the stack is closed.
         options: options of aiohttp's `AppRunner`.
 
     Returns:
-        The URL, with the actual port, and the server, for its open connections.
+        The URL with the actual port, and the server, which has the open connections.
 
     Raises:
         UsageError: the port cannot be opened.
@@ -97,10 +97,11 @@ def announce(url: str, admin_url: str, *, as_json: bool) -> None:
 
 
 def require_running(*tasks: asyncio.Future[None]) -> None:
-    """Raise the error of a background task that ended too early.
+    """Raise an error if a background task has ended.
 
     Raises:
         InternalError: a task ended without an error.
+        Exception: a task ended with this error.
     """
     for task in tasks:
         if task.done():
@@ -145,13 +146,13 @@ class _Connection(web.RequestHandler):
         return self._next_keepalive_close_time - self._server.limits.idle_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Reject the connection if the port has too many busy connections."""
+        """Close an idle connection if there are too many; reject this one if none is idle."""
         super().connection_made(transport)
-        if not self._server.make_room():
+        if not self._server.enforce_limit():
             self._send_last(_TOO_MANY_CONNECTIONS)
 
     def data_received(self, data: bytes) -> None:
-        """Start the clock for a head that arrives in parts; runs once per read."""
+        """Start the timer of a head that arrives in parts; runs once per read."""
         requests = self._request_count
         super().data_received(data)
         if self._request_count != requests:
@@ -162,7 +163,7 @@ class _Connection(web.RequestHandler):
             self._head_timer = self._loop.call_later(self._server.limits.head_s, self._expire_head)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Cancel the timer."""
+        """Cancel the timer of an unfinished head."""
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -177,7 +178,7 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Return the response to a request that cannot be parsed, or to a bug in a handler."""
         if request.writer.output_size > 0:
-            raise ConnectionError("the response has begun; no error fits into it") from exc
+            raise ConnectionError("the response has begun; it cannot become an error") from exc
         if isinstance(exc, APIError):
             return error_response(exc)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -210,12 +211,12 @@ class _Connection(web.RequestHandler):
             self.close()
 
     def _send_last(self, response: bytes) -> None:
-        """Send a response outside HTTP processing and end the connection.
+        """Send a response without aiohttp and end the connection.
 
-        Closing at once while the client still sends would reset the connection and could discard
-        the response. So only this side's end is closed first.
+        If the connection were closed while the client still sends, the kernel would reset it and
+        the client could lose the response. So only the sending direction is closed at first.
         """
-        self._force_close = True  # nothing more is parsed
+        self._force_close = True  # aiohttp parses nothing more
         transport = self.transport
         if transport is None:
             return
@@ -243,8 +244,8 @@ class _Server(web.Server):
     def __call__(self) -> _Connection:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
-    def make_room(self) -> bool:
-        """Reduce the connections to the limit; return False if all are busy."""
+    def enforce_limit(self) -> bool:
+        """Close idle connections above the limit; return False if too few are idle."""
         excess = len(self._connections) - self.limits.connections
         if excess <= 0:
             return True
@@ -254,7 +255,7 @@ class _Server(web.Server):
             if isinstance(connection, _Connection)
             and (since_s := connection.waiting_since_s) is not None
         ]
-        # Close a few at once, so that a flood does not search all connections for each new one.
+        # Close some in advance, so that a flood does not cause a search for each new connection.
         count = excess + self.limits.connections // 64
         oldest = heapq.nsmallest(count, waiting, key=itemgetter(0))
         for _, connection in oldest:

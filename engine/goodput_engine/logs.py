@@ -1,7 +1,7 @@
 """Logs: one line per event on stderr, with a constant name and fields that a program can parse.
 
-The processes of the engine log start, stop and errors, but no requests: metrics count requests,
-and a prompt must not appear in a log.
+The processes of the engine log starts, stops and errors, but no requests: metrics count requests,
+and prompts must not appear in a log.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class LineFormatter(logging.Formatter):
 class EventCounter:
     """Logs frequent events as counts, at most one line per interval.
 
-    The first event is logged at once. `add` requires a running event loop.
+    The first event is logged immediately. `add` requires a running event loop.
 
     Args:
         log: the logger.
         event: the event's name.
-        interval_s: interval between two lines.
+        interval_s: minimum time between two lines.
     """
 
     def __init__(self, log: logging.Logger, event: str, *, interval_s: float = _INTERVAL_S) -> None:
@@ -57,7 +57,7 @@ class EventCounter:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, reason: str) -> None:
-        """Count one event."""
+        """Count one event under a reason."""
         self._counts[reason] += 1
         if self._timer is None:
             self._flush()
@@ -81,14 +81,14 @@ def configure_logging() -> None:
     """Configure all loggers to write one line per event to stderr; only commands call this."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
-    handler.addFilter(_is_ours)
+    handler.addFilter(_is_not_caused_by_client)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Log only the errors of libraries, and none that a client caused.
+    # Of libraries, log only errors. The filter drops errors that a client caused.
     for name in ("aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Return True unless a client caused the record by invalid HTTP or by disconnecting."""
+def _is_not_caused_by_client(record: logging.LogRecord) -> bool:
+    """False if a client caused the record, by invalid HTTP or by disconnecting."""
     error = record.exc_info[1] if record.exc_info and record.name == "aiohttp.server" else None
     return not isinstance(error, (HttpProcessingError, RequestPayloadError, ConnectionError))

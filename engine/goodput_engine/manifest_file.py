@@ -1,6 +1,6 @@
-"""Reading of manifest files for `goodput engine`, `goodput router` and `replay`.
+"""Read manifest files for `goodput engine`, `goodput router` and `replay`.
 
-This is the only module of the package that opens a manifest; core defines its fields.
+This is the only module of the package that opens manifests; `goodput_core` defines their fields.
 """
 
 from __future__ import annotations

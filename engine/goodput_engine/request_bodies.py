@@ -1,4 +1,4 @@
-"""Reading of request bodies, bounded in size, time and memory, for server and router."""
+"""Read request bodies, bounded in size, time and memory, for server and router."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemoryLimit", "MemoryReservation", "read_body"]
 
 
 class MemoryLimit:
-    """Limit of the bytes that all request bodies of a process hold together.
+    """Limit of the memory that all request bodies of a process use together.
 
     Args:
         limit_bytes: the limit.
@@ -34,7 +34,7 @@ class MemoryLimit:
         """Count bytes as held.
 
         Raises:
-            APIError: 429 if the total exceeds the limit; then no byte is counted.
+            APIError: 429 if the total would exceed the limit; no bytes are then counted.
         """
         if self.held_bytes + count > self._limit_bytes:
             raise overloaded("the bodies of running requests fill the memory limit; retry later", 1)
@@ -71,14 +71,15 @@ async def read_body(
     """Read the complete body of a request, bounded in size, time and memory.
 
     Args:
-        request: a request whose body was not read.
+        request: a request whose body has not been read yet.
         limit_bytes: size limit of the body.
         timeout_s: time limit for receiving the complete body.
         memory: reservation that counts the body's bytes.
 
     Raises:
-        APIError: 400 for bad framing or a bad `Content-Encoding`, 408 for a body that is too
-            slow, 413 for a body that is too large, 429 if `memory` is exhausted.
+        APIError: 400 for a body that contradicts its `Content-Encoding` or `Transfer-Encoding`,
+            408 for a body that is too slow, 413 for a body that is too large, 429 if `memory` is
+            exhausted.
         ConnectionError: the client disconnected.
     """
     if request.content_length is not None and request.content_length > limit_bytes:

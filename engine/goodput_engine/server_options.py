@@ -1,6 +1,7 @@
-"""Options of both server commands, and the limits of connections that they set.
+"""The options that `goodput engine` and `goodput router` share, and the limits that these set.
 
-Virtual time uses the routers' settings, so this module does not import the HTTP server.
+The emulator imports the router's settings, which use this module. The module therefore does not
+import the HTTP server.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = [
     "connection_limits",
 ]
 
-# Open files beside the connections of the serving port: the admin port, the core, logs, libraries.
+# Open files besides the connections of the serving port: admin port, core, logs and libraries.
 _OTHER_FILES: Final = 256
 _log: Final = logging.getLogger(__name__)
 
@@ -33,10 +34,11 @@ class ConnectionLimits:
     """Limits of one port.
 
     Args:
-        connections: largest number of open connections. A further connection replaces the one
-            that has waited longest for a request. If each has a request, the new one gets 503.
-        head_s: limit from the first byte of a request's head to its last; then 408.
-        idle_s: time after which a connection without a request is closed.
+        connections: maximum number of open connections. Beyond it, the connection that has been
+            idle longest is closed. If none is idle, the new connection gets 503.
+        head_s: time limit from the first byte of a request's head to the last, in seconds. After
+            it, the request gets 408.
+        idle_s: time after which an idle connection is closed, in seconds.
     """
 
     connections: int = 8192
@@ -44,11 +46,11 @@ class ConnectionLimits:
     idle_s: float = 75.0
 
     def within(self, open_files: int, *, files_each: int) -> ConnectionLimits:
-        """Return the limits with no more connections than the open files allow.
+        """Return the limits, with fewer connections if the limit of open files requires it.
 
         Args:
             open_files: the limit of open files of this process.
-            files_each: files that one connection may need.
+            files_each: number of files that one connection may need.
         """
         affordable = max(1, (open_files - _OTHER_FILES) // files_each)
         if affordable >= self.connections:
@@ -67,7 +69,7 @@ class ConnectionLimits:
 
 CLIENT_CONNECTIONS: Final = ConnectionLimits()
 ADMIN_CONNECTIONS: Final = ConnectionLimits(connections=64)
-"""Separate limits of the admin port, so that it stays reachable if the serving port is full."""
+"""The admin port has its own limits, so that it stays reachable if the serving port is full."""
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, *, port: int, admin_port: str) -> None:
@@ -87,21 +89,25 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, port: int, admin_po
         help="address of both ports; `::` is every address (%(default)s)",
     )
     parser.add_argument(
-        "--port", type=port_type, default=port, help="serving port; 0: any free one (%(default)s)"
+        "--port",
+        type=port_type,
+        default=port,
+        help="serving port; 0 takes any free port (%(default)s)",
     )
     parser.add_argument(
         "--admin-port",
         type=port_type,
         default=0,
         metavar="PORT",
-        help=f"{admin_port} (%(default)s: any free one)",
+        help=f"{admin_port} (%(default)s: any free port)",
     )
     parser.add_argument(
         "--max-connections",
         type=argument_type(_parse_connections, "number"),
         default=defaults.connections,
         metavar="N",
-        help="most open client connections; the limit of open files may allow fewer (%(default)s)",
+        help="maximum number of client connections; fewer if the limit of open files is too low "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--head-timeout",
@@ -128,7 +134,9 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, port: int, admin_po
         "--json", action="store_true", help="print one line of JSON on stdout when ready"
     )
     parser.add_argument(
-        "--exit-with-parent", action="store_true", help="stop at once when stdin is closed"
+        "--exit-with-parent",
+        action="store_true",
+        help="stop at once, without a drain, when stdin is closed",
     )
 
 

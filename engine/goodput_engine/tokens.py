@@ -2,19 +2,19 @@
 
 A text is split at ASCII white space into words, and a word is split into pieces of at most
 `TOKEN_BYTES` UTF-8 bytes. Each piece is one token, whose id is the CRC-32 of the piece. White
-space has no token. English takes about 1.4 tokens a word, similar to the tokenizers of current
-models. Equal texts have equal ids. If a text continues another one after a space, its ids start
-with the ids of the other text, so prefix reuse behaves as on a real engine.
+space counts no tokens. English text has about 1.4 tokens per word, similar to the tokenizers of
+current models. Equal texts have equal ids. If one text begins with another text and a space, its
+ids begin with the ids of the other text, so prefix reuse behaves as on a real engine.
 
-A chat has `CHAT_MESSAGE_TOKENS` additional tokens per message and `CHAT_REPLY_TOKENS` that open
-the output. The next turn of a conversation starts with exactly the tokens of the previous turn and
-its output.
+A chat has `CHAT_MESSAGE_TOKENS` additional tokens per message, and `CHAT_REPLY_TOKENS` before the
+output. The prompt of the next turn of a conversation therefore begins with exactly the tokens of
+the previous prompt and its output.
 
 The output is harmless text with one word per token.
 
 The replayer imports this module to synthesise prompts of an exact length, so the module does not
-depend on HTTP. Encoding a long text takes about 30 ms per megabyte. It is done in slices, so that
-a thread which encodes does not block the event loop for that time.
+depend on HTTP. Encoding a long text takes about 30 ms per megabyte. The text is encoded in slices,
+so that a thread that encodes does not block the event loop for that time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 TOKEN_BYTES: Final = 6
-"""Largest number of UTF-8 bytes of a word in one token."""
+"""Maximum number of UTF-8 bytes in one token."""
 
 CHAT_MESSAGE_TOKENS: Final = 4
 """Tokens that the chat template adds to a message: start, role, line break and end."""
@@ -49,12 +49,12 @@ _PIECES: Final = re.compile(rb"[^ \t-\r]{1,%d}" % TOKEN_BYTES).findall
 _WHITE_SPACE: Final = (b" ", b"\n", b"\t", b"\r", b"\v", b"\f")
 _SLICE_BYTES: Final = TOKEN_BYTES * 10_000
 
-# Each mark is longer than a token, so a text has its id only by a collision of the CRC.
+# Each mark is longer than a token of a text, so such a token has the same id only by a collision.
 _START: Final = crc32(b"<|start|>")
 _END: Final = crc32(b"<|end of message|>")
 _LINE_BREAK: Final = crc32(b"<|line break|>")
 
-# Each word has at most TOKEN_BYTES ASCII letters, so it is one token.
+# Each word has at most TOKEN_BYTES ASCII letters, so each is one token.
 _WORDS: Final = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
     *("and", "then", "goes", "home", "for", "some", "tea"),
@@ -71,8 +71,8 @@ def encode(text: str, *, limit: int | None = None) -> list[int]:
 
     Args:
         text: any text.
-        limit: number of tokens soon after which to stop, because the caller rejects a longer
-            text; None to encode the complete text.
+        limit: number of tokens soon after which encoding stops, because the caller rejects longer
+            texts; None to encode the complete text.
     """
     ids: list[int] = []
     for part in _slices(text):
@@ -103,8 +103,8 @@ def encode_chat(messages: Iterable[tuple[str, str]], *, limit: int | None = None
 def answer_text(start: int, count: int) -> str:
     """Return tokens `start` to `start + count` of an output as text.
 
-    Each token is a word, preceded by a space unless it is the first. Any split of an output gives
-    parts that join to the same text and have the same total number of tokens.
+    Each token is a word, preceded by a space unless it is the first token. However an output is
+    split, the parts join to the same text and have the same total number of tokens.
     """
     words = len(_WORDS)
     text = " ".join([_WORDS[i % words] for i in range(start, start + count)])

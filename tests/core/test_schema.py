@@ -100,7 +100,8 @@ def test_fields_have_descriptions_bounds_and_defaults() -> None:
     assert engine["policy"]["enum"] == [policy.value for policy in Policy]
     assert engine["policy"]["default"] == "slo"
     assert engine["tensorParallel"] == {
-        "description": "Devices that share one replica. From 1 to 64. Defaults to 1.",
+        "description": "Number of devices that compute each layer of the model together. From 1 to "
+        "64. Defaults to 1.",
         "type": "integer",
         "minimum": 1,
         "maximum": 64,

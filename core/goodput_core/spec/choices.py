@@ -34,7 +34,7 @@ class Policy(StrEnum):
 
 
 class Preemption(StrEnum):
-    """How the KV blocks of a preempted request are restored."""
+    """Methods of restoring the KV blocks of a preempted request."""
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
@@ -51,7 +51,7 @@ class RouterPolicy(StrEnum):
 
 
 class ControlMode(StrEnum):
-    """Use of the decisions of the control laws."""
+    """Modes of the control laws: how their decisions are used."""
 
     AUTO = "Auto"
     RECOMMEND = "Recommend"
@@ -59,14 +59,14 @@ class ControlMode(StrEnum):
 
 
 class BudgetLaw(StrEnum):
-    """Laws that size the prefill share of a step under control mode Auto."""
+    """Laws that determine the prefill budget of a step under control mode Auto."""
 
     FIXED = "fixed"
     """The configured token budget, independent of step times."""
     EMA = "ema"
-    """The tightest TPOT target over a moving average of the time per computed token."""
+    """The tightest TPOT target divided by a moving average of the time per computed token."""
     MODEL = "model"
-    """The largest step that meets the tightest TPOT target by a fitted step-time model."""
+    """The largest step that meets the tightest TPOT target according to a step-time model."""
 
 
 class Baseline(StrEnum):

@@ -1,7 +1,7 @@
 """Convert parsed YAML or JSON to a spec's dataclasses and back; errors name the path of the field.
 
-Unknown keys are errors, because a typo in an optional field must not be ignored. Objects of
-Kubernetes are copied as JSON of bounded size; the API server validates them.
+Unknown keys are errors, because a typo in an optional field must not be ignored. Kubernetes' own
+objects are copied as JSON of bounded size; the API server validates them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["MAX_ENTRIES", "MAX_KEY", "copy_json", "decode", "encode", "format_va
 T = TypeVar("T")
 
 MAX_ENTRIES: Final = 16
-"""Maximum entries of a list item that is copied as JSON."""
+"""Maximum number of entries of a list item that is copied as JSON."""
 MAX_KEY: Final = 317
 """The longest key that Kubernetes accepts: a DNS subdomain, a slash and a name."""
 _ITEM: Final = FieldRule(doc="", max_items=MAX_ENTRIES)
@@ -78,18 +78,18 @@ def decode(cls: type[T], value: object, path: str) -> T:
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """Return the mapping that `decode` reads this value from, without fields at their default.
+    """Return a mapping that `decode` decodes to this value.
 
-    Leaving out defaults keeps a manifest unchanged when a later version adds fields, and readable
-    by a process of an earlier version.
+    Fields with their default value are left out. So the mapping does not change when a later
+    version adds fields, and processes of an earlier version can decode it.
 
     Args:
         value: an instance of a spec's dataclass.
     """
     return {
-        field.name: _encode_value(one)
+        field.name: _encode_value(entry)
         for field in declared_fields(type(value))
-        if (one := getattr(value, field.attribute)) != field.default or field.required
+        if (entry := getattr(value, field.attribute)) != field.default or field.required
     }
 
 
@@ -97,16 +97,16 @@ def _encode_value(value: Any) -> Any:
     if is_dataclass(value):
         return encode(value)
     if isinstance(value, tuple):
-        return [_encode_value(one) for one in value]
+        return [_encode_value(entry) for entry in value]
     if isinstance(value, Mapping):
-        return {key: _encode_value(one) for key, one in value.items()}
+        return {key: _encode_value(entry) for key, entry in value.items()}
     if isinstance(value, Fraction):
         return format_objective(value)
     return value.value if isinstance(value, Enum) else value
 
 
 def _join_path(path: str, key: str) -> str:
-    # Keys of a manifest appear in the error: shortened, and without line breaks.
+    # Errors contain keys of the manifest, so these are shortened and have no line breaks.
     safe = key if len(key) <= MAX_KEY and key.isprintable() else format_value(key)
     return f"{path}.{safe}" if path else safe
 
@@ -171,11 +171,11 @@ def _decode_map(item: Any, value: object, path: str, rule: FieldRule) -> object:
     return {key: _decode_value(item, v, _join_path(path, key), rule) for key, v in mapping.items()}
 
 
-def _check_count(count: int, path: str, rule: FieldRule, what: str) -> None:
+def _check_count(count: int, path: str, rule: FieldRule, unit: str) -> None:
     if rule.min_items is not None and count < rule.min_items:
-        raise SpecError(path, f"has {count} {what}; at least {rule.min_items} needed")
+        raise SpecError(path, f"has {count} {unit}; at least {rule.min_items} needed")
     if rule.max_items is not None and count > rule.max_items:
-        raise SpecError(path, f"has {count} {what}; at most {rule.max_items} allowed")
+        raise SpecError(path, f"has {count} {unit}; at most {rule.max_items} allowed")
 
 
 def _decode_enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
@@ -184,7 +184,7 @@ def _decode_enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
         return hint(value)
     problem = f"must be one of {', '.join(allowed)}, not {format_value(value)}"
     if isinstance(value, bool):
-        raise SpecError(path, f"{problem} (as YAML reads on, off, yes and no)")
+        raise SpecError(path, f"{problem} (YAML reads on, off, yes and no as true or false)")
     near = did_you_mean(value, allowed) if isinstance(value, str) else ""
     raise SpecError(path, f"{problem}{near}")
 
@@ -192,8 +192,8 @@ def _decode_enum(hint: type[StrEnum], value: object, path: str) -> StrEnum:
 def _decode_integer(value: object, path: str, rule: FieldRule) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         unit = re.search(r"(Ms|Seconds)$", path)
-        wanted = f"a whole number of {_UNITS[unit[1]]} without a unit" if unit else "a whole number"
-        raise SpecError(path, f"must be {wanted}, not {format_value(value)}")
+        kind = f"a whole number of {_UNITS[unit[1]]} without a unit" if unit else "a whole number"
+        raise SpecError(path, f"must be {kind}, not {format_value(value)}")
     low, high = rule.minimum, rule.maximum
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"lie in {low} to {high}"
@@ -213,8 +213,8 @@ def _decode_text(value: object, path: str, rule: FieldRule) -> object:
     if rule.max_length is not None and len(value) > rule.max_length:
         raise SpecError(path, f"has {len(value)} characters; at most {rule.max_length} allowed")
     if rule.pattern is not None and not re.fullmatch(rule.pattern, value):
-        wanted = rule.pattern_hint or f"match {rule.pattern}"
-        raise SpecError(path, f"must {wanted}, not {format_value(value)}")
+        hint = rule.pattern_hint or f"match {rule.pattern}"
+        raise SpecError(path, f"must {hint}, not {format_value(value)}")
     if rule.parse is None:
         return value
     try:
@@ -224,36 +224,38 @@ def _decode_text(value: object, path: str, rule: FieldRule) -> object:
 
 
 def copy_json(value: object, path: str) -> object:
-    """Return a copy of a decoded value that holds only JSON, within bounds.
+    """Return a copy of a value, after a check that it is JSON of bounded size.
 
     Args:
-        value: the parsed YAML or JSON value; by an alias it may contain itself.
-        path: its path in the manifest, for errors.
+        value: the parsed YAML or JSON value. With a YAML alias it can contain itself.
+        path: the path of `value` in the manifest, for errors.
 
     Raises:
-        SpecError: more than 1,000 values, nested deeper than 24, a text of more than 4,096
-            characters, or a value that JSON cannot represent.
+        SpecError: the value contains more than 1,000 values, more than 24 levels, a text of more
+            than 4,096 characters, or something that JSON cannot represent.
     """
     return _copy(value, path, _MAX_DEPTH, iter(range(_MAX_VALUES)))
 
 
-def _copy(value: object, path: str, depth: int, budget: Iterator[int]) -> object:
-    if depth == 0 or next(budget, None) is None:
+def _copy(value: object, path: str, depth: int, remaining: Iterator[int]) -> object:
+    if depth == 0 or next(remaining, None) is None:
         raise SpecError(
-            path, f"is too large; at most {_MAX_VALUES} values, {_MAX_DEPTH} levels deep, allowed"
+            path, f"is too large; at most {_MAX_VALUES} values and {_MAX_DEPTH} levels allowed"
         )
     if isinstance(value, dict):
         copied: dict[str, object] = {}
         for key, entry in value.items():
             if not isinstance(key, str) or len(key) > _MAX_TEXT:
                 raise SpecError(path, "has a key that is not a short text; put it in quotes")
-            copied[key] = _copy(entry, path, depth - 1, budget)
+            copied[key] = _copy(entry, path, depth - 1, remaining)
         return copied
     if isinstance(value, list):
-        return [_copy(entry, path, depth - 1, budget) for entry in value]
+        return [_copy(entry, path, depth - 1, remaining) for entry in value]
     if isinstance(value, str):
         if len(value) > _MAX_TEXT:
-            raise SpecError(path, f"has a text of {len(value)} characters; at most {_MAX_TEXT}")
+            raise SpecError(
+                path, f"has a text of {len(value)} characters; at most {_MAX_TEXT} allowed"
+            )
         return value
     if value is None or isinstance(value, bool):
         return value
@@ -272,10 +274,10 @@ def _describe_kind(value: object) -> str:
 
 
 def format_value(value: object) -> str:
-    """Format a value of a manifest for an error message: on one line, short, at bounded cost.
+    """Format a value of a manifest for an error message: short, on one line, at bounded cost.
 
-    For a container only its kind is returned, because with YAML aliases a few lines can expand to
-    more items than fit into memory.
+    A container is replaced by its kind, because a few lines with YAML aliases can expand to more
+    items than fit into memory.
     """
     if value is None or isinstance(value, dict | list):
         return _describe_kind(value)

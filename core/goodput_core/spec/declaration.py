@@ -1,7 +1,8 @@
 """Declare the fields of a manifest once, for the decoder, the CRD, the JSON Schema and the docs.
 
-The bounds of a field are written beside it in OpenAPI's terms, so that the API server and the local
-validator reject the same manifests at the same path. This module knows no resource.
+The bounds of a field are declared with the field, in OpenAPI's terms. The API server and the
+decoder therefore reject the same manifests at the same path. This module declares no resource
+itself.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _DNS_HINT: Final = (
     "start with a letter, end with a letter or digit, and hold only lower-case letters, digits "
     "and '-'"
 )
-# Kubernetes' names: those that become a label value (63 characters), and most others (253).
+# Kubernetes limits names that become a label value to 63 characters, and most others to 253.
 _LABEL_NAME: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 # Kubernetes' own pattern of a quantity, without signs: resources cannot be negative.
@@ -62,14 +63,13 @@ class Cel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossFieldRule:
-    """A rule between the fields of one object, for both validators.
+    """A rule between the fields of one object, for the API server and for the decoder.
 
     Args:
-        field: the field to correct, as the manifest spells it; empty if the complete object is
-            invalid.
+        field: the field to correct, as the manifest spells it; empty if no single field is wrong.
         cel: the rule for the API server.
-        problem: the rule for the local validator: takes a decoded object and returns the error
-            with its values; None if the object is valid.
+        problem: the rule for the decoder: a function that returns the error of a decoded object,
+            with the object's values; None if the object is valid.
     """
 
     field: str
@@ -82,7 +82,7 @@ class FieldRule:
     """The description and the bounds of one field, in OpenAPI's terms.
 
     Args:
-        doc: one sentence for `kubectl explain` and for the docs.
+        doc: the description for `kubectl explain` and for the docs.
         minimum: minimum of an integer, inclusive.
         maximum: maximum of an integer, inclusive.
         min_length: minimum number of characters.
@@ -95,7 +95,8 @@ class FieldRule:
         int_or_string: True if the text may also be written as a bare whole number.
         key: the field by which the items of a list are unique.
         parse: converts the validated text to a value; its `ValueError` becomes a `SpecError`.
-        cel: rejects what `parse` rejects and no other bound covers, for the API server.
+        cel: a rule for the API server. It rejects the texts that `parse` rejects although the other
+            bounds accept them.
     """
 
     doc: str
@@ -119,12 +120,12 @@ class DeclaredField:
     """One field of a spec's dataclass.
 
     Args:
-        attribute: its name in the dataclass.
-        name: its name in the manifest.
-        hint: its type, without None.
-        rule: its bounds.
-        required: True if a manifest must have it.
-        default: the value if it is absent; None if it is required.
+        attribute: the field's name in the dataclass.
+        name: the field's name in the manifest.
+        hint: the field's type, without None.
+        rule: the field's bounds.
+        required: True if a manifest must have the field.
+        default: the value if the field is absent; None if the field is required.
     """
 
     attribute: str
@@ -142,19 +143,19 @@ class DeclaredField:
 
     @property
     def item(self) -> Any:
-        """The type of a list's items or of a map's values; of another field its own type."""
+        """The type of a list's items or of a map's values; for other fields, the field's type."""
         if self.container is None:
             return self.hint
         return get_args(self.hint)[0 if self.container is tuple else 1]
 
     @property
     def nested(self) -> type[Any] | None:
-        """The dataclass of the object or of the list's items; None for other types."""
+        """The dataclass of an object or of a list's items; None for other types."""
         return self.item if isinstance(self.item, type) and is_dataclass(self.item) else None
 
 
 def spec_field(doc: str, *, default: Any = ..., factory: Any = ..., **bounds: Any) -> Any:
-    """Declare a dataclass field: its description, its default and the bounds of `FieldRule`."""
+    """Declare a field with its description, its default and its bounds (see `FieldRule`)."""
     metadata = {_RULE: FieldRule(doc=doc, **bounds)}
     if factory is not ...:
         return field(default_factory=factory, metadata=metadata)
@@ -176,7 +177,7 @@ def label_name_field(doc: str, **more: Any) -> Any:
 
 def object_name_field(doc: str, **more: Any) -> Any:
     """Declare the name of a Kubernetes object, such as a Secret."""
-    hint = "be a name of Kubernetes: lower-case letters, digits, '-' and '.'"
+    hint = "be a Kubernetes name: lower-case letters, digits, '-' and '.'"
     return spec_field(doc, max_length=253, pattern=_SUBDOMAIN, pattern_hint=hint, **more)
 
 
@@ -219,31 +220,31 @@ def quantities_field(doc: str) -> Any:
 
 
 def in_order(low: str, high: str) -> CrossFieldRule:
-    """Declare two integers of which the first must not be above the second."""
+    """Declare that the integer field `low` must not be above the integer field `high`."""
     low_name, high_name = camel_case(low), camel_case(high)
 
     def problem(value: Any) -> str | None:
-        least, most = getattr(value, low), getattr(value, high)
-        return f"{least} is above {high_name}, {most}" if least > most else None
+        low_value, high_value = getattr(value, low), getattr(value, high)
+        return f"{low_value} is above {high_name}, {high_value}" if low_value > high_value else None
 
     cel = Cel(rule=f"self.{low_name} <= self.{high_name}", message=f"must not be above {high_name}")
     return CrossFieldRule(field=low_name, cel=cel, problem=problem)
 
 
 def exactly_one_of(*attributes: str) -> CrossFieldRule:
-    """Declare optional fields of which exactly one must be set."""
-    names = [camel_case(one) for one in attributes]
+    """Declare that exactly one of these optional fields must be set."""
+    names = [camel_case(attribute) for attribute in attributes]
     if len(names) == 2:
         message = f"must have either {names[0]} or {names[1]}"
         rule = f"has(self.{names[0]}) != has(self.{names[1]})"
     else:
         message = f"must have exactly one of {', '.join(names)}"
-        each = ", ".join(f"has(self.{name})" for name in names)
-        rule = f"[{each}].exists_one(named, named)"
+        presence = ", ".join(f"has(self.{name})" for name in names)
+        rule = f"[{presence}].exists_one(named, named)"
 
     def problem(value: Any) -> str | None:
-        given = sum(getattr(value, one) is not None for one in attributes)
-        return None if given == 1 else message
+        count = sum(getattr(value, attribute) is not None for attribute in attributes)
+        return None if count == 1 else message
 
     return CrossFieldRule(field="", cel=Cel(rule=rule, message=message), problem=problem)
 
@@ -254,11 +255,11 @@ def reserved_prefix(prefix: str) -> CrossFieldRule:
     def problem(value: Any) -> str | None:
         if not value.name.startswith(prefix):
             return None
-        return f"{value.name!r} begins with {prefix}, which is the operator's"
+        return f"{value.name!r} begins with {prefix}, which is reserved for the operator"
 
     cel = Cel(
         rule=f"!self.name.startsWith('{prefix}')",
-        message=f"must not begin with {prefix}, which is the operator's",
+        message=f"must not begin with {prefix}, which is reserved for the operator",
     )
     return CrossFieldRule(field="name", cel=cel, problem=problem)
 
@@ -278,14 +279,14 @@ def _declared(cls: type[Any]) -> tuple[DeclaredField, ...]:
     hints = get_type_hints(cls)
     return tuple(
         DeclaredField(
-            attribute=one.name,
-            name=camel_case(one.name),
-            hint=_without_none(hints[one.name]),
-            rule=one.metadata.get(_RULE, FieldRule(doc="")),
-            required=one.default is MISSING and one.default_factory is MISSING,
-            default=_default(one),
+            attribute=attribute.name,
+            name=camel_case(attribute.name),
+            hint=_without_none(hints[attribute.name]),
+            rule=attribute.metadata.get(_RULE, FieldRule(doc="")),
+            required=attribute.default is MISSING and attribute.default_factory is MISSING,
+            default=_default(attribute),
         )
-        for one in fields(cls)
+        for attribute in fields(cls)
     )
 
 
@@ -296,10 +297,10 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
-def _default(one: Any) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return None if one.default is MISSING else one.default
+def _default(attribute: Any) -> Any:
+    if attribute.default_factory is not MISSING:
+        return attribute.default_factory()
+    return None if attribute.default is MISSING else attribute.default
 
 
 def camel_case(name: str) -> str:

@@ -1,7 +1,7 @@
 """The `LLMService` resource: the model to serve, and the latency objectives of its traffic.
 
-One dataclass for each object of the manifest. A field's declaration has its bounds, and a class's
-`RULES` are the rules between its fields.
+Each object of the manifest is a dataclass. The declaration of a field contains its bounds, and the
+`RULES` of a class are the rules between its fields.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ class ModelCacheSpec:
     """A PersistentVolumeClaim that keeps downloaded weights for later pods."""
 
     claim_name: str = object_name_field(
-        "The PersistentVolumeClaim; replicas on several nodes need an access mode for many nodes.",
+        "The PersistentVolumeClaim; for replicas on several nodes, its access mode must allow "
+        "several nodes.",
     )
     sub_path: str | None = sub_path_field(
         "The folder of the volume to use as the cache; default: its root."
     )
     read_only: bool = spec_field(
-        "Mount it read-only, so that nothing is added to the cache.", default=False
+        "Mount the volume read-only, so that nothing is added to the cache.", default=False
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSecretSpec:
-    """The Secret with the token for the weights; only the pod reads it."""
+    """The Secret with the token for downloading the weights; only the pods read it."""
 
     name: str = object_name_field("The Secret, in the service's namespace.")
     key: str = data_key_field("The key of the Secret's data.", default="token")
@@ -116,7 +117,7 @@ class ModelSpec:
 # --- spec.slo -------------------------------------------------------------------------------
 
 
-def _default_is_no_class(slo: SLOSpec) -> str | None:
+def _check_default(slo: SLOSpec) -> str | None:
     names = [c.name for c in slo.classes]
     if slo.default is None or slo.default in names:
         return None
@@ -134,7 +135,7 @@ class SLOSpec:
                 rule="!has(self.default) || self.classes.exists(c, c.name == self.default)",
                 message="must be the name of a class",
             ),
-            problem=_default_is_no_class,
+            problem=_check_default,
         ),
     )
 
@@ -147,8 +148,8 @@ class SLOSpec:
         max_length=40,
     )
     outage_seconds: int | None = spec_field(
-        "Longest outage that a PASS must exclude, seconds; default: the longest that the window "
-        "excludes.",
+        "Length in seconds of an outage with which a PASS must hold although none was observed. "
+        "Default: none; a PASS then states the longest such outage.",
         default=None,
         minimum=1,
         maximum=86_400,
@@ -161,7 +162,7 @@ class SLOSpec:
 
     def by_name(self) -> dict[str, SLOClass]:
         """Return the targets by class name, in the manifest's order."""
-        return {one.name: one for one in self.classes}
+        return {slo_class.name: slo_class for slo_class in self.classes}
 
 
 # --- spec.control ---------------------------------------------------------------------------
@@ -181,14 +182,17 @@ class PrometheusSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSpec:
-    """Use of the control laws."""
+    """Settings of the control laws."""
 
     mode: ControlMode = spec_field(
         "Auto applies decisions, Recommend only records them, Manual computes none.",
         default=ControlMode.AUTO,
     )
     interval_seconds: int = spec_field(
-        "Seconds between decisions of the outer loop.", default=10, minimum=1, maximum=3600
+        "Seconds between two decisions about token budget and replicas.",
+        default=10,
+        minimum=1,
+        maximum=3600,
     )
     scale_down_stabilization_seconds: int = spec_field(
         "Seconds for which fewer replicas must suffice before replicas are removed.",
@@ -197,8 +201,8 @@ class ControlSpec:
         maximum=86_400,
     )
     prometheus: PrometheusSpec | None = spec_field(
-        "Read the routers' counters from this Prometheus server; default: from the routers "
-        "themselves, as for engines. Ignored outside a cluster.",
+        "Read the routers' counters from this Prometheus server; default: from the routers. "
+        "Counters of engines are always read from the engines. Ignored outside a cluster.",
         default=None,
     )
 
@@ -206,7 +210,7 @@ class ControlSpec:
 # --- spec.rollout ---------------------------------------------------------------------------
 
 
-def _starts_too_late(window: WindowSpec) -> str | None:
+def _check_window(window: WindowSpec) -> str | None:
     if window.start_seconds < window.end_seconds:
         return None
     return f"{window.start_seconds} is not before endSeconds, {window.end_seconds}"
@@ -222,7 +226,7 @@ class WindowSpec:
             cel=Cel(
                 rule="self.startSeconds < self.endSeconds", message="must be before endSeconds"
             ),
-            problem=_starts_too_late,
+            problem=_check_window,
         ),
     )
 
@@ -257,7 +261,7 @@ class GateSpec:
         default=Baseline.FRESH,
     )
     on_inconclusive: OnInconclusive = spec_field(
-        "The rollout's next step after an inconclusive verdict.", default=OnInconclusive.PAUSE
+        "Action after an inconclusive verdict.", default=OnInconclusive.PAUSE
     )
 
 
@@ -286,8 +290,8 @@ class LLMServiceSpec:
     model: ModelSpec = spec_field("The model weights to serve.")
     engine: EngineSpec = spec_field("Scheduling of a replica, and its pod.", factory=EngineSpec)
     replicas: int | None = spec_field(
-        "Number of replicas set by hand, by an HPA or by KEDA. While it is set, the control law "
-        "only recommends a number.",
+        "Number of replicas, set by hand, by an HPA or by KEDA. While this field is set, the "
+        "control law only recommends a number.",
         default=None,
         minimum=0,
         maximum=_MAX_REPLICAS,
@@ -305,7 +309,7 @@ class LLMServiceSpec:
         "Placement of requests on replicas, and the routers' pods.", factory=RouterSpec
     )
     slo: SLOSpec = spec_field("Latency objectives by class of traffic.")
-    control: ControlSpec = spec_field("Use of the control laws.", factory=ControlSpec)
+    control: ControlSpec = spec_field("Settings of the control laws.", factory=ControlSpec)
     rollout: RolloutSpec = spec_field(
         "Replacement of the stable revision by a new one.", factory=RolloutSpec
     )
@@ -318,7 +322,7 @@ class LLMServiceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSpec:
-    """The part of Kubernetes' object metadata that a manifest file has."""
+    """The fields of Kubernetes' object metadata that a manifest may have."""
 
     name: str = dns_label_field("The service's name.")
     namespace: str | None = label_name_field(
@@ -356,8 +360,8 @@ class LLMService:
         return decode(cls, value, "")
 
 
-def _expect(value: Mapping[str, object], key: str, wanted: str) -> None:
+def _expect(value: Mapping[str, object], key: str, expected: str) -> None:
     if key not in value:
-        raise SpecError(key, f"is required; write {key}: {wanted}")
-    if value[key] != wanted:
-        raise SpecError(key, f"must be {wanted}, not {format_value(value[key])}")
+        raise SpecError(key, f"is required; write {key}: {expected}")
+    if value[key] != expected:
+        raise SpecError(key, f"must be {expected}, not {format_value(value[key])}")

@@ -54,7 +54,7 @@ def parse_manifest(text: str, *, source: str, yaml: Any) -> LLMService:
     """Validate the one `LLMService` of a manifest.
 
     Args:
-        text: YAML or JSON.
+        text: the manifest as YAML or JSON.
         source: name of the file, for errors.
         yaml: the PyYAML module.
 
@@ -69,7 +69,7 @@ def parse_manifest(text: str, *, source: str, yaml: Any) -> LLMService:
 
 
 def parse_document(text: str, *, source: str, yaml: Any) -> object:
-    """Return the parsed value of a text with one YAML document; arguments as of `parse_manifest`.
+    """Return the value of a text with one YAML document; see `parse_manifest` for the arguments.
 
     Raises:
         InputError: the text is not YAML, does not hold exactly one document, or has duplicate keys
@@ -78,8 +78,8 @@ def parse_document(text: str, *, source: str, yaml: Any) -> object:
     try:
         documents = [d for d in _parse_documents(text, yaml) if d is not None]
     except Exception as error:
-        # PyYAML raises other errors than its own for some invalid texts, such as an IndexError
-        # for `!!int ''`.
+        # For some invalid texts PyYAML raises an exception that is not a YAMLError, such as an
+        # IndexError for `!!int ''`.
         raise InputError(f"{source}: cannot be read as YAML: {_join_lines(error)}") from error
     if not documents:
         raise InputError(f"{source}: is empty; an LLMService is needed")
@@ -99,7 +99,7 @@ def _parse_documents(text: str, yaml: Any) -> Iterable[object]:
     base = yaml.SafeLoader
 
     def construct_mapping(self: Any, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's signature
-        _reject_lost_keys(node)
+        _reject_repeated_keys(node)
         return base.construct_mapping(self, node, deep)
 
     loader = type("StrictLoader", (base,), {"construct_mapping": construct_mapping})
@@ -107,7 +107,7 @@ def _parse_documents(text: str, yaml: Any) -> Iterable[object]:
     return documents
 
 
-def _reject_lost_keys(node: Any) -> None:
+def _reject_repeated_keys(node: Any) -> None:
     seen: set[tuple[str, str]] = set()
     if node.id != "mapping":
         return  # PyYAML rejects it

@@ -1,9 +1,9 @@
 """`resources` and `pod` of an engine or a router: an allow-list of pod fields.
 
-Names and shapes are Kubernetes' own. Objects that are copied unread are bounded in size here and
-validated by the API server within the pod template. Fields that could extend a pod's rights (host
-paths, privileges, another service account) and volumes outside the restricted Pod Security Standard
-are not on the list.
+Names and shapes are those of Kubernetes. For objects that are copied unread, only the size is
+bounded here; the API server validates them as part of the pod template. The list excludes fields
+that could extend a pod's rights (host paths, privileges, another service account) and volumes that
+the restricted Pod Security Standard does not allow.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class TolerationSpec:
     """A node taint that the pod tolerates."""
 
     key: str | None = spec_field(
-        "The taint's key; every key if absent, with operator Exists.",
+        "The taint's key. If absent, the operator must be Exists, and every key is tolerated.",
         default=None,
         max_length=317,
     )
     operator: TolerationOperator = spec_field(
-        "Equal compares the value, Exists accepts any.", default=TolerationOperator.EQUAL
+        "Equal compares the value, Exists accepts any value.", default=TolerationOperator.EQUAL
     )
     value: str | None = spec_field("The taint's value.", default=None, max_length=63)
     effect: TaintEffect | None = spec_field(
@@ -86,7 +86,7 @@ class ImagePullSecretSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceClaimSpec:
-    """Devices by dynamic resource allocation; the pod's main container uses every claim."""
+    """Devices by dynamic resource allocation; the pod's main container uses all claims."""
 
     RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
         exactly_one_of("resource_claim_name", "resource_claim_template_name"),
@@ -107,7 +107,7 @@ class KeyRefSpec:
 
     name: str = object_name_field("The Secret or ConfigMap.")
     key: str = data_key_field("The key of its data.")
-    optional: bool = spec_field("Start the container if the key is missing.", default=False)
+    optional: bool = spec_field("Start the container even if the key is missing.", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class ClaimVolumeSpec:
     """A PersistentVolumeClaim in the service's namespace."""
 
     claim_name: str = object_name_field("The PersistentVolumeClaim.")
-    read_only: bool = spec_field("Mount it read-only everywhere.", default=False)
+    read_only: bool = spec_field("Mount the volume read-only in all containers.", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +192,13 @@ class VolumeMountSpec:
         pattern_hint="be an absolute path without ':'",
     )
     sub_path: str | None = sub_path_field("The folder of the volume to mount; default: its root.")
-    read_only: bool = spec_field("Mount it read-only.", default=False)
+    read_only: bool = spec_field("Mount the volume read-only.", default=False)
 
 
-def _mount_without_volume(pod: PodSpec) -> str | None:
-    known = {volume.name for volume in pod.volumes}
-    lost = [mount.name for mount in pod.volume_mounts if mount.name not in known]
-    return f"{lost[0]!r} is not one of volumes" if lost else None
+def _check_mounts(pod: PodSpec) -> str | None:
+    volumes = {volume.name for volume in pod.volumes}
+    missing = [mount.name for mount in pod.volume_mounts if mount.name not in volumes]
+    return f"{missing[0]!r} is not one of volumes" if missing else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class PodSpec:
                 "self.volumes.exists(v, v.name == m.name))",
                 message="must name volumes that are listed under volumes",
             ),
-            problem=_mount_without_volume,
+            problem=_check_mounts,
         ),
     )
 
@@ -242,7 +242,7 @@ class PodSpec:
         "Environment variables of the main container.", default=(), max_items=64, key="name"
     )
     volumes: tuple[VolumeSpec, ...] = spec_field(
-        "Volumes; paths of the node are not supported.", default=(), max_items=32, key="name"
+        "Volumes; hostPath is not supported.", default=(), max_items=32, key="name"
     )
     volume_mounts: tuple[VolumeMountSpec, ...] = spec_field(
         "Mounts of the volumes in the main container.",

@@ -1,7 +1,7 @@
 """Schemas generated from a spec's dataclasses: OpenAPI for the CRD, JSON Schema for editors.
 
-The API server enforces every bound of a field at the same path as the decoder, and every rule
-between fields as CEL. `goodput schema` prints the JSON Schema of a manifest.
+The API server enforces the same bounds as the decoder and names the same paths. It enforces the
+rules between fields as CEL. `goodput schema` prints the JSON Schema of a manifest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["json_schema", "main", "make_parser", "object_schema", "text_schema"]
 
 _OPAQUE: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_KEYS: Final = {
+_KEY_RULE: Final = {
     "rule": f"self.all(key, 0 < key.size() && key.size() <= {MAX_KEY})",
     "message": f"keys must have 1 to {MAX_KEY} characters",
 }
@@ -48,7 +48,7 @@ def object_schema(cls: type[Any], description: str | None) -> dict[str, Any]:
         schema["required"] = required
     schema["properties"] = {field.name: _describe_field(field) for field in declared}
     if rules := cross_field_rules(cls):
-        schema["x-kubernetes-validations"] = [_rule_schema(one.cel, one.field) for one in rules]
+        schema["x-kubernetes-validations"] = [_rule_schema(rule.cel, rule.field) for rule in rules]
     return schema
 
 
@@ -60,12 +60,12 @@ def _describe_field(field: DeclaredField) -> dict[str, Any]:
         schema["default"] = (
             str(field.default) if isinstance(field.default, StrEnum) else field.default
         )
-    elif inside := {
-        k: part["default"] for k, part in schema["properties"].items() if "default" in part
+    elif defaults := {
+        name: part["default"] for name, part in schema["properties"].items() if "default" in part
     }:
-        # The API server fills in nested defaults only after it has checked the rules between
-        # fields against the object's own default, so these must be written out.
-        schema["default"] = inside if cross_field_rules(field.nested) else {}
+        # The API server checks the rules between fields before it fills in the defaults of these
+        # fields. If there are such rules, the object's default must therefore contain them.
+        schema["default"] = defaults if cross_field_rules(field.nested) else {}
     return schema
 
 
@@ -94,7 +94,7 @@ def _field_schema(field: DeclaredField) -> dict[str, Any]:
 
 def _list_schema(field: DeclaredField) -> dict[str, Any]:
     rule = field.rule
-    # `kubectl explain` shows a list and its items together, so one description suffices.
+    # `kubectl explain` shows a list together with its items, so the items need no description.
     items = {**_OPAQUE, "maxProperties": MAX_ENTRIES}
     if field.nested is not None:
         items = object_schema(field.nested, None)
@@ -116,7 +116,7 @@ def _map_schema(field: DeclaredField) -> dict[str, Any]:
         "type": "object",
         "additionalProperties": _scalar_schema(field.item, field.rule),
         "maxProperties": field.rule.max_items,
-        "x-kubernetes-validations": [dict(_KEYS)],
+        "x-kubernetes-validations": [dict(_KEY_RULE)],
     }
 
 
@@ -149,7 +149,7 @@ def text_schema(rule: FieldRule) -> dict[str, Any]:
     }
     schema: dict[str, Any] = {"type": "string"}
     if rule.int_or_string:
-        # The pattern does not apply to a bare number, so it cannot reject a negative one.
+        # The pattern does not apply to a bare number; `minimum` rejects a negative one.
         schema = {"x-kubernetes-int-or-string": True, "minimum": 0}
     schema |= {name: bound for name, bound in bounds.items() if bound is not None}
     if rule.cel is not None:
@@ -165,21 +165,21 @@ def _rule_schema(cel: Cel, field: str) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of an `LLMService` manifest.
 
-    It has no rules between fields; the decoder and the API server check these.
+    It does not contain the rules between fields; the decoder and the API server check them.
     """
     document = _strip_extensions(
         object_schema(LLMService, "A language model service and its SLOs.")
     )
     document["properties"]["apiVersion"] = {"const": API_VERSION}
     document["properties"]["kind"] = {"const": KIND_LLMSERVICE}
-    # Ignored in a file, so that a manifest read from a cluster is valid.
+    # Accepted and ignored, so that a manifest that was read from a cluster is valid.
     document["properties"]["status"] = {"type": "object"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": KIND_LLMSERVICE}
     return head | document
 
 
 def _strip_extensions(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a structural schema without Kubernetes' extensions, closed to unknown fields."""
+    """Return a structural schema that rejects unknown fields and has no Kubernetes extensions."""
     plain = {k: v for k, v in node.items() if not k.startswith("x-kubernetes-") and k != "format"}
     if "x-kubernetes-int-or-string" in node:
         plain.pop("minimum")
@@ -189,9 +189,9 @@ def _strip_extensions(node: dict[str, Any]) -> dict[str, Any]:
     if "properties" in node:
         plain["properties"] = {k: _strip_extensions(v) for k, v in node["properties"].items()}
         plain["additionalProperties"] = False
-    for inside in ("items", "additionalProperties"):
-        if inside in node:
-            plain[inside] = _strip_extensions(node[inside])
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            plain[key] = _strip_extensions(node[key])
     return plain
 
 

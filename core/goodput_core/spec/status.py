@@ -1,6 +1,7 @@
 """`status` of an LLMService, for users, `kubectl` and autoscalers; only the operator writes it.
 
-A restarted operator continues without it, except for the decisions, which are a history.
+No decision depends on it. A restarted operator only keeps stored values until it has new ones, and
+the history of decisions.
 """
 
 from __future__ import annotations
@@ -52,15 +53,17 @@ class ClassStatus:
     good: int = spec_field("Requests that met every target.", minimum=0)
     total: int = spec_field("Requests that were judged.", minimum=0)
     attainment: str | None = spec_field(
-        "Share of good requests; absent if there are none.", default=None, max_length=16
+        "Share of the judged requests that are good; absent if none was judged.",
+        default=None,
+        max_length=16,
     )
     lower: str | None = spec_field(
-        "Lower confidence bound of the attainment; absent without requests.",
+        "Lower confidence bound of the attainment; absent if no request was judged.",
         default=None,
         max_length=16,
     )
     upper: str | None = spec_field(
-        "Upper confidence bound of the attainment; absent without requests.",
+        "Upper confidence bound of the attainment; absent if no request was judged.",
         default=None,
         max_length=16,
     )
@@ -71,10 +74,10 @@ class ClassStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionStatus:
-    """One decision of the control laws for a change, applied or recommended."""
+    """A change that a control law decided, applied or only recommended."""
 
     at: str = spec_field("Time of the decision.", max_length=32, format="date-time")
-    knob: str = spec_field("Controlled value: TokenBudget or Replicas.", max_length=32)
+    knob: str = spec_field("Changed quantity, such as TokenBudget or Replicas.", max_length=32)
     reason: str = spec_field("Reason, in one word.", max_length=64)
     message: str = spec_field("Change and reason, in a sentence.", max_length=1024)
     applied: bool = spec_field("True if the decision was applied.")
@@ -84,9 +87,11 @@ class DecisionStatus:
 class SummaryStatus:
     """The strings of `kubectl get`'s columns."""
 
-    replicas: str | None = spec_field("Ready and desired engines.", default=None, max_length=32)
+    replicas: str | None = spec_field(
+        "Numbers of ready and of desired engines.", default=None, max_length=32
+    )
     attainment: str | None = spec_field(
-        "Class with the least margin to its objective.",
+        "Attainment of the class that is closest to its objective.",
         default=None,
         max_length=64,
     )
@@ -106,13 +111,13 @@ class LLMServiceStatus:
     observed_generation: int | None = spec_field(
         "Generation of the spec that the status describes.", default=None, minimum=0
     )
-    replicas: int | None = spec_field("Engine pods.", default=None, minimum=0)
-    ready_replicas: int | None = spec_field("Ready engine pods.", default=None, minimum=0)
+    replicas: int | None = spec_field("Number of engine pods.", default=None, minimum=0)
+    ready_replicas: int | None = spec_field("Number of ready engine pods.", default=None, minimum=0)
     selector: str | None = spec_field(
         "Labels of the engine pods, for autoscalers.", default=None, max_length=512
     )
     recommended_replicas: int | None = spec_field(
-        "Replicas recommended by the control law.", default=None, minimum=0
+        "Number of replicas that the control law recommends.", default=None, minimum=0
     )
     token_budget: int | None = spec_field(
         "Token budget of a step, as set on the engines.", default=None, minimum=0
@@ -128,7 +133,7 @@ class LLMServiceStatus:
     )
     current_revision: str | None = spec_field("Revision that serves.", default=None, max_length=63)
     update_revision: str | None = spec_field(
-        "Revision of the current spec.", default=None, max_length=63
+        "Revision of the spec as last applied.", default=None, max_length=63
     )
     failed_revision: str | None = spec_field(
         "Reserved for gated rollouts: the last rejected revision.",

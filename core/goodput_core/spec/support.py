@@ -25,8 +25,10 @@ SHIPPED_PROFILES: Final[Mapping[str, int]] = MappingProxyType(
         "unit": 1,
     }
 )
-"""Tensor parallelism of each device profile in the engine's package, which the operator does not
-import; a test compares the two."""
+"""Tensor parallelism of each device profile that ships with the engine.
+
+The operator does not import the engine, so the values are repeated here; a test compares them with
+the profiles."""
 _FILE_SUFFIXES: Final = (".yaml", ".yml")
 
 
@@ -48,7 +50,8 @@ def require_servable(service: LLMService) -> None:
     A profile given as a path is not checked, because only the engine's pod has the file.
 
     Raises:
-        UnsupportedError: as `require_supported`; also for a model with real weights.
+        UnsupportedError: a feature is not implemented (see `require_supported`), or the model has
+            real weights.
         SpecError: the device profile does not exist, or has another tensor parallelism.
     """
     require_supported(service)
@@ -58,7 +61,7 @@ def require_servable(service: LLMService) -> None:
         raise UnsupportedError(
             "spec.model.source",
             f"torch execution is not implemented yet, so {model.source} cannot be served; emulate "
-            f"a device profile, emulated:// and one of {profiles}",
+            f"a device profile instead: emulated:// followed by one of {profiles}",
         )
     if "/" in model.name or model.name.endswith(_FILE_SUFFIXES):
         return
@@ -68,10 +71,10 @@ def require_servable(service: LLMService) -> None:
             "spec.model.source",
             f"there is no device profile {model.name}; use one of {profiles}",
         )
-    wanted = service.spec.engine.tensor_parallel
-    if wanted != expected:
+    tensor_parallel = service.spec.engine.tensor_parallel
+    if tensor_parallel != expected:
         raise SpecError(
             "spec.engine.tensorParallel",
-            f"is {wanted}, but the device profile {model.name} has {expected}; set it to "
+            f"is {tensor_parallel}, but the device profile {model.name} has {expected}; set it to "
             f"{expected} or use another profile",
         )

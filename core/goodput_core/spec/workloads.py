@@ -1,4 +1,4 @@
-"""`spec.engine` and `spec.router`: scheduling, placement of requests, and the pods of both."""
+"""`spec.engine` and `spec.router`: scheduling, placement, and the pods of engines and routers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["EngineSpec", "RouterSpec", "TokenBudgetSpec"]
 _MAX_TOKENS: Final = 1_048_576
 
 
-def _initial_outside(budget: TokenBudgetSpec) -> str | None:
+def _check_initial(budget: TokenBudgetSpec) -> str | None:
     if budget.min <= budget.initial <= budget.max:
         return None
-    return f"{budget.initial} lies outside min to max, {budget.min} to {budget.max}"
+    return f"{budget.initial} lies outside {budget.min} to {budget.max}, the values of min and max"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudgetSpec:
-    """Bounds and initial value of the tokens computed in one iteration."""
+    """Bounds and initial value of the token budget, the largest number of tokens in a step."""
 
     RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
         in_order("min", "max"),
@@ -32,24 +32,20 @@ class TokenBudgetSpec:
             cel=Cel(
                 rule="self.min > self.max || "
                 "(self.min <= self.initial && self.initial <= self.max)",
-                message="must lie within min to max",
+                message="must not be below min or above max",
             ),
-            problem=_initial_outside,
+            problem=_check_initial,
         ),
     )
 
-    min: int = spec_field(
-        "Minimum tokens per iteration.", default=256, minimum=1, maximum=_MAX_TOKENS
-    )
-    max: int = spec_field(
-        "Maximum tokens per iteration.", default=8192, minimum=1, maximum=_MAX_TOKENS
-    )
+    min: int = spec_field("Minimum tokens per step.", default=256, minimum=1, maximum=_MAX_TOKENS)
+    max: int = spec_field("Maximum tokens per step.", default=8192, minimum=1, maximum=_MAX_TOKENS)
     initial: int = spec_field(
-        "Initial tokens per iteration.", default=2048, minimum=1, maximum=_MAX_TOKENS
+        "Initial tokens per step.", default=2048, minimum=1, maximum=_MAX_TOKENS
     )
     law: BudgetLaw = spec_field(
-        "Law that sizes the prefill share of an iteration under control mode Auto. The other modes "
-        "use the initial budget.",
+        "Law that determines the number of prompt tokens in each step under control mode Auto. The "
+        "other modes use the initial budget.",
         default=BudgetLaw.MODEL,
     )
 
@@ -64,28 +60,30 @@ class EngineSpec:
         "Method of restoring the KV blocks of a preempted request.", default=Preemption.HYBRID
     )
     batch_timeout_ms: int | None = spec_field(
-        "Longest wait for a batch to fill, milliseconds. The policy dynamic waits from the arrival "
-        "of the oldest request (default 100), static from that of the newest (default 1000). Other "
-        "policies do not wait.",
+        "Longest wait for a batch to fill, in milliseconds. With the policy dynamic, the wait "
+        "begins at the arrival of the oldest request (default 100). With static, it begins at the "
+        "arrival of the newest request (default 1000). Other policies do not wait.",
         default=None,
         minimum=0,
         maximum=3_600_000,
     )
     ageing_seconds: int = spec_field(
-        "Under priority, waiting time after which a request rises by one level. Under sjf, waiting "
-        "time after which every fourth admission goes to the request that has waited longest.",
+        "With the policy priority, waiting time after which a request rises by one level. With "
+        "sjf, waiting time after which every fourth admission goes to the request that has waited "
+        "longest.",
         default=30,
         minimum=1,
         maximum=86_400,
     )
     swap_space_gib: int = spec_field(
-        "Host memory of a replica for the KV blocks of preempted requests; unused by recompute.",
+        "Host memory of a replica for the KV blocks of preempted requests; not used with the "
+        "preemption recompute.",
         default=16,
         minimum=0,
         maximum=65_536,
     )
     token_budget: TokenBudgetSpec = spec_field(
-        "Tokens computed in one iteration.", factory=TokenBudgetSpec
+        "Largest number of tokens that a step computes.", factory=TokenBudgetSpec
     )
     max_num_seqs: int = spec_field(
         "Maximum number of running requests.", default=256, minimum=1, maximum=65_536
@@ -97,14 +95,17 @@ class EngineSpec:
         maximum=1_000_000,
     )
     tensor_parallel: int = spec_field(
-        "Devices that share one replica.", default=1, minimum=1, maximum=64
+        "Number of devices that compute each layer of the model together.",
+        default=1,
+        minimum=1,
+        maximum=64,
     )
     resources: ResourcesSpec = spec_field(
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
     drain_seconds: int = spec_field(
-        "Seconds that a stopping engine gives running streams to finish; it then aborts them. "
-        "Deleting the service may take ten seconds longer. Ignored outside a cluster.",
+        "Seconds that running streams have to finish when an engine stops; the engine then aborts "
+        "them. Deleting the service may take ten seconds longer. Ignored outside a cluster.",
         default=30,
         minimum=0,
         maximum=86_400,
@@ -134,16 +135,15 @@ class RouterSpec:
         "Placement of requests.", default=RouterPolicy.PREFIX_AFFINITY
     )
     replicas: int = spec_field(
-        "Router pods; a local service runs one.", default=2, minimum=1, maximum=64
+        "Number of router pods; a local service has one router.", default=2, minimum=1, maximum=64
     )
     image: str | None = image_field()
     resources: ResourcesSpec = spec_field(
         "Compute resources; ignored outside a cluster.", factory=ResourcesSpec
     )
     drain_seconds: int = spec_field(
-        "Seconds that a stopping router gives open streams to finish; set at least the engines' "
-        "value. "
-        "Ignored outside a cluster.",
+        "Seconds that open streams have to finish when a router stops; should not be less than the "
+        "engines' drainSeconds. Ignored outside a cluster.",
         default=30,
         minimum=0,
         maximum=86_400,

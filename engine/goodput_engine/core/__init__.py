@@ -1,1 +1,1 @@
-"""The engine core: scheduler and executor stepped together, in process or as a process."""
+"""The engine core: scheduler and executor, stepped together in virtual time or in a process."""

@@ -1,4 +1,4 @@
-"""Construction of an engine core: from a manifest to a configuration, and from that to a core.
+"""Build an engine core: a configuration from a manifest, and a core from the configuration.
 
 This module resolves names and checks bounds, for real and for virtual time. A running core adopts
 only those changes of the manifest that create no new revision in a cluster: `tokenBudget` and the
@@ -46,27 +46,28 @@ def build_core(
     """Build a core on an emulated device.
 
     Args:
-        config: the configuration; its `device` was loaded as `profile`.
-        profile: the device.
+        config: the configuration.
+        profile: the profile that `config.device` names.
         on_step: called with the outcome of every step.
-        oracle: returns the true number of output tokens of a rid, in virtual time. If given, the
-            core runs `sjf` with these lengths instead of the configured policy.
+        oracle: returns the true number of output tokens of a request by its rid. If given, the
+            core runs `sjf` with these lengths instead of the configured policy. Only for virtual
+            time, because a real server does not know them.
 
     Raises:
         InputError: a value is out of bounds, or a name is unknown.
     """
     preemption = _choose(Preemption, "preemption", config.preemption)
     low, high = config.min_token_budget, config.max_token_budget
-    _within("token budget", config.token_budget, low, high)
-    _within("minimum token budget", low, 1, high)
-    _within("number of sequences", config.max_num_seqs, 1, None)
-    _within("number of waiting requests", config.max_waiting, 0, None)
+    _require_within("token budget", config.token_budget, low, high)
+    _require_within("minimum token budget", low, 1, high)
+    _require_within("number of sequences", config.max_num_seqs, 1, None)
+    _require_within("number of waiting requests", config.max_waiting, 0, None)
     if config.batch_timeout_ns is not None:
-        _within("batch timeout", config.batch_timeout_ns, 0, None)
+        _require_within("batch timeout", config.batch_timeout_ns, 0, None)
     if config.ageing_ns is not None:
-        _within("ageing", config.ageing_ns, 1, None)
+        _require_within("ageing", config.ageing_ns, 1, None)
     depth = profile.default_depth if config.depth is None else config.depth
-    _within("depth", depth, 0, 2)
+    _require_within("depth", depth, 0, 2)
     policy = build_policy(
         config.policy,
         PolicySettings(batch_timeout_ns=config.batch_timeout_ns, ageing_ns=config.ageing_ns),
@@ -113,15 +114,15 @@ def configuration(
         device: name or path of the device profile.
         step_log: absolute path of a step log to write; None to write none.
     """
-    adopted = followed_by_core(engine, mode=mode)
+    manifest_fields = followed_by_core(engine, mode=mode)
     return Configure(
         device=device,
         policy=engine.policy,
         preemption=engine.preemption,
         token_budget=engine.token_budget.initial,
-        min_token_budget=adopted.min_token_budget,
-        max_token_budget=adopted.max_token_budget,
-        budget_law=adopted.budget_law,
+        min_token_budget=manifest_fields.min_token_budget,
+        max_token_budget=manifest_fields.max_token_budget,
+        budget_law=manifest_fields.budget_law,
         max_num_seqs=engine.max_num_seqs,
         max_waiting=engine.max_waiting,
         batch_timeout_ns=engine.batch_timeout_ns,
@@ -132,7 +133,10 @@ def configuration(
 
 
 def followed_by_core(engine: EngineSpec, *, mode: ControlMode) -> FollowManifest:
-    """Return the part of a manifest that a running core adopts; see `configuration`."""
+    """Return the part of a manifest that a running core adopts.
+
+    For the arguments, see `configuration`.
+    """
     budget = engine.token_budget
     return FollowManifest(
         min_token_budget=budget.min,
@@ -143,7 +147,7 @@ def followed_by_core(engine: EngineSpec, *, mode: ControlMode) -> FollowManifest
 
 def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> HostPool:
     """Return the pool of host blocks, as many as fit into the swap space."""
-    _within("swap space", size, 0, None)
+    _require_within("swap space", size, 0, None)
     blocks = size // (profile.block_size * profile.kv_bytes_per_token)
     return HostPool(
         total_blocks=0 if preemption is Preemption.RECOMPUTE else blocks,
@@ -151,15 +155,15 @@ def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> H
     )
 
 
-def _choose(kind: type[C], what: str, name: str) -> C:
+def _choose(kind: type[C], title: str, name: str) -> C:
     """Return the member of an enum with this name."""
     try:
         return kind(name)
     except ValueError as error:
-        raise InputError(f"{what} {name!r} is not one of {', '.join(kind)}") from error
+        raise InputError(f"{title} {name!r} is not one of {', '.join(kind)}") from error
 
 
-def _within(what: str, value: int, low: int, high: int | None) -> None:
+def _require_within(title: str, value: int, low: int, high: int | None) -> None:
     if value < low or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"{low} to {high}"
-        raise InputError(f"the {what} must be {bounds}, not {value}")
+        raise InputError(f"the {title} must be {bounds}, not {value}")

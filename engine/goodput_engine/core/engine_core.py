@@ -1,8 +1,8 @@
 """The engine core: scheduler and executor, stepped together in a process or in virtual time.
 
-The code is synchronous, and every time is an argument. The core's process waits for the clock
-between two calls; a simulation jumps to the next event. This module does not handle sockets, HTTP
-or text.
+The code is synchronous, and every time is an argument. In real time, the core's process waits
+between two calls until the next event is due. In virtual time, the caller jumps to the next event.
+This module does not handle sockets, HTTP or text.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class EngineCore:
     Args:
         scheduler: plans the steps.
         executor: runs the steps.
-        min_token_budget, max_token_budget: bounds of a budget that is set later. Without a
-            maximum there is no upper bound.
+        min_token_budget, max_token_budget: bounds to which later token budgets are clamped; None
+            as the maximum for no upper bound.
         on_step: called with the outcome of every step.
-        ahead: the executor again, if it can run ahead in virtual time.
+        ahead: the executor again if it can run ahead in virtual time; else None.
     """
 
     def __init__(
@@ -57,9 +57,11 @@ class EngineCore:
         self._min_token_budget = min_token_budget
         self._max_token_budget = max_token_budget
         self._on_step = on_step
+        # Steps that are skipped have no outcomes for `on_step`.
         self._ahead = ahead if on_step is None else None
         self._plans: deque[StepPlan] = deque()
-        # In steady decoding the output of a request is the same in every step.
+        # The output of a step with one more token, by rid. It is the same in every such step, so
+        # it is built once per request.
         self._one_more: dict[int, RequestOutput] = {}
         self._limits_revision = 0
         self._draining = False
@@ -68,12 +70,15 @@ class EngineCore:
 
     # --- requests ----------------------------------------------------------------------------
     def submit(self, submit: Submit, now_ns: int, *, holds_blocks: bool = False) -> Rejected | None:
-        """Enqueue a new request; call `step` afterwards, also while the device is idle.
+        """Enqueue a new request; call `step` afterwards, even if no event is due.
 
         Args:
             submit: the request.
             now_ns: the current time.
             holds_blocks: True to hold the request's blocks after its end, until `release_held`.
+
+        Returns:
+            The rejection; None if the request was enqueued.
         """
         if self._draining:
             self._rejected_draining += 1
@@ -95,7 +100,7 @@ class EngineCore:
         return None
 
     def cancel(self, rid: int) -> None:
-        """Cancel a request; an unknown one is no error."""
+        """Cancel a request; do nothing if it is unknown."""
         if self.scheduler.cancel(rid):
             self._forget([rid])
         self._changed = True
@@ -104,9 +109,10 @@ class EngineCore:
     def reserve_transfer(
         self, submit: Submit, now_ns: int, *, emitted: int, first_token_ns: int
     ) -> bool:
-        """Reserve blocks for a request with tokens from another replica.
+        """Reserve blocks for a request that has already emitted tokens on another replica.
 
-        The request is not scheduled until `finish_transfer`. See `KVTransfer.reserve`.
+        The request is not scheduled until `finish_transfer`. See `KVTransfer.reserve` for the
+        arguments and the result.
         """
         if self._draining:
             return False
@@ -119,7 +125,7 @@ class EngineCore:
         return reserved
 
     def grow_transfer(self, rid: int, *, emitted: int) -> bool:
-        """Extend a reservation by the tokens emitted since; return False if blocks are lacking."""
+        """Extend a reservation to `emitted` output tokens; return False if blocks are lacking."""
         return self.scheduler.transfer.grow(rid, emitted=emitted)
 
     def finish_transfer(self, rid: int) -> None:
@@ -128,7 +134,7 @@ class EngineCore:
         self._one_more[rid] = RequestOutput(rid=rid, new_tokens=1)
 
     def detach(self, rid: int) -> None:
-        """Stop scheduling a request that continues elsewhere; it is held until `release_held`."""
+        """Stop scheduling a request that continues elsewhere, but hold its blocks."""
         self.scheduler.transfer.detach(rid)
 
     def release_held(self, rid: int) -> None:
@@ -138,7 +144,7 @@ class EngineCore:
 
     # --- limits ------------------------------------------------------------------------------
     def set_limits(self, message: SetLimits) -> None:
-        """Set the limits of the next plan; ignore a revision older than the last one."""
+        """Set the limits from the next plan on; ignore a revision older than the last one."""
         if message.revision < self._limits_revision:
             return
         self._limits_revision = message.revision
@@ -161,7 +167,7 @@ class EngineCore:
         self._changed = True
 
     def follow_manifest(self, message: FollowManifest) -> None:
-        """Apply the bounds and the law of a changed manifest to the next plan."""
+        """Apply the bounds and the law of a changed manifest from the next plan on."""
         scheduler, low = self.scheduler, message.min_token_budget
         self._min_token_budget = low
         self._max_token_budget = message.max_token_budget
@@ -185,14 +191,15 @@ class EngineCore:
 
     # --- steps -------------------------------------------------------------------------------
     def next_event_ns(self) -> int | None:
-        """Return the next time at which `step` must be called; None if only a message needs it."""
+        """Return the time of the next call of `step`; None if only a message requires a call."""
         event_ns = self._executor.next_event_ns()
         return self.scheduler.wake_ns() if event_ns is None else event_ns
 
     def advance(self, now_ns: int) -> StepOutcome | None:
         """Commit the oldest step if it is done, and plan as far ahead as the depth allows.
 
-        One step at a time: call again while `next_event_ns` has passed.
+        A call commits at most one step. Call again while `next_event_ns` is not after the current
+        time.
         """
         outcome, ready_ns = None, now_ns
         result = self._executor.collect(now_ns)
@@ -223,7 +230,8 @@ class EngineCore:
         of these steps every member of the decode batch gained one token, and nothing else changed.
 
         Args:
-            until_ns: time of the next external event; only steps that end before it are taken.
+            until_ns: only steps that end before this time are taken. It must not be after the
+                next external event, such as an arrival.
 
         Returns:
             The steps; None if the next step needs `advance`.
@@ -263,8 +271,8 @@ class EngineCore:
         scheduler, budget = self.scheduler, self.scheduler.prefill_budget
         waiting, limits = len(scheduler.waiting), scheduler.limits
         host_free, host_total = scheduler.host_blocks
-        predicted = scheduler.policy.prediction_error
-        latest = None if budget is None else budget.latest
+        lengths = scheduler.policy.prediction_error
+        decision = None if budget is None else budget.latest
         counters = asdict(scheduler.stats)
         counters["shed"] += self._rejected_draining
         return EngineState(
@@ -284,13 +292,13 @@ class EngineCore:
             max_waiting=limits.max_waiting,
             draining=self._draining,
             behind_ns=self._executor.behind_ns,
-            predicted_lengths=predicted.judged,
-            length_error=predicted.mean_abs_log_ratio,
+            predicted_lengths=lengths.judged,
+            length_error=lengths.mean_abs_log_ratio,
             step_time_error=(scheduler.policy if budget is None else budget).step_time_error,
             budget_law="" if budget is None else budget.law,
             safety_percent=0 if budget is None else budget.safety_percent,
-            prompt_tokens=0 if latest is None else latest.tokens,
-            prompt_reason="" if latest is None else latest.reason,
+            prompt_tokens=0 if decision is None else decision.tokens,
+            prompt_reason="" if decision is None else decision.reason,
         )
 
     def _within_bounds(self, token_budget: int) -> int:
@@ -326,7 +334,7 @@ class EngineCore:
 
 
 def _scheduled(submit: Submit, *, holds_blocks: bool = False) -> ScheduledRequest:
-    """Return the part of a request that the scheduler may know."""
+    """Return the part of a request that the scheduler is allowed to see."""
     return ScheduledRequest(
         rid=submit.rid,
         arrival_ns=submit.arrival_ns,

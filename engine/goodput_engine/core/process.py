@@ -1,4 +1,4 @@
-"""The core process: neither a slow client nor a long prompt can delay a step.
+"""The core process, separate from the server so that no slow client or long prompt delays a step.
 
 The server starts `python -m goodput_engine.core.process --fd N` with one end of a socket pair and
 sends `Configure` first. The core replies with `Ready` or `Failed`.
@@ -10,7 +10,7 @@ keeps running until the server has drained.
 
 The core sleeps in `select`, whose timeout has microsecond resolution. It wakes about 0.1 ms late
 (median on two busy cores; 0.12 ms at the 90th percentile). The executor schedules by absolute
-deadlines, so these delays do not add up and the core need not spin.
+deadlines, so these delays do not add up, and the core does not have to wait in a busy loop.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
             _run(sock)
         except GoodputError as error:
             return _fail(sock, str(error), error.exit_code)
-        except Exception as error:  # noqa: BLE001 - the last place to report it
+        except Exception as error:  # noqa: BLE001 - no caller would report it
             if os.environ.get(ENV_DEBUG):
                 traceback.print_exc()
             detail = f"the engine core failed: {type(error).__name__}: {error}"
@@ -95,7 +95,7 @@ def serve(
         sock: connected and non-blocking.
         core: the core to step.
         messages: messages that arrived together with `Configure`.
-        reader: the frame reader; it may hold the start of the next message.
+        reader: the frame reader, which may already have the start of the next message.
         clock: returns monotonic nanoseconds, on the same clock as the server.
     """
     outbox = Outbox()
@@ -171,10 +171,10 @@ def _receive(sock: socket.socket) -> bytes:
 
 
 def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) -> None:
-    """Take the steps that were due before a request arrived, without it.
+    """Take the steps that were due before a request arrived, without the request.
 
-    After a step whose end was noticed late, the next one begins at that end on the device's clock.
-    A request that arrived in between must not be part of a step that began before it.
+    If the end of a step is noticed late, the next step still begins at that end on the device's
+    clock. A request that arrived after that end must not be part of the next step.
     """
     until_ns = min(arrival_ns, now_ns)
     while (due_ns := core.next_event_ns()) is not None and due_ns <= until_ns:

@@ -1,7 +1,7 @@
 """Frames between the HTTP server and the core process, and the core's outgoing buffer.
 
-A frame is a length and a MessagePack message. Both sides do their own I/O: the server reads in
-asyncio, and the core reads between two steps. `FrameReader` and `encode` do not use sockets.
+A frame is a length and a MessagePack message. The server receives with asyncio, the core between
+two steps. `FrameReader` and `encode` therefore do not use sockets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 M = TypeVar("M")
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
-"""Upper bound of a frame; a million token ids take about five million bytes."""
+"""Largest size of a frame. A million token ids take about five million bytes."""
 
 _MERGE_ABOVE_BYTES: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct("<I")
@@ -41,7 +41,7 @@ class WireError(InternalError):
 
 
 class FrameReader(Generic[M]):
-    """Splits a byte stream into messages of one kind.
+    """Splits a byte stream into the messages of one direction.
 
     Args:
         decoder: decodes the union of the expected messages.
@@ -55,30 +55,30 @@ class FrameReader(Generic[M]):
         """Return the messages that `data` completes, in order.
 
         Raises:
-            WireError: a frame is too long, or is not a message of this kind.
+            WireError: a frame is too long, or is not a message of this direction.
         """
         buffer = self._buffer
         buffer += data
         messages: list[M] = []
-        at, end = 0, len(buffer)
+        offset, end = 0, len(buffer)
         with memoryview(buffer) as view:
-            while end - at >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(view, at)
+            while end - offset >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(view, offset)
                 if length > MAX_FRAME_BYTES:
                     raise WireError(
                         f"a frame announces {length} bytes; at most {MAX_FRAME_BYTES} are allowed"
                     )
-                start = at + _LENGTH.size
+                start = offset + _LENGTH.size
                 if end - start < length:
                     break
-                at = start + length
+                offset = start + length
                 try:
-                    messages.append(self._decoder.decode(view[start:at]))
+                    messages.append(self._decoder.decode(view[start:offset]))
                 except msgspec.DecodeError as error:
                     raise WireError(
                         f"a frame of {length} bytes is not a message: {error}"
                     ) from error
-        del buffer[:at]
+        del buffer[:offset]
         return messages
 
 
@@ -96,7 +96,7 @@ def encode(message: FrontMessage | CoreMessage) -> bytes:
     """Return the frame of a message.
 
     Raises:
-        WireError: the message is longer than a frame.
+        WireError: the message is too long for a frame.
     """
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -107,8 +107,9 @@ def encode(message: FrontMessage | CoreMessage) -> bytes:
 class Outbox:
     """Bounded buffer of unsent messages to one non-blocking socket.
 
-    While the socket accepts no data, steps are merged instead of queued: a delayed server receives
-    one message with all tokens of each request. The number of requests therefore bounds the buffer.
+    While the socket accepts no data, steps are merged instead of queued. A server that reads late
+    receives one message with all tokens of each request. The size of the buffer is therefore
+    bounded by the number of requests.
 
     Args:
         merge_above_bytes: number of unsent bytes above which steps are merged.
@@ -117,27 +118,28 @@ class Outbox:
     def __init__(self, *, merge_above_bytes: int = _MERGE_ABOVE_BYTES) -> None:
         self._merge_above_bytes = merge_above_bytes
         self._unsent = bytearray()
-        self._held: StepOutputs | None = None
-        self._held_outputs: dict[int, RequestOutput] = {}
+        # The last of the merged steps, and the merged outputs by rid.
+        self._last_step: StepOutputs | None = None
+        self._outputs: dict[int, RequestOutput] = {}
 
     @property
     def waiting(self) -> bool:
         """True if anything is unsent."""
-        return bool(self._unsent) or self._held is not None
+        return bool(self._unsent) or self._last_step is not None
 
     def push(self, message: CoreMessage) -> None:
-        """Append a message, or merge a step with the held one."""
+        """Append a message, or merge a step with the previous unsent steps."""
         if not isinstance(message, StepOutputs) or (
-            self._held is None and len(self._unsent) <= self._merge_above_bytes
+            self._last_step is None and len(self._unsent) <= self._merge_above_bytes
         ):
-            self._release()
+            self._encode_merged()
             self._unsent += encode(message)
             return
-        held = self._held_outputs
+        merged = self._outputs
         for output in message.outputs:
-            before = held.get(output.rid)
-            held[output.rid] = output if before is None else _merge(before, output)
-        self._held = message
+            earlier = merged.get(output.rid)
+            merged[output.rid] = output if earlier is None else _merge(earlier, output)
+        self._last_step = message
 
     def flush(self, sock: socket.socket) -> None:
         """Send as much as the socket accepts.
@@ -147,20 +149,19 @@ class Outbox:
         """
         while self.waiting:
             if not self._unsent:
-                self._release()
+                self._encode_merged()
             try:
                 sent = sock.send(self._unsent)
             except BlockingIOError:
                 return
             del self._unsent[:sent]
 
-    def _release(self) -> None:
-        if self._held is not None:
-            last = self._held
-            outputs = list(self._held_outputs.values())
-            self._unsent += encode(msgspec.structs.replace(last, outputs=outputs))
-            self._held = None
-            self._held_outputs = {}
+    def _encode_merged(self) -> None:
+        if self._last_step is not None:
+            outputs = list(self._outputs.values())
+            self._unsent += encode(msgspec.structs.replace(self._last_step, outputs=outputs))
+            self._last_step = None
+            self._outputs = {}
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:

@@ -1,1 +1,1 @@
-"""Device profiles: what a step costs on a device that is not there, with each number's origin."""
+"""Device profiles: step times and capacities of emulated devices, with each number's origin."""

@@ -46,7 +46,7 @@ def make_parser() -> CommandParser:
     """Build the parser of `goodput device`."""
     parser = CommandParser(
         prog="goodput device",
-        summary="Device profiles: what `--device` and emulated:// can name.",
+        summary="List, show and fit device profiles, which `--device` and emulated:// name.",
         examples=(
             "goodput device list",
             "goodput device show llama-3-8b-h100",
@@ -60,20 +60,20 @@ def make_parser() -> CommandParser:
     )
     listing = actions.add_parser(
         "list",
-        help="the shipped profiles",
-        summary="List the profiles that `--device` and emulated:// know by name.",
+        help="list the shipped profiles",
+        summary="List the profiles that `--device` and emulated:// accept by name.",
         examples=("goodput device list", "goodput device list --json"),
     )
     show = actions.add_parser(
         "show",
-        help="one profile, with where each number is from",
-        summary="Show every number of a profile, with where it is from.",
+        help="show one profile, with the origin of each number",
+        summary="Show every number of a profile, with its origin.",
         examples=("goodput device show llama-3-8b-h100", "goodput device show ./mine.yaml --json"),
     )
     show.add_argument("name", metavar="NAME", help="a shipped profile, or the path of a YAML file")
     fit = actions.add_parser(
         "fit",
-        help="step times from the step log of `goodput engine`",
+        help="fit step times to the step log of `goodput engine`",
         summary="Fit a law of step times to the step log of `goodput engine --step-log`.",
         examples=(
             "goodput device fit steps.parquet",
@@ -82,10 +82,16 @@ def make_parser() -> CommandParser:
     )
     fit.add_argument("log", type=Path, metavar="STEPS.parquet", help="the step log")
     fit.add_argument(
-        "-o", "--out", type=Path, metavar="FILE.yaml", help="write a profile with them"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE.yaml",
+        help="write a profile with the fitted step times",
     )
     fit.add_argument(
-        "--base", metavar="PROFILE", help="with --out: where the profile's other numbers are from"
+        "--base",
+        metavar="PROFILE",
+        help="with --out: the profile from which all other numbers are taken",
     )
     for action in (listing, show, fit):
         action.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -97,8 +103,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.action == "fit":
         if (args.out is None) != (args.base is None):
             raise UsageError(
-                "goodput device fit: --out and --base go together: a step log has no figures for "
-                "memory and bandwidths, so a profile takes those from another one"
+                "goodput device fit: --out and --base must be given together: a step log has no "
+                "figures for memory and bandwidths, so these are taken from the profile --base"
             )
         if args.out is not None and args.out.suffix not in {".yaml", ".yml"}:
             raise UsageError(f"goodput device fit: --out: {args.out} must end in .yaml")
@@ -139,9 +145,9 @@ def _summary(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def _show(profile: DeviceProfile, *, as_json: bool) -> None:
-    facts: dict[str, Any] = msgspec.to_builtins(profile)
+    fields: dict[str, Any] = msgspec.to_builtins(profile)
     if as_json:
-        _print_json(facts)
+        _print_json(fields)
         return
     console = Console(markup=False, highlight=False)
     console.print(f"{profile.name}: {profile.description}")
@@ -158,10 +164,10 @@ def _show(profile: DeviceProfile, *, as_json: bool) -> None:
     console.print(numbers)
     if isinstance(profile.form, TableForm):
         console.print(f"\ntable of step times in ms, from: {profile.provenance['table']}")
-        console.print(_times(profile.form))
+        console.print(_step_times_table(profile.form))
 
 
-def _times(form: TableForm) -> Table:
+def _step_times_table(form: TableForm) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("decodes", justify="right")
     for tokens in form.prefill_tokens:

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceFit", "fit_device", "write_profile"]
 
-_LEAST_STEPS: Final = 100
+_MIN_STEPS: Final = 100
 _DIGITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFit:
-    """A roofline fitted to a step log.
+    """A step-time law fitted to a step log.
 
     Args:
-        form: the law, fitted to four fifths of the steps.
+        form: the fitted roofline.
         steps: number of steps in the log.
-        held_out_steps: number of steps in the other fifth.
-        p50_error_ppm, p95_error_ppm: absolute errors of predictions of the held-out steps, in
-            millionths of the measured time.
+        held_out_steps: number of steps, a fifth of the log, that were excluded from the fit.
+        p50_error_ppm, p95_error_ppm: quantiles of the absolute prediction errors for the held-out
+            steps, in millionths of the measured time.
     """
 
     form: RooflineForm
@@ -46,7 +46,7 @@ class DeviceFit:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Coefficients with the names and units of a profile."""
+        """The coefficients, with the names and units of a profile."""
         form = self.form
         values = {
             "c0_ms": form.c0_ns / NS_PER_MS,
@@ -65,11 +65,11 @@ def fit_device(log: Path) -> DeviceFit:
         UsageError: pyarrow is not installed.
     """
     samples = read_step_log(log)
-    if len(samples) < _LEAST_STEPS:
-        raise InputError(f"{log}: has {len(samples)} steps; a fit needs at least {_LEAST_STEPS}")
-    fit, held_out = hold_out(samples)
+    if len(samples) < _MIN_STEPS:
+        raise InputError(f"{log}: has {len(samples)} steps; a fit needs at least {_MIN_STEPS}")
+    training, held_out = hold_out(samples)
     try:
-        form = fit_roofline(fit)
+        form = fit_roofline(training)
     except ValueError as error:
         raise InputError(f"{log}: {error}") from error
     p50, p95 = quantiles(errors_ppm(form, held_out), (P50, P95))
@@ -83,7 +83,7 @@ def fit_device(log: Path) -> DeviceFit:
 
 
 def write_profile(fit: DeviceFit, *, log: Path, base: DeviceProfile, out: Path) -> None:
-    """Write the fitted law as a profile; take all other numbers from another profile.
+    """Write a profile with the fitted law and all other numbers of another profile.
 
     Args:
         fit: the law.
@@ -107,7 +107,7 @@ def write_profile(fit: DeviceFit, *, log: Path, base: DeviceProfile, out: Path) 
             numbers[name] = {"value": base.numbers[name], "from": origin}
     profile = {
         "name": out.stem,
-        "description": f"Step times fitted to {log.name}; the rest as {base.name} has it.",
+        "description": f"Step times fitted to {log.name}; all other numbers from {base.name}.",
         "illustrative": base.illustrative,
         "form": "roofline",
         "overlap": base.overlap.value,

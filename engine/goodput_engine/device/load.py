@@ -1,8 +1,8 @@
-"""Loading of device profiles: the shipped ones by name, others by path.
+"""Load device profiles: shipped profiles by name, others by path.
 
-A profile is a small YAML file in which every number has its origin. The structs declare its fields
-with their bounds; msgspec decodes them. The `form` of a profile selects the numbers that it has.
-An error names the file and the path of the field.
+A profile is a small YAML file that states the origin of every number. The structs of this module
+declare its fields and their bounds, and msgspec decodes it. The `form` of a profile determines
+which numbers it must have. An error names the file and the path of the field.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_BYTES: Final = 64 * 1024
 _GB: Final = 1_000_000_000
 _SUFFIXES: Final = (".yaml", ".yml")
 
-# A union, because `float` alone would turn 6 into 6.0 wherever the number is printed.
+# Numbers are unions, because `float` alone would turn 6 into 6.0 wherever the number is printed.
 _MS: Final = Meta(ge=0, le=100_000)
 _US: Final = Meta(ge=0, le=1_000_000)
 _NS: Final = Meta(ge=0, le=1_000_000_000)
@@ -70,7 +70,7 @@ class _Table(_Struct, frozen=True, kw_only=True):
 
 
 class _ProfileFile(_Struct, frozen=True, kw_only=True):
-    """A profile's file before its numbers are checked."""
+    """The content of a profile's file before its numbers are checked."""
 
     name: Text
     description: Text
@@ -82,7 +82,7 @@ class _ProfileFile(_Struct, frozen=True, kw_only=True):
 
 
 class _Numbers(_Struct, frozen=True, kw_only=True):
-    """The numbers of every profile; see `DeviceProfile`."""
+    """The numbers that every profile has; see `DeviceProfile`."""
 
     host_ms_per_step: Ms
     host_us_per_request: Us
@@ -100,7 +100,7 @@ class _Numbers(_Struct, frozen=True, kw_only=True):
 
 
 COMMON_NUMBERS: Final = _Numbers.__struct_fields__
-"""Names of the numbers of every profile."""
+"""Names of the numbers that every profile has."""
 
 
 class _Roofline(_Numbers, frozen=True, kw_only=True):
@@ -134,12 +134,12 @@ _FORMS: Final[dict[str, type[_Numbers]]] = {
     "table": _Numbers,
     "unit": _Unit,
 }
-"""The numbers of a profile by its form."""
+"""Structs of a profile's numbers by the profile's form."""
 _REMEDIES: Final = {
     "overlap": f"; it must be one of {', '.join(Overlap)}",
     "numbers": "; a number is written NAME: {value: NUMBER, from: ORIGIN}",
 }
-"""Remedies by the first name in the path of an invalid field."""
+"""Remedies that are added to errors, by the first name in the path of the invalid field."""
 
 
 def list_profiles() -> list[str]:
@@ -153,7 +153,7 @@ def list_profiles() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:
-    """Load a shipped profile by name, or a file by path.
+    """Load a profile by its shipped name or by its path.
 
     An argument with a slash, or ending in .yaml or .yml, is a path.
 
@@ -165,8 +165,8 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     names = list_profiles()
     if name_or_path not in names:
         raise InputError(
-            f"no device profile is called {name_or_path!r}; there are {', '.join(names)}, "
-            "or give the path of a profile's YAML"
+            f"no device profile is called {name_or_path!r}; use one of {', '.join(names)}, "
+            "or give the path of a profile's YAML file"
         )
     folder = resources.files("goodput_engine.device").joinpath("profiles")
     return _parse(folder.joinpath(f"{name_or_path}.yaml").read_bytes(), f"{name_or_path}.yaml")
@@ -174,7 +174,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
 
 def _read(path: Path) -> bytes:
     if path.exists() and not path.is_file():
-        raise InputError(f"{path}: a device profile is a file")
+        raise InputError(f"{path}: is not a file; name the YAML file of a device profile")
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -183,7 +183,7 @@ def _read(path: Path) -> bytes:
             f"{path}: the device profile cannot be read: {error.strerror or error}"
         ) from error
     if len(data) > _MAX_BYTES:
-        raise InputError(f"{path}: a device profile has at most {_MAX_BYTES} bytes")
+        raise InputError(f"{path}: is too large; a device profile has at most {_MAX_BYTES} bytes")
     return data
 
 
@@ -196,7 +196,7 @@ def _parse(data: bytes, source: str) -> DeviceProfile:
         problem = getattr(error, "problem", None) or "it cannot be parsed"
         raise InputError(f"{source}: {where}not YAML: {problem}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{source}: not YAML that can be read: {error}") from error
+        raise InputError(f"{source}: cannot be read as YAML: {error}") from error
     try:
         return _build(value, source)
     except ValueError as error:
@@ -209,11 +209,11 @@ def _build(value: object, source: str) -> DeviceProfile:
         raise InputError(f"{source}: form: must be one of {', '.join(_FORMS)}")
     if (file.table is not None) != (file.form == "table"):
         raise InputError(f"{source}: table: is required by form table and by no other form")
-    written = {
+    file_numbers = {
         name: _convert(number, _Number, source, f"numbers.{name}.")
         for name, number in file.numbers.items()
     }
-    values = {name: number.value for name, number in written.items()}
+    values = {name: number.value for name, number in file_numbers.items()}
     kind = _FORMS[file.form]
     numbers = _convert(values, kind, source, "numbers.")
     if numbers.pipeline_parallel > 1 and numbers.handover_us_per_token is None:
@@ -221,9 +221,9 @@ def _build(value: object, source: str) -> DeviceProfile:
             f"{source}: numbers.handover_us_per_token: is required by pipeline_parallel; write "
             "handover_us_per_token: {value: …, from: …}"
         )
-    own = [name for name in kind.__struct_fields__ if name not in COMMON_NUMBERS]
-    given = [name for name in (*own, *COMMON_NUMBERS) if name in values]
-    provenance = {name: written[name].origin.strip() for name in given}
+    form_names = [name for name in kind.__struct_fields__ if name not in COMMON_NUMBERS]
+    names = [name for name in (*form_names, *COMMON_NUMBERS) if name in values]
+    provenance = {name: file_numbers[name].origin.strip() for name in names}
     if file.table is not None:
         provenance["table"] = file.table.origin.strip()
     return DeviceProfile(
@@ -246,7 +246,7 @@ def _build(value: object, source: str) -> DeviceProfile:
         swap_bytes_per_s=round(numbers.swap_gb_per_s * _GB),
         link_bytes_per_s=round(numbers.link_gb_per_s * _GB),
         startup_seconds=numbers.startup_seconds,
-        numbers={name: values[name] for name in given},
+        numbers={name: values[name] for name in names},
         provenance=provenance,
     )
 
@@ -306,7 +306,7 @@ def _convert(value: object, kind: type[S], source: str, prefix: str = "") -> S:
         remedy = _REMEDIES.get(path.partition(".")[0], "")
         parts: dict[str, type[msgspec.Struct]] = {prefix: kind, "table": _Table}
         if path in parts and (unknown := re.search(r"unknown field `(.+)`", problem)):
-            known = parts[path].__struct_encode_fields__
-            remedy = did_you_mean(unknown[1], known) or f"; fields are {', '.join(known)}"
+            fields = parts[path].__struct_encode_fields__
+            remedy = did_you_mean(unknown[1], fields) or f"; fields are {', '.join(fields)}"
         path = path.removesuffix(".") or "the profile"
         raise InputError(f"{source}: {path}: {problem[0].lower()}{problem[1:]}{remedy}") from error

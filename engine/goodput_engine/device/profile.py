@@ -1,4 +1,4 @@
-"""Device profiles: the timing and capacity of a model on a device, enough to emulate both."""
+"""Device profiles: the times and capacities by which a model on a device is emulated."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class DeviceProfile:
     Args:
         name: name of the profile, a DNS label.
         description: one sentence for a list.
-        illustrative: True if its figures show a mechanism and describe no existing device.
-        form_name: name of the form.
-        form: law that maps the shape of a step to its device time.
+        illustrative: True if the figures demonstrate a mechanism and describe no existing device.
+        form_name: name of the form, such as `roofline`.
+        form: step-time law: maps the shape of a step to its device time.
         overlap: combination of host time and device time.
-        host_ns_per_step, host_ns_per_request: host time of the modelled engine for each step and
-            for each request in it.
+        host_ns_per_step, host_ns_per_request: host time of the modelled engine for each step, and
+            for each request in the step.
         kv_blocks: KV blocks that the device's memory holds.
         block_size: tokens per block.
-        kv_bytes_per_token: keys and values of one token, all layers.
+        kv_bytes_per_token: size of the keys and values of one token in all layers.
         max_model_tokens: limit of prompt and output tokens together.
         vocab_size: size of the vocabulary; token ids are smaller.
         tensor_parallel: number of devices that compute each layer together.
@@ -45,11 +45,11 @@ class DeviceProfile:
             those of all devices together.
         handover_ns_per_token: time to transfer one token's activations from a stage to the next.
         swap_bytes_per_s: bandwidth between device and host memory, one way.
-        link_bytes_per_s: bandwidth between two such devices.
-        startup_seconds: time from creation to readiness of a replica in virtual time. A process
-            that emulates this device in real time is ready as soon as it has started.
-        numbers: every number of the file, by its name and in the unit of the file.
-        provenance: the origin of each number, and of a table.
+        link_bytes_per_s: bandwidth between two replicas on such devices.
+        startup_seconds: time from creation to readiness of a replica, in virtual time only. A
+            process that emulates this device in real time is ready as soon as it has started.
+        numbers: the numbers of the file by name, in the units of the file.
+        provenance: the origin of each number and of the table, by name.
     """
 
     name: str
@@ -76,14 +76,14 @@ class DeviceProfile:
 
     @property
     def default_depth(self) -> int:
-        """Number of plans queued behind the running one: one if host and device overlap, else 0.
+        """Number of plans that are queued behind the running plan, 0 to 2.
 
-        With a queued plan, a step takes the longer of host time and device time, and a stop is
-        noticed one step late. Without one, a step takes the sum of both times. Each further
-        pipeline stage needs one more queued plan, up to two in total.
+        If host and device overlap, one plan is queued: a step then takes the longer of host time
+        and device time, and the end of a request is noticed one step late. Without a queued plan,
+        a step takes the sum of both times. Each further pipeline stage needs one more queued plan.
         """
-        ahead = 1 if self.overlap is Overlap.MAX else 0
-        return min(2, ahead + self.pipeline_parallel - 1)
+        overlapping = 1 if self.overlap is Overlap.MAX else 0
+        return min(2, overlapping + self.pipeline_parallel - 1)
 
     @property
     def devices(self) -> int:

@@ -1,7 +1,7 @@
 """The step log: shape and device time of each step, to fit a device profile.
 
 The log is a Parquet file of integers. pyarrow is not a dependency of the engine: it is imported
-only for a log. If it is missing, the error names the extra to install.
+only to write or read a log. If pyarrow is missing, the error names the extra to install.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _log = logging.getLogger(__name__)
 _SHAPE: Final = StepShape._fields
 _shape_of: Final = attrgetter(*_SHAPE)
 STEP_COLUMNS: Final = ("at_ns", "step_ns", *_SHAPE)
-"""Columns, all int64: a step's end on the engine's monotonic clock, its device time, its shape."""
+"""The columns, all int64: end of the step (monotonic clock), its device time, and its shape."""
 
 MAX_STEPS: Final = 1_000_000
-"""Most steps in a log; this is hours of steps, in at most 72 MB."""
+"""Maximum number of steps in a log. They cover hours of serving and take at most 72 MB."""
 
 _FLUSH_STEPS: Final = 1024
 
 
 class StepLog:
-    """Writes steps as they end, and renames the file to its final name when it is closed or full.
+    """Writes steps to a hidden file, and renames the file when the log is closed or full.
 
-    Each step adds a row in memory, and every 1,024 steps are written at once. If a write fails,
-    the log ends and the engine continues. A log without steps leaves no file.
+    Rows are collected in memory and written in batches of 1,024. If a write fails, the log ends
+    and the engine continues. A log without steps leaves no file.
 
     Args:
-        path: the file; it must not exist.
-        max_steps: the largest number of steps.
+        path: the final name of the file, which must not exist.
+        max_steps: maximum number of steps.
 
     Raises:
         InputError: the file exists, or its folder cannot be written.
@@ -60,9 +60,9 @@ class StepLog:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
         self._rows = array("q")
-        self._room = max_steps
+        self._remaining = max_steps
         self._unwritten = 0
-        self._arrow, parquet = _arrow("writing")
+        self._arrow, parquet = _import_arrow("writing")
         int64 = self._arrow.int64()
         try:
             self._writer: Any = parquet.ParquetWriter(
@@ -77,14 +77,14 @@ class StepLog:
         self._empty = True
 
     def add(self, outcome: StepOutcome) -> None:
-        """Add a step, unless it copied blocks, because its time may be that of the copy."""
-        if not self._room or outcome.plan.copies:
+        """Add a step. Skip a step that copied blocks: its time may be that of the copies."""
+        if not self._remaining or outcome.plan.copies:
             return
         result = outcome.result
         self._rows.extend((result.at_ns, result.step_ns, *_shape_of(outcome.plan.shape)))
-        self._room -= 1
+        self._remaining -= 1
         self._unwritten += 1
-        if not self._room:
+        if not self._remaining:
             self.close()
             _log.info("step log full", extra={"path": str(self._path)})
         elif self._unwritten == _FLUSH_STEPS:
@@ -92,7 +92,7 @@ class StepLog:
 
     def close(self) -> None:
         """Write the remaining steps and rename the file to its final name; ignore later steps."""
-        self._room = 0
+        self._remaining = 0
         self._write()
         writer, self._writer = self._writer, None
         if writer is None:
@@ -104,7 +104,7 @@ class StepLog:
             else:
                 self._part.replace(self._path)
         except OSError as error:
-            self._end(error)
+            self._abort(error)
 
     def _write(self) -> None:
         count, rows = self._unwritten, self._rows
@@ -122,11 +122,11 @@ class StepLog:
         try:
             self._writer.write_batch(arrow.record_batch(columns, names=list(STEP_COLUMNS)))
         except OSError as error:
-            self._end(error)
+            self._abort(error)
 
-    def _end(self, error: OSError) -> None:
+    def _abort(self, error: OSError) -> None:
         self._writer = None
-        self._room = 0
+        self._remaining = 0
         self._part.unlink(missing_ok=True)
         _log.warning("step log ended", extra={"path": str(self._path), "error": str(error)})
 
@@ -138,13 +138,15 @@ def read_step_log(path: Path) -> list[StepSample]:
         InputError: the file cannot be read, or is not a step log.
         UsageError: pyarrow is not installed.
     """
-    arrow, parquet = _arrow("reading")
+    arrow, parquet = _import_arrow("reading")
     try:
         with parquet.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
             for name in STEP_COLUMNS[1:]:
                 if name not in schema.names or schema.field(name).type != arrow.int64():
-                    raise InputError(f"{path}: a step log has a column {name} of type int64")
+                    raise InputError(
+                        f"{path}: is not a step log: it has no column {name} of type int64"
+                    )
             if not 1 <= rows <= MAX_STEPS:
                 raise InputError(f"{path}: has {rows:,} steps; a fit takes 1 to {MAX_STEPS:,}")
             table = file.read(columns=list(STEP_COLUMNS[1:]))
@@ -153,9 +155,9 @@ def read_step_log(path: Path) -> list[StepSample]:
         raise InputError(f"{path}: cannot be read as Parquet: {reason}") from error
     columns = table.to_pydict()
     for name, values in columns.items():
-        least = 1 if name == "step_ns" else 0
-        if any(value is None or value < least for value in values):
-            raise InputError(f"{path}: {name}: every step has one of at least {least}")
+        minimum = 1 if name == "step_ns" else 0
+        if any(value is None or value < minimum for value in values):
+            raise InputError(f"{path}: {name}: every step must have a value of at least {minimum}")
     shapes = zip(*(columns[name] for name in _SHAPE), strict=True)
     return [
         StepSample(StepShape(*shape), step_ns)
@@ -163,11 +165,11 @@ def read_step_log(path: Path) -> list[StepSample]:
     ]
 
 
-def _arrow(doing: str) -> tuple[ModuleType, ModuleType]:
+def _import_arrow(action: str) -> tuple[ModuleType, ModuleType]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{doing} a step log needs the package {error.name!r}: "
+            f"{action} a step log needs the package {error.name!r}: "
             f"pip install '{DISTRIBUTION}[replay]'"
         ) from error

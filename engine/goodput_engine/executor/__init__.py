@@ -1,1 +1,1 @@
-"""Executors of plans: on a model of a device, or on a device."""
+"""Executors of plans, on an emulated device or on a real one."""

@@ -1,8 +1,8 @@
 """The interface of executors, emulated or real, to the engine core.
 
-Several plans may be in flight. They run in the order of submission, and each is submitted before
-the results of earlier ones are known, so an executor itself feeds the sampled token of a request
-to its next step. Only executors see `ExecutorInput`.
+Several plans may be in flight; they run in the order of submission. A plan is submitted before the
+results of earlier plans are known, so an executor itself feeds the sampled token of a request to
+the request's next step. Only executors see `ExecutorInput`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ class Executor(Protocol):
         ...
 
     def forget(self, rids: Iterable[int]) -> None:
-        """Remove requests that no later plan computes; `left` of a plan may still contain them."""
+        """Remove requests that no later plan computes; `left` of a later plan may contain them."""
         ...
 
     def submit(self, plan: StepPlan, ready_ns: int) -> None:
-        """Run a plan after the ones submitted before.
+        """Run a plan after all plans that were submitted earlier.
 
         Args:
             plan: the plan.
-            ready_ns: earliest time at which the plan could be made. It is the current time, or
-                the end of the step that freed the plan's slot if that end was noticed late.
+            ready_ns: earliest time at which the plan could have been made. It is the current time.
+                If the end of the step that made room for this plan was noticed late, it is that
+                end.
         """
         ...
 
@@ -50,7 +51,7 @@ class Executor(Protocol):
         ...
 
     def collect(self, now_ns: int) -> StepResult | None:
-        """Return the result of the oldest plan in flight; None if it is not done."""
+        """Return the result of the oldest plan in flight; None if the plan is not done."""
         ...
 
 
@@ -58,12 +59,12 @@ class RunsAhead(Protocol):
     """An executor that knows results in advance, for virtual time."""
 
     def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
-        """Take the steps in flight, and the following ones while they only decode.
+        """Take the steps in flight, and the steps that follow as long as these only decode.
 
-        Each plan is made at the end of the step that frees its slot.
+        When a step ends, the plan of a further step is made.
 
         Args:
-            steady: the scheduler whose plans are in flight here.
+            steady: the decoding requests of the scheduler whose plans are in flight here.
             until_ns: only steps that end before this time are taken.
 
         Returns:

@@ -1,16 +1,18 @@
 """An executor without a device: a plan takes the time that a device profile predicts.
 
-The executor represents the clock of the modelled device by absolute deadlines. In virtual time the
+The executor represents the clock of the emulated device by absolute deadlines. In virtual time the
 caller jumps to `next_event_ns`. In real time the caller waits and is always slightly late, but the
-next step starts at the end of the modelled one. Lateness therefore does not accumulate, and the
-time that this process needs does not count while it is faster than the device. If the caller is
-late by more than a bound, the modelled clock is set back and the difference is counted.
+next step starts at the deadline of the previous step. Lateness therefore does not accumulate, and
+the time that this process needs does not count as long as the process is faster than the device. If
+the caller is late by more than a bound, the emulated clock is set back by the lateness, which is
+added to `behind_ns`.
 
-Host and device overlap in the same way as the plans. The host starts on a plan when the plan's
-slot is free and the previous plan is made. The device starts when it is free and the plan is made.
+If plans are queued, host and device overlap. The host starts to make a plan when a step has ended,
+so that a further plan may be queued, and when the previous plan is made. The device starts a plan
+when the plan is made and the previous step has ended.
 
-Like the decode batch of the scheduler, the executor does not iterate over the members of the
-batch: it indexes their ends by epoch.
+Decode steps are numbered; the number of a step is its *epoch*. For each epoch, the executor stores
+the requests that stop in it, so that it does not iterate over the decode batch in every step.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["EmulatedExecutor", "foresee", "stop_length"]
 
 _MAX_LATE_NS: Final = 100 * NS_PER_MS
-_SHORTEST: Final = 64
-_SPREAD: Final = 193
-_KNUTH: Final = 2_654_435_761
+_MIN_LENGTH: Final = 64
+_NUM_LENGTHS: Final = 193
+_KNUTH_FACTOR: Final = 2_654_435_761
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One request: the number of output tokens after which it stops, and its last epoch."""
+    """A request: number of output tokens after which it stops, and the epoch in which it stops."""
 
     length: int | None
     end_epoch: int = 0
@@ -90,7 +92,7 @@ class EmulatedExecutor:
                 self._remove_end(sequence, rid)
 
     def submit(self, plan: StepPlan, ready_ns: int) -> None:
-        """Run a plan after the ones submitted before."""
+        """Run a plan after all plans that were submitted earlier."""
         shape = plan.shape
         self._host_free_ns = max(ready_ns, self._host_free_ns) + self._profile.host_ns(
             shape.num_requests
@@ -109,7 +111,7 @@ class EmulatedExecutor:
                 plan_id=plan.plan_id,
                 deadline_ns=left_ns,
                 step_ns=left_ns - entered_ns,
-                stopped=self._stops(plan),
+                stopped=self._find_stops(plan),
             )
         )
 
@@ -140,9 +142,9 @@ class EmulatedExecutor:
     def run_ahead(self, steady: SteadyDecoding, until_ns: int) -> SkippedSteps | None:
         """Take decode-only steps at once; see `RunsAhead`.
 
-        This executor has no block tables, so it needs no plans for the steps in between.
+        This executor has no block tables, so it needs no plans for the skipped steps.
         """
-        steps = self._foreseeable(steady, until_ns)
+        steps = self._max_steps(steady, until_ns)
         if steps <= 0:
             return None
         running, decodes, profile = self._running, steady.num_decodes, self._profile
@@ -150,45 +152,49 @@ class EmulatedExecutor:
         times = profile.form.decode_times(
             decodes, range(context + decodes, context + decodes * steps + 1, decodes)
         )
-        handing_ns = self._pipeline.handing_ns(decodes)
-        if handing_ns:
-            times = [step_ns + handing_ns for step_ns in times]
-        done, made = foresee(
+        transfers_ns = self._pipeline.transfers_ns(decodes)
+        if transfers_ns:
+            times = [step_ns + transfers_ns for step_ns in times]
+        ends_ns, made_ns = foresee(
             [step.deadline_ns for step in running],
             times,
             host_ns=host_ns,
             host_free_ns=self._host_free_ns,
         )
-        steps = steady.plan(min(steps, bisect_left(done, until_ns)))
+        steps = steady.plan(min(steps, bisect_left(ends_ns, until_ns)))
         if not steps:
             return None
-        self._host_free_ns = made[steps - 1] if made else done[steps - 1] + host_ns
+        self._host_free_ns = made_ns[steps - 1] if made_ns else ends_ns[steps - 1] + host_ns
         last_ns = times[steps - 1]
         self._pipeline.pass_through(
-            last_ns - handing_ns, decodes, ready_ns=done[depth + steps - 1] - last_ns, waits=True
+            last_ns - transfers_ns,
+            decodes,
+            ready_ns=ends_ns[depth + steps - 1] - last_ns,
+            waits=True,
         )
         first = max(0, steps - depth)  # no request stops before the steps that stay in flight
-        before = [running.popleft() for _ in range(first, steps)]
+        ended = [running.popleft() for _ in range(first, steps)]
         for step in range(first, steps):
             running.append(
                 _Running(
                     plan_id=steady.plan_id + 1 + step,
-                    deadline_ns=done[depth + step],
+                    deadline_ns=ends_ns[depth + step],
                     step_ns=times[step],
                     stopped=self._take_stops(steady.epoch + 1 + step),
                 )
             )
         return steady.commit(
-            ends_ns=array("q", done[:steps]),
-            planned_ns=done[first:steps],
-            step_ns=sum(times[:first]) + sum(step.step_ns for step in before),
-            last_step_ns=times[first - 1] if first else before[-1].step_ns,
+            ends_ns=array("q", ends_ns[:steps]),
+            planned_ns=ends_ns[first:steps],
+            step_ns=sum(times[:first]) + sum(step.step_ns for step in ended),
+            last_step_ns=times[first - 1] if first else ended[-1].step_ns,
         )
 
-    def _foreseeable(self, steady: SteadyDecoding, until_ns: int) -> int:
+    def _max_steps(self, steady: SteadyDecoding, until_ns: int) -> int:
         """Return an upper bound of the steps that end in time and before any request stops."""
         running = self._running
-        # Assumes that no step is shorter than the last one; otherwise the rest is taken later.
+        # Assumes that no step is shorter than the last planned one. If one is shorter, more steps
+        # would end in time; a later call takes these.
         steps = (until_ns - running[0].deadline_ns) // running[-1].step_ns + 1
         steps = min(steps, steady.most_steps)
         if self._ends:
@@ -199,12 +205,13 @@ class EmulatedExecutor:
         return steps
 
     def _copy_ns(self, plan: StepPlan) -> int:
-        """Return the time of a plan's copies, with one stream in each direction, in parallel."""
-        out = sum(len(copy.host_blocks) for copy in plan.copies if copy.to_host)
-        back = sum(len(copy.host_blocks) for copy in plan.copies) - out
-        return max(out, back) * self._profile.swap_ns_per_block
+        """Return the time of a plan's copies; the two directions run in parallel."""
+        to_host = sum(len(copy.host_blocks) for copy in plan.copies if copy.to_host)
+        to_device = sum(len(copy.host_blocks) for copy in plan.copies) - to_host
+        return max(to_host, to_device) * self._profile.swap_ns_per_block
 
-    def _stops(self, plan: StepPlan) -> dict[int, str]:
+    def _find_stops(self, plan: StepPlan) -> dict[int, str]:
+        """Update the index of ends; return the requests that stop in this plan."""
         sequences, epoch = self._sequences, plan.decode_epoch
         for rid in plan.left:
             if rid in sequences:
@@ -221,11 +228,11 @@ class EmulatedExecutor:
         return stopped
 
     def _take_stops(self, epoch: int) -> dict[int, str]:
-        """Return the members of the decode batch that stop in this epoch."""
+        """Remove and return the members of the decode batch that stop in this epoch."""
         return dict.fromkeys(self._ends.pop(epoch, ()), "stop")
 
     def _remove_end(self, sequence: _Sequence, rid: int) -> None:
-        """Remove the indexed end of a request that left the decode batch, if it is not past."""
+        """Remove the end of a request that left the decode batch from the index, if not past."""
         stopping = self._ends.get(sequence.end_epoch)
         if stopping is not None and rid in stopping:
             stopping.remove(rid)
@@ -234,16 +241,17 @@ class EmulatedExecutor:
 
 
 class Pipeline:
-    """The clock of the pipeline stages of one device, all of equal length.
+    """The clocks of the pipeline stages of one device; all stages take equally long.
 
-    A step passes all stages one after the other, so a pipeline does not shorten a step. The gain
-    is that the next step may start as soon as the first stage is free. Only steps without decodes
-    gain: a decode needs the token of the previous step, so a step with decodes starts when the
-    previous step has left the last stage. Engines that split their decodes into one group per
-    stage overlap decodes too; this engine has a single group.
+    A step passes all stages one after the other, so a pipeline does not shorten a step. Its
+    advantage is that the next step may start as soon as the first stage is free. Only steps without
+    decodes can do so: a decode needs the token of the previous step, so a step with decodes starts
+    when the previous step has left the last stage. Engines that split their decodes into one group
+    per stage overlap decodes too; this engine has a single group.
 
-    Source: Huang et al., "GPipe", 2019; Zhong et al., "DistServe", OSDI 2024, section 3: between
-    devices prompts gain rate, not latency, from pipeline parallelism.
+    Source: Huang et al., "GPipe", 2019; Zhong et al., "DistServe", OSDI 2024, section 3: pipeline
+    parallelism over devices increases the throughput of prefills, but does not reduce their
+    latency.
 
     Args:
         profile: the device; without pipeline parallelism it is a single stage.
@@ -256,7 +264,7 @@ class Pipeline:
         self._stages = profile.pipeline_parallel
         self._free_ns = [0] * self._stages
 
-    def handing_ns(self, num_tokens: int) -> int:
+    def transfers_ns(self, num_tokens: int) -> int:
         """Return the time that a step spends on transfers of activations between stages."""
         if self._stages == 1:
             return 0
@@ -269,9 +277,9 @@ class Pipeline:
 
         Args:
             computing_ns: device time of all stages together.
-            num_tokens: number of tokens whose activations each stage transfers to the next one.
+            num_tokens: number of tokens whose activations each stage transfers to the next stage.
             ready_ns: end of the host's work for the step.
-            waits: True if the step depends on the previous one, on its tokens or on its blocks.
+            waits: True if the step needs the tokens or the blocks of the previous step.
 
         Returns:
             The times at which the step enters the first stage and leaves the last one.
@@ -290,14 +298,14 @@ class Pipeline:
         return entered_ns, free_ns[-1]
 
     def delay(self, late_ns: int) -> None:
-        """Set the clock back by a delay."""
+        """Delay all stages."""
         self._free_ns = [free_ns + late_ns for free_ns in self._free_ns]
 
 
 def foresee(
     in_flight: list[int], times: list[int], *, host_ns: int, host_free_ns: int
 ) -> tuple[list[int], list[int] | None]:
-    """Return the deadlines of steps, each planned when the oldest one in flight is done.
+    """Predict the deadlines of the next steps; whenever a step ends, a further step is planned.
 
     Args:
         in_flight: deadlines of the steps in flight, oldest first, at least one.
@@ -306,45 +314,46 @@ def foresee(
         host_free_ns: end of the host's work for the steps in flight; not after the last deadline.
 
     Returns:
-        The deadlines of all steps, including those in flight, and the end of the host's work for
-        each later step; None in place of these ends if each of them is `host_ns` after the
-        deadline that the host waited for.
+        The deadlines of all steps, including those in flight; and the end of the host's work for
+        each later step. None instead of the latter if the host always finishes `host_ns` after the
+        end of a step.
     """
     if len(in_flight) == 1:
         # Host and device alternate.
-        waits = [time_ns + host_ns for time_ns in times]
-        return list(accumulate(waits, initial=in_flight[0])), None
+        intervals = [time_ns + host_ns for time_ns in times]
+        return list(accumulate(intervals, initial=in_flight[0])), None
     if (
         host_free_ns <= in_flight[0]
         and min(times) >= host_ns
         and min(map(sub, in_flight[1:], in_flight)) >= host_ns
     ):
-        # The host is always ahead, so the device never waits.
+        # The host always has a plan ready, so the device never waits.
         return [*in_flight[:-1], *accumulate(times, initial=in_flight[-1])], None
-    done = list(in_flight)
-    made: list[int] = []
+    ends_ns = list(in_flight)
+    made_ns: list[int] = []
     for step, time_ns in enumerate(times):
-        host_free_ns = max(done[step], host_free_ns) + host_ns
-        made.append(host_free_ns)
-        done.append(max(done[-1], host_free_ns) + time_ns)
-    return done, made
+        host_free_ns = max(ends_ns[step], host_free_ns) + host_ns
+        made_ns.append(host_free_ns)
+        ends_ns.append(max(ends_ns[-1], host_free_ns) + time_ns)
+    return ends_ns, made_ns
 
 
 def stop_length(submit: Submit) -> int | None:
     """Return the number of tokens after which an output stops; None if it runs to its limit.
 
-    A replayed row ends at its recorded length. Otherwise a request with `ignore_eos` runs to the
-    limit. Any other output has 64 to 256 tokens, but at least `min_tokens`. This length is a hash
-    of the prompt's length (Knuth's multiplicative hash), so it is the same on every replica. An
-    end at the client's limit has the finish reason "length", not "stop".
+    The output of a replayed request has its recorded length. Any other request with `ignore_eos`
+    runs to the limit. All other outputs have 64 to 256 tokens, but at least `min_tokens`. This
+    length is a hash of the prompt's length (Knuth's multiplicative hash), so it is the same on
+    every replica. An output that ends at the client's limit has the finish reason "length", not
+    "stop".
     """
-    known = submit.executor
-    if known.output_tokens is not None:
-        length = max(1, known.output_tokens)
-    elif known.ignore_eos:
+    executor_input = submit.executor
+    if executor_input.output_tokens is not None:
+        length = max(1, executor_input.output_tokens)
+    elif executor_input.ignore_eos:
         return None
     else:
-        scatter = submit.input_tokens * _KNUTH % 2**32 % _SPREAD
-        length = max(_SHORTEST + scatter, known.min_tokens)
-    bound = submit.max_output_tokens
-    return None if bound is not None and length >= bound else length
+        offset = submit.input_tokens * _KNUTH_FACTOR % 2**32 % _NUM_LENGTHS
+        length = max(_MIN_LENGTH + offset, executor_input.min_tokens)
+    limit = submit.max_output_tokens
+    return None if limit is not None and length >= limit else length

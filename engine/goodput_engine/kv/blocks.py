@@ -1,12 +1,12 @@
 """The pools of KV blocks on the device and in host memory.
 
-Device blocks are reference-counted, reusable by prefix hash, and evicted least recently used. A
-block is *live* (in a block table), *cached* (in none, but it holds a known prefix) or *blank*.
-Cached and blank blocks are both free: blank ones are allocated first, then the cached one that was
+Device blocks are reference-counted and can be reused by the hash of their prefix. A block is *live*
+(in at least one block table), *cached* (in no table, but with a reusable prefix) or *blank*. Cached
+and blank blocks are both free. Blank blocks are allocated first, then the cached block that was
 freed longest ago.
 
 The pools allocate block numbers; the executor owns the contents. The pools do not handle requests,
-steps or time: the scheduler decides when to release a block and when to publish its prefix.
+steps or time: the scheduler decides when to release a block and when to publish its hash.
 
 Source: Kwon et al., "PagedAttention", SOSP 2023, sections 4.2 and 4.3; prefix reuse by chained
 hashes as in vLLM's automatic prefix caching.
@@ -25,11 +25,11 @@ __all__ = ["BlockPool", "HostPool"]
 
 
 class BlockPool:
-    """Blocks 0 … total − 1 of `block_size` tokens each.
+    """The device blocks 0 … `total_blocks` − 1.
 
     Args:
-        total_blocks: at least 1.
-        block_size: tokens per block, at least 1.
+        total_blocks: number of blocks, at least 1.
+        block_size: number of tokens per block, at least 1.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class BlockPool:
         self.total_blocks = total_blocks
         self.block_size = block_size
         self.generation = 0
-        """Counter that increases whenever a failed allocation may now succeed."""
+        """Counter that increases whenever an allocation or match that failed may now succeed."""
         self._blank = list(range(total_blocks - 1, -1, -1))
         # LRU order; an OrderedDict removes from the middle in O(1).
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -70,11 +70,11 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def match(self, hashes: Sequence[int], limit: int) -> list[int]:
-        """Return the blocks of the longest known prefix, in order, without allocating them.
+        """Return the blocks of the longest published prefix, in order, without sharing them.
 
         Args:
             hashes: chained hashes of the full blocks of a prompt.
-            limit: the largest number of blocks to return.
+            limit: maximum number of blocks to return.
         """
         by_hash = self._by_hash
         hits: list[int] = []
@@ -86,7 +86,7 @@ class BlockPool:
         return hits
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """Return the number of free blocks among these; sharing them reduces `free_blocks`."""
+        """Return the number of free blocks among these; sharing makes them live."""
         references = self._references
         return sum(not references[block] for block in blocks)
 
@@ -99,16 +99,16 @@ class BlockPool:
             references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Allocate blocks for one writer; the caller has checked `free_blocks`."""
+        """Allocate blocks for one block table; the caller has checked `free_blocks`."""
         blank = self._blank
-        taken = blank[len(blank) - count :][::-1] if count <= len(blank) else blank[::-1]
-        del blank[len(blank) - len(taken) :]
-        if len(taken) < count:
-            taken += self._evict(count - len(taken))
+        blocks = blank[len(blank) - count :][::-1] if count <= len(blank) else blank[::-1]
+        del blank[len(blank) - len(blocks) :]
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         references = self._references
-        for block in taken:
+        for block in blocks:
             references[block] = 1
-        return taken
+        return blocks
 
     def allocate_one(self) -> int | None:
         """Allocate one block and return it; None if no block is free."""
@@ -122,20 +122,20 @@ class BlockPool:
         return block
 
     def publish(self, blocks: Sequence[int], block_hashes: Sequence[int]) -> None:
-        """Make full and computed live blocks available by their hashes.
+        """Make live blocks, full and computed, available by their hashes.
 
-        A second block with an equal prefix is not published and becomes blank when freed.
+        A second block with an equal prefix is not published; it becomes blank when it is freed.
         """
         by_hash, hashes = self._by_hash, self._hashes
-        before = len(by_hash)
+        previous_count = len(by_hash)
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             if block_hash not in by_hash and hashes[block] is None:
                 by_hash[block_hash] = block
                 hashes[block] = block_hash
-        self.generation += len(by_hash) - before
+        self.generation += len(by_hash) - previous_count
 
     def release(self, table: Sequence[int]) -> None:
-        """Release the blocks of a table, last first, so that prefixes survive longest."""
+        """Release the blocks of a table, last first, so that the first blocks are evicted last."""
         references, hashes, blank, cached = (
             self._references,
             self._hashes,
@@ -143,8 +143,8 @@ class BlockPool:
             self._cached,
         )
         for block in reversed(table):
-            references[block] = left = references[block] - 1
-            if left:
+            references[block] = remaining = references[block] - 1
+            if remaining:
                 continue
             if hashes[block] is None:
                 blank.append(block)
@@ -190,10 +190,10 @@ class BlockPool:
 
 
 class HostPool:
-    """Host blocks 0 … total − 1 for copies, each as large as a device block.
+    """The host blocks 0 … `total_blocks` − 1, for copies of device blocks.
 
     Args:
-        total_blocks: the host-memory budget in blocks; 0 to allow no copies.
+        total_blocks: number of blocks; 0 to allow no copies.
         ns_per_block: time to copy one block, one way.
     """
 
@@ -211,9 +211,9 @@ class HostPool:
 
     def allocate(self, count: int) -> list[int]:
         """Allocate blocks for one copy; the caller has checked `free_blocks`."""
-        taken = self._free[len(self._free) - count :]
+        blocks = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
-        return taken
+        return blocks
 
     def release(self, blocks: Iterable[int]) -> None:
         """Free the blocks of a copy."""

@@ -1,8 +1,9 @@
 """Bodies of OpenAI's completion endpoints: decoding of requests, encoding of responses.
 
-A known request field is honoured, accepted without effect, or rejected by name. A field without
-effect only steers sampling or the caller's bookkeeping. A rejected field would change the response
-and is not implemented. Unknown fields are rejected too, so that a typo is not silently ignored.
+A known request field is honoured, accepted without effect, or rejected. A field is accepted if it
+only affects sampling or serves the caller's bookkeeping. It is rejected, with an error that names
+it, if it would change the response and is not implemented. Unknown fields are rejected too, so that
+a typo is not silently ignored.
 
 Unused fields are not decoded, because decoding arbitrary JSON takes up to thirty times the memory
 of its text.
@@ -73,7 +74,8 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stream_options: StreamOptions | None = None
     slo_class: str | None = None
 
-    # Accepted: an emulated device does not sample, and the rest is the caller's bookkeeping.
+    # Accepted without effect: sampling, because an emulated device does not sample, and `user`,
+    # which is the caller's bookkeeping.
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: _Probability | None = None
     top_k: int | None = None
@@ -103,7 +105,7 @@ class CompletionBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One part of a message's content; images, audio and files are not implemented."""
+    """One text part of a message's content; images, audio and files are not implemented."""
 
     type: Literal["text"]
     text: str
@@ -126,7 +128,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """The content, its parts joined."""
+        """The content as one text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
@@ -138,7 +140,7 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: _Tokens | None = None
 
-    # Accepted.
+    # Accepted without effect.
     metadata: msgspec.Raw = _ABSENT  # checked by `_check_metadata`
     parallel_tool_calls: bool | None = None
     prediction: msgspec.Raw = _ABSENT
@@ -164,7 +166,7 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     web_search_options: msgspec.Raw = _ABSENT
 
 
-# Accepted values besides null: each requests the engine's normal behaviour.
+# Values of rejected fields that are accepted, besides null: they request the normal behaviour.
 _COMMON_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -222,8 +224,8 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
         decoder: `COMPLETION_BODY` or `CHAT_BODY`.
 
     Raises:
-        APIError: 400, naming the field, for a body that is not JSON, has a wrong type or an
-            unknown field, or requests an unsupported feature.
+        APIError: 400 for a body that is not JSON, has a wrong type or an unknown field, or requests
+            an unsupported feature; the error names the field.
     """
     _check_containers(data)
     try:
@@ -258,8 +260,8 @@ def request_body(options: dict[str, Any], prompt: bytes, *, chat: bool) -> bytes
     """Return the body of a request.
 
     Args:
-        options: every field but the prompt.
-        prompt: the prompt of a completion, or the content of a chat's one user message, as JSON.
+        options: every field except the prompt.
+        prompt: the prompt of a completion, or the content of a chat's only user message, as JSON.
         chat: True for the chat endpoint.
     """
     head = msgspec.json.encode(options)[:-1]
@@ -308,7 +310,7 @@ def usage_object(*, prompt_tokens: int, cached_tokens: int, output_tokens: int) 
 
 
 def _check_containers(data: bytes) -> None:
-    """Reject a body whose decoding would take many times its size.
+    """Reject a body whose decoding would take many times the memory of the body.
 
     The body is scanned in slices or match by match, so that other threads can run in between.
     """
@@ -322,7 +324,7 @@ def _check_containers(data: bytes) -> None:
             break
     else:
         return
-    # Brackets inside strings do not count.
+    # Count again without the brackets inside strings.
     count = 0
     for match in _CONTAINERS.finditer(data):
         count += data[match.start()] != _QUOTE
@@ -351,8 +353,8 @@ def _reject_unsupported(value: CompletionBody | ChatBody | ChatMessage, path: st
         raw: msgspec.Raw = getattr(value, field)
         if not len(raw) or raw == _NULL or _is_one_of(raw, neutral):
             continue
-        instead = f"; leave it out or send {_to_json(neutral[0])}" if neutral else "; leave it out"
-        raise bad_request(f"{path}{field} is not supported by this engine{instead}", path + field)
+        remedy = f"; leave it out or send {_to_json(neutral[0])}" if neutral else "; leave it out"
+        raise bad_request(f"{path}{field} is not supported by this engine{remedy}", path + field)
 
 
 def _is_one_of(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
@@ -363,7 +365,7 @@ def _is_one_of(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
     except (ValueError, RecursionError):
         return False
     # `True == 1` in Python, but not in JSON.
-    return any(value == one and type(value) is type(one) for one in neutral)
+    return any(value == entry and type(value) is type(entry) for entry in neutral)
 
 
 def _to_json(value: object) -> str:
@@ -371,7 +373,7 @@ def _to_json(value: object) -> str:
 
 
 def _decode_error(error: str, field: str = "") -> APIError:
-    """Return the 400 for a msgspec error, with the field's path first.
+    """Return the 400 for a msgspec error; its message begins with the field's path.
 
     Args:
         error: msgspec's message, such as "Expected `int`, got `str` - at `$.max_tokens`".

@@ -1,7 +1,7 @@
-"""Errors in OpenAI's form: as a response body and as the last event of a broken stream.
+"""Errors in OpenAI's form, as a response body and as the last event of a broken stream.
 
-Server and router respond to every request that they do not serve with one of these errors, so a
-client library finds the same fields everywhere.
+Server and router respond with one of these errors to every request that they do not serve, so a
+client library always finds the same fields.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class APIError(GoodputError):
     Args:
         status: HTTP status.
         message: one sentence for the client: the problem and the remedy.
-        param: the body field or the header at fault; None if there is none.
+        param: the invalid field of the body, or the invalid header; None if there is none.
         code: OpenAI's `code`, for programs.
         retry_after_s: seconds after which to retry; 0 if a retry cannot help.
-        close: close the connection after the response, because its body was not read.
+        close: True to close the connection after the response, because the request's body was not
+            read.
     """
 
     def __init__(
@@ -118,5 +119,5 @@ def unavailable(message: str, code: str) -> APIError:
 
 
 def _escape_surrogates(text: str) -> str:
-    """Replace lone surrogates, which request lines and headers may contain but JSON may not."""
+    """Replace lone surrogates, which request lines and headers can contain but JSON cannot."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
 """Headers of a completion request: SLO class, targets, priority, and a replayed output length.
 
-Server and router read them, and the replayer writes them. The true output length of a replayed
-request is a separate field, because only the executor may see it.
+Server and router read these headers, and the replayer writes them. The true output length of a
+replayed request is a separate field, because only the executor may see it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RequestHeaders:
         request_id: the client's identifier; None if it sent none.
         slo_class: the requested class; None if the headers name none.
         targets: the request's own targets.
-        priority: the request's priority; larger is more urgent.
+        priority: the request's priority; larger is more urgent, 0 if the headers set none.
         output_tokens: the true output length of a replayed request, for the executor only; None
             if the request is not replayed.
     """
@@ -92,11 +92,11 @@ class ServiceClasses:
 
         Args:
             targets: the request's own targets.
-            header: the class in the request's headers; None if they name none.
-            body: the body's `slo_class`; None without one.
+            header: the class in the request's headers; None if they name no class.
+            body: the body's `slo_class`; None if it is absent.
 
         Raises:
-            APIError: 400 for an unknown class, or two different ones.
+            APIError: 400 for an unknown class, or if header and body name different classes.
         """
         if header is not None and body not in {None, header}:
             raise bad_request(
@@ -105,23 +105,28 @@ class ServiceClasses:
                 "slo_class",
             )
         name = body if header is None else header
-        found = self.classes.get(self.default if name is None else name)
-        if found is None:
+        slo_class = self.classes.get(self.default if name is None else name)
+        if slo_class is None:
             param = "slo_class" if header is None else HEADER_SLO_CLASS
-            known = ", ".join(self.classes)
+            names = ", ".join(self.classes)
             raise bad_request(
-                f"{param}: {_quote(name)} is not an SLO class of this service; classes are {known}",
+                f"{param}: {_quote(name)} is not an SLO class of this service; classes are {names}",
                 param,
                 "unknown_slo_class",
             )
-        return RequestSLO(slo_class=found.name, targets=found.targets.overridden_by(targets))
+        return RequestSLO(
+            slo_class=slo_class.name, targets=slo_class.targets.overridden_by(targets)
+        )
 
 
 def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
-    """Read the headers of a request; names are compared as `headers` compares them.
+    """Read the headers of a request.
+
+    Args:
+        headers: values by name; the mapping decides whether names are case-sensitive.
 
     Raises:
-        APIError: 400 for an invalid value, naming the header.
+        APIError: 400 for an invalid value; the error names the header.
     """
     request_id = headers.get(HEADER_REQUEST_ID)
     if request_id is not None and not _REQUEST_ID.fullmatch(request_id):
@@ -142,7 +147,7 @@ def read_targets(headers: Mapping[str, str]) -> Targets:
     """Read a request's own targets.
 
     Raises:
-        APIError: 400 for an invalid value, naming the header.
+        APIError: 400 for an invalid value; the error names the header.
     """
     return Targets(
         ttft_ns=_read_milliseconds(headers, HEADER_SLO_TTFT_MS),
@@ -159,7 +164,7 @@ def write_headers(
     priority: int | None,
     output_tokens: int | None,
 ) -> dict[str, str]:
-    """Return the headers of a request; texts are truncated to the limit of a header.
+    """Return the headers of a request; long texts are truncated.
 
     Args:
         request_id: the request's identifier.
@@ -188,8 +193,8 @@ def write_headers(
 def _make_printable(text: str) -> str:
     if text.isascii() and text.isprintable() and len(text) <= _MAX_REQUEST_ID:
         return text
-    shown = (c if c.isascii() and c.isprintable() else "_" for c in text)
-    return "".join(shown)[:_MAX_REQUEST_ID]
+    characters = (c if c.isascii() and c.isprintable() else "_" for c in text)
+    return "".join(characters)[:_MAX_REQUEST_ID]
 
 
 def _read_milliseconds(headers: Mapping[str, str], name: str) -> int | None:

@@ -1,9 +1,9 @@
-"""Server-sent events: the reader of router and replayer, and the writer of the engine.
+"""Server-sent events: readers for router and replayer, and a writer for the engine.
 
-`SSEReader` splits a stream of bytes into the data of its events, regardless of how the network
-split it. `TokenObserver` times the tokens of a stream that the router forwards. `EventWriter`
-builds the events of one streamed response. All three run once per token, so the usual chunk, one
-complete event, takes a path without buffers.
+`SSEReader` returns the data of each event, wherever the network split the stream of bytes.
+`TokenObserver` times the tokens of a stream that the router forwards. `EventWriter` builds the
+events of one streamed response. All three run once per token. Usually a chunk is exactly one
+complete event, so this case does not use buffers.
 
 Source: WHATWG HTML, "Parsing an event stream".
 """
@@ -37,11 +37,11 @@ class SSEReader:
 
     Args:
         max_line_bytes: limit of one line, and of the data of one event.
-        skip_long: True to drop longer lines and events and count them in `skipped`; False to
-            raise an error.
+        skip_long: True to drop longer lines and events, and count them in `skipped`; False to
+            raise an error for them.
 
     Attributes:
-        skipped: number of lines of data, or events, that were dropped because of their length.
+        skipped: number of events and of lines of data that were dropped because of their length.
     """
 
     __slots__ = (
@@ -60,9 +60,9 @@ class SSEReader:
     def __init__(self, max_line_bytes: int = _MAX_LINE_BYTES, *, skip_long: bool = False) -> None:
         self._max_bytes = max_line_bytes
         self._skip_long = skip_long
-        self._parts: list[bytes] = []  # of the unfinished line
+        self._parts: list[bytes] = []  # pieces of the unfinished line
         self._parts_bytes = 0
-        self._data: list[bytes] = []  # of the unfinished event
+        self._data: list[bytes] = []  # data lines of the unfinished event
         self._data_bytes = 0
         self._at_start = True
         self._skip_lf = False
@@ -133,7 +133,7 @@ class SSEReader:
             self._parts.clear()
             self._parts_bytes = 0
             if complete:
-                self._take(complete)
+                self._add_line(complete)
             elif self._data:
                 events += self._end_event()
         self._hold(rest)
@@ -152,7 +152,7 @@ class SSEReader:
             self._skipping = True
             self._drop(counted=is_data)
 
-    def _take(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         if name != b"data":
             return
@@ -175,8 +175,8 @@ class SSEReader:
         self.skipped += counted
 
 
-# Raw fields take any JSON: a server that sends a list where OpenAI sends a string is still
-# measured, and no string is built.
+# Raw fields accept any JSON, so tokens are counted even if a server sends a list where OpenAI sends
+# a string. They also avoid building strings.
 class _ObservedDelta(msgspec.Struct, gc=False):
     content: msgspec.Raw = _ABSENT
     reasoning_content: msgspec.Raw = _ABSENT
@@ -204,9 +204,9 @@ class _ObservedEvent(msgspec.Struct, gc=False):
 class TokenObserver:
     """Times the tokens of a stream of completions.
 
-    A token is an event with content, reasoning, a refusal or a tool call. If the stream reports
-    `usage`, its count is used instead. Events that are not in OpenAI's form are ignored. A line
-    above 256 KiB counts as one token and is not parsed.
+    Each event with content, reasoning, a refusal or a tool call counts as one token. If the stream
+    reports `usage`, the count there is used instead. Events that are not in OpenAI's form are
+    ignored. A line above 256 KiB counts as one token and is not parsed.
 
     Args:
         keep_gaps: True to record the time between consecutive tokens.
@@ -262,7 +262,7 @@ class TokenObserver:
             self._token(now_ns)
 
     def end(self, now_ns: int) -> None:
-        """Observe the end of the stream: its last event may lack the blank line."""
+        """Observe the end of the stream, and its last event if that event lacks the blank line."""
         for data in self._reader.flush():
             self._event(data, now_ns)
 
@@ -300,7 +300,7 @@ _DECODER: Final = msgspec.json.Decoder(_ObservedEvent)
 
 
 def _is_filled(raw: msgspec.Raw) -> bool:
-    """True if JSON is neither absent, nor null, nor an empty string, list or object."""
+    """True if a field is neither absent, nor null, nor an empty string, list or object."""
     return len(raw) > 2 and raw != _NULL
 
 
@@ -315,11 +315,11 @@ def _has_token(delta: _ObservedDelta | None) -> bool:
 
 
 class EventWriter:
-    """Builds the events of one streamed response; its constant parts are encoded once.
+    """Builds the events of one streamed response; the constant parts are encoded once.
 
     Args:
         chat: True for the chat endpoint.
-        include_usage: True if the stream ends with the usage.
+        include_usage: True if the stream ends with a `usage_event`.
         completion_id: the response's `id`.
         created: Unix seconds.
         model: the served name.

@@ -104,8 +104,12 @@ def test_a_profile_is_not_replaced(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "problem"),
     [
-        pytest.param(["--out", "x.yaml"], UsageError, "--out and --base go together", id="no base"),
-        pytest.param(["--base", "unit"], UsageError, "--out and --base go together", id="no out"),
+        pytest.param(
+            ["--out", "x.yaml"], UsageError, "--out and --base must be given together", id="no base"
+        ),
+        pytest.param(
+            ["--base", "unit"], UsageError, "--out and --base must be given together", id="no out"
+        ),
         pytest.param(
             ["--out", "x.txt", "--base", "unit"], UsageError, "must end in .yaml", id="no YAML"
         ),

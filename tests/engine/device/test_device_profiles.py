@@ -149,7 +149,7 @@ def test_a_users_own_profile_is_read_by_its_path(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_profiles() -> None:
-    with pytest.raises(InputError, match=r"'gpu'; there are llama-3-70b-4xh100, .*unit, or give"):
+    with pytest.raises(InputError, match=r"'gpu'; use one of llama-3-70b-4xh100, .*unit, or give"):
         load_profile("gpu")
 
 
@@ -246,9 +246,9 @@ def test_a_missing_number_is_named_with_how_to_write_it(tmp_path: Path) -> None:
         (b"name: [", "line 1: not YAML"),
         (b"", "the profile: expected `object`, got `null`"),
         (b"\xff\xfe\x00", "not YAML"),
-        (b"[" * 5000, "not YAML"),
+        (b"[" * 5000, "cannot be read as YAML"),
         (b"#" * 70_000, "has at most 65536 bytes"),
-        (b"a: " + b"9" * 9000, "not YAML"),
+        (b"a: " + b"9" * 9000, "cannot be read as YAML"),
     ],
     ids=["broken", "empty", "binary", "deep", "large", "huge number"],
 )
@@ -264,5 +264,5 @@ def test_a_file_that_is_no_profile_is_rejected_in_one_sentence(
 def test_a_path_that_is_no_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         load_profile(str(tmp_path / "none.yaml"))
-    with pytest.raises(InputError, match="a device profile is a file"):
+    with pytest.raises(InputError, match="is not a file; name the YAML file"):
         load_profile(f"{tmp_path}/")

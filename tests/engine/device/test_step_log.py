@@ -132,10 +132,12 @@ def table(**changes: Any) -> pa.Table:
 @pytest.mark.parametrize(
     ("written", "problem"),
     [
-        pytest.param(table(step_ns=None), "has a column step_ns of type int64", id="no time"),
-        pytest.param(table(num_tokens=["1", "2"]), "a column num_tokens of type int64", id="text"),
+        pytest.param(table(step_ns=None), "has no column step_ns of type int64", id="no time"),
+        pytest.param(table(num_tokens=["1", "2"]), "no column num_tokens of type int64", id="text"),
         pytest.param(table(num_tokens=[1.5, 2.0]), "num_tokens of type int64", id="fractions"),
-        pytest.param(table(num_tokens=[1, None]), "num_tokens: every step has one", id="null"),
+        pytest.param(
+            table(num_tokens=[1, None]), "num_tokens: every step must have a value", id="null"
+        ),
         pytest.param(table(num_tokens=[1, -1]), "num_tokens: .* at least 0", id="negative"),
         pytest.param(table(step_ns=[1, 0]), "step_ns: .* at least 1", id="no time at all"),
         pytest.param(table().slice(0, 0), "has 0 steps", id="empty"),
