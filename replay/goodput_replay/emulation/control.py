@@ -1,7 +1,7 @@
-"""The driver of the control loop over an emulated fleet, and the decisions in the run's folder.
+"""Run the control loop over an emulated fleet, and write its decisions to the run folder.
 
-It reads the fleet's objects where the operator reads metrics, and does not depend on a control
-law. Each decision is recorded with its inputs, so that it can be recomputed.
+`ControlLoop` reads the fleet's objects where the operator reads metrics, and runs any control law.
+Each decision is recorded with its inputs, so that it can be recomputed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ _MAX_STARTUPS: Final = 16
 
 
 class ControlLoop:
-    """Control loop of a fleet of identical replicas; an actor.
+    """An actor: the control loop of a fleet of identical replicas.
 
     Args:
         params: parameters from the manifest. In mode Recommend, decisions are not applied.
         interval_ns: time between two decisions, above 0.
         decided: called with each decision.
-        signal: freshness of the router metrics at a time; None if they are always fresh.
+        signal: returns the freshness of the router metrics at a time; None if they are always
+            fresh.
         law: control law.
     """
 
@@ -90,7 +91,7 @@ class ControlLoop:
         return self._next_ns
 
     def ended(self, planned: PlannedRequest, record: RequestRecord) -> None:
-        """Count a request that ended, before the next decision."""
+        """Count a request that ended, for the next decision."""
         targets = self._targets.get(record.slo_class)
         if targets is not None:
             self._tally.add(record, targets.overridden_by(planned.targets))
@@ -109,8 +110,8 @@ class ControlLoop:
     def _observe(self, fleet: VirtualFleet, now_ns: int) -> ControlInput:
         finished, self._finished = self._finished, []
         arrivals, self._arrived = fleet.arrived - self._arrived, fleet.arrived
-        staying = [r for r in fleet.replicas if not r.draining]
-        for replica in staying:
+        desired = [r for r in fleet.replicas if not r.draining]
+        for replica in desired:
             if replica.ready_ns <= now_ns and replica.ready_ns > replica.created_ns:
                 self._startups_ns[replica.name] = replica.ready_ns - replica.created_ns
         profile = fleet.settings.profile
@@ -133,7 +134,7 @@ class ControlLoop:
             classes=self._tally.take(),
             engines=tuple(self._reading(r, device, now_ns) for r in fleet.replicas),
             phases={r.name: _phase(r, now_ns) for r in fleet.replicas},
-            desired_replicas=len(staying),
+            desired_replicas=len(desired),
             startups_ns=tuple(self._startups_ns.values())[-_MAX_STARTUPS:],
             now_ns=now_ns,
             law=self._law,
@@ -143,30 +144,30 @@ class ControlLoop:
         self, replica: VirtualReplica, device: DeviceCapacity, now_ns: int
     ) -> EngineReading:
         state = replica.core.state(now_ns)
-        # Exclude ended requests that hold their blocks until the step in flight ends.
+        # Requests that have ended hold their blocks until the step in flight ends: exclude them.
         state = replace(state, running=replica.in_flight - state.waiting)
-        before = self._preemptions.get(replica.name, 0)
+        previous_preemptions = self._preemptions.get(replica.name, 0)
         self._preemptions[replica.name] = state.preemptions
         return EngineReading(
             name=replica.name,
             signal=Signal.FRESH,
             state=state,
-            preemptions=state.preemptions - before,
+            preemptions=state.preemptions - previous_preemptions,
             device=device,
         )
 
     def _apply(self, fleet: VirtualFleet, pushes: tuple[LimitsPush, ...], now_ns: int) -> None:
         setpoint = self._state.setpoint
-        staying = [r for r in fleet.replicas if not r.draining]
-        outdated = {push.name for push in pushes}
-        for replica in staying:
-            if replica.name in outdated:
+        desired = [r for r in fleet.replicas if not r.draining]
+        replicas_to_update = {push.name for push in pushes}
+        for replica in desired:
+            if replica.name in replicas_to_update:
                 replica.core.set_limits(_limits(setpoint))
-        for _ in range(setpoint.replicas - len(staying)):
+        for _ in range(setpoint.replicas - len(desired)):
             # A new replica starts with the current limits, as a pod reads them from its ConfigMap.
             fleet.start_replica(now_ns).core.set_limits(_limits(setpoint))
         # Drain the newest replicas first, as those that are still starting serve no request.
-        for replica in reversed(staying[setpoint.replicas :]):
+        for replica in reversed(desired[setpoint.replicas :]):
             fleet.drain_replica(replica, now_ns)
 
 
@@ -186,13 +187,13 @@ def _limits(setpoint: Setpoint) -> SetLimits:
 
 
 def decision_line(decision: ServiceDecision) -> bytes:
-    """Return a line of `decisions.jsonl`: the decision with its inputs."""
+    """Return a line of `decisions.jsonl`, which has the decision and its inputs."""
     return msgspec.json.encode(decision, enc_hook=json_value) + b"\n"
 
 
 @contextmanager
 def control_loop(settings: FleetSettings, folder: Path) -> Iterator[ControlLoop | None]:
-    """Open the control loop of a run, which writes its decisions to `decisions.jsonl`.
+    """Open the control loop of a run. The loop writes its decisions to `decisions.jsonl`.
 
     Args:
         settings: fleet configuration.
@@ -204,14 +205,14 @@ def control_loop(settings: FleetSettings, folder: Path) -> Iterator[ControlLoop 
     Raises:
         OSError: the file could not be written.
     """
-    rules = settings.control
-    if rules is None:
+    control = settings.control
+    if control is None:
         yield None
         return
-    # The run's writer renames it when the records are complete.
+    # The run's writer renames the file when the records are complete.
     with partial_path(folder / DECISIONS_FILE).open("wb") as file:
 
         def write(decision: ServiceDecision) -> None:
             file.write(decision_line(decision))
 
-        yield ControlLoop(rules.params, interval_ns=rules.interval_ns, decided=write)
+        yield ControlLoop(control.params, interval_ns=control.interval_ns, decided=write)

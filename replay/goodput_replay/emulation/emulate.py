@@ -27,12 +27,13 @@ def emulate(
     *,
     actors: Sequence[Actor] = (),
 ) -> FleetOutcome:
-    """Serve requests in virtual time.
+    """Run the fleet until all requests have ended, and return its totals.
 
     Args:
         requests: requests in arrival order; read one at a time and released when they end.
         settings: fleet configuration.
-        on_record: called with each completed request and its record, by end time.
+        on_record: called when a request has ended, with the request and its record, in the order of
+            end times.
         actors: components that change the fleet during the run.
 
     Raises:

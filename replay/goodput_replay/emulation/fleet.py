@@ -1,7 +1,8 @@
 """The fleet in virtual time: a deterministic event loop over the replicas of a service.
 
-An external event is an arrival, an expired request or an action of an actor. Between two external
-events replicas do not interact, so each replica runs up to the next event on its own.
+An external event is an arrival, a timeout or cancellation of a request, or an action of an actor.
+Between two external events replicas do not interact, so each replica runs up to the next event on
+its own.
 
 Events at the same time are processed in this order:
 
@@ -47,7 +48,7 @@ __all__ = ["Actor", "VirtualFleet", "VirtualRouter"]
 
 
 class Actor(Protocol):
-    """A component that changes a fleet at times it chooses, such as a control law."""
+    """A component that changes a fleet at times of its own choice, such as a control loop."""
 
     def next_ns(self) -> int:
         """Return the next action time, which is later than the previous one."""
@@ -63,7 +64,7 @@ class VirtualFleet:
 
     Args:
         settings: fleet configuration.
-        on_record: called with each completed request and its record.
+        on_record: called when a request has ended, with the request and its record.
 
     Attributes:
         replicas: current replicas, including starting and draining ones, oldest first.
@@ -115,7 +116,7 @@ class VirtualFleet:
             self._expire(now_ns)
             for actor in actors:
                 if actor.next_ns() <= now_ns:
-                    self._report_ended()  # the actor must see every ended request
+                    self._report_ended()  # before the actor observes the fleet
                     actor.act(self, now_ns)
                     for replica in self.replicas:
                         replica.changed = True
@@ -138,12 +139,12 @@ class VirtualFleet:
     def start_replica(self, now_ns: int) -> VirtualReplica:
         """Add a replica that becomes ready after the device's start-up time."""
         startup_ns = round(self.settings.profile.startup_seconds * NS_PER_S)
-        started = self._add(now_ns, now_ns + startup_ns)
+        replica = self._add(now_ns, now_ns + startup_ns)
         self._peak_replicas = max(self._peak_replicas, len(self._all_replicas()))
-        return started
+        return replica
 
     def drain_replica(self, replica: VirtualReplica, now_ns: int) -> None:
-        """Stop admitting requests to a replica, and remove it after its last request."""
+        """Stop admitting requests to a replica, and remove the replica after its last request."""
         replica.draining = True
         replica.core.drain()
         self._remove_if_drained(replica, now_ns)
@@ -169,7 +170,7 @@ class VirtualFleet:
         return min(times_ns)
 
     def _receive(self, planned: PlannedRequest, rid: int, now_ns: int) -> None:
-        """Place and submit a request, with one retry, or record why it is not served."""
+        """Place and submit a request, with one retry, or record the reason for not serving it."""
         targets = self._targets_of(planned)
         if targets is None:
             classes = ", ".join(self._targets)
@@ -201,7 +202,7 @@ class VirtualFleet:
             self._end(rid, planned, record)
 
     def _submit(self, request: ReplicaRequest, now_ns: int) -> Rejected | None:
-        self._live[request.rid] = request  # before the engine asks the oracle for its length
+        self._live[request.rid] = request  # first, as the oracle reads the length from `_live`
         rejected = self._submit_to_engine(request, now_ns)
         if rejected is not None:
             del self._live[request.rid]
@@ -223,7 +224,7 @@ class VirtualFleet:
             return
         for rid, outcome in expired:
             request = self._live.get(rid)
-            if request is None:
+            if request is None:  # ended before its deadline
                 continue
             replica, planned = request.replica, request.planned
             detail = ""
@@ -243,14 +244,17 @@ class VirtualFleet:
 
     # --- requests --------------------------------------------------------------------------
     def _targets_of(self, planned: PlannedRequest) -> Targets | None:
-        """Return a request's SLO targets, its own overriding its class's; None if unknown class."""
+        """Return the SLO targets of a request; None if its class is unknown.
+
+        Targets of the request override those of its class.
+        """
         targets = self._targets.get(planned.slo_class)
         if targets is None:
             return None if self._targets else planned.targets
         return targets if planned.targets.empty else targets.overridden_by(planned.targets)
 
     def _make_submit(self, planned: PlannedRequest, rid: int, targets: Targets) -> Submit:
-        """Return the submission that the engine's HTTP server would create."""
+        """Return the same submission that the engine's HTTP server would create."""
         return Submit(
             rid=rid,
             arrival_ns=planned.scheduled_ns,
@@ -289,10 +293,10 @@ class VirtualFleet:
         self._ended.append((record.end_ns, rid, planned, record))
 
     def _report_ended(self) -> None:
-        """Pass requests that ended since the previous event to `on_record`, by end time."""
+        """Pass the requests that ended since the last call to `on_record`, by end time."""
         if not self._ended:
             return
-        self._ended.sort(key=lambda ended: ended[:2])
+        self._ended.sort(key=lambda entry: entry[:2])
         self._end_ns = self._ended[-1][0]
         for _, _, planned, record in self._ended:
             self._on_record(planned, record)
@@ -363,7 +367,7 @@ class VirtualRouter:
     def place(
         self, replicas: Iterable[VirtualReplica], keys: Sequence[int], now_ns: int
     ) -> VirtualReplica | str:
-        """Return the replica for a new request, or the reason why none can take it."""
+        """Return the replica for a new request, or the reason why no replica accepts it."""
         self._budget.earn()
         return self._choose({r.name: r for r in replicas}, keys, now_ns)
 
@@ -374,7 +378,7 @@ class VirtualRouter:
         keys: Sequence[int],
         now_ns: int,
     ) -> VirtualReplica | None:
-        """Return another replica for a request rejected under load; None if it is not retried."""
+        """Return another replica for a request rejected under load; None without a retry."""
         others = {r.name: r for r in replicas if r is not tried}
         chosen = self._choose(others, keys, now_ns)
         return None if isinstance(chosen, str) or not self._budget.spend() else chosen

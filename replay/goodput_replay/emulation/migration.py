@@ -1,13 +1,13 @@
 """Live migration in virtual time: requests move to another replica while they decode.
 
 A move copies all full blocks while decoding continues, then the blocks filled in the meantime, and
-so on. When few blocks are left, the request stops, the rest is copied, and decoding resumes on the
-destination. The destination reserves blocks before each stage. A move is aborted if the request
-ended, was evicted or was cancelled, if the destination has too few free blocks, or if the move
-does not converge.
+so on. Each of these copies is a stage. The destination reserves the blocks of a stage before the
+stage begins. When few blocks are left, the request stops, the rest is copied, and decoding resumes
+on the destination. A move is aborted if the request ended, was evicted or was cancelled, if the
+destination has too few free blocks, or if too many stages would be needed.
 
 Source: Sun et al., "Llumnix: Dynamic Scheduling for Large Language Model Serving", OSDI 2024,
-section 4.2. A replica takes part in one move at a time, so a link has one transfer.
+section 4.2. A replica takes part in one move at a time, so each link carries one transfer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Migration:
     """An actor that moves requests between the replicas of a fleet.
 
     Args:
-        rules: migration rules.
+        spec: settings of live migration.
         profile: device profile of the replicas.
 
     Attributes:
@@ -93,12 +93,12 @@ class Migration:
         copied_blocks: blocks copied by all moves.
     """
 
-    def __init__(self, rules: MigrationSpec, profile: DeviceProfile) -> None:
+    def __init__(self, spec: MigrationSpec, profile: DeviceProfile) -> None:
         self.completed = 0
         self.aborted = 0
         self.copied_blocks = 0
-        self._below_blocks = rules.below_blocks
-        self._interval_ns = rules.poll_ms * NS_PER_MS
+        self._below_blocks = spec.below_blocks
+        self._interval_ns = spec.poll_ms * NS_PER_MS
         block_bytes = profile.block_size * profile.kv_bytes_per_token
         self._ns_per_block = max(1, -(-block_bytes * NS_PER_S // profile.link_bytes_per_s))
         self._moves: list[_Move] = []
@@ -109,7 +109,7 @@ class Migration:
         return min([self._poll_ns, *(move.due_ns for move in self._moves)])
 
     def act(self, fleet: VirtualFleet, now_ns: int) -> None:
-        """Advance the moves, and start new ones at each poll."""
+        """Advance the moves; at each poll, start new moves."""
         for move in list(self._moves):
             self._advance(move, fleet, now_ns)
         if now_ns >= self._poll_ns:
@@ -117,13 +117,13 @@ class Migration:
             self._start_moves(fleet, now_ns)
 
     def close(self) -> None:
-        """Abort the remaining moves, whose requests have ended, to release their reservations."""
+        """Abort the remaining moves to release their reservations; their requests have ended."""
         for move in list(self._moves):
             self._abort(move)
 
     # --- selection -------------------------------------------------------------------------
     def _start_moves(self, fleet: VirtualFleet, now_ns: int) -> None:
-        """Start a move between each pair of replicas that are ready and take part in no move."""
+        """Start a move in each pair of replicas that are ready and take part in no move."""
         busy = {request.replica.name for m in self._moves for request in (m.source, m.target)}
         free = {
             replica.name: replica
@@ -143,7 +143,10 @@ class Migration:
         destination: VirtualReplica,
         now_ns: int,
     ) -> None:
-        """Reserve blocks on the destination and copy the first ones; do nothing without room."""
+        """Reserve blocks on the destination and start the first copy.
+
+        Do nothing if the destination has too few free blocks.
+        """
         source = replica.find(request.rid)
         assert source is not None, request.rid
         cached_tokens = source.cached_tokens
@@ -173,7 +176,7 @@ class Migration:
             self._copy_rest(move, now_ns)
 
     def _next_stage(self, move: _Move, now_ns: int) -> None:
-        """Copy the full blocks that are not copied yet; stop the request when few are left."""
+        """Copy the full blocks that are left; if few blocks are left, stop the request first."""
         request, scheduler = move.request, move.source.replica.core.scheduler
         tokens = request.input_tokens + request.output_tokens - 1
         size = scheduler.block_size
@@ -205,7 +208,7 @@ class Migration:
             move.due_ns = step_ns
 
     def _copy(self, move: _Move, blocks: int, now_ns: int) -> None:
-        """Copy up to this number of blocks in total."""
+        """Copy further blocks, until this number of blocks is copied in total."""
         rest = blocks - move.copied
         move.copied = blocks
         self.copied_blocks += rest
@@ -241,14 +244,17 @@ def _occupancy(replica: VirtualReplica, now_ns: int) -> Occupancy:
 def _choose_request(
     replica: VirtualReplica, source: Occupancy, target: Occupancy
 ) -> ScheduledRequest | None:
-    """Return the least urgent, shortest decoding request that shrinks the gap; None without one."""
+    """Return the decoding request to move; None if no move would shrink the gap in freeness.
+
+    Of the requests that shrink the gap, return the least urgent, and of these the shortest.
+    """
     size = replica.core.scheduler.block_size
-    found = [
+    candidates = [
         (request.priority, -(-request.total_tokens // size), request.rid, request)
         for request in replica.core.scheduler.running()
         if request.state in _DECODES and request.output_tokens
     ]
-    for _, blocks, _, request in sorted(found, key=lambda candidate: candidate[:3]):
+    for _, blocks, _, request in sorted(candidates, key=lambda candidate: candidate[:3]):
         if shrinks_gap(source, target, blocks):
             return request
     return None
@@ -256,13 +262,13 @@ def _choose_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Memory use of a replica.
+    """Memory use of a replica, from which its freeness is computed.
 
     Args:
         name: replica name.
         free_blocks: free KV blocks.
-        demanded_blocks: KV blocks that the head of the queue needs.
-        requests: number of running requests and the head of the queue.
+        demanded_blocks: KV blocks that the first queued request needs; 0 without a queue.
+        requests: number of running requests, plus 1 if a request is queued.
     """
 
     name: str
@@ -272,17 +278,17 @@ class Occupancy:
 
     @property
     def freeness(self) -> float:
-        """Free blocks per request; negative if the queue is blocked."""
+        """Free blocks, less the demanded ones, per request; negative if too few are free."""
         return (self.free_blocks - self.demanded_blocks) / max(1, self.requests)
 
 
 def pair_up(
     replicas: Sequence[Occupancy], *, below_blocks: int
 ) -> list[tuple[Occupancy, Occupancy]]:
-    """Pair the least free replica with the freest, the second least with the second, and so on.
+    """Pair the replica with the lowest freeness with the one with the highest, and so on.
 
     Args:
-        replicas: possible sources and destinations.
+        replicas: replicas that can be sources or destinations.
         below_blocks: a replica is a source only if its freeness is below this.
     """
     ranked = sorted(replicas, key=lambda r: (r.freeness, r.name))

@@ -1,14 +1,15 @@
 """A fleet with separate prefill and decode replicas.
 
 A request is placed on a prefill replica, which computes its first token and keeps its blocks. The
-decode replicas pull requests in order: a replica with enough free blocks reserves them, and the
-keys and values are copied over the links of both replicas. A replica takes part in one transfer at
-a time. After the transfer, the prefill replica releases the blocks and decoding continues. While no
-decode replica has enough free blocks, requests stay on the prefill replicas, which stop admitting
-requests when their memory is full.
+decode replicas pull requests in the order in which their prompts were computed: a replica with
+enough free blocks for the prompt reserves those blocks, and the keys and values are copied over the
+links of both replicas. A replica takes part in one transfer at a time. After the transfer, the
+prefill replica releases its blocks, and decoding continues on the decode replica. While no decode
+replica has enough free blocks, requests stay on the prefill replicas, which stop admitting requests
+when their memory is full.
 
 Source: Zhong et al., "DistServe", OSDI 2024, section 4.3; Patel et al., "Splitwise", ISCA 2024.
-Unlike Splitwise, a transfer does not overlap with the prompt's own computation.
+Unlike in Splitwise, the blocks of a prompt are copied only after the whole prompt is computed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = ["DisaggregatedFleet"]
 
 
 class _Transfer:
-    """A transfer of a request from a prefill to a decode replica, waiting or under way.
+    """A transfer of a request from a prefill to a decode replica, waiting or in progress.
 
     Args:
         source: the request on the prefill replica.
@@ -54,7 +55,7 @@ class _Transfer:
         self.first_token_ns: Final = first_token_ns
         self.cached_tokens: Final = cached_tokens
         self.target: ReplicaRequest | None = None
-        """The request on the decode replica; None while it waits for blocks."""
+        """The request on the decode replica; None while the transfer waits for free blocks."""
 
 
 class DisaggregatedFleet(VirtualFleet):
@@ -63,7 +64,7 @@ class DisaggregatedFleet(VirtualFleet):
     Args:
         settings: fleet configuration.
         pool: decode replicas.
-        on_record: called with each completed request and its record.
+        on_record: called when a request has ended, with the request and its record.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class DisaggregatedFleet(VirtualFleet):
         on_record: Callable[[PlannedRequest, RequestRecord], None],
     ) -> None:
         self._transfers: dict[int, _Transfer] = {}
-        # Both may hold cancelled transfers, which `_transfers` no longer has.
+        # `_waiting` and `_ends` can hold cancelled transfers, which `_transfers` no longer has.
         self._waiting: deque[_Transfer] = deque()
         self._ends: list[tuple[int, int]] = []
         self._link_free_ns: dict[str, int] = {}
@@ -97,7 +98,7 @@ class DisaggregatedFleet(VirtualFleet):
 
     # --- events ----------------------------------------------------------------------------
     def _next_event_ns(self, upcoming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
-        """Include ends of transfers and prefill steps, and of decode steps if requests wait."""
+        """Include ends of transfers and prefill steps; while requests wait, also decode steps."""
         times_ns = [super()._next_event_ns(upcoming, actors)]
         if self._ends:
             times_ns.append(self._ends[0][0])
@@ -112,18 +113,18 @@ class DisaggregatedFleet(VirtualFleet):
                 self._finish_transfer(self._transfers.pop(rid))
         super()._settle(now_ns)
         self._start_transfers(now_ns)
-        super()._settle(now_ns)  # prefill replicas whose last steps freed blocks
+        super()._settle(now_ns)  # plan again where requests that ended released their blocks
 
     # --- prefill ---------------------------------------------------------------------------
     def _submit_to_engine(self, request: ReplicaRequest, now_ns: int) -> Rejected | None:
-        """Submit only the prompt; the output is computed on a decode replica."""
+        """Submit the prompt with one output token; a decode replica computes the other tokens."""
         submit = request.submit
         limit = self._decoders[0].core.scheduler.max_total_tokens
         output_tokens = submit.max_output_tokens
         if output_tokens is not None and submit.input_tokens + output_tokens > limit:
             detail = (
                 f"{submit.input_tokens} prompt tokens and {output_tokens} output tokens are more "
-                f"than the {limit} that prompt and output may have together"
+                f"than the {limit} tokens that prompt and output can have together"
             )
             return Rejected(rid=submit.rid, reason="too_long", detail=detail)
         prompt = msgspec.structs.replace(
@@ -147,7 +148,7 @@ class DisaggregatedFleet(VirtualFleet):
 
     # --- KV transfer -----------------------------------------------------------------------
     def _start_transfers(self, now_ns: int) -> None:
-        """Start the transfers that fit, in queue order."""
+        """Start transfers in queue order, until a transfer finds too few free blocks."""
         while self._waiting:
             transfer = self._waiting[0]
             if transfer.source.rid in self._transfers:
@@ -158,9 +159,10 @@ class DisaggregatedFleet(VirtualFleet):
             self._waiting.popleft()
 
     def _reserve(self, transfer: _Transfer, now_ns: int) -> ReplicaRequest | None:
-        """Reserve blocks on the decode replica with the fewest requests; None if none has enough.
+        """Reserve blocks on a decode replica; None if no decode replica has enough free blocks.
 
-        Ties go to the replica whose link has been free longest.
+        Of the replicas with enough, choose the one with the fewest requests, and of these the one
+        whose link becomes free first.
         """
         source, free_ns = transfer.source, self._link_free_ns
         for replica in sorted(self._decoders, key=lambda r: (r.in_flight, free_ns.get(r.name, 0))):

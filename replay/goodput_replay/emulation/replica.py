@@ -1,9 +1,9 @@
 """One replica of a fleet in virtual time: an engine core and its requests.
 
-The fleet advances a replica up to a time, and receives each request that ends. The cost of a step
-does not depend on the number of decoding requests: the time of each *epoch*, a step with decodes,
-is recorded once. A request stores the spans of epochs in which it was in the decode batch, and its
-token times are looked up when it ends.
+The fleet advances a replica up to a time, and receives each request that ends. The cost of
+recording a step does not depend on the number of decoding requests: a step with decodes is an
+*epoch*, and its end time is recorded once for all of them. A request stores the spans of epochs in
+which it was in the decode batch. Its token times are looked up when it ends.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class ReplicaRequest:
 
     Args:
         planned: the request of the trace.
-        submit: its submission to an engine.
+        submit: submission of the request to an engine.
         replica: replica that serves the request.
         earlier: times of the tokens emitted by earlier replicas.
-        cached_tokens: prompt tokens found in the prefix cache of the first replica; None if this
-            is the first one.
+        cached_tokens: prompt tokens found in the prefix cache of the first replica; None if
+            `replica` is the first one.
 
     Attributes:
         rid: request id in the engines.
-        earlier: updated until a transfer to this replica is complete.
+        earlier: as above; updated until a transfer to this replica is complete.
         spans: token times on this replica.
     """
 
@@ -70,10 +70,10 @@ class VirtualReplica:
     """One replica.
 
     Args:
-        name: unique within the fleet during the run.
+        name: name, unique within the fleet during the run.
         core: engine core, owned by the replica.
         created_ns: creation time.
-        ready_ns: time from which it accepts requests.
+        ready_ns: time from which the replica accepts requests.
         fast_forward: True to compute predictable steps at once; affects speed only.
         ended: called with each completed request, its token times and the number of prompt
             tokens found in the prefix cache.
@@ -82,7 +82,7 @@ class VirtualReplica:
         events: number of engine calls for steps.
         due_ns: time of the next engine event; None if there is none.
         changed: True if the engine must plan before its next event; cleared by `settle`.
-        draining: True if it admits no new requests.
+        draining: True if the replica admits no new requests.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class VirtualReplica:
             draining=self.draining,
         )
 
-    # --- requests: `settle` must follow before time advances ----------------------------------
+    # --- requests: call `settle` after these methods, before time advances --------------------
     def submit(
         self, request: ReplicaRequest, submit: Submit, now_ns: int, *, holds_blocks: bool = False
     ) -> Rejected | None:
@@ -145,7 +145,7 @@ class VirtualReplica:
 
         Args:
             request: the request.
-            submit: its submission, or one for the prompt alone.
+            submit: submission of the request, or of its prompt alone.
             now_ns: the current time.
             holds_blocks: True to hold the request's blocks after its end, until `release`.
         """
@@ -166,7 +166,7 @@ class VirtualReplica:
         self.changed = True
 
     def reserve(self, request: ReplicaRequest, now_ns: int, *, first_token_ns: int) -> bool:
-        """Reserve blocks for a request from another replica; return False if there are too few."""
+        """Reserve blocks for a request from another replica; False if too few blocks are free."""
         reserved = self.core.reserve_transfer(
             request.submit, now_ns, emitted=len(request.earlier), first_token_ns=first_token_ns
         )
@@ -192,7 +192,7 @@ class VirtualReplica:
         self.changed = True
 
     def find(self, rid: int) -> ReplicaRequest | None:
-        """Return a request on this replica, or with a reservation; None if there is none."""
+        """Return a request that is on this replica, or has a reservation; None if there is none."""
         return self._requests.get(rid)
 
     def times(self, request: ReplicaRequest, output_tokens: int | None = None) -> NDArray[np.int64]:
@@ -200,14 +200,15 @@ class VirtualReplica:
 
         Args:
             request: the request.
-            output_tokens: number of its tokens, as steps may compute more after its end.
+            output_tokens: number of tokens of the request, as steps can compute more after its
+                end; None for all tokens so far.
         """
         earlier = request.earlier
         if not len(earlier):
             return self._epochs.tokens(request.spans, output_tokens)
         here = None if output_tokens is None else output_tokens - len(earlier)
-        found = self._epochs.tokens(request.spans, here)
-        return np.concatenate((np.array(earlier, dtype=np.int64), found))
+        times = self._epochs.tokens(request.spans, here)
+        return np.concatenate((np.array(earlier, dtype=np.int64), times))
 
     # --- steps -------------------------------------------------------------------------------
     def run(self, until_ns: int) -> None:
@@ -264,7 +265,7 @@ class VirtualReplica:
             self._ended(request, self.times(request, scheduled.output_tokens), cached_tokens)
 
     def _update_spans(self, plan: StepPlan) -> None:
-        """Apply the requests that a plan adds to and removes from the decode batch."""
+        """Update the spans of requests that join or leave the decode batch with a plan."""
         requests = self._requests
         last = plan.decode_epoch - 1 if plan.decode_epoch else self._epochs.last
         for rid in plan.left:
@@ -284,12 +285,12 @@ _TRIM_AFTER: Final = 1024
 
 
 class TokenSpans:
-    """Tokens of one request: single ones, and spans of epochs with one token each, in order."""
+    """Tokens of one request, in order: single tokens, and spans of epochs with one token each."""
 
     __slots__ = ("parts",)
 
     def __init__(self) -> None:
-        # (time, -1) is a single token; (first epoch, last epoch) a span.
+        # (time, -1) is a single token; (first epoch, last epoch) is a span.
         self.parts: list[tuple[int, int]] = []
 
     def single(self, at_ns: int) -> None:
@@ -297,11 +298,11 @@ class TokenSpans:
         self.parts.append((at_ns, -1))
 
     def join(self, epoch: int) -> None:
-        """Start a span at this epoch; it stays open until `leave`."""
+        """Start a span at this epoch; the span stays open until `leave`."""
         self.parts.append((epoch, _OPEN))
 
     def leave(self, epoch: int) -> None:
-        """End the open span, if there is one, with this epoch."""
+        """End the open span with this epoch; do nothing if no span is open."""
         if not self.parts:
             return
         first, last = self.parts[-1]
@@ -310,7 +311,7 @@ class TokenSpans:
 
     @property
     def first_epoch(self) -> int:
-        """First epoch whose time is needed; a very large number without one."""
+        """First epoch whose time is needed; a very large number if there are no spans."""
         return min((first for first, last in self.parts if last >= 0), default=_OPEN)
 
 
@@ -321,22 +322,22 @@ class EpochTimes:
         last: number of the latest epoch.
     """
 
-    __slots__ = ("_before", "_times", "_trim_at", "last")
+    __slots__ = ("_discarded", "_times", "_trim_at", "last")
 
     def __init__(self) -> None:
         self.last = 0
-        self._before = 0
+        self._discarded = 0
         """Number of discarded epochs."""
         self._times = array("q")
         self._trim_at = _TRIM_AFTER
 
     def append(self, at_ns: int) -> None:
-        """Append the next epoch."""
+        """Append the end time of the next epoch."""
         self.last += 1
         self._times.append(at_ns)
 
     def extend(self, ends_ns: array[int]) -> None:
-        """Append the next epochs."""
+        """Append the end times of the next epochs."""
         self.last += len(ends_ns)
         self._times.extend(ends_ns)
 
@@ -346,12 +347,12 @@ class EpochTimes:
         return len(self._times) >= self._trim_at
 
     def trim(self, live: Iterable[TokenSpans]) -> None:
-        """Discard epochs before the spans of all live requests."""
+        """Discard the epochs before the first span of any live request."""
         keep_from = min((spans.first_epoch for spans in live), default=_OPEN)
-        obsolete = min(keep_from - 1, self.last) - self._before
+        obsolete = min(keep_from - 1, self.last) - self._discarded
         if obsolete > 0:
             del self._times[:obsolete]
-            self._before += obsolete
+            self._discarded += obsolete
         # Trim again only after the size has doubled, which amortises the cost.
         self._trim_at = 2 * len(self._times) + _TRIM_AFTER
 
@@ -360,14 +361,15 @@ class EpochTimes:
 
         Args:
             spans: spans of the request.
-            limit: maximum number of tokens, as steps may compute more after its end.
+            limit: maximum number of tokens, as steps can compute more after the end of the
+                request; None for all tokens.
         """
         pieces = array("q")
         for first, last in spans.parts:
             if last < 0:
                 pieces.append(first)
             else:
-                start = first - 1 - self._before
-                pieces += self._times[start : min(last, self.last) - self._before]
-        found: NDArray[np.int64] = np.frombuffer(pieces, dtype=np.int64)
-        return found if limit is None else found[:limit]
+                start = first - 1 - self._discarded
+                pieces += self._times[start : min(last, self.last) - self._discarded]
+        times: NDArray[np.int64] = np.frombuffer(pieces, dtype=np.int64)
+        return times if limit is None else times[:limit]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Deadlines", "block_keys", "make_record"]
 
 _MAX_GAP_US: Final = 2**31 - 1
-_NOTHING: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
+_NO_TIMES: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
 
 
 def make_record(
@@ -31,7 +31,7 @@ def make_record(
     outcome: Outcome,
     end_ns: int,
     *,
-    times: NDArray[np.int64] = _NOTHING,
+    times: NDArray[np.int64] = _NO_TIMES,
     replica: str = "",
     cached_tokens: int | None = None,
     detail: str = "",
@@ -43,7 +43,7 @@ def make_record(
         outcome: outcome of the request.
         end_ns: end time.
         times: token times, shape `[num_tokens]`.
-        replica: replica that served the request; empty if none did.
+        replica: name of the replica that served the request; empty if no replica did.
         cached_tokens: prompt tokens found in the prefix cache; None if unknown.
         detail: error message.
     """
@@ -70,15 +70,15 @@ def make_record(
 
 
 def _gaps_us(times: NDArray[np.int64]) -> array[int]:
-    """Return the gaps between tokens in full microseconds, as a client measures them."""
+    """Return the gaps between tokens in whole microseconds, as a client measures them."""
     gaps = np.minimum((times[1:] - times[:-1]) // NS_PER_US, _MAX_GAP_US)
-    found = array("i")
-    found.frombytes(gaps.astype(np.int32).tobytes())
-    return found
+    gaps_us = array("i")
+    gaps_us.frombytes(gaps.astype(np.int32).tobytes())
+    return gaps_us
 
 
 _BYTES: Final = 8
-# An odd constant with random bits, so that keys of one chain, and of two chains, differ.
+# An odd constant with random bits, so that keys differ within a chain and between chains.
 _STRIDE: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -87,22 +87,26 @@ def block_keys(prompt: PromptKey, block_size: int) -> Sequence[int]:
 
     Args:
         prompt: length, request id and prefix hashes of the prompt.
-        block_size: tokens per block of the engine, which may differ from the trace's.
+        block_size: tokens per block of the engine, which can differ from the trace's block size.
     """
     blocks = prompt.input_tokens // block_size
     shared = 0
     if prompt.hashes:
-        hashed = min(prompt.input_tokens, len(prompt.hashes) * prompt.block_size)
-        shared = hashed // block_size
-    own = int.from_bytes(blake2b(prompt.request_id.encode(), digest_size=_BYTES).digest(), "little")
-    # Only this request can reuse its unshared blocks, after a preemption, so a range suffices.
-    own >>= 1
+        hashed_tokens = min(prompt.input_tokens, len(prompt.hashes) * prompt.block_size)
+        shared = hashed_tokens // block_size
+    digest = blake2b(prompt.request_id.encode(), digest_size=_BYTES).digest()
+    first_key = int.from_bytes(digest, "little")
+    # No other request shares these blocks (this one can reuse them after a preemption), so
+    # consecutive numbers suffice as keys.
+    first_key >>= 1
+    unshared_keys = range(first_key + shared, first_key + blocks)
     if not shared:
-        return range(own, own + blocks)
-    return [*_shared_keys(prompt, block_size, shared), *range(own + shared, own + blocks)]
+        return unshared_keys
+    return [*_shared_keys(prompt, block_size, shared), *unshared_keys]
 
 
 def _shared_keys(prompt: PromptKey, block_size: int, count: int) -> list[int]:
+    """Return the keys of the first `count` blocks, which the trace's hashes cover."""
     positions: NDArray[np.int64] = np.arange(1, count + 1)
     covering = -(-positions * block_size // prompt.block_size) - 1
     chain: list[int] = []
@@ -111,14 +115,15 @@ def _shared_keys(prompt: PromptKey, block_size: int, count: int) -> list[int]:
         previous = blake2b(previous + str(trace_hash).encode(), digest_size=_BYTES).digest()
         chain.append(int.from_bytes(previous, "little"))
     keys = np.array(chain, dtype=np.uint64)[covering] + positions.astype(np.uint64) * _STRIDE
-    found: list[int] = keys.tolist()
-    return found
+    shared_keys: list[int] = keys.tolist()
+    return shared_keys
 
 
 class Deadlines:
     """Timeouts and cancellations of live requests.
 
-    Requests time out in the order of their arrivals, so only cancellations need a heap.
+    Requests time out in the order of their arrivals, so a queue suffices for timeouts. A heap is
+    needed only for cancellations.
 
     Args:
         timeout_ns: time limit from each scheduled arrival.
@@ -142,7 +147,7 @@ class Deadlines:
     def next_ns(self, live: Container[int]) -> int | None:
         """Return the next timeout or cancellation of a live request; None if there is none.
 
-        Entries of ended requests are removed once no older entry is live.
+        An entry of an ended request is removed when all entries before it are removed.
         """
         timeouts, cancels = self._timeouts, self._cancels
         while timeouts and timeouts[0][1] not in live:
@@ -154,10 +159,10 @@ class Deadlines:
         return cancels[0][0] if not timeouts else min(cancels[0][0], timeouts[0][0])
 
     def take(self, now_ns: int) -> list[tuple[int, Outcome]]:
-        """Remove and return expired and cancelled request ids; some may have ended already."""
-        taken: list[tuple[int, Outcome]] = []
+        """Remove and return the requests that are cancelled or time out; some may have ended."""
+        due: list[tuple[int, Outcome]] = []
         while self._cancels and self._cancels[0][0] <= now_ns:
-            taken.append((heapq.heappop(self._cancels)[1], Outcome.CANCELLED))
+            due.append((heapq.heappop(self._cancels)[1], Outcome.CANCELLED))
         while self._timeouts and self._timeouts[0][0] <= now_ns:
-            taken.append((self._timeouts.popleft()[1], Outcome.TIMEOUT))
-        return taken
+            due.append((self._timeouts.popleft()[1], Outcome.TIMEOUT))
+        return due

@@ -76,16 +76,20 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationSpec:
-    """Rules of live migration."""
+    """Settings of live migration."""
 
     below_blocks: int = spec_field(
-        "A replica is a source while it has fewer free blocks per request than this.",
+        "A replica is a source while its freeness is below this: its free blocks, less those that "
+        "the first queued request needs, per request.",
         default=3,
         minimum=0,
         maximum=1_000_000,
     )
     poll_ms: int = spec_field(
-        "Time between two comparisons of the replicas.", default=50, minimum=1, maximum=60_000
+        "Time between two comparisons of the freeness of replicas.",
+        default=50,
+        minimum=1,
+        maximum=60_000,
     )
 
 
@@ -117,7 +121,7 @@ class DecodePool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControlRules:
+class ControlSettings:
     """Control settings of a manifest.
 
     Args:
@@ -131,7 +135,7 @@ class ControlRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """A service on modelled devices.
+    """Settings of an emulated fleet.
 
     Args:
         service: service name; replicas are named `<service>-0`, `<service>-1`, ….
@@ -139,13 +143,16 @@ class FleetSettings:
         configure: engine configuration of every replica.
         replicas: number of ready replicas at time zero.
         placement: placement policy.
-        slo: SLO classes; unless empty, requests of other classes are errors.
+        slo: SLO classes; if there are any, a request of a class that is not one of them is an
+            error.
         timeout_ns: time limit of a request from its scheduled arrival.
         seed: seed of random placement.
-        oracle: True to schedule by true output length in place of the policy; a bound.
+        oracle: True to schedule by true output length in place of the policy, which gives an upper
+            bound that no real policy reaches.
         fast_forward: True to compute predictable steps at once; affects speed only.
-        decode: decode pool; if set, `replicas` and `configure` describe the prefill pool.
-        migration: rules of live migration; not with `decode`.
+        decode: decode pool, with which `replicas` and `configure` describe the prefill pool; None
+            if every replica both prefills and decodes.
+        migration: settings of live migration; None if requests are not moved. Not with `decode`.
         control: control settings; None if the mode is `Manual`. They take effect only through a
             `ControlLoop` among the actors.
     """
@@ -162,22 +169,22 @@ class FleetSettings:
     fast_forward: bool = True
     decode: DecodePool | None = None
     migration: MigrationSpec | None = None
-    control: ControlRules | None = None
+    control: ControlSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutcome(EngineStatistics):
-    """Totals of a run, with the summed counters of all engines; zeros if it did not complete.
+    """Totals of a run, with the summed counters of all engines; all 0 if the run did not complete.
 
     Args:
         end_ns: end time of the last request.
         requests: number of received requests.
-        peak_in_flight: maximum number of requests on replicas.
+        peak_in_flight: maximum number of requests on all replicas at a time.
         replica_ns: summed lifetime of all replicas, from creation to removal or the end.
         peak_replicas: maximum number of replicas, including starting and draining ones.
-        final_replicas: replicas at the end, excluding draining ones.
-        events: number of engine calls, for submissions and for steps.
-        migrations, migrations_aborted: completed and aborted live migrations.
+        final_replicas: number of replicas at the end, excluding draining ones.
+        events: number of received requests and of engine calls for steps.
+        migrations, migrations_aborted: number of completed and of aborted live migrations.
         migrated_blocks: KV blocks copied by all migrations.
     """
 
@@ -222,7 +229,7 @@ def fleet_settings(
     control = None
     if spec.control.mode is not ControlMode.MANUAL:
         startup_ns = round(profile.startup_seconds * NS_PER_S)
-        control = ControlRules(
+        control = ControlSettings(
             params=replace(ServiceParams.of(spec), default_startup_ns=startup_ns),
             interval_ns=spec.control.interval_seconds * NS_PER_S,
         )
@@ -245,15 +252,15 @@ def read_topology(path: Path) -> TopologySpec:
 
     Raises:
         InputError: the file cannot be read, is too large, or is not YAML.
-        SpecError: a field is invalid, or the file does not have either two pools or migration;
-            names the file and the path of the field.
+        SpecError: a field is invalid, or the file defines neither two pools nor migration, or both.
+            The error names the file and the field.
     """
     try:
         topology = decode(TopologySpec, read_document(path), "")
         for name, pool in (("prefill", topology.prefill), ("decode", topology.decode)):
             if topology.migration is None and pool is None:
                 raise SpecError(
-                    name, "is required; a topology has prefill and decode, or migration"
+                    name, "is required; a topology has either prefill and decode, or migration"
                 )
             if topology.migration is not None and pool is not None:
                 raise SpecError(name, "is mutually exclusive with migration; remove one of them")
@@ -263,10 +270,10 @@ def read_topology(path: Path) -> TopologySpec:
 
 
 def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSettings:
-    """Apply a topology to the settings; pools replace the manifest's replicas.
+    """Return the settings with a topology; pools replace the manifest's replicas.
 
     Raises:
-        InputError: two pools with a control law.
+        InputError: the topology has two pools, and the settings have control laws.
     """
     if topology.link.gb_per_second is not None:
         link_bytes_per_s = topology.link.gb_per_second * _BYTES_PER_GB
@@ -279,8 +286,8 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
             "--topology: the control laws do not support two pools; set spec.control.mode "
             "to Manual for two pools"
         )
-    assert topology.prefill is not None, "checked"
-    assert topology.decode is not None, "checked"
+    assert topology.prefill is not None, "read_topology requires both pools"
+    assert topology.decode is not None, "read_topology requires both pools"
     return replace(
         settings,
         replicas=topology.prefill.replicas,
@@ -293,6 +300,7 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
 
 
 def _configure_pool(configure: Configure, pool: PoolSpec) -> Configure:
+    """Return the engine configuration with the values of a pool."""
     budget = pool.token_budget
     if budget is not None:
         configure = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""One run in virtual time, from a run plan to a finished run folder: `replay --emulate`.
+"""`replay --emulate`: one run in virtual time, from a run plan to a finished run folder.
 
 The run folder is deterministic: it contains no time and no measurement of this machine. Only the
 progress display reads this machine's clock.
@@ -54,12 +54,12 @@ def emulated_run(
     Args:
         plan: inputs of the run.
         settings: configuration of the fleet.
-        writer: an empty run folder.
-        console: on stderr, for progress.
+        writer: writer of an empty run folder.
+        console: console on stderr, for progress.
 
     Raises:
         InputError: the settings are invalid.
-        Interrupted: a signal arrived before the first request ended.
+        Interrupted: a signal was received before the first request ended.
         DiskFullError: the disk is full; the records that fitted are kept.
     """
     outcome = FleetOutcome()
@@ -114,7 +114,7 @@ def emulated_run(
 
 
 def _trace_time_of_zero(plan: RunPlan) -> datetime:
-    """Return the trace's time at the run's zero; a relative clock counts from 1970."""
+    """Return the trace's timestamp of time zero of the run; a relative clock counts from 1970."""
     requests = plan.requests
     zero_ns = requests.transforms.zero_ns(requests.trace.first_ns)
     return _EPOCH + timedelta(microseconds=zero_ns // NS_PER_US)
@@ -127,7 +127,7 @@ def _emulation_summary(settings: FleetSettings, outcome: FleetOutcome) -> Emulat
     if settings.migration is not None:
         below_blocks = settings.migration.below_blocks
         topology = (
-            f"requests move where each has under {below_blocks} free blocks, {link} between any two"
+            f"live migration below {below_blocks} free blocks per request, {link} per replica"
         )
     elif decode is not None:
         topology = f"{settings.replicas} prefill, {decode.replicas} decode, {link} between them"
@@ -163,12 +163,12 @@ class Stopped(Exception):
 
 @contextmanager
 def stoppable(writer: RunWriter) -> Iterator[Callable[[], None]]:
-    """Raise an exception after the first signal, between two records.
+    """Yield a function that raises an exception after the first signal; main thread only.
 
-    A second signal ends the process at once. Main thread only.
+    Call it between two records. A second signal ends the process at once.
 
     Args:
-        writer: keeps its records if a second signal ends the process.
+        writer: writer whose records are kept if a second signal ends the process.
 
     Yields:
         `check`, which raises `Stopped` after a signal.
@@ -185,11 +185,11 @@ def stoppable(writer: RunWriter) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def display(stats: PlanStats, console: Console) -> Iterator[Callable[[RequestRecord], None]]:
-    """Show progress until the block ends: a bar on a terminal, else a line every ten seconds.
+    """Show progress until the `with` block ends: a bar on a terminal, else a line every 10 s.
 
     Args:
         stats: totals of the plan.
-        console: on stderr.
+        console: console on stderr.
 
     Yields:
         A function to call with the record of each ended request.
@@ -212,7 +212,7 @@ def display(stats: PlanStats, console: Console) -> Iterator[Callable[[RequestRec
 
 
 class _ProgressMeter:
-    """Counts ended requests and reports progress at an interval."""
+    """Counts ended requests, and reports progress once per interval."""
 
     def __init__(self, stats: PlanStats, every_ns: int, report: Callable[[int, str], None]) -> None:
         self._stats = stats
@@ -222,7 +222,7 @@ class _ProgressMeter:
         self._ended = 0
 
     def count(self, record: RequestRecord) -> None:
-        """Count one ended request; read the clock only once for many."""
+        """Count one ended request; the clock is read only once for many requests."""
         self._ended += 1
         if self._ended % _CLOCK_EVERY:
             return

@@ -1,4 +1,4 @@
-"""Candidates of `goodput policies`, and the evaluation of one in virtual time.
+"""Candidates of `goodput policies`, and the evaluation of a candidate in virtual time.
 
 A worker process runs `evaluate`; its arguments and its result are pickled.
 """
@@ -62,7 +62,7 @@ class Candidate:
     def apply(self, spec: LLMServiceSpec) -> LLMServiceSpec:
         """Return the spec with these values, and with `control.mode: Manual`.
 
-        A control law would change the token budget and the replicas.
+        In mode Auto, the control laws would change the token budget and the number of replicas.
         """
         budget = spec.engine.token_budget
         engine = replace(
@@ -91,11 +91,13 @@ class ClassResult:
 
     Args:
         name: class name.
-        objective: share of requests that must meet the SLO; None without an objective.
+        objective: share of requests that must meet the SLO; None if the class has no objective.
         good, total: requests that met the SLO, and judged requests.
-        low, high: bounds of the attainment; None without a judged request.
-        verdict: PASS, FAIL or INCONCLUSIVE; empty without an objective or a judged request.
-        ttft_p99_ms, tpot_p99_ms, tbt_p99_ms: latencies of requests with output; None without one.
+        low, high: bounds of the attainment; None if no request was judged.
+        verdict: PASS, FAIL or INCONCLUSIVE; empty if the class has no objective, or if no request
+            was judged.
+        ttft_p99_ms, tpot_p99_ms, tbt_p99_ms: 99th percentiles of requests with output; None if no
+            request has the value.
     """
 
     name: str
@@ -111,7 +113,7 @@ class ClassResult:
 
     @property
     def share(self) -> float | None:
-        """Attainment; None without a judged request."""
+        """Attainment; None if no request was judged."""
         return self.good / self.total if self.total else None
 
 
@@ -157,7 +159,7 @@ def grid(
 ) -> tuple[Candidate, ...]:
     """Return every combination.
 
-    A single replica is only combined with the first placement, as all placements are then equal.
+    One replica is combined only with the first placement, as placement has no effect on it.
 
     Args:
         policies: values of `Candidate.policy`.
@@ -196,10 +198,11 @@ class SweepInput:
 
     Args:
         trace: path of the trace.
-        max_decoded_bytes: decoded size at which reading the trace stops; None for the default.
+        max_decoded_bytes: largest decoded size of the trace; None for the default.
         manifest: path of the manifest.
-        device: device profile in place of the manifest's `model.source`; None for the manifest's.
-        transforms: transforms of the trace; `first_ns` is replaced by the trace's.
+        device: device profile in place of the manifest's `model.source`; None to use the
+            manifest's.
+        transforms: transforms of the trace; `evaluate` sets their `first_ns`.
         timeout_ns: time limit of a request.
         seed: seed of random placement.
     """
@@ -244,11 +247,11 @@ def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
         outage_s=settings.slo.outage_s,
     )
     verdict = decide(evidence.classes, evidence.validity)
-    verdicts = {one.name: one.kind.value for one in verdict.classes}
+    verdicts = {c.name: c.kind.value for c in verdict.classes}
     return Evaluation(
         candidate=candidate,
         classes=tuple(
-            _class_result(one, records, verdicts.get(one.name, "")) for one in evidence.classes
+            _class_result(c, records, verdicts.get(c.name, "")) for c in evidence.classes
         ),
         verdict=verdict.kind,
         reason=verdict.reason.value,
@@ -266,8 +269,10 @@ def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
 def _class_result(
     evidence: ClassEvidence, records: list[RequestRecord], verdict: str
 ) -> ClassResult:
-    own = [r for r in records if r.slo_class == evidence.name and r.first_token_ns is not None]
-    gaps_us = [np.asarray(r.gaps_us) for r in own if len(r.gaps_us)]
+    with_output = [
+        r for r in records if r.slo_class == evidence.name and r.first_token_ns is not None
+    ]
+    gaps_us = [np.asarray(r.gaps_us) for r in with_output if len(r.gaps_us)]
     interval = evidence.interval
     return ClassResult(
         name=evidence.name,
@@ -277,14 +282,19 @@ def _class_result(
         low=None if interval is None else interval.lower,
         high=None if interval is None else interval.uppers[0],
         verdict=verdict,
-        ttft_p99_ms=_p99_ms([r.ttft_ns for r in own if r.ttft_ns is not None], NS_PER_MS),
-        tpot_p99_ms=_p99_ms([r.tpot_ns for r in own if r.tpot_ns is not None], NS_PER_MS),
+        ttft_p99_ms=_p99_ms([r.ttft_ns for r in with_output if r.ttft_ns is not None], NS_PER_MS),
+        tpot_p99_ms=_p99_ms([r.tpot_ns for r in with_output if r.tpot_ns is not None], NS_PER_MS),
         tbt_p99_ms=_p99_ms(np.concatenate(gaps_us) if gaps_us else (), NS_PER_MS // NS_PER_US),
     )
 
 
 def _p99_ms(values: Sequence[float] | NDArray[np.int64], per_ms: int) -> float | None:
-    """Return the nearest-rank p99 in milliseconds; None without a value."""
+    """Return the nearest-rank p99 in milliseconds; None if there are no values.
+
+    Args:
+        values: in any unit.
+        per_ms: units per millisecond.
+    """
     if not len(values):
         return None
     return float(np.percentile(values, 99, method="inverted_cdf")) / per_ms

@@ -28,15 +28,17 @@ __all__ = ["Capacity", "as_json", "conclude", "main", "make_parser", "table"]
 
 _TABLE_WIDTH: Final = 1000
 _SET_BY_SEARCH: Final = "is set by the search; remove it"
+_NOT_COMBINABLE: Final = "cannot be combined with a search; remove it"
 _REJECTED: Final = {
     "--rate-scale": _SET_BY_SEARCH,
-    "--gate": _SET_BY_SEARCH,
     "--dry-run": _SET_BY_SEARCH,
     "--no-report": _SET_BY_SEARCH,
-    "--force": _SET_BY_SEARCH,
-    "--abort-on": _SET_BY_SEARCH,
+    "--gate": _NOT_COMBINABLE,
+    "--force": _NOT_COMBINABLE,
+    "--abort-on": _NOT_COMBINABLE,
     # A limit is applied after the rate is scaled.
-    "--limit": "would break the nesting of rates; limit the trace by time with --window",
+    "--limit": "would keep different requests at different rates; limit the trace by time with "
+    "--window",
 }
 
 
@@ -47,54 +49,57 @@ def main(argv: Sequence[str]) -> int:
         argv: arguments after `replay capacity`.
 
     Returns:
-        0 if a rate is shown to be sustained, 1 if no tried rate is, 2 if one only seems to be, 3 if
-        a probe was invalid because the client could not keep up.
+        0 if a rate is shown to be sustained, 2 if one only seems to be, 1 if none even seems to be,
+        3 if a probe was invalid because the client could not keep up.
 
     Raises:
         GoodputError: the search could not begin, or a replay failed.
         Interrupted: by a signal, after the results so far were printed.
     """
-    given, rest = make_parser().parse_known_args(argv)
+    arguments, replay_arguments = make_parser().parse_known_args(argv)
     for option, problem in _REJECTED.items():
-        if _has(rest, option):
+        if _has(replay_arguments, option):
             raise UsageError(f"replay capacity: {option} {problem}")
     console = Console(stderr=True)
     limits = SearchLimits(
-        start=given.start, precision=given.precision, most=given.most, probes=given.probes
+        start=arguments.start,
+        precision=arguments.precision,
+        most=arguments.most,
+        probes=arguments.probes,
     )
-    out: Path = given.out or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-capacity"
+    out: Path = arguments.out or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-capacity"
     if out.exists():
         raise UsageError(f"--out {out}: exists already; name another folder, or remove it")
-    tried: list[ProbeRun] = []
-    with replays(rest) as run:
+    probes: list[ProbeRun] = []
+    with replays(replay_arguments) as run:
         plan_s = run.plan_s()
-        if not _has(rest, "--emulate"):
+        if not _has(replay_arguments, "--emulate"):
             console.print(
                 f"each rate takes at least {format_duration(round(plan_s) * NS_PER_S)} of real "
-                f"time; usually six to ten are tried, and at most {given.probes}",
+                f"time; usually six to ten are tried, and at most {arguments.probes}",
                 highlight=False,
             )
         try:
-            while (scale := next_scale(tried, limits)) is not None:
+            while (scale := next_scale(probes, limits)) is not None:
                 try:
                     with console.status(f"{float(scale):g} times the trace's rate …"):
                         probe = run.try_rate(scale, out / f"scale-{float(scale):.6g}")
                 except UsageError as error:
-                    if not beyond(scale, tried) or run.can_send(scale):
+                    if not beyond(scale, probes) or run.can_send(scale):
                         raise
                     console.print(f"not tried: {error}", highlight=False, soft_wrap=True)
-                    limits = limits.without(scale, tried)
+                    limits = limits.without(scale, probes)
                     continue
-                _check_device(probe, illustrative=given.illustrative)
-                tried.append(probe)
+                _check_device(probe, illustrative=arguments.illustrative)
+                probes.append(probe)
                 _print_probe(probe, console)
                 if not probe.summary.validity.valid:
                     break
         except Interrupted:
-            if tried:
-                _print_result(tried, console, out, json_output=given.json)
+            if probes:
+                _print_result(probes, console, out, json_output=arguments.json)
             raise
-    return _print_result(tried, console, out, json_output=given.json)
+    return _print_result(probes, console, out, json_output=arguments.json)
 
 
 def _has(arguments: Sequence[str], option: str) -> bool:
@@ -121,12 +126,12 @@ def _print_probe(probe: ProbeRun, console: Console) -> None:
 
 
 def _print_result(
-    tried: Sequence[ProbeRun], console: Console, out: Path, *, json_output: bool
+    probes: Sequence[ProbeRun], console: Console, out: Path, *, json_output: bool
 ) -> int:
     """Print the capacity and the valid probes, and return the exit code."""
-    valid = [probe for probe in tried if probe.summary.validity.valid]
+    valid = [probe for probe in probes if probe.summary.validity.valid]
     capacity = conclude(valid)
-    for probe in tried:
+    for probe in probes:
         if not probe.summary.validity.valid:
             console.print(
                 f"error: at {float(probe.scale):g} times the trace's rate the run is invalid: "
@@ -136,12 +141,12 @@ def _print_result(
     if json_output:
         sys.stdout.write(json.dumps(as_json(capacity, valid), indent=2) + "\n")
     else:
-        # A fixed width: a terminal wraps the lines, and no column is cut off.
+        # With a fixed width, Rich does not cut columns to fit the terminal, which wraps the lines.
         screen = Console(width=_TABLE_WIDTH)
         if valid:
             screen.print(table(valid))
         screen.print(f"\n{capacity.sentence}\nruns: {out}", highlight=False, soft_wrap=True)
-    return capacity.exit_code if len(valid) == len(tried) else ExitCode.INVALID
+    return capacity.exit_code if len(valid) == len(probes) else ExitCode.INVALID
 
 
 def make_parser() -> CommandParser:
@@ -149,7 +154,7 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "replay capacity",
         summary="Find the highest rate of a trace at which every class meets its objective, by "
-        "replaying it at different rates. All other options are those of `replay`.",
+        "replaying it at different rates. The options of `replay` also apply.",
         usage="replay capacity --trace TRACE (--emulate MANIFEST | --target URL | -f MANIFEST) "
         "[OPTION ...]",
         allow_abbrev=False,
@@ -166,7 +171,7 @@ def make_parser() -> CommandParser:
         metavar="PERCENT",
         type=argument_type(_percent, "percentage"),
         default=Fraction(1, 20),
-        help="largest gap between the highest sustained rate and the next one (default: 5)",
+        help="largest gap between the sustained rate and the next higher one (default: 5)",
     )
     add(
         "--start",
@@ -199,7 +204,7 @@ def _percent(text: str) -> Fraction:
     try:
         value = Fraction(Decimal(text.removesuffix("%"))) / 100
     except (ArithmeticError, ValueError) as error:
-        raise ValueError(f"{text[:40]!r} is not a percentage; write for example 2") from error
+        raise ValueError(f"{text[:40]!r} is not a percentage; write 2, for example") from error
     if not Fraction(1, 1000) <= value <= 1:
         raise ValueError(f"{text[:40]!r} is out of bounds; give 0.1 to 100")
     return value
@@ -210,20 +215,21 @@ class Capacity:
     """Result of a capacity search.
 
     Args:
-        level: SHOWN if the rate is shown to be sustained, SEEMS if it only seems to be.
-        best: probe with the highest sustained rate; None if no rate is.
+        level: SHOWN if the rate of `best` is shown to be sustained, otherwise SEEMS (also without
+            a `best`).
+        best: probe with the highest sustained rate; None if no rate even seems sustained.
         above: probe with the lowest higher rate that is not sustained; None if there is none.
-        holes: probes that miss an objective although a higher rate is sustained.
+        missed_below: probes with a lower rate than `best` that missed an objective.
     """
 
     level: RateLevel
     best: ProbeRun | None
     above: ProbeRun | None
-    holes: tuple[ProbeRun, ...]
+    missed_below: tuple[ProbeRun, ...]
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 if a rate is shown to be sustained, 1 if none is, 2 if one only seems to be."""
+        """0 if a rate is shown to be sustained, 2 if one only seems to be, otherwise 1."""
         if self.best is None:
             return ExitCode.FAIL
         return ExitCode.PASS if self.level is RateLevel.SHOWN else ExitCode.INCONCLUSIVE
@@ -239,11 +245,12 @@ class Capacity:
         words = [f"{_per_s(self.best)} ({scale:g} times the trace's rate) {verb}; {self._next()}"]
         if not shown:
             words.append(self.best.summary.verdict.sentence.removesuffix("."))
-        if self.holes:
-            lower = ", ".join(map(_per_s, self.holes))
+        if self.missed_below:
+            subject = "Lower rates were" if len(self.missed_below) > 1 else "A lower rate was"
+            rates = ", ".join(map(_per_s, self.missed_below))
             words.append(
-                f"A lower rate, {lower}, was not sustained, so the limit is not sharp; compare "
-                "other values of --seed, or a longer --window"
+                f"{subject} not sustained ({rates}), so the limit is not sharp; repeat the search "
+                "with other values of --seed, or with a longer --window"
             )
         return ". ".join(words)
 
@@ -258,33 +265,33 @@ def _per_s(probe: ProbeRun) -> str:
     return f"{format_number(probe.summary.overall.offered_per_s)} requests/s"
 
 
-def conclude(tried: Sequence[ProbeRun]) -> Capacity:
-    """Return the result of all probes."""
-    by_scale = {probe.scale: probe for probe in tried}
-    level, best, above = boundary(tried)
-    holes = tuple(
+def conclude(probes: Sequence[ProbeRun]) -> Capacity:
+    """Derive the capacity from valid probes."""
+    by_scale = {probe.scale: probe for probe in probes}
+    level, best, above = boundary(probes)
+    missed_below = tuple(
         probe
-        for probe in tried
+        for probe in probes
         if best is not None and probe.scale < best and probe.level < RateLevel.SEEMS
     )
     return Capacity(
         level=level,
         best=None if best is None else by_scale[best],
         above=None if above is None else by_scale[above],
-        holes=holes,
+        missed_below=missed_below,
     )
 
 
-def table(tried: Sequence[ProbeRun]) -> Table:
-    """Return a table of all probes by rate."""
+def table(probes: Sequence[ProbeRun]) -> Table:
+    """Return a table of all probes, in the order of their rates."""
     view = Table(title="probes", title_justify="left", title_style="", box=None, pad_edge=False)
     for name in ("scale", "offered/s", "goodput/s"):
         view.add_column(name, justify="right")
-    names = [c.name for c in tried[0].summary.classes if c.objective is not None]
+    names = [c.name for c in probes[0].summary.classes if c.objective is not None]
     for name in names:
         view.add_column(name or "all", justify="right")
     view.add_column("verdict")
-    for probe in sorted(tried, key=lambda one: one.scale):
+    for probe in sorted(probes, key=lambda probe: probe.scale):
         summary = probe.summary
         shares = {c.name: c.attainment for c in summary.classes}
         cells = ["–" if (share := shares.get(name)) is None else f"{share:.2%}" for name in names]
@@ -299,15 +306,15 @@ def table(tried: Sequence[ProbeRun]) -> Table:
     return view
 
 
-def as_json(capacity: Capacity, tried: Sequence[ProbeRun]) -> dict[str, Any]:
+def as_json(capacity: Capacity, probes: Sequence[ProbeRun]) -> dict[str, Any]:
     """Return the result and the probes for `--json`; rates in requests per second."""
     return {
         "sentence": capacity.sentence,
         "shown": capacity.best is not None and capacity.level is RateLevel.SHOWN,
         "capacity": None if capacity.best is None else _probe_json(capacity.best),
         "does_not_hold": None if capacity.above is None else _probe_json(capacity.above),
-        "lower_that_do_not_hold": [_probe_json(probe) for probe in capacity.holes],
-        "probes": [_probe_json(probe) for probe in sorted(tried, key=lambda one: one.scale)],
+        "lower_that_do_not_hold": [_probe_json(probe) for probe in capacity.missed_below],
+        "probes": [_probe_json(probe) for probe in sorted(probes, key=lambda probe: probe.scale)],
     }
 
 

@@ -40,29 +40,30 @@ _SAMPLE: Final = "sample"
 _PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
 
-def compare(given: Any) -> int:
+def compare(arguments: Any) -> int:
     """Evaluate all candidates and recommend one.
 
     Args:
-        given: the parsed arguments of `goodput policies`.
+        arguments: the parsed arguments of `goodput policies`.
 
     Returns:
-        0 if at least one candidate is PASS, 1 if all are FAIL, else 2.
+        0 if at least one candidate has the verdict PASS, 1 if all have FAIL, otherwise 2.
 
     Raises:
         UsageError: an option, or a combination of options, is invalid.
         InputError: the trace, the manifest or a topology cannot be used.
-        Interrupted: by a signal.
+        Interrupted: a signal was received.
     """
-    service = read_manifest(given.file)
-    candidates = _candidates(service.spec, given)
+    service = read_manifest(arguments.file)
+    candidates = _candidates(service.spec, arguments)
     if len(candidates) > _MAX_CANDIDATES:
         raise UsageError(
-            f"goodput policies: {len(candidates)} candidates are more than {_MAX_CANDIDATES}; "
-            "name fewer policies, budgets, replicas or placements"
+            f"goodput policies: {len(candidates)} candidates are more than {_MAX_CANDIDATES}; give "
+            "fewer values of --policies, --budgets, --replicas, --preemptions, --placements or "
+            "--topology"
         )
-    _check_plot(given.plot)
-    _check_device(service, given)
+    _check_plot(arguments.plot)
+    _check_device(service, arguments)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
@@ -71,27 +72,27 @@ def compare(given: Any) -> int:
         ) as progress:
             task = progress.add_task("candidates", total=len(candidates))
 
-            def advance(one: Evaluation) -> None:
-                progress.update(task, advance=1, description=label(one.candidate))
+            def advance(evaluation: Evaluation) -> None:
+                progress.update(task, advance=1, description=label(evaluation.candidate))
 
             evaluations = evaluate_all(
-                _sweep_input(given), candidates, jobs=given.jobs, on_done=advance
+                _sweep_input(arguments), candidates, jobs=arguments.jobs, on_done=advance
             )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing was compared") from None
     recommendation = recommend(evaluations, service.spec)
-    if given.plot is not None:
-        _plot(evaluations, recommendation.chosen, given.plot)
-    if given.json:
+    if arguments.plot is not None:
+        _plot(evaluations, recommendation.chosen, arguments.plot)
+    if arguments.json:
         sys.stdout.write(json.dumps(as_json(evaluations, recommendation), indent=2) + "\n")
     else:
-        # A fixed width: a terminal wraps the lines, and no column is cut off.
+        # With a fixed width, Rich does not cut columns to fit the terminal, which wraps the lines.
         screen = Console(width=_TABLE_WIDTH)
         screen.print(table(evaluations))
         screen.print(f"\n{recommendation.sentence}.", highlight=False, soft_wrap=True)
         if recommendation.lines:
             screen.print(f"\n{recommendation.lines}", highlight=False, end="")
-    kinds = {one.verdict for one in evaluations}
+    kinds = {evaluation.verdict for evaluation in evaluations}
     if VerdictKind.PASS in kinds:
         return ExitCode.PASS
     return ExitCode.FAIL if kinds == {VerdictKind.FAIL} else ExitCode.INCONCLUSIVE
@@ -104,7 +105,7 @@ def evaluate_all(
     jobs: int,
     on_done: Callable[[Evaluation], None],
 ) -> list[Evaluation]:
-    """Evaluate every candidate; the result has the order of the candidates.
+    """Evaluate every candidate, and return the evaluations in the order of the candidates.
 
     Args:
         sweep: trace, manifest and options of all candidates.
@@ -114,14 +115,14 @@ def evaluate_all(
 
     Raises:
         GoodputError: a candidate cannot be evaluated; the others are cancelled.
-        KeyboardInterrupt: by Ctrl-C or a hang-up, after all workers were terminated.
+        KeyboardInterrupt: after Ctrl-C or a hang-up, when all workers have been terminated.
     """
     if jobs == 1:
-        done = []
+        evaluations = []
         for candidate in candidates:
-            done.append(evaluate(sweep, candidate))
-            on_done(done[-1])
-        return done
+            evaluations.append(evaluate(sweep, candidate))
+            on_done(evaluations[-1])
+        return evaluations
     # Workers are spawned, so that they share no state with this process.
     context = multiprocessing.get_context("spawn")
     # The resource tracker of multiprocessing starts with the pool, and handles SIGINT itself.
@@ -156,46 +157,47 @@ def _watch_parent() -> None:
 
 
 def _end_with_parent() -> None:
-    # A worker also holds the other end of its work pipe, so it would never see it closed.
+    # A worker holds both ends of its work pipe, so the pipe does not close when the parent ends.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(ExitCode.INTERRUPTED)
 
 
-def _candidates(spec: LLMServiceSpec, given: Any) -> tuple[Candidate, ...]:
-    """Return every combination; a missing option takes the manifest's value."""
-    pools = [file for file in given.topology if read_topology(Path(file)).migration is None]
+def _candidates(spec: LLMServiceSpec, arguments: Any) -> tuple[Candidate, ...]:
+    """Return every combination; the manifest's value replaces a missing option."""
+    topologies = arguments.topology
+    pools = [file for file in topologies if read_topology(Path(file)).migration is None]
     return grid(
-        policies=given.policies or sorted(Policy),
-        budgets=given.budgets or (spec.engine.token_budget.initial,),
-        preemptions=given.preemptions or (spec.engine.preemption,),
-        replicas=given.replicas or (max(1, spec.initial_replicas),),
-        placements=given.placements or (spec.router.policy,),
+        policies=arguments.policies or sorted(Policy),
+        budgets=arguments.budgets or (spec.engine.token_budget.initial,),
+        preemptions=arguments.preemptions or (spec.engine.preemption,),
+        replicas=arguments.replicas or (max(1, spec.initial_replicas),),
+        placements=arguments.placements or (spec.router.policy,),
         pools=pools,
-        migrations=[file for file in given.topology if file not in pools],
+        migrations=[file for file in topologies if file not in pools],
     )
 
 
-def _sweep_input(given: Any) -> SweepInput:
+def _sweep_input(arguments: Any) -> SweepInput:
     try:
-        rules = parse_class_rules(given.class_by)
+        rules = parse_class_rules(arguments.class_by)
     except ValueError as error:
         raise UsageError(f"goodput policies: --class-by: {error}") from error
     return SweepInput(
-        trace=sample_path() if given.trace == _SAMPLE else Path(given.trace),
-        max_decoded_bytes=given.max_decoded_size,
-        manifest=given.file,
-        device=given.device,
+        trace=sample_path() if arguments.trace == _SAMPLE else Path(arguments.trace),
+        max_decoded_bytes=arguments.max_decoded_size,
+        manifest=arguments.file,
+        device=arguments.device,
         transforms=TransformPlan(
-            window=given.window,
-            rate_scale=given.rate_scale,
-            seed=given.seed,
+            window=arguments.window,
+            rate_scale=arguments.rate_scale,
+            seed=arguments.seed,
             class_rules=rules,
-            limit=given.limit,
+            limit=arguments.limit,
         ),
-        timeout_ns=given.timeout,
-        seed=given.seed,
+        timeout_ns=arguments.timeout,
+        seed=arguments.seed,
     )
 
 
@@ -220,9 +222,9 @@ def _plot(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> 
         ) from error
 
 
-def _check_device(service: LLMService, given: Any) -> None:
-    _, profile = choose_device(service.spec, device=given.device, source=str(given.file))
-    if profile.illustrative and not given.illustrative:
+def _check_device(service: LLMService, arguments: Any) -> None:
+    _, profile = choose_device(service.spec, device=arguments.device, source=str(arguments.file))
+    if profile.illustrative and not arguments.illustrative:
         raise InputError(
             "the device profile is illustrative: its figures fit no device on the market; add "
             "--illustrative to compare candidates on it anyway"

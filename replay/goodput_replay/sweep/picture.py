@@ -1,4 +1,4 @@
-"""The picture of a comparison: attainment and goodput of each candidate, and the cost."""
+"""The picture of a comparison: attainment, goodput and cost of each candidate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _COLOURS: Final = "tab20"
 
 
 def draw(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> None:
-    """Draw attainment and goodput, by candidate above and against GPU-hours below.
+    """Draw attainment and goodput: by candidate in the upper half, against GPU-hours in the lower.
 
     Args:
-        evaluations: all evaluations; the best two dozen are listed by name.
-        chosen: the recommended one.
+        evaluations: all evaluations; the best 24 are listed by name in the upper half.
+        chosen: the evaluation of the recommended candidate.
         path: path of the picture; its suffix sets the format.
 
     Raises:
@@ -54,8 +54,8 @@ def _draw_candidates(figure: Any, shown: Sequence[Evaluation]) -> None:
     places = range(len(shown))
     for number, name in enumerate(names):
         shift = (number - (len(names) - 1) / 2) * 0.22
-        found = [one.classes[number] for one in shown]
-        drawn = [(p + shift, *b) for p, c in zip(places, found, strict=True) if (b := _bounds(c))]
+        results = [evaluation.classes[number] for evaluation in shown]
+        drawn = [(p + shift, *b) for p, c in zip(places, results, strict=True) if (b := _bounds(c))]
         (line, *_) = left.errorbar(
             [share for _, share, _, _ in drawn],
             [place for place, _, _, _ in drawn],
@@ -65,30 +65,31 @@ def _draw_candidates(figure: Any, shown: Sequence[Evaluation]) -> None:
             linewidth=1.2,
             label=name or "all",
         )
-        if (objective := found[0].objective) is not None:
+        if (objective := results[0].objective) is not None:
             left.axvline(100 * objective, color=line.get_color(), linewidth=0.8, linestyle=":")
     left.set_xlabel("requests that met their SLO, % (dotted: objective)")
-    left.set_yticks(list(places), [label(one.candidate) for one in shown])
+    left.set_yticks(list(places), [label(evaluation.candidate) for evaluation in shown])
     figure.legend(loc="outside upper left", ncols=len(names), frameon=False)
     left.grid(axis="x", linewidth=0.4, alpha=0.5)
-    right.barh(list(places), [one.goodput_per_s for one in shown], height=0.6, color="#7a8ca5")
+    rates = [evaluation.goodput_per_s for evaluation in shown]
+    right.barh(list(places), rates, height=0.6, color="#7a8ca5")
     right.set_xlabel("goodput, requests/s")
     right.grid(axis="x", linewidth=0.4, alpha=0.5)
 
 
 def _draw_costs(figure: Any, evaluations: Sequence[Evaluation], chosen: Evaluation) -> None:
-    """Draw every candidate; a line joins candidates that differ only in replicas."""
+    """Draw every candidate; a line joins candidates that differ only in the number of replicas."""
     left, right = figure.subplots(1, 2)
     palette = mpl.colormaps[_COLOURS]
-    # The dark half first, as neighbours in the palette are shades of one colour.
+    # Use all dark shades first: neighbours in the palette are a dark and a light shade of a colour.
     shades = (palette(number) for number in (*range(0, 20, 2), *range(1, 20, 2)))
-    policies = sorted({one.candidate.policy for one in evaluations})
+    policies = sorted({evaluation.candidate.policy for evaluation in evaluations})
     colours = dict(zip(policies, shades, strict=False))
     for _, same in groupby(sorted(evaluations, key=_key_without_replicas), _key_without_replicas):
-        curve = sorted(same, key=lambda one: one.device_hours)
+        curve = sorted(same, key=lambda evaluation: evaluation.device_hours)
         colour = colours[curve[0].candidate.policy]
-        _draw_curve(left, [(one, y) for one in curve if (y := _margin(one)) is not None], colour)
-        _draw_curve(right, [(one, one.goodput_per_s) for one in curve], colour)
+        _draw_curve(left, [(e, y) for e in curve if (y := _margin(e)) is not None], colour)
+        _draw_curve(right, [(e, e.goodput_per_s) for e in curve], colour)
     ring = {"markersize": 12, "color": "black", "fillstyle": "none"}
     if (margin := _margin(chosen)) is not None:
         left.plot(chosen.device_hours, margin, "o", **ring)
@@ -98,9 +99,9 @@ def _draw_costs(figure: Any, evaluations: Sequence[Evaluation], chosen: Evaluati
     right.set_ylabel("goodput, requests/s")
     for axes in (left, right):
         axes.set_xlabel("GPU-hours")
-        axes.set_xlim(0, 1.08 * max(one.device_hours for one in evaluations))
+        axes.set_xlim(0, 1.08 * max(e.device_hours for e in evaluations))
         axes.grid(linewidth=0.4, alpha=0.5)
-    right.set_ylim(0, 1.08 * max(one.goodput_per_s for one in evaluations) or 1)
+    right.set_ylim(0, 1.08 * max(e.goodput_per_s for e in evaluations) or 1)
     for policy in policies:
         right.plot([], [], "o", color=colours[policy], label=policy)
     figure.legend(loc="outside upper left", ncols=8, frameon=False)
@@ -111,29 +112,36 @@ def _draw_costs(figure: Any, evaluations: Sequence[Evaluation], chosen: Evaluati
 
 
 def _draw_curve(axes: Any, points: Sequence[tuple[Evaluation, float]], colour: Any) -> None:
-    hours = [one.device_hours for one, _ in points]
-    axes.plot(hours, [y for _, y in points], color=colour, linewidth=0.8, alpha=0.6)
-    for one, y in points:
-        marker = "D" if one.candidate.topology else "o"
-        face = colour if one.verdict is VerdictKind.PASS else "white"
-        axes.plot(one.device_hours, y, marker, markersize=5, color=colour, markerfacecolor=face)
+    x = [evaluation.device_hours for evaluation, _ in points]
+    axes.plot(x, [y for _, y in points], color=colour, linewidth=0.8, alpha=0.6)
+    for evaluation, y in points:
+        marker = "D" if evaluation.candidate.topology else "o"
+        face = colour if evaluation.verdict is VerdictKind.PASS else "white"
+        hours = evaluation.device_hours
+        axes.plot(hours, y, marker, markersize=5, color=colour, markerfacecolor=face)
 
 
-def _bounds(one: ClassResult) -> tuple[float, float, float] | None:
-    """Return attainment in percent and the distances to its lower and upper bound."""
-    if one.share is None or one.low is None or one.high is None:
+def _bounds(result: ClassResult) -> tuple[float, float, float] | None:
+    """Return attainment in percent and the distances to its lower and upper bound.
+
+    None without a judged request.
+    """
+    if result.share is None or result.low is None or result.high is None:
         return None
-    below, above = max(0.0, one.share - one.low), max(0.0, one.high - one.share)
-    return 100 * one.share, 100 * below, 100 * above
+    below, above = max(0.0, result.share - result.low), max(0.0, result.high - result.share)
+    return 100 * result.share, 100 * below, 100 * above
 
 
-def _margin(one: Evaluation) -> float | None:
-    """Return the smallest margin of a class over its objective (else over 0), in points."""
-    judged = [c for c in one.classes if c.objective is not None] or one.classes
+def _margin(evaluation: Evaluation) -> float | None:
+    """Return the smallest margin of any class over its objective, in percentage points.
+
+    If no class has an objective, return the lowest attainment.
+    """
+    judged = [c for c in evaluation.classes if c.objective is not None] or evaluation.classes
     margins = [100 * (c.share - (c.objective or 0)) for c in judged if c.share is not None]
     return min(margins, default=None)
 
 
-def _key_without_replicas(one: Evaluation) -> tuple[str, int, str, str, str]:
-    it: Candidate = one.candidate
-    return it.policy, it.token_budget, it.preemption, it.placement, it.topology
+def _key_without_replicas(evaluation: Evaluation) -> tuple[str, int, str, str, str]:
+    c: Candidate = evaluation.candidate
+    return c.policy, c.token_budget, c.preemption, c.placement, c.topology

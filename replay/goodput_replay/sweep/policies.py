@@ -26,10 +26,10 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: the arguments after `goodput policies`.
     """
-    given = make_parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     from goodput_replay.sweep.comparison import compare  # noqa: PLC0415 - numpy, pyarrow
 
-    return compare(given)
+    return compare(arguments)
 
 
 def make_parser() -> CommandParser:
@@ -37,12 +37,12 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "goodput policies",
         summary="Serve a trace in virtual time with every combination of the given policies, "
-        "budgets, replicas and placements; show attainment and cost, and recommend one.",
+        "budgets, replica counts and placements; show attainment and cost, and recommend one.",
         examples=(
             "goodput policies --trace sample -f examples/chat.yaml",
             "goodput policies --trace prod.parquet -f examples/chat.yaml --replicas 1,2",
             "goodput policies --trace sample -f examples/chat.yaml --budgets 512,2048",
-            "goodput policies --trace prod.parquet -f examples/chat.yaml --plot it.png",
+            "goodput policies --trace prod.parquet -f examples/chat.yaml --plot picture.png",
             "goodput policies --trace sample -f examples/chat.yaml --policies slo,sarathi --json",
         ),
     )
@@ -96,7 +96,7 @@ def make_parser() -> CommandParser:
         metavar="FILE",
         action="append",
         default=[],
-        help="add candidates with the pools or the migration of this file; repeatable",
+        help="add candidates with the two pools or the migration of this file; repeatable",
     )
     add(
         "--window",

@@ -1,9 +1,10 @@
 """One probe of a capacity search: a replay at one rate in a child process.
 
 Each probe leaves a complete run folder. With a child process, virtual time, a started service and a
-running server need no separate code, and each replay cleans up after itself. A child leads its own
-process group: otherwise it would receive Ctrl-C twice, and SIGTERM not at all. Each signal is
-forwarded once, and the search ends after the child.
+running server need no separate code, and each replay cleans up after itself. Each child leads its
+own process group. Otherwise it would receive Ctrl-C twice: from the terminal, and from this
+process, which forwards each signal once (SIGTERM reaches only this process). After a signal, the
+search ends when the child has ended.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ class Replays:
             Interrupted: by a signal.
             InternalError: the replay failed.
         """
-        done = self._run("--dry-run", "--json")
-        if done.returncode != ExitCode.PASS:
-            raise self._error(done, "")
-        duration_s: float = msgspec.json.decode(done.stdout)["duration_s"]
+        completed = self._run("--dry-run", "--json")
+        if completed.returncode != ExitCode.PASS:
+            raise self._error(completed, "")
+        duration_s: float = msgspec.json.decode(completed.stdout)["duration_s"]
         return duration_s
 
     def try_rate(self, scale: Fraction, folder: Path) -> ProbeRun:
@@ -93,14 +94,14 @@ class Replays:
             Interrupted: by a signal.
             InternalError: the replay failed.
         """
-        done = self._run(*_rate(scale), "--out", str(folder), "--json", "--no-report")
-        if done.returncode not in (ExitCode.PASS, ExitCode.INVALID):
-            raise self._error(done, f"at {float(scale):g} times the trace's rate: ")
+        completed = self._run(*_rate(scale), "--out", str(folder), "--json", "--no-report")
+        if completed.returncode not in (ExitCode.PASS, ExitCode.INVALID):
+            raise self._error(completed, f"at {float(scale):g} times the trace's rate: ")
         summary = read_summary(folder)
         return ProbeRun(scale=scale, level=_level(summary), summary=summary, folder=folder)
 
     def can_send(self, scale: Fraction) -> bool:
-        """True if the plan at this rate has rows, and at most `--max-rate` of them a second.
+        """True if the plan at this rate has rows, and at most `--max-rate` rows per second.
 
         Raises:
             Interrupted: by a signal.
@@ -119,7 +120,7 @@ class Replays:
         """Run one replay to its end.
 
         Raises:
-            Interrupted: a signal was received before the start.
+            Interrupted: a signal was received before the replay started.
         """
         if self.interrupted:
             raise Interrupted("interrupted")
@@ -138,29 +139,34 @@ class Replays:
         self._child = None
         return subprocess.CompletedProcess(command, child.returncode, out, err)
 
-    def _error(self, done: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
-        """Return the last line of the replay's stderr as an error of the same kind."""
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    def _error(self, completed: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
+        """Return the last line of the replay's stderr as an error of the same kind.
+
+        Args:
+            completed: the replay.
+            where: beginning of the error message.
+        """
+        lines = completed.stderr.decode("utf-8", "replace").strip().splitlines()
         if self.interrupted:
             kind: type[GoodputError] = Interrupted
             fallback = "interrupted"
         else:
-            kind = UsageError if done.returncode == ExitCode.USAGE else InternalError
-            fallback = f"replay ended with {done.returncode}"
+            kind = UsageError if completed.returncode == ExitCode.USAGE else InternalError
+            fallback = f"replay ended with exit code {completed.returncode}"
         sentence = lines[-1] if lines else fallback
         return kind(f"{where}{sentence.removeprefix('error: ')}")
 
 
 @contextmanager
 def replays(arguments: Sequence[str]) -> Iterator[Replays]:
-    """Yield a `Replays` that Ctrl-C, SIGTERM and a closed terminal end; main thread only."""
+    """Yield a `Replays` that ends on Ctrl-C, SIGTERM and a closed terminal; main thread only."""
     run = Replays(arguments)
     with handle_stop_signals(run.interrupt):
         yield run
 
 
 def _level(summary: Summary) -> RateLevel:
-    """Return the level of a valid run's rate."""
+    """Return how well the rate of a valid run meets the objectives."""
     if summary.verdict.kind is VerdictKind.PASS:
         return RateLevel.SHOWN
     if summary.verdict.kind is VerdictKind.FAIL:

@@ -1,4 +1,4 @@
-"""The ranking of candidates, the recommendation of one, and both as a table and as JSON."""
+"""Rank the candidates, recommend one, and format both results as text and as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recommendation:
     Args:
         chosen: the recommended candidate.
         sentence: human-readable explanation, without a full stop.
-        lines: manifest fields to set, as YAML; empty if a manifest cannot have them.
+        lines: manifest fields to set, as YAML; empty if a manifest cannot express the candidate.
     """
 
     chosen: Evaluation
@@ -37,20 +37,22 @@ class Recommendation:
 
 
 def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return candidates with a PASS first, by cost and goodput; then the others by goodput.
+    """Return candidates with a PASS first, by cost and then goodput; the others by goodput.
 
-    Costs that agree in two digits count as equal, as replicas end with their last request.
+    Costs that agree in two digits count as equal: a run ends with its last request, so equal fleets
+    have slightly different costs.
     """
 
-    def key(one: Evaluation) -> tuple[bool, float, float]:
-        passed = one.verdict is VerdictKind.PASS
-        return (not passed, float(f"{one.device_hours:.2g}") if passed else 0, -one.goodput_per_s)
+    def key(evaluation: Evaluation) -> tuple[bool, float, float]:
+        passed = evaluation.verdict is VerdictKind.PASS
+        cost = float(f"{evaluation.device_hours:.2g}") if passed else 0
+        return (not passed, cost, -evaluation.goodput_per_s)
 
     return sorted(evaluations, key=key)
 
 
 def recommend(evaluations: Sequence[Evaluation], spec: LLMServiceSpec) -> Recommendation:
-    """Recommend the cheapest candidate with a PASS, or without one the highest goodput.
+    """Recommend the cheapest candidate with a PASS; if there is none, the highest goodput.
 
     Args:
         evaluations: evaluations of all candidates, at least one.
@@ -58,23 +60,25 @@ def recommend(evaluations: Sequence[Evaluation], spec: LLMServiceSpec) -> Recomm
     """
     best = ranked(evaluations)[0]
     goodput = f"{format_number(best.goodput_per_s)} requests/s"
-    passed = sum(one.verdict is VerdictKind.PASS for one in evaluations)
+    passed = sum(evaluation.verdict is VerdictKind.PASS for evaluation in evaluations)
     if passed:
-        rank = "the only candidate" if passed == 1 else f"the cheapest of {passed} candidates"
+        rank = "the only candidate" if passed == 1 else f"the best of {passed} candidates"
+        criteria = "" if passed == 1 else " (lowest cost, then highest goodput)"
         sentence = (
-            f"{_describe(best)} is {rank} whose lower bounds meet every objective: "
+            f"{_describe(best)} is {rank} whose lower bounds meet every objective{criteria}: "
             f"{format_number(best.device_hours)} GPU-hours, goodput {goodput}"
         )
     else:
         shares = ", ".join(f"{c.name} {c.share:.2%}" for c in best.classes if c.share is not None)
-        estimates_met = all(
+        objectives_met = all(
             c.share >= c.objective
             for c in best.classes
             if c.share is not None and c.objective is not None
         )
         advice = (
-            "its estimates meet every objective, so try a longer window"
-            if estimates_met
+            "its attainment meets every objective, but not every lower bound does, so try a "
+            "longer window"
+            if objectives_met
             else "add replicas, or relax the targets"
         )
         sentence = (
@@ -82,33 +86,33 @@ def recommend(evaluations: Sequence[Evaluation], spec: LLMServiceSpec) -> Recomm
             f"goodput, {goodput} ({shares}): {advice}"
         )
     if best.candidate.topology:
-        sentence += ". A topology exists only in virtual time; a manifest cannot have one yet"
+        sentence += ". A topology exists only in virtual time; a manifest cannot express one yet"
     if spec.control.mode is ControlMode.AUTO:
         sentence += (
             ". Candidates were compared with control.mode Manual in place of the manifest's Auto; "
-            "without the lines `control` and `replicas`, the control law changes the token budget "
-            "and the replicas"
+            "without the lines `control` and `replicas`, the control laws change the token budget "
+            "and the number of replicas"
         )
     return Recommendation(chosen=best, sentence=sentence, lines=_lines(best, spec))
 
 
-def _describe(one: Evaluation) -> str:
-    candidate = one.candidate
+def _describe(evaluation: Evaluation) -> str:
+    candidate = evaluation.candidate
     count = candidate.replicas
-    where = [f"{count} replica{'s' * (count != 1)}"] if count else []
+    fleet = [f"{count} replica{'s' * (count != 1)}"] if count else []
     if count != 1:
-        where.append(str(candidate.placement))
+        fleet.append(str(candidate.placement))
     if candidate.topology:
-        where.append(candidate.topology)
+        fleet.append(candidate.topology)
     engine = f"{candidate.policy}, budget {candidate.token_budget}, {candidate.preemption}"
-    return ", ".join((engine, *where))
+    return ", ".join((engine, *fleet))
 
 
-def _lines(one: Evaluation, given: LLMServiceSpec) -> str:
-    candidate = one.candidate
+def _lines(evaluation: Evaluation, manifest_spec: LLMServiceSpec) -> str:
+    candidate = evaluation.candidate
     if candidate.topology:
         return ""
-    spec = candidate.apply(given)
+    spec = candidate.apply(manifest_spec)
     budget = spec.engine.token_budget
     lines = [
         "spec:",
@@ -119,7 +123,7 @@ def _lines(one: Evaluation, given: LLMServiceSpec) -> str:
         f"  replicas: {spec.replicas}",
         f"  router: {{policy: {spec.router.policy}, replicas: {spec.router.replicas}}}",
     ]
-    if given.control.mode is ControlMode.AUTO:
+    if manifest_spec.control.mode is ControlMode.AUTO:
         lines.append(f"  control: {{mode: {spec.control.mode}}}")
     return "".join(f"{line}\n" for line in lines)
 
@@ -138,36 +142,36 @@ def label(candidate: Candidate) -> str:
 
 
 def table(evaluations: Sequence[Evaluation]) -> Table:
-    """Return a table of all candidates, best first, without fields that are equal in all."""
+    """Return a table of all candidates, best first, without fields that are the same in all."""
     rows = ranked(evaluations)
-    columns = [("policy", [str(one.candidate.policy) for one in rows])]
+    columns = [("policy", [str(row.candidate.policy) for row in rows])]
     choices = {
-        "budget": [str(one.candidate.token_budget) for one in rows],
-        "preemption": [str(one.candidate.preemption) for one in rows],
-        "replicas": [str(one.candidate.replicas or "–") for one in rows],
-        "placement": [str(one.candidate.placement) for one in rows],
-        "topology": [one.candidate.topology or "–" for one in rows],
+        "budget": [str(row.candidate.token_budget) for row in rows],
+        "preemption": [str(row.candidate.preemption) for row in rows],
+        "replicas": [str(row.candidate.replicas or "–") for row in rows],
+        "placement": [str(row.candidate.placement) for row in rows],
+        "topology": [row.candidate.topology or "–" for row in rows],
     }
     columns += [(name, cells) for name, cells in choices.items() if len(set(cells)) > 1]
     for index, first in enumerate(rows[0].classes):
-        cells = [_format_attainment(one.classes[index]) for one in rows]
+        cells = [_format_attainment(row.classes[index]) for row in rows]
         columns.append((f"{first.name or 'all'} met\n(bounds), %", cells))
-    columns.append(("goodput\n/s", [format_number(one.goodput_per_s) for one in rows]))
+    columns.append(("goodput\n/s", [format_number(row.goodput_per_s) for row in rows]))
     for name, field in (
         ("TTFT\np99 ms", "ttft_p99_ms"),
         ("TPOT\np99 ms", "tpot_p99_ms"),
         ("TBT\np99 ms", "tbt_p99_ms"),
     ):
-        columns.append((name, [_format_worst(one, field) for one in rows]))
-    columns.append(("GPU-h", [format_number(one.device_hours) for one in rows]))
+        columns.append((name, [_format_highest(row, field) for row in rows]))
+    columns.append(("GPU-h", [format_number(row.device_hours) for row in rows]))
     counted = {
-        "preemp-\ntions": [one.preemptions for one in rows],
-        "recomputed\ntokens": [one.recomputed_tokens for one in rows],
-        "swapped\ntokens": [one.swapped_tokens for one in rows],
-        "shed": [one.shed for one in rows],
+        "preemp-\ntions": [row.preemptions for row in rows],
+        "recomputed\ntokens": [row.recomputed_tokens for row in rows],
+        "swapped\ntokens": [row.swapped_tokens for row in rows],
+        "shed": [row.shed for row in rows],
     }
     columns += [(name, [f"{count:,}" for count in counts]) for name, counts in counted.items()]
-    columns.append(("verdict", [one.verdict.value for one in rows]))
+    columns.append(("verdict", [row.verdict.value for row in rows]))
     view = Table(box=None, pad_edge=False)
     for name, _ in columns:
         view.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True)
@@ -176,21 +180,22 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
     return view
 
 
-def _format_attainment(one: ClassResult) -> str:
-    if one.share is None or one.low is None or one.high is None:
+def _format_attainment(result: ClassResult) -> str:
+    if result.share is None or result.low is None or result.high is None:
         return "–"
-    return f"{100 * one.share:.1f} ({100 * one.low:.1f}–{100 * one.high:.1f})"
+    return f"{100 * result.share:.1f} ({100 * result.low:.1f}–{100 * result.high:.1f})"
 
 
-def _format_worst(one: Evaluation, field: str) -> str:
-    values = [value for c in one.classes if (value := getattr(c, field)) is not None]
+def _format_highest(evaluation: Evaluation, field: str) -> str:
+    """Return the highest value of a latency in any class."""
+    values = [value for c in evaluation.classes if (value := getattr(c, field)) is not None]
     return f"{max(values):,.0f}" if values else "–"
 
 
 def as_json(evaluations: Sequence[Evaluation], recommendation: Recommendation) -> dict[str, Any]:
-    """Return all candidates, best first, and the recommendation for `--json`."""
+    """Return all candidates, best first, and the recommendation, for `--json`."""
     return {
-        "candidates": [asdict(one) for one in ranked(evaluations)],
+        "candidates": [asdict(evaluation) for evaluation in ranked(evaluations)],
         "recommendation": {
             "candidate": asdict(recommendation.chosen.candidate),
             "sentence": recommendation.sentence,

@@ -1,12 +1,13 @@
 """The search for the highest sustained rate: which rate to try next, given the probes so far.
 
-A PASS shows that a rate scale is sustained. A scale *seems* sustained if every estimate reaches its
-objective, but the data are too few to show it. Such an estimate is ignored above a rate whose
-verdict is FAIL, as the higher rate contains all requests of the lower one.
+A PASS shows that a rate scale is sustained. A scale *seems* sustained if the observed attainment of
+every class reaches its objective, but the data are too few for a PASS. Above a scale whose verdict
+is FAIL, no scale counts as seeming sustained, as a higher rate contains all requests of a lower
+rate.
 
-The search doubles or halves until it has a scale that is sustained and a higher one that is not,
-then bisects. Attainment need not be monotone in the rate, so the search also tries one rate further
-out on each side of the result. This module does not run replays.
+The search doubles or halves the scale until one scale is sustained and a higher one is not, then
+bisects. Attainment need not be monotone in the rate, so the search also tries one rate below the
+sustained one and one above the next, if none was tried there. This module does not run replays.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _FURTHER_DOWN: Final = Fraction(1, 2)
 
 
 class RateLevel(IntEnum):
-    """Result of a probe for its rate."""
+    """How well a tried rate meets the objectives, from worst to best."""
 
     FAILED = 0
     """The verdict is FAIL: some class is shown to miss its objective."""
     BELOW = 1
-    """The estimate of some class misses its objective, without proof."""
+    """The observed attainment of some class misses its objective, but the verdict is not FAIL."""
     SEEMS = 2
-    """Every estimate reaches its objective, without proof."""
+    """The observed attainment of every class reaches its objective, but the verdict is not PASS."""
     SHOWN = 3
     """The verdict is PASS."""
 
@@ -57,8 +58,8 @@ class SearchLimits:
 
     Args:
         start: first scale.
-        least, most: bounds of the scale.
-        precision: gap at which the search ends, relative to the sustained scale.
+        least, most: minimum and maximum scale.
+        precision: largest gap between the two scales of the result, relative to the sustained one.
         probes: maximum number of probes.
     """
 
@@ -69,10 +70,10 @@ class SearchLimits:
     probes: int = 24
 
     def without(self, scale: Fraction, probes: Sequence[Probe]) -> SearchLimits:
-        """Exclude a scale that cannot be tried, and all scales beyond it.
+        """Return limits that end at the outermost tried scale on the side of `scale`.
 
         Args:
-            scale: a scale `beyond` the tried ones.
+            scale: a scale that cannot be tried, below or above all tried scales.
             probes: probes so far, at least one.
         """
         lowest = min(p.scale for p in probes)
@@ -84,9 +85,12 @@ class SearchLimits:
 def boundary(
     probes: Sequence[Probe],
 ) -> tuple[RateLevel, Fraction | None, Fraction | None]:
-    """Return the level of the result, the highest scale with it, and the next one without it.
+    """Return the level of the result, the sustained scale, and the next higher scale.
 
-    The level is `SEEMS` until a probe is `SHOWN`.
+    Returns:
+        `SHOWN` if any probe has this level, otherwise `SEEMS`; the highest scale that is sustained
+        at this level, None if there is none; and the lowest higher scale that is not, None if
+        there is none.
     """
     level = RateLevel.SHOWN if any(p.level is RateLevel.SHOWN for p in probes) else RateLevel.SEEMS
     failed = min((p.scale for p in probes if p.level is RateLevel.FAILED), default=None)

@@ -147,7 +147,7 @@ def test_migrations_are_reported_and_counted(
     topology.write_text("migration: {belowBlocks: 1000000, pollMs: 1}\nlink: {gbPerSecond: 25}\n")
     common = ("--trace", trace, "--emulate", manifest, "--no-report", "--topology", topology)
     assert run(*common, "--speed", 20, "--out", tmp_path / "run") == 0
-    words = "(requests move where each has under 1000000 free blocks, 25 GB/s between any two)"
+    words = "(live migration below 1000000 free blocks per request, 25 GB/s per replica)"
     assert words in " ".join(capsys.readouterr().out.split())
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["emulation"]
     assert found["migrations"] > 0

@@ -96,11 +96,19 @@ def test_a_failed_lower_rate_is_in_the_sentence_and_in_the_json(
     tried += [probe(s, RateLevel.FAILED) for s in (4, 8)]
     found = conclude(tried)
     assert (
-        "A lower rate, 8 requests/s, was not sustained, so the limit is not sharp" in found.sentence
+        "A lower rate was not sustained (8 requests/s), so the limit is not sharp" in found.sentence
     )
-    (hole,) = as_json(found, tried)["lower_that_do_not_hold"]
-    assert hole["rate_scale"] == 4
+    (missed,) = as_json(found, tried)["lower_that_do_not_hold"]
+    assert missed["rate_scale"] == 4
     assert not as_json(conclude(tried[:1]), tried)["lower_that_do_not_hold"]
+
+
+def test_several_failed_lower_rates_are_listed_in_the_sentence(
+    probe: Callable[[float, RateLevel], ProbeRun],
+) -> None:
+    tried = [probe(s, RateLevel.FAILED) for s in (2, 3)]
+    result = conclude([*tried, probe(5, RateLevel.SHOWN)])
+    assert "Lower rates were not sustained (4 requests/s, 6 requests/s), so" in result.sentence
 
 
 def test_a_lower_rate_with_too_few_requests_is_no_failure(

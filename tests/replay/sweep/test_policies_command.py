@@ -49,7 +49,7 @@ def test_the_cheapest_candidate_with_a_pass_is_recommended(tmp_path: Path) -> No
     ]
     done = _run(*options, "--plot", "it.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "is the cheapest of" in done.stdout
+    assert "is the best of" in done.stdout
     assert "replicas: 1" in done.stdout
     assert (tmp_path / "it.svg").read_text(encoding="utf-8").startswith("<?xml")
 

@@ -83,7 +83,7 @@ def test_the_cheapest_candidate_with_a_pass_is_recommended() -> None:
     found = recommend([FAST, EXPENSIVE, CHEAP], SPEC)
     assert found.chosen is CHEAP
     assert found.sentence.startswith(
-        "slo, budget 2048, hybrid, 2 replicas, least-loaded is the cheapest of 2"
+        "slo, budget 2048, hybrid, 2 replicas, least-loaded is the best of 2"
     )
     applied = _parsed(_merged(MANIFEST, found.lines))
     assert applied == CHEAP.candidate.apply(SPEC)
