@@ -1,7 +1,7 @@
-"""The operator and the local fleet: observe, decide, apply, over pods and over processes.
+"""The operator and the local fleet: observe, decide and apply, for pods and for local processes.
 
-Imports point one way, which an import contract checks. `manager` is the operator's process and
-`local` that of `goodput up`. Both use `control`, which measures routers and engines. `reconcile`
-decides and applies for a service in a cluster, `render` renders its objects, and `kube` calls the
-API server.
+`manager` is the process of the operator, and `local` the process of `goodput up`. Both use
+`control`, which measures routers and engines. For a service in a cluster, `reconcile` decides and
+applies, `render` renders the objects, and `kube` calls the API server. An import contract checks
+that imports point one way.
 """

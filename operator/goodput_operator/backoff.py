@@ -16,13 +16,14 @@ class BackOff:
 
     Args:
         first_ns: delay after the first failure.
-        most_ns: longest delay, jitter included.
-        stable_ns: time after which a ready process is stable; its end counts as a first failure.
+        max_ns: longest delay, jitter included.
+        stable_ns: time after which a ready process is stable; the end of a stable process counts as
+            a first failure.
         seed: seed of the jitter; the same seed gives the same delays.
     """
 
     first_ns: int = 500 * NS_PER_MS
-    most_ns: int = 30 * NS_PER_S
+    max_ns: int = 30 * NS_PER_S
     stable_ns: int = 60 * NS_PER_S
     seed: int = 0
 
@@ -33,17 +34,17 @@ class BackOff:
         together are not repeated together.
         """
         # The exponent is bounded so that a month of failures does not make a giant integer.
-        full = min(self.most_ns, self.first_ns << min(max(failures, 1) - 1, 32))
+        full = min(self.max_ns, self.first_ns << min(max(failures, 1) - 1, 32))
         draw = random.Random(f"{self.seed}/{name}/{failures}").random()
         return full - int(full * draw / 4)
 
-    def count_failures(self, before: int, *, ready_ns: int | None, exited_ns: int) -> int:
+    def count_failures(self, failures: int, *, ready_ns: int | None, exited_ns: int) -> int:
         """Return the consecutive failures after a process has ended.
 
         Args:
-            before: consecutive failures when the process was started.
-            ready_ns: time at which it became ready; None if it never did.
-            exited_ns: time at which it ended.
+            failures: consecutive failures when the process was started.
+            ready_ns: time at which the process became ready; None if it never did.
+            exited_ns: time at which the process ended.
         """
         stable = ready_ns is not None and exited_ns - ready_ns >= self.stable_ns
-        return 1 if stable else before + 1
+        return 1 if stable else failures + 1

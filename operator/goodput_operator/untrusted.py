@@ -21,7 +21,7 @@ def decode_untrusted(decoder: msgspec.json.Decoder[_Content], body: bytes) -> _C
         body: the body, of bounded length.
 
     Raises:
-        ValueError: the body has another type, or is nested too deeply.
+        ValueError: the body is not JSON of the expected type, or is nested too deeply.
     """
     try:
         return decoder.decode(body)

@@ -59,7 +59,7 @@ def upstream(name: str) -> RoutedReplica:
 
 BOTH = (upstream("chat-0"), upstream("chat-1"))
 SERVING = FleetSnapshot(
-    began_ns=0,
+    start_ns=0,
     processes=tuple(process(name) for name in NAMES),
     published=BOTH,
     announced=True,
@@ -72,7 +72,7 @@ def serving_with(*changed: ProcessView, **fields: Any) -> FleetSnapshot:
 
 
 def test_replicas_and_a_router_are_started() -> None:
-    decision = decide(FleetSnapshot(began_ns=0), DESIRED, 0)
+    decision = decide(FleetSnapshot(start_ns=0), DESIRED, 0)
     assert decision.actions == (
         Start(name="chat-0", role=Role.REPLICA),
         Start(name="chat-1", role=Role.REPLICA),
@@ -99,7 +99,7 @@ def test_a_serving_fleet_needs_no_action() -> None:
 
 def test_a_replica_is_published_as_soon_as_it_is_ready() -> None:
     snapshot = FleetSnapshot(
-        began_ns=0,
+        start_ns=0,
         processes=(
             process("chat-0"),
             process("chat-1", ProcessPhase.STARTING),
@@ -253,7 +253,7 @@ def test_a_stop_without_a_router_ends_the_replicas_at_once() -> None:
 
 def test_a_stop_before_the_announcement_has_no_grace_period() -> None:
     starting = tuple(process(name, ProcessPhase.STARTING, terminated_ns=LATER) for name in NAMES)
-    snapshot = FleetSnapshot(began_ns=0, processes=starting, stop=Stop(reason="SIGTERM"))
+    snapshot = FleetSnapshot(start_ns=0, processes=starting, stop=Stop(reason="SIGTERM"))
     assert decide(snapshot, DESIRED, LATER).wake_at_ns == LATER + 2 * NS_PER_S
 
 
@@ -291,7 +291,7 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
         processes.append(make(name, **fields))
     stop = draw(st.none() | st.builds(Stop, reason=st.just("SIGTERM"), at_once=st.booleans()))
     return FleetSnapshot(
-        began_ns=0,
+        start_ns=0,
         processes=tuple(processes),
         published=draw(st.sampled_from([(), BOTH, BOTH[:1]])),
         announced=draw(st.booleans()),
@@ -332,7 +332,7 @@ DRAINING = process("chat-1", terminated_ns=LATER)
 def test_a_draining_replica_is_not_published_even_if_it_is_desired_again() -> None:
     published = (upstream("chat-0"), upstream("chat-1"))
     snapshot = FleetSnapshot(
-        began_ns=0,
+        start_ns=0,
         processes=(process("chat-0"), DRAINING, process("chat-router")),
         published=published,
         announced=True,
@@ -347,7 +347,7 @@ def test_a_draining_replica_is_not_published_even_if_it_is_desired_again() -> No
 def test_a_drained_replica_that_is_desired_again_starts_at_once() -> None:
     ended = exited("chat-1", terminated_ns=0, exit_code=0)
     snapshot = FleetSnapshot(
-        began_ns=0,
+        start_ns=0,
         processes=(process("chat-0"), ended, process("chat-router")),
         published=(upstream("chat-0"),),
         announced=True,

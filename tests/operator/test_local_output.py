@@ -171,14 +171,14 @@ CRASHED = ProcessView(
 
 
 def reported(
-    *reports: Callable[[Reporter], None], machine: bool, colour: bool = False
+    *reports: Callable[[Reporter], None], json_events: bool, colour: bool = False
 ) -> tuple[list[str], list[str]]:
     """Return the lines on stdout and on stderr after these reports."""
     out, err = os.pipe(), os.pipe()
     reporter = Reporter(
         out=Outlet(out[1]),
         err=Outlet(err[1]),
-        machine=machine,
+        json_events=json_events,
         colour=colour,
         names=("chat-0", "chat-router"),
         model="chat",
@@ -197,14 +197,14 @@ def reported(
 def report_life(reporter: Reporter) -> None:
     """Report the life of a fleet."""
     reporter.log("chat-0", "hello")
-    reporter.ready("chat", ROUTER, (REPLICA,))
-    reporter.exited(CRASHED, 500_000_000)
-    reporter.serves(CRASHED, again=True)
-    reporter.stopping("SIGTERM", 30_000_000_000)
+    reporter.report_ready("chat", ROUTER, (REPLICA,))
+    reporter.report_exit(CRASHED, 500_000_000)
+    reporter.report_start(CRASHED, again=True)
+    reporter.report_stop("SIGTERM", 30_000_000_000)
 
 
 def test_events_are_one_json_object_per_line() -> None:
-    out, _ = reported(report_life, machine=True)
+    out, _ = reported(report_life, json_events=True)
     assert [json.loads(line) for line in out] == [
         {
             "event": "ready",
@@ -226,7 +226,7 @@ def test_events_are_one_json_object_per_line() -> None:
 
 
 def test_users_get_the_address_and_an_example_request() -> None:
-    out, err = reported(report_life, machine=False)
+    out, err = reported(report_life, json_events=False)
     assert out[0] == "chat is ready at http://127.0.0.1:8000"
     (try_line,) = [line for line in out if "curl" in line]
     words = shlex.split(try_line.split("try")[1])
@@ -241,8 +241,8 @@ def test_users_get_the_address_and_an_example_request() -> None:
 
 
 def test_names_are_coloured_only_on_request() -> None:
-    _, plain = reported(report_life, machine=False)
-    _, coloured = reported(report_life, machine=False, colour=True)
+    _, plain = reported(report_life, json_events=False)
+    _, coloured = reported(report_life, json_events=False, colour=True)
     assert not any("\x1b" in line for line in plain)
     assert coloured[0] == "\x1b[36mchat-0      |\x1b[0m hello"
 
@@ -261,7 +261,7 @@ def test_names_are_coloured_only_on_request() -> None:
 )
 def test_a_removed_replica_is_reported_with_its_end(ended: dict[str, Any], words: str) -> None:
     left = replace(CRASHED, **ended)
-    out, err = reported(lambda reporter: reporter.left(left), machine=True)
+    out, err = reported(lambda reporter: reporter.report_removal(left), json_events=True)
     assert [json.loads(line) for line in out] == [{"event": "replica_left", "name": "chat-0"}]
     assert err == [f"up          | chat-0 {words}"]
 
@@ -288,7 +288,7 @@ def test_a_change_of_control_is_logged_with_the_inputs_of_its_decision() -> None
             now_ns=10_000_000_000,
         )
     )
-    _, err = reported(lambda reporter: reporter.decided(step), machine=False)
+    _, err = reported(lambda reporter: reporter.report_step(step), json_events=False)
     assert err[0].startswith("up          | token budget 2048 → 1536")
     prefix, _, inputs = err[1].partition(": ")
     assert prefix == "up          | decision TokenBudget TPOTMissed"

@@ -13,7 +13,7 @@ from tests.builders.manifests import llmservice as service
 from goodput_core.control import Bounds, ServiceParams, Setpoint
 from goodput_engine.manifest_file import read_manifest
 from goodput_operator.render.base_resources import base_resources
-from goodput_operator.render.config_map import config_map, read_decided
+from goodput_operator.render.config_map import config_map, read_setpoint
 from goodput_operator.render.metadata import Owner
 from goodput_operator.render.pods import Installation
 from goodput_operator.render.revisions import (
@@ -271,10 +271,10 @@ def test_a_stored_decision_is_read_unchanged_unless_it_is_invalid() -> None:
     bounds = Bounds(min_tokens=1, max_tokens=2, safety_percent=3, max_num_seqs=4)
     decided = Setpoint(limits_revision=9, bounds=bounds, replicas=0)
     stored = config_map(OWNER, spec, [], decided)
-    assert read_decided(stored) == decided
+    assert read_setpoint(stored) == decided
     for damage in ({"replicas": "many"}, {"limits.json": "{"}, {"limits.json": "[]"}):
-        assert read_decided({**stored, "data": {**stored["data"], **damage}}) is None
-    assert read_decided({"metadata": {}}) is None
+        assert read_setpoint({**stored, "data": {**stored["data"], **damage}}) is None
+    assert read_setpoint({"metadata": {}}) is None
 
 
 @pytest.mark.parametrize(

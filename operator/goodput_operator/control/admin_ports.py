@@ -1,7 +1,8 @@
 """HTTP to the admin ports of routers and engines: scraping their state and pushing limits.
 
 Responses are bounded in size and time, and redirects are not followed. The number of concurrent
-requests is bounded over all services. A hanging process occupies one of them for a few seconds.
+requests is bounded over all services. A process that does not respond occupies one request slot for
+a few seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _REJECTION: Final = msgspec.json.Decoder(_Rejection)
 
 
 class ScrapeError(Exception):
-    """A process sent no usable response; the message is for users."""
+    """Error of a process that sent no usable response; the message is for users."""
 
 
 def session_for_pods() -> aiohttp.ClientSession:
@@ -61,7 +62,7 @@ class Scraper:
     """Scrapes the state of routers and engines.
 
     Args:
-        session: HTTP session; its limit of connections must not be lower than `concurrent`.
+        session: HTTP session; its connection limit must be at least `concurrent`.
         concurrent: maximum number of concurrent requests.
         total_s: time limit of a complete response.
 
@@ -87,8 +88,9 @@ class Scraper:
 
         Args:
             targets: the routers.
-            since: first second of the requested per-second counts, on the router's clock, by uid.
-                A router without an entry returns all its seconds. None to request no such counts.
+            since: first second of the requested per-second counts by uid, on each router's clock. A
+                router without an entry returns all its seconds. None to request no per-second
+                counts.
         """
 
         def query(uid: str) -> dict[str, str] | None:
@@ -144,7 +146,7 @@ async def fetch(
         params: query parameters.
 
     Raises:
-        ScrapeError: no response in time, another status, or a longer body.
+        ScrapeError: there was no response in time, its status was not 200, or its body was longer.
     """
     try:
         async with session.get(
@@ -160,7 +162,7 @@ async def fetch(
     except TimeoutError as error:
         raise ScrapeError(f"{url} did not respond within {time_limits.total:g} s") from error
     except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
-        # These errors quote the response, which must not reach conditions.
+        # These errors quote the response, which is not trusted and must not appear in conditions.
         raise ScrapeError(f"{url} sent an invalid HTTP response") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         detail = str(error)[:200] or type(error).__name__
@@ -183,7 +185,7 @@ async def push_limits(
         url: URL of the engine's admin port.
         token: bearer token of that port.
         limits: request body, including `revision`.
-        within_ns: shorter time limit.
+        within_ns: time limit, if it is shorter than five seconds.
 
     Returns:
         A message for users if the push failed; empty on success.

@@ -1,9 +1,10 @@
-"""Measures: one interval of a service, as the difference of two readings. Pure.
+"""Measures: one interval of a service, as the difference between two readings.
 
-Counters start at zero with each process. A router that does not respond now may later return all
-its counts of the meantime. Therefore the readings of all routers are used together or not at all:
-while a ready router does not respond, nothing is counted, and the next complete reading covers the
-longer interval. Engines are independent of each other.
+Counters start at zero with each process. A router that does not respond now may later return
+everything it counted in the meantime. Therefore the readings of all routers are used together or
+not at all: while a ready router does not respond, nothing is counted, and the next complete reading
+covers the longer interval. Engines are measured independently: one that does not respond does not
+affect the others. All functions are pure.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 
     from goodput_operator.control.readings import EngineScrape, RouterScrape, ServiceReading
 
-__all__ = ["Attained", "LastReading", "Measures", "UnmeasuredPod", "measure_interval"]
+__all__ = ["ClassOutcomes", "LastReading", "Measures", "UnmeasuredPod", "measure_interval"]
 
-_NOTHING: Final = ClassCounters()
-_AT_START: Final = RouterCounters(
+_NO_REQUESTS: Final = ClassCounters()
+_ZERO: Final = RouterCounters(
     epoch="", uptime_ns=None, arrivals=0, client_errors=0, in_flight=0, classes={}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attained:
+class ClassOutcomes:
     """Outcomes of one class in an interval, as counted by the routers.
 
     Args:
@@ -54,13 +55,13 @@ class UnmeasuredPod:
 
     Args:
         role: role of the pod.
-        pod: name of the pod.
+        name: name of the pod.
         signal: FAILED if the pod did not respond, MISSING if it responded without measurements.
         detail: message for users.
     """
 
     role: str
-    pod: str
+    name: str
     signal: Signal
     detail: str
 
@@ -73,9 +74,9 @@ class Measures:
         interval_ns: length of the interval, above 0.
         traffic: traffic over all routers.
         classes: met and missed targets of the requests that ended in the interval.
-        attained: outcomes of each class of the manifest.
-        seconds: judged requests of the last hour by class and second; None if a ready router did
-            not return them.
+        outcomes: outcomes of each class of the manifest.
+        seconds: judged requests of the last hour by class and second. None here; `pod_measures`
+            adds them if all ready routers returned them.
         engines: one reading for each engine that has an address.
         unmeasured: ready pods without measurements, routers first.
     """
@@ -83,7 +84,7 @@ class Measures:
     interval_ns: int
     traffic: Traffic
     classes: tuple[ClassWindow, ...] = ()
-    attained: tuple[Attained, ...] = ()
+    outcomes: tuple[ClassOutcomes, ...] = ()
     seconds: Mapping[str, SecondCounts] | None = None
     engines: tuple[EngineReading, ...] = ()
     unmeasured: tuple[UnmeasuredPod, ...] = ()
@@ -95,7 +96,7 @@ class LastReading:
 
     Args:
         at_ns: time of the reading.
-        routers, engines: the latest counters of each process, by uid.
+        routers, engines: latest counters of each process by uid.
     """
 
     at_ns: int
@@ -109,13 +110,13 @@ def measure_interval(
     """Return the difference between a reading and the last one.
 
     Args:
-        last: the last complete reading; None at the first one.
+        last: the last complete reading; None if there is none yet.
         reading: the new reading.
         classes: classes of the manifest; other classes are not counted.
-        interval_ns: the configured interval, used without a last reading.
+        interval_ns: the configured interval, used if there is no last reading.
 
     Returns:
-        The last reading of the next interval, and the measures of this one.
+        The reading to pass as `last` for the next interval, and the measures of this one.
     """
     signal = _signal(last, reading)
     engines = tuple(_engine(last, scrape) for scrape in reading.engines)
@@ -129,29 +130,29 @@ def measure_interval(
         return last, Measures(
             interval_ns=interval_ns,
             traffic=Traffic(signal=signal),
-            attained=tuple(Attained(name=name, good=0, total=0) for name in classes),
+            outcomes=tuple(ClassOutcomes(name=name, good=0, total=0) for name in classes),
             engines=engines,
             unmeasured=unmeasured,
         )
     interval_ns = reading.at_ns - last.at_ns
-    counters = [
-        (scrape.counters, _before(last, scrape.target.uid, scrape.counters, interval_ns))
+    pairs = [
+        (_counters_at_start(last, scrape.target.uid, scrape.counters, interval_ns), scrape.counters)
         for scrape in reading.routers
         if scrape.counters is not None
     ]
-    windows = [_class_counts(name, counters) for name in classes]
+    windows = [_class_counts(name, pairs) for name in classes]
     return _latest(last, reading), Measures(
         interval_ns=interval_ns,
         traffic=Traffic(
             signal=Signal.FRESH,
             arrivals=max(
-                0, sum(_load_arrivals(now) - _load_arrivals(was) for now, was in counters)
+                0, sum(_load_arrivals(end) - _load_arrivals(start) for start, end in pairs)
             ),
-            in_flight=sum(now.in_flight for now, _ in counters),
+            in_flight=sum(end.in_flight for _, end in pairs),
             finished=_finished(last, reading.engines),
         ),
         classes=tuple(window for window, _ in windows if window.ttft.judged or window.tpot.judged),
-        attained=tuple(attained for _, attained in windows),
+        outcomes=tuple(outcomes for _, outcomes in windows),
         engines=engines,
         unmeasured=unmeasured,
     )
@@ -164,7 +165,7 @@ def _signal(last: LastReading | None, reading: ServiceReading) -> Signal:
     if not signals or Signal.MISSING in signals:
         return Signal.MISSING
     if last is not None and reading.at_ns <= last.at_ns:
-        return Signal.MISSING  # an unchanged reading
+        return Signal.MISSING  # Prometheus has not scraped the routers again
     return Signal.FRESH
 
 
@@ -174,18 +175,18 @@ def _unmeasured(
     for scrape in scrapes:
         if scrape.target.ready and scrape.signal is not Signal.FRESH:
             yield UnmeasuredPod(
-                role=role, pod=scrape.target.name, signal=scrape.signal, detail=scrape.detail
+                role=role, name=scrape.target.name, signal=scrape.signal, detail=scrape.detail
             )
 
 
 def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
-    """Return the latest counters of every process that still exists."""
+    """Return the latest counters of each existing process."""
     routers = {} if last is None else last.routers
     engines = {} if last is None else last.engines
     return LastReading(
         at_ns=reading.at_ns,
         routers={
-            # The window already has the seconds.
+            # The per-second counts are not kept twice: the service's window stores them.
             scrape.target.uid: replace(counters, seconds=None)
             for scrape in reading.routers
             if (counters := _largest(routers.get(scrape.target.uid), scrape.counters)) is not None
@@ -198,48 +199,54 @@ def _latest(last: LastReading | None, reading: ServiceReading) -> LastReading:
     )
 
 
-def _largest(was: RouterCounters | None, now: RouterCounters | None) -> RouterCounters | None:
-    """Return the largest known counters of a router.
+def _largest(earlier: RouterCounters | None, later: RouterCounters | None) -> RouterCounters | None:
+    """Return the largest value of each counter of a router.
 
-    A Prometheus server ingests series one by one and may lack some for a moment. Counters never
-    decrease while the router runs, so the earlier value remains a lower bound.
+    A Prometheus server ingests series one by one, so the later counters may lack some series.
+    Counters never decrease while the router runs, so the earlier value is a lower bound.
     """
-    if was is None or now is None or not _same_run(was, now):
-        return now or was
+    if earlier is None or later is None or not _same_process(earlier, later):
+        return later or earlier
     return replace(
-        now,
-        client_errors=max(was.client_errors, now.client_errors),
+        later,
+        client_errors=max(earlier.client_errors, later.client_errors),
         classes={
             name: _largest_of_class(
-                was.classes.get(name, _NOTHING), now.classes.get(name, _NOTHING)
+                earlier.classes.get(name, _NO_REQUESTS), later.classes.get(name, _NO_REQUESTS)
             )
-            for name in was.classes.keys() | now.classes.keys()
+            for name in earlier.classes.keys() | later.classes.keys()
         },
     )
 
 
-def _largest_of_class(was: ClassCounters, now: ClassCounters) -> ClassCounters:
+def _largest_of_class(earlier: ClassCounters, later: ClassCounters) -> ClassCounters:
     return ClassCounters(
-        good=max(was.good, now.good),
-        total=max(was.total, now.total),
-        ttft=was.ttft + _since(now.ttft, was.ttft),
-        tpot=was.tpot + _since(now.tpot, was.tpot),
+        good=max(earlier.good, later.good),
+        total=max(earlier.total, later.total),
+        ttft=earlier.ttft + _increase(earlier.ttft, later.ttft),
+        tpot=earlier.tpot + _increase(earlier.tpot, later.tpot),
     )
 
 
-def _same_run(was: RouterCounters, now: RouterCounters) -> bool:
-    """True if both counters belong to the same start of the router."""
-    return was.epoch == now.epoch and was.arrivals <= now.arrivals
+def _same_process(earlier: RouterCounters, later: RouterCounters) -> bool:
+    """True if the router has not restarted between both readings.
+
+    A Prometheus server reports no epoch; a restart then shows in fewer arrivals.
+    """
+    return earlier.epoch == later.epoch and earlier.arrivals <= later.arrivals
 
 
-def _before(last: LastReading, uid: str, now: RouterCounters, interval_ns: int) -> RouterCounters:
+def _counters_at_start(
+    last: LastReading, uid: str, now: RouterCounters, interval_ns: int
+) -> RouterCounters:
     """Return the counters of a router at the start of the interval."""
-    was = last.routers.get(uid)
-    if was is not None and _same_run(was, now):
-        return was
-    started = was is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
-    # Of a router that started earlier, the part in this interval is not known.
-    return _AT_START if started else now
+    earlier = last.routers.get(uid)
+    if earlier is not None and _same_process(earlier, now):
+        return earlier
+    started = earlier is not None or (now.uptime_ns is not None and now.uptime_ns <= interval_ns)
+    # If the router started before the interval, how much it counted within the interval is unknown,
+    # so nothing is counted.
+    return _ZERO if started else now
 
 
 def _load_arrivals(counters: RouterCounters) -> int:
@@ -248,26 +255,27 @@ def _load_arrivals(counters: RouterCounters) -> int:
 
 
 def _class_counts(
-    name: str, counters: Iterable[tuple[RouterCounters, RouterCounters]]
-) -> tuple[ClassWindow, Attained]:
+    name: str, pairs: Iterable[tuple[RouterCounters, RouterCounters]]
+) -> tuple[ClassWindow, ClassOutcomes]:
+    """Return the counts of a class from each router's counters at both ends of the interval."""
     ttft, tpot = TargetCounts(), TargetCounts()
     good = total = 0
-    for now, was in counters:
-        after = now.classes.get(name, _NOTHING)
-        before = was.classes.get(name, _NOTHING)
-        ttft += _since(after.ttft, before.ttft)
-        tpot += _since(after.tpot, before.tpot)
-        good += max(0, after.good - before.good)
-        total += max(0, after.total - before.total)
+    for router_start, router_end in pairs:
+        start = router_start.classes.get(name, _NO_REQUESTS)
+        end = router_end.classes.get(name, _NO_REQUESTS)
+        ttft += _increase(start.ttft, end.ttft)
+        tpot += _increase(start.tpot, end.tpot)
+        good += max(0, end.good - start.good)
+        total += max(0, end.total - start.total)
     window = ClassWindow(name=name, ttft=ttft, tpot=tpot)
-    return window, Attained(name=name, good=good, total=total)
+    return window, ClassOutcomes(name=name, good=good, total=total)
 
 
-def _since(after: TargetCounts, before: TargetCounts) -> TargetCounts:
+def _increase(start: TargetCounts, end: TargetCounts) -> TargetCounts:
     return TargetCounts(
-        judged=max(0, after.judged - before.judged),
-        missed=max(0, after.missed - before.missed),
-        close=max(0, after.close - before.close),
+        judged=max(0, end.judged - start.judged),
+        missed=max(0, end.missed - start.missed),
+        close=max(0, end.close - start.close),
     )
 
 
@@ -275,12 +283,13 @@ def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
     name, uid, now = scrape.target.name, scrape.target.uid, scrape.counters
     if now is None:
         return EngineReading(name=name, signal=scrape.signal)
-    was = _same_start(last, uid, now)
+    earlier = _earlier_counters(last, uid, now)
+    preempted = 0 if earlier is None else now.state.preemptions - earlier.state.preemptions
     return EngineReading(
         name=name,
         signal=scrape.signal,
         state=now.state,
-        preemptions=0 if was is None else max(0, now.state.preemptions - was.state.preemptions),
+        preemptions=max(0, preempted),
         settled=now.settled,
         token_bounds=now.token_bounds,
         max_width=now.max_width,
@@ -288,33 +297,36 @@ def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
     )
 
 
-def _same_start(last: LastReading | None, uid: str, now: EngineCounters) -> EngineCounters | None:
-    """Return the last counters if they belong to the same start of the engine, else None."""
-    was = None if last is None else last.engines.get(uid)
-    return was if was is not None and was.epoch == now.epoch else None
+def _earlier_counters(
+    last: LastReading | None, uid: str, now: EngineCounters
+) -> EngineCounters | None:
+    """Return the last counters of an engine; None if there are none or the engine has restarted."""
+    earlier = None if last is None else last.engines.get(uid)
+    return earlier if earlier is not None and earlier.epoch == now.epoch else None
 
 
 def _finished(last: LastReading, engines: Iterable[EngineScrape]) -> LengthMix:
     """Return the lengths of the requests that finished since the last reading."""
     bins = (
-        _bins_since(now.answered, was.answered)
+        _new_requests(earlier.lengths, now.lengths)
         for scrape in engines
         if (now := scrape.counters) is not None
-        and (was := _same_start(last, scrape.target.uid, now)) is not None
+        and (earlier := _earlier_counters(last, scrape.target.uid, now)) is not None
     )
     return LengthMix.of(chain.from_iterable(bins))
 
 
-def _bins_since(after: Iterable[LengthBin], before: Iterable[LengthBin]) -> Iterable[LengthBin]:
-    known = {bin_.key: bin_ for bin_ in before}
-    for now in after:
-        was = known.get(now.key)
-        if was is None:
-            yield now
-        elif now.requests > was.requests:
+def _new_requests(start: Iterable[LengthBin], end: Iterable[LengthBin]) -> Iterable[LengthBin]:
+    """Yield the requests that were added to each bin of a histogram."""
+    start_bins = {bin_.key: bin_ for bin_ in start}
+    for end_bin in end:
+        start_bin = start_bins.get(end_bin.key)
+        if start_bin is None:
+            yield end_bin
+        elif end_bin.requests > start_bin.requests:
             yield LengthBin(
-                requests=now.requests - was.requests,
-                input_tokens=max(0, now.input_tokens - was.input_tokens),
-                cached_tokens=max(0, now.cached_tokens - was.cached_tokens),
-                output_tokens=max(0, now.output_tokens - was.output_tokens),
+                requests=end_bin.requests - start_bin.requests,
+                input_tokens=max(0, end_bin.input_tokens - start_bin.input_tokens),
+                cached_tokens=max(0, end_bin.cached_tokens - start_bin.cached_tokens),
+                output_tokens=max(0, end_bin.output_tokens - start_bin.output_tokens),
             )

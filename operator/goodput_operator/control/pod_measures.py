@@ -1,6 +1,6 @@
-"""Measures of services over pods, which are scraped at the end of each interval.
+"""Measures services by scraping their pods at the end of each interval.
 
-This module owns the last reading of each service and makes no decisions. A service whose spec
+This module owns the last reading of each service, and makes no decisions. A service whose spec
 cannot be decoded is not measured.
 """
 
@@ -17,7 +17,7 @@ from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import LastReading, Measures, measure_interval
-from goodput_operator.control.prometheus import failed_scrapes, scrape_prometheus
+from goodput_operator.control.prometheus import failed_scrapes, query_prometheus
 from goodput_operator.control.readings import RouterScrape, ScrapeTarget, ServiceReading
 from goodput_operator.control.window import ServiceWindow
 from goodput_operator.kube.objects import admin_url, has_ended, is_ready
@@ -33,13 +33,14 @@ __all__ = ["PodMeasures", "engine_targets", "router_targets"]
 
 @dataclass(slots=True)
 class _MeasuredService:
-    """State of one service.
+    """State of the measurements of one service.
 
     Args:
-        generation: generation of the spec that contains the interval; None before the first one.
+        generation: generation of the spec that `interval_ns` was read from; None before the first
+            measurement.
         interval_ns: the configured interval.
         scraped_ns: time of the last scrape; None before the first one.
-        server: URL of the Prometheus server that is scraped instead of the routers; None if the
+        server: URL of the Prometheus server that is queried instead of the routers; None if the
             routers are scraped.
         last: the last complete reading.
         window: judged requests of the last hour by second.
@@ -53,7 +54,7 @@ class _MeasuredService:
     window: ServiceWindow = field(default_factory=ServiceWindow)
 
     def is_over(self, now_ns: int) -> bool:
-        """True if an interval has passed since the last scrape."""
+        """True if the interval since the last scrape is over."""
         return self.scraped_ns is None or now_ns - self.scraped_ns >= self.interval_ns
 
 
@@ -82,44 +83,44 @@ class PodMeasures:
         """
         metadata = service["metadata"]
         uid, generation = str(metadata["uid"]), metadata.get("generation")
-        known = self._services.setdefault(uid, _MeasuredService())
-        if known.generation == generation and not known.is_over(now_ns):
+        state = self._services.setdefault(uid, _MeasuredService())
+        if state.generation == generation and not state.is_over(now_ns):
             return None
         spec = _spec(service)
         if spec is None or spec.suspend:
-            known.window = ServiceWindow()
+            state.window = ServiceWindow()
             return None
-        known.generation = generation
-        known.interval_ns = spec.control.interval_seconds * NS_PER_S
-        if not known.is_over(now_ns):
+        state.generation = generation
+        state.interval_ns = spec.control.interval_seconds * NS_PER_S
+        if not state.is_over(now_ns):
             return None
-        known.scraped_ns = now_ns
+        state.scraped_ns = now_ns
         server = spec.control.prometheus
         url = None if server is None else server.url
-        if url != known.server:
+        if url != state.server:
             # The new source has another clock, so earlier readings cannot be compared with it.
-            known.server, known.last, known.window = url, None, ServiceWindow()
+            state.server, state.last, state.window = url, None, ServiceWindow()
         (at_ns, routers), engines = await asyncio.gather(
-            self._routers(service, pods, url, now_ns, known.window.since()),
+            self._routers(service, pods, url, now_ns, state.window.since()),
             self._scraper.engines(engine_targets(pods)),
         )
         classes = tuple(spec.slo.by_name())
-        known.last, measures = measure_interval(
-            known.last,
+        state.last, measures = measure_interval(
+            state.last,
             ServiceReading(at_ns=at_ns, routers=routers, engines=engines),
             classes=classes,
-            interval_ns=known.interval_ns,
+            interval_ns=state.interval_ns,
         )
         if url is None:
-            known.window.add(routers, at_ns)
-            ready = [one.counters for one in routers if one.target.ready]
+            state.window.add(routers, at_ns)
+            ready = [router.counters for router in routers if router.target.ready]
             complete = bool(ready) and all(c is not None and c.seconds is not None for c in ready)
         else:
             # A Prometheus server has no per-second counts.
             complete = measures.traffic.signal is Signal.FRESH
             if complete:
-                known.window.add_interval(measures.attained, measures.interval_ns, at_ns)
-        return replace(measures, seconds=known.window.counts(classes) if complete else None)
+                state.window.add_interval(measures.outcomes, measures.interval_ns, at_ns)
+        return replace(measures, seconds=state.window.counts(classes) if complete else None)
 
     async def _routers(
         self,
@@ -133,9 +134,9 @@ class PodMeasures:
         if server is None:
             return now_ns, await self._scraper.routers(targets, since)
         if server not in self._prometheus_urls:
-            return now_ns, failed_scrapes(targets, f"the operator may not scrape {server}")
+            return now_ns, failed_scrapes(targets, f"the operator is not allowed to query {server}")
         metadata = service["metadata"]
-        return await scrape_prometheus(
+        return await query_prometheus(
             self._scraper.session,
             server,
             llmservice=str(metadata["name"]),
@@ -156,7 +157,7 @@ def _spec(service: Object) -> LLMServiceSpec | None:
 
 
 def router_targets(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
-    """Return the routers that have an address; ready routers must respond."""
+    """Return the routers that have an address; only ready routers must respond."""
     return _targets(pods, ROLE_ROUTER)
 
 

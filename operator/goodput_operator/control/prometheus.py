@@ -1,10 +1,11 @@
-"""Routers' counters from a Prometheus server that scrapes them, instead of from each router.
+"""Reads the routers' counters from a Prometheus server instead of from each router.
 
-The server's series equal the router's counters at the time of the last scrape, so intervals extend
-from scrape to scrape. A series belongs to a router by pod name, or by the address in `instance`,
-within the service's namespace. Only samples of a router's last scrape count, because series of a
-process before a restart remain visible for minutes, and two jobs that scrape one router duplicate
-its series.
+In this module, a *scrape* is the server's request to a router. The server's series equal the
+router's counters at the time of the last scrape, so intervals extend from scrape to scrape. A
+series is assigned to a router of the service's namespace by pod name, or by the address in
+`instance`. Only samples of a router's last scrape count, for two reasons: the series of a process
+remain visible for minutes after its restart, and two jobs that scrape one router duplicate its
+series.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ if TYPE_CHECKING:
 
     from goodput_operator.control.readings import ClassCounters, RouterScrape, ScrapeTarget
 
-__all__ = ["decode_response", "failed_scrapes", "scrape_prometheus"]
+__all__ = ["decode_response", "failed_scrapes", "query_prometheus"]
 
 _PATH: Final = "/api/v1/query"
 _TIME_LIMITS: Final = aiohttp.ClientTimeout(total=5.0, connect=1.0)
 _WINDOW: Final = "2m"
-"""Series without a sample for this long are ignored; scrapes are rarely a minute apart."""
+"""Series without a sample for this long are ignored; scrape intervals above a minute are rare."""
 _NAME: Final = "__name__"
-_COUNTED: Final = (
+# Names of metrics and labels call an SLO target a promise.
+_METRICS: Final = (
     METRIC_REQUESTS,
     METRIC_PROMISES,
     METRIC_ROUTER_ARRIVALS,
@@ -79,8 +81,8 @@ _RESPONSE: Final = msgspec.json.Decoder(_Response)
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Sums of a router's series over one scrape."""
+class _RouterSeries:
+    """Values of a router's series by metric and labels, from one scrape."""
 
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class _Sums:
             self.numbers.setdefault(name, {})[labels.get(LABEL_STATUS, "")] = value
 
     def counters(self) -> RouterCounters | None:
-        """Return the counters; None if a series that every router has is missing."""
+        """Return the counters; None if the series that every router has are incomplete."""
         if not {METRIC_ROUTER_ARRIVALS, METRIC_ROUTER_IN_FLIGHT} <= self.numbers.keys():
             return None
         return RouterCounters(
@@ -125,7 +127,7 @@ class _Sums:
         )
 
 
-async def scrape_prometheus(
+async def query_prometheus(
     session: aiohttp.ClientSession,
     url: str,
     *,
@@ -133,7 +135,7 @@ async def scrape_prometheus(
     namespace: str,
     targets: Sequence[ScrapeTarget],
 ) -> tuple[int, tuple[RouterScrape, ...]]:
-    """Scrape all routers of a service through the server.
+    """Query the server for the counters of all routers of a service.
 
     Args:
         session: HTTP session.
@@ -143,11 +145,12 @@ async def scrape_prometheus(
         targets: routers of the service.
 
     Returns:
-        The oldest of the routers' last scrapes, in nanoseconds since 1970, and a scrape for each
-        router: FAILED if the server does not respond, MISSING if it lacks the router's series.
+        The time of the oldest of the ready routers' last scrapes, in nanoseconds since 1970 (0 if
+        there is none), and a result for each router: FAILED if the server does not respond, MISSING
+        if it lacks the router's series.
     """
-    # The latest samples of the service's routers, with timestamps.
-    query = f'{{{_NAME}=~"{"|".join(_COUNTED)}",{LABEL_LLMSERVICE}="{llmservice}"}}[{_WINDOW}]'
+    # A range selector, since an instant vector has the query's time and not the scrape's.
+    query = f'{{{_NAME}=~"{"|".join(_METRICS)}",{LABEL_LLMSERVICE}="{llmservice}"}}[{_WINDOW}]'
     try:
         body = await fetch(
             session,
@@ -165,14 +168,14 @@ async def scrape_prometheus(
 
 
 def failed_scrapes(targets: Sequence[ScrapeTarget], detail: str) -> tuple[RouterScrape, ...]:
-    """Return a failed scrape for each router."""
-    return tuple(Scrape(target=one, signal=Signal.FAILED, detail=detail) for one in targets)
+    """Return a failed result for each router."""
+    return tuple(Scrape(target=target, signal=Signal.FAILED, detail=detail) for target in targets)
 
 
 def decode_response(
     body: bytes, *, namespace: str, targets: Sequence[ScrapeTarget]
 ) -> tuple[int, tuple[RouterScrape, ...]]:
-    """Decode the server's response; see `scrape_prometheus`.
+    """Decode the server's response; the result is that of `query_prometheus`.
 
     Raises:
         ValueError: the body is not a response to the query.
@@ -184,32 +187,32 @@ def decode_response(
         if _NAME not in labels or labels.get("namespace", namespace) != namespace:
             continue
         if "pod" in labels:
-            of_router = by_pod.get(labels["pod"])
+            router_series = by_pod.get(labels["pod"])
         else:
-            of_router = by_address.get(labels.get("instance", ""))
-        if of_router is not None:
-            of_router.append(series)
-    scrapes, ends_s = [], []
+            router_series = by_address.get(labels.get("instance", ""))
+        if router_series is not None:
+            router_series.append(series)
+    scrapes, ready_at_s = [], []
     for target in targets:
         at_s, counters = _latest(by_pod[target.name])
-        # The last scrape of a router that starts or stops may be older.
+        # Only ready routers determine the time: the last scrape of another may be older.
         if counters is not None and target.ready:
-            ends_s.append(at_s)
+            ready_at_s.append(at_s)
         signal = Signal.MISSING if counters is None else Signal.FRESH
         detail = "" if counters else f"Prometheus has no current series of {target.name}"
         scrapes.append(Scrape(target=target, signal=signal, counters=counters, detail=detail))
-    return round(min(ends_s, default=0) * NS_PER_S), tuple(scrapes)
+    return round(min(ready_at_s, default=0) * NS_PER_S), tuple(scrapes)
 
 
-def _latest(series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
+def _latest(router_series: Sequence[_Series]) -> tuple[float, RouterCounters | None]:
     """Return the time of a router's last scrape, and its counters or None if series are missing."""
-    at_s = max((one.values[-1][0] for one in series), default=0.0)
-    sums = _Sums()
-    for one in series:
-        taken_s, text = one.values[-1]
-        if taken_s == at_s:
-            sums.add(one.metric, _count(text))
-    return at_s, sums.counters()
+    at_s = max((series.values[-1][0] for series in router_series), default=0.0)
+    latest = _RouterSeries()
+    for series in router_series:
+        sample_s, text = series.values[-1]
+        if sample_s == at_s:
+            latest.add(series.metric, _count(text))
+    return at_s, latest.counters()
 
 
 def _series(body: bytes) -> Iterable[_Series]:
@@ -225,6 +228,6 @@ def _count(text: str) -> int:
         value = float(text)
     except ValueError:
         value = -1
-    if not 0 <= value <= _MAX_COUNT:  # nor NaN
+    if not 0 <= value <= _MAX_COUNT:  # NaN fails this comparison, too
         raise ValueError("a value in the response is not a count")
     return round(value)

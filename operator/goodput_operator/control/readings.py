@@ -1,6 +1,6 @@
 """Readings: the counters of a service's routers and engines at one time, and their decoding.
 
-Responses of other processes are not trusted. Every number is bounded, and a number out of bounds
+Responses of other processes are not trusted. Every number has bounds, and a number out of bounds
 makes the complete response unusable. A Prometheus server may deliver the counters instead.
 """
 
@@ -50,7 +50,8 @@ _MAX_TEXT: Final = 256
 _ATTAINED: Final = "attained"
 _DENOMINATOR: Final = frozenset(CLIENT_OUTCOMES) - {"cancelled", "unjudged"}
 _SETTLED_ERROR: Final = 0.05
-"""A token budget has settled once step times are within this share of their prediction."""
+"""A token budget has settled once step times deviate from their prediction by at most this
+share."""
 _BOUNDED: Final = (
     *("running", "waiting", "preemptions", "kv_total_blocks", "kv_free_blocks", "block_size"),
     *("token_budget", "max_num_seqs", "safety_percent", "step_time_error"),
@@ -73,9 +74,9 @@ class ScrapeTarget:
 
     Args:
         name: name of the pod or process.
-        uid: unique id, which a successor of the same name does not share.
+        uid: unique id; a later process of the same name has another one.
         url: URL of the admin port.
-        ready: True if the process must respond; one that starts or stops need not.
+        ready: True if the process must respond; a starting or stopping process need not.
     """
 
     name: str
@@ -130,7 +131,7 @@ class EngineCounters:
     Args:
         epoch: identifier of the start.
         state: counters, requests and limits.
-        answered: length histogram of the finished requests; each bin occurs once.
+        lengths: length histogram of the finished requests; each bin occurs once.
         token_bounds: bounds of the token budget in the engine's manifest; None if not known.
         max_width: upper bound of the batch width in that manifest; None if not known.
         device: step-time law and memory of the device; None if not known.
@@ -138,7 +139,7 @@ class EngineCounters:
 
     epoch: str
     state: EngineState
-    answered: tuple[LengthBin, ...] = ()
+    lengths: tuple[LengthBin, ...] = ()
     token_bounds: tuple[int, int] | None = None
     max_width: int | None = None
     device: DeviceCapacity | None = None
@@ -173,7 +174,7 @@ EngineScrape = Scrape[EngineCounters]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReading:
-    """All processes of a service at one time.
+    """Counters of all processes of a service at one time.
 
     Args:
         at_ns: time of the counters, on one clock for all readings of the service.
@@ -329,7 +330,7 @@ def decode_engine(body: bytes) -> EngineCounters:
     return EngineCounters(
         epoch=extra.epoch,
         state=state,
-        answered=tuple(LengthBin(**msgspec.structs.asdict(one)) for one in extra.answered),
+        lengths=tuple(LengthBin(**msgspec.structs.asdict(bin_)) for bin_ in extra.answered),
         token_bounds=extra.bounds.token_budget,
         max_width=None if width is None else width[1],
         device=_device(extra.device, kv_tokens=state.kv_total_blocks * state.block_size),
@@ -345,12 +346,12 @@ def _state(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
 
 def _device(body: _DeviceBody, *, kv_tokens: int) -> DeviceCapacity | None:
     """Return the device; None if its form is unknown or a number is out of bounds."""
-    law = dict(body.step_time)
-    form = _FORMS.get(str(law.pop("form", "")))
-    if form is None or not _in_range(law):
+    coefficients = dict(body.step_time)
+    form = _FORMS.get(str(coefficients.pop("form", "")))
+    if form is None or not _in_range(coefficients):
         return None
     try:
-        step_time = msgspec.convert(law, type=form)
+        step_time = msgspec.convert(coefficients, type=form)
     except (ValueError, RecursionError):
         return None
     return DeviceCapacity(
@@ -362,7 +363,7 @@ def _device(body: _DeviceBody, *, kv_tokens: int) -> DeviceCapacity | None:
 
 
 def _in_range(value: Any) -> bool:
-    """True if all numbers are in the range of times, token counts and coefficients."""
+    """True if each number is plausible as a time, a token count or a coefficient."""
     if isinstance(value, dict):
         return all(map(_in_range, value.values()))
     if isinstance(value, list):

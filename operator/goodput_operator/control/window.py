@@ -1,8 +1,8 @@
 """The last hour of one service: per-second counts of its routers on the operator's clock.
 
-A router numbers seconds on its own monotonic clock. Its offset from the operator's clock is
-computed from the first response after the router's start and then stays fixed, so no second is
-counted twice. After a gap, the next response of a router contains the missing seconds.
+A router numbers seconds on its own monotonic clock. The offset between both clocks is computed from
+the first response after the router's start and then stays fixed, so no second is counted twice.
+After a gap, the next response of a router contains the missing seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.attainment import SecondCounts
     from goodput_core.slo.window import RecentSeconds
-    from goodput_operator.control.measures import Attained
+    from goodput_operator.control.measures import ClassOutcomes
     from goodput_operator.control.readings import RouterScrape
 
 __all__ = ["ServiceWindow"]
@@ -31,7 +31,7 @@ class _Router:
     Args:
         epoch: identifier of the router's start.
         offset_s: the operator's second minus the router's.
-        next_s: first second of the router that has not been added yet.
+        next_s: the router's first second that has not been added yet.
     """
 
     epoch: str
@@ -54,56 +54,59 @@ class ServiceWindow:
         """Add the responses of the routers.
 
         Args:
-            scrapes: one for each existing router; the state of other routers is removed.
+            scrapes: a scrape of each existing router; the state of other routers is removed.
             now_ns: time on the operator's clock.
         """
         routers: dict[str, _Router] = {}
         for scrape in scrapes:
-            uid, known = scrape.target.uid, self._routers.get(scrape.target.uid)
+            uid, position = scrape.target.uid, self._routers.get(scrape.target.uid)
             if scrape.counters is None or scrape.counters.seconds is None:
-                if known is not None:
-                    routers[uid] = known
+                if position is not None:
+                    routers[uid] = position
                 continue
             epoch, seconds = scrape.counters.epoch, scrape.counters.seconds
             offset_s = now_ns // NS_PER_S - seconds.end_s
-            if known is not None and known.epoch != epoch:
-                # The router has restarted since the request; request all its seconds next.
+            if position is not None and position.epoch != epoch:
+                # The router has restarted, so this response may begin too late. Request all seconds
+                # of the new process next.
                 routers[uid] = _Router(epoch=epoch, offset_s=offset_s, next_s=0)
                 continue
-            if known is None:
-                known = _Router(epoch=epoch, offset_s=offset_s, next_s=seconds.first_s)
-            self._add(seconds, known)
+            if position is None:
+                position = _Router(epoch=epoch, offset_s=offset_s, next_s=seconds.first_s)
+            self._add(seconds, position)
             routers[uid] = _Router(
                 epoch=epoch,
-                offset_s=known.offset_s,
-                next_s=max(known.next_s, seconds.end_s),
+                offset_s=position.offset_s,
+                next_s=max(position.next_s, seconds.end_s),
             )
         self._routers = routers
         if self._ring is not None:
             self._ring.advance(now_ns // NS_PER_S)
 
-    def add_interval(self, attained: Iterable[Attained], interval_ns: int, now_ns: int) -> None:
+    def add_interval(
+        self, outcomes: Iterable[ClassOutcomes], interval_ns: int, now_ns: int
+    ) -> None:
         """Distribute the counts of an interval evenly over its seconds.
 
         Args:
-            attained: outcomes of the interval by class.
+            outcomes: outcomes of the interval by class.
             interval_ns: length of the interval.
-            now_ns: end of the interval, on the same clock for all intervals.
+            now_ns: end of the interval, on one clock for all intervals.
         """
         end_s, length_s = now_ns // NS_PER_S, max(1, interval_ns // NS_PER_S)
         ring = self._ring_from(end_s - length_s)
         ring.advance(end_s)
-        for one in attained:
+        for counts in outcomes:
             for k in range(length_s):
                 good, missed = (
                     count * (k + 1) // length_s - count * k // length_s
-                    for count in (one.good, one.total - one.good)
+                    for count in (counts.good, counts.total - counts.good)
                 )
                 if good or missed:
-                    ring.add(one.name, end_s - length_s + k, good=good, total=good + missed)
+                    ring.add(counts.name, end_s - length_s + k, good=good, total=good + missed)
 
     def counts(self, classes: Sequence[str]) -> Mapping[str, SecondCounts] | None:
-        """Return the counts of the last hour by class; None if no second is known."""
+        """Return the counts of the last hour by class; None before the first second."""
         ring = self._ring
         if ring is None or ring.first_s == ring.end_s:
             return None

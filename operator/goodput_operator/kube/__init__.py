@@ -1,4 +1,4 @@
 """Access to the Kubernetes API: objects, client, cache, watches and the Lease.
 
-It imports neither `reconcile` nor `render`.
+This package imports neither `reconcile` nor `render`.
 """

@@ -1,10 +1,10 @@
 """A cache of the watched objects, indexed by service, filled by Kopf's lists and events.
 
-Kopf's own indexes are not used, for two reasons. They drop an object only at its deletion event,
-and no such event follows a gap in the watch: Kopf then lists again, and an object missing from the
-list has been deleted. A restart of the API server leaves such a gap, and so does a watch history
-that is too short. While Kopf's indexes fill, each object also wakes all waiting tasks, which takes
-quadratic time (docs/benchmarks.md).
+Kopf's own indexes are not used, for two reasons. First, they drop an object only at its deletion
+event. After a gap in the watch, Kopf lists again but reports no deletion of objects that the list
+lacks, so its indexes keep them. A restart of the API server leaves such a gap, and so does a watch
+history that is too short. Second, while Kopf's indexes fill, each object wakes all waiting tasks,
+which takes quadratic time (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def key_of(body: Object) -> Key:
 
 
 def service_of(body: Object) -> Key | None:
-    """Return the key of the service that an object is labelled with; None without the label."""
+    """Return the key of the service in an object's label; None without the label."""
     name = (body["metadata"].get("labels") or {}).get(OBJECT_LABEL_LLMSERVICE)
     return None if name is None else (body["metadata"]["namespace"], name)
 
 
 def trim(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop `managedFields`, often half of an object, except other managers' entries of children."""
+    """Drop `managedFields`, often half of an object; for children, keep other managers' entries."""
     metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
     if body["kind"] in _CHILD_KINDS and (others := entries_of_others(body, MANAGER)):
         metadata["managedFields"] = others
@@ -48,7 +48,7 @@ def trim(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _List:
-    """The objects of one kind in one namespace, or in all.
+    """The objects of one kind in one namespace, or in all namespaces.
 
     Attributes:
         version: resourceVersion of the last list; None before the first list.
@@ -66,17 +66,17 @@ class Cache:
     """The watched objects as last listed or reported by an event.
 
     Args:
-        lists: watched kinds and namespaces; an empty namespace selects all.
+        lists: watched kinds and namespaces; an empty namespace selects all namespaces.
     """
 
     def __init__(self, lists: Iterable[tuple[str, str]]) -> None:
-        self._lists = {one: _List() for one in lists}
+        self._lists = {kind_and_namespace: _List() for kind_and_namespace in lists}
         self._by_service: dict[Key, dict[str, Object]] = {}
 
     @property
     def complete(self) -> bool:
         """True once every kind has been listed; before that, a missing object may exist."""
-        return all(one.version is not None for one in self._lists.values())
+        return all(listed.version is not None for listed in self._lists.values())
 
     def services(self) -> list[Key]:
         """Return the keys of all services."""
@@ -84,85 +84,87 @@ class Cache:
 
     def service(self, key: Key) -> Object | None:
         """Return the LLMService; None if it does not exist."""
-        found = (body for body in self._objects(key) if body["kind"] == LLMSERVICE.name)
+        services = (body for body in self._objects(key) if body["kind"] == LLMSERVICE.name)
         # A service that was deleted and created again may be cached twice; return the later one.
-        return max(found, key=_version, default=None)
+        return max(services, key=_version, default=None)
 
     def children(self, key: Key) -> tuple[Object, ...]:
-        """Return the objects labelled with a service, except pods."""
+        """Return the objects with a service's label, except pods."""
         others = (LLMSERVICE.name, POD.name)
         return tuple(body for body in self._objects(key) if body["kind"] not in others)
 
     def pods(self, key: Key) -> tuple[Object, ...]:
-        """Return the pods labelled with a service."""
+        """Return the pods with a service's label."""
         return tuple(body for body in self._objects(key) if body["kind"] == POD.name)
 
     def replace(self, kind: str, namespace: str, content: Object) -> set[Key]:
-        """Store a list, and remove cached objects that it lacks unless they are newer.
+        """Store a list, and remove older cached objects that the list lacks.
 
         Args:
-            kind: kind of the objects, which the items of a list do not name.
-            namespace: the listed namespace; empty for all.
+            kind: kind of the objects; items of a list have no `kind` of their own.
+            namespace: the listed namespace; empty for all namespaces.
             content: the API server's complete response.
 
         Returns:
-            The services of the deleted objects. Kopf reports the listed objects as events.
+            The services of the removed objects. Those of the listed objects are not returned,
+            because Kopf also sends an event for each.
         """
-        into = self._lists[kind, namespace]
-        into.version = _version(content)
+        listed = self._lists[kind, namespace]
+        listed.version = _version(content)
         items = {item["metadata"]["uid"]: item for item in content["items"]}
         deleted = [
             body
-            for uid, body in into.objects.items()
-            if uid not in items and _version(body) <= into.version
+            for uid, body in listed.objects.items()
+            if uid not in items and _version(body) <= listed.version
         ]
         for body in deleted:
-            self._drop(into, body)
+            self._drop(listed, body)
         header = {"apiVersion": content["apiVersion"], "kind": kind}
         for item in items.values():
-            self._put(into, {**header, **item})
-        return {key for body in deleted if (key := _owner(body)) is not None}
+            self._put(listed, {**header, **item})
+        return {key for body in deleted if (key := _service_key(body)) is not None}
 
     def update(self, body: Object, *, deleted: bool) -> None:
         """Store the object of an event, or remove it.
 
         Args:
             body: the object's current or last state.
-            deleted: True if the object was deleted or lost our label.
+            deleted: True if the object was deleted or no longer has the LLMService label.
         """
         kind, namespace = body["kind"], body["metadata"]["namespace"]
-        into = self._lists.get((kind, namespace)) or self._lists[kind, ""]
+        listed = self._lists.get((kind, namespace)) or self._lists[kind, ""]
         if deleted:
-            self._drop(into, body)
-        # Kopf may deliver an object that is older than a list without it.
-        elif body["metadata"]["uid"] in into.objects or _version(body) > (into.version or 0):
-            self._put(into, body)
+            self._drop(listed, body)
+        # Kopf may deliver an event that is older than the last list. If the list lacks the object,
+        # the object was deleted, and is not stored again.
+        elif body["metadata"]["uid"] in listed.objects or _version(body) > (listed.version or 0):
+            self._put(listed, body)
 
     def _objects(self, key: Key) -> Iterable[Object]:
         return self._by_service.get(key, {}).values()
 
-    def _put(self, into: _List, body: Object) -> None:
+    def _put(self, listed: _List, body: Object) -> None:
         uid = body["metadata"]["uid"]
-        known = into.objects.get(uid)
-        if known is not None:
-            if _version(known) > _version(body):
+        cached = listed.objects.get(uid)
+        if cached is not None:
+            if _version(cached) > _version(body):
                 return
-            self._drop(into, known)
-        kept = into.objects[uid] = trim(body)
-        if (key := _owner(kept)) is not None:
-            self._by_service.setdefault(key, {})[uid] = kept
+            self._drop(listed, cached)
+        trimmed = listed.objects[uid] = trim(body)
+        if (key := _service_key(trimmed)) is not None:
+            self._by_service.setdefault(key, {})[uid] = trimmed
 
-    def _drop(self, into: _List, body: Object) -> None:
+    def _drop(self, listed: _List, body: Object) -> None:
         uid = body["metadata"]["uid"]
-        known = into.objects.pop(uid, None)
-        if known is None or (key := _owner(known)) is None:
+        cached = listed.objects.pop(uid, None)
+        if cached is None or (key := _service_key(cached)) is None:
             return
         del self._by_service[key][uid]
         if not self._by_service[key]:
             del self._by_service[key]
 
 
-def _owner(body: Object) -> Key | None:
+def _service_key(body: Object) -> Key | None:
     return key_of(body) if body["kind"] == LLMSERVICE.name else service_of(body)
 
 

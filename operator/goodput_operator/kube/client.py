@@ -54,7 +54,7 @@ _MAX_MESSAGE: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedCall:
-    """A call that the API server rejected or did not answer.
+    """A call that the API server rejected, or that got no response.
 
     Args:
         status: HTTP status, or `UNREACHABLE`.
@@ -71,7 +71,8 @@ class FailedCall:
     @property
     def transient(self) -> bool:
         """True if the same call may succeed later without a change of the cluster."""
-        # 401: an API server that has just started cannot verify tokens yet, and tokens are rotated.
+        # 401 is transient: an API server that has just started cannot verify tokens yet, and tokens
+        # are rotated.
         return self.status in {UNREACHABLE, 401, 408, 429} or self.status >= 500
 
     @property
@@ -106,29 +107,29 @@ def parse_response(status: int, body: bytes) -> ApiResponse:
         content = None
     if status < 300 and isinstance(content, dict):
         return content
-    known: dict[str, Any] = content if isinstance(content, dict) else {}
-    details = known.get("details")
+    status_body: dict[str, Any] = content if isinstance(content, dict) else {}
+    details = status_body.get("details")
     details = details if isinstance(details, dict) else {}
-    message = known.get("message") or body[:_MAX_MESSAGE].decode(errors="replace").strip()
+    message = status_body.get("message") or body[:_MAX_MESSAGE].decode(errors="replace").strip()
     return FailedCall(
         status=status,
-        reason=str(known.get("reason") or "Unknown"),
+        reason=str(status_body.get("reason") or "Unknown"),
         message=str(message)[:_MAX_MESSAGE] or f"HTTP status {status} without a message",
         conflicts=tuple(_conflicts(details.get("causes"))),
     )
 
 
 def _conflicts(causes: Any) -> list[Conflict]:
-    found = []
+    conflicts = []
     for cause in causes if isinstance(causes, list) else ():
         if isinstance(cause, dict) and cause.get("reason") == "FieldManagerConflict":
             manager = _CONFLICTING_MANAGER.search(str(cause.get("message")))
-            found.append(
+            conflicts.append(
                 Conflict(
                     manager=manager[1] if manager else "unknown", field=str(cause.get("field"))
                 )
             )
-    return found
+    return conflicts
 
 
 class _BoundedClient:
@@ -214,7 +215,7 @@ class _BoundedClient:
 
 
 class LeaseClient(_BoundedClient):
-    """Calls of the leader election; not fenced, because they extend the fence."""
+    """Calls of the leader election. They are not fenced, because they extend the fence."""
 
     async def create_lease(self, namespace: str, body: Object) -> ApiResponse:
         """Create the Lease."""
@@ -260,8 +261,8 @@ class Client(_BoundedClient):
 
         Args:
             kind: kind of the object.
-            body: all fields that we own. If it has `metadata.uid`, the API server reports a
-                conflict for an object of another uid, or none.
+            body: all fields that we own. If `metadata.uid` is set, the API server reports a
+                conflict if the object has another uid or does not exist.
             force: take over fields that other managers set to other values.
             subresource: subresource to apply to, such as `status`.
         """
@@ -312,7 +313,7 @@ class Client(_BoundedClient):
         return await self._write("patch", kind, path, steps, content_type=_JSON_PATCH, query=query)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> ApiResponse:
-        """Delete the object of this uid, and its dependents in the background."""
+        """Delete the object with this uid, and in the background its dependents."""
         options = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",

@@ -1,8 +1,8 @@
 """The clocks, and the fence that admits writes only while the Lease is certainly held.
 
-The fence closes when its deadline passes, without any action of the process. A process that was
-suspended for a minute, or that gets no response from the API server, therefore writes nothing when
-it resumes.
+The fence closes when its deadline passes, without any action of the process. Therefore a process
+that was suspended for a minute writes nothing when it resumes, and neither does one that cannot
+reach the API server.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Fence:
         return remaining_ns
 
     def extend(self, until_ns: int) -> None:
-        """Admit writes until a time."""
+        """Admit writes until this monotonic time."""
         self._until_ns = until_ns
 
     def close(self) -> None:

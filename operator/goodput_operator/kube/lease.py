@@ -1,8 +1,8 @@
 """Leader election by a Lease, so that only one operator writes.
 
-The election is that of `kubernetes.aio.leaderelection`. Its lock is replaced, because the library's
-own lock makes calls without time limits, lets a broken connection end the election, and writes
-renewal times in local time. Each renewal extends the `Fence`.
+The election is that of `kubernetes.aio.leaderelection`, with a lock of our own. The library's lock
+makes calls without time limits, lets a broken connection end the election, and writes renewal times
+in local time. Each renewal extends the `Fence`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MARGIN_NS: Final = NS_PER_S
 class LeaseTimes:
     """Times of the election, in whole seconds as the Lease stores them.
 
-    A failed leader is replaced after `duration_s` and two attempts, so within 25 s. The leader
+    A failed leader is replaced after `duration_s` and two attempts, that is, within 25 s. A leader
     keeps the Lease if the API server is unavailable for less than `renew_s`.
 
     Args:
@@ -87,7 +87,7 @@ async def hold_lease(lock: FencingLock, *, leading: Callable[[], None]) -> None:
         await election.run()
     except asyncio.CancelledError:
         lock.fence.close()
-        # The next leader then need not wait for the Lease to expire.
+        # Release the Lease, so that the next leader need not wait until it expires.
         with contextlib.suppress(TimeoutError):
             await asyncio.shield(asyncio.wait_for(lock.release(), times.retry_s))
         raise
@@ -143,8 +143,7 @@ class FencingLock(BaseLock):
         """Read the Lease's record, or return the exception that the election expects.
 
         Raises:
-            LeaseLostError: this process held the Lease, and another operator may have held it
-                since.
+            LeaseLostError: this process held the Lease earlier, but no longer holds it.
         """
         response = await self._client.read(LEASE, namespace, name)
         if isinstance(response, FailedCall):
@@ -168,30 +167,30 @@ class FencingLock(BaseLock):
     ) -> bool:
         """Create the Lease, held by this process."""
         del election_record  # it has local times; `_spec` writes UTC
-        begun_ns = self._clock.now_ns()
+        start_ns = self._clock.now_ns()
         response = await self._client.create_lease(
             namespace, {"metadata": {"name": name}, "spec": self._spec({})}
         )
-        return self._note_renewal(response, begun_ns)
+        return self._note_renewal(response, start_ns)
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         """Acquire or renew the Lease unless it changed since it was read."""
         del updated_record  # as in `create`
         assert self._stored is not None, "the election reads before it writes"
-        begun_ns = self._clock.now_ns()
+        start_ns = self._clock.now_ns()
         body = {**self._stored, "spec": self._spec(self._stored.get("spec") or {})}
-        return self._note_renewal(await self._client.replace_lease(namespace, name, body), begun_ns)
+        return self._note_renewal(await self._client.replace_lease(namespace, name, body), start_ns)
 
     async def release(self) -> None:
         """Release the Lease if this process holds it."""
-        found = await self._client.read(LEASE, self.namespace, self.name)
-        if isinstance(found, FailedCall):
-            _log.warning("lease not released", extra={"problem": found.message})
+        lease = await self._client.read(LEASE, self.namespace, self.name)
+        if isinstance(lease, FailedCall):
+            _log.warning("lease not released", extra={"problem": lease.message})
             return
-        held: Mapping[str, Any] = found.get("spec") or {}
-        if held.get("holderIdentity") != self.identity:
+        spec: Mapping[str, Any] = lease.get("spec") or {}
+        if spec.get("holderIdentity") != self.identity:
             return
-        body = {**found, "spec": {**held, "holderIdentity": ""}}
+        body = {**lease, "spec": {**spec, "holderIdentity": ""}}
         response = await self._client.replace_lease(self.namespace, self.name, body)
         if isinstance(response, FailedCall):
             _log.warning("lease not released", extra={"problem": response.message})
@@ -199,36 +198,43 @@ class FencingLock(BaseLock):
             _log.info("lease released")
 
     def _close_fence(self, how: str) -> None:
-        """Close the fence, since another holder may write, even before our own deadline."""
+        """Close the fence before its deadline, since another holder may write."""
         self.fence.close()
         if self._has_held:
-            # The services' state in memory is out of date; a new process starts without it.
+            # The services' state in memory is out of date. End the process: a new one starts
+            # without that state.
             raise LeaseLostError(
                 f"this operator held the Lease {self.namespace}/{self.name}, which was {how}"
             )
 
-    def _spec(self, before: Mapping[str, Any]) -> dict[str, Any]:
+    def _spec(self, last: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the Lease's next spec, held by this process.
+
+        Args:
+            last: the current spec; empty for a new Lease.
+        """
         now = datetime.fromtimestamp(self._clock.unix_ns() / NS_PER_S, UTC)
         stamp = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
-        same = before.get("holderIdentity") == self.identity
-        changes = int(before.get("leaseTransitions") or 0) + (0 if same or not before else 1)
+        same = last.get("holderIdentity") == self.identity
+        transitions = int(last.get("leaseTransitions") or 0) + (0 if same or not last else 1)
         return {
-            **before,
+            **last,
             "holderIdentity": self.identity,
             "leaseDurationSeconds": self.times.duration_s,
-            "acquireTime": before.get("acquireTime") if same else stamp,
+            "acquireTime": last.get("acquireTime") if same else stamp,
             "renewTime": stamp,
-            "leaseTransitions": changes,
+            "leaseTransitions": transitions,
         }
 
-    def _note_renewal(self, response: ApiResponse, begun_ns: int) -> bool:
+    def _note_renewal(self, response: ApiResponse, start_ns: int) -> bool:
         if isinstance(response, FailedCall):
             self._note_failure(response)
             return False
         self._stored = response
         self._has_held = True
-        # Counted from the start of the request, before any other operator observes the renewal.
-        self.fence.extend(begun_ns + self.times.duration_s * NS_PER_S - _MARGIN_NS)
+        # Counted from the start of the request, because another operator may observe the renewal as
+        # soon as it is stored.
+        self.fence.extend(start_ns + self.times.duration_s * NS_PER_S - _MARGIN_NS)
         return True
 
     def _note_failure(self, call: FailedCall) -> ApiException:

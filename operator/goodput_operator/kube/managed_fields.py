@@ -2,8 +2,8 @@
 
 A forced server-side apply takes over the fields that it sets. It never removes a field that only
 another manager set, such as a second port of the same name or `valueFrom` beside our `value`, and
-the API server may then reject the object. Once our entry owns such a field too, the next apply
-removes it, because that apply does not set it.
+the API server may then reject the object. Once our entry also owns such a field, the next apply
+removes the field, because that apply does not set it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def take_over(
     Args:
         live: the object with its `metadata.managedFields`.
         manager: the new owner, which uses server-side apply.
-        below: paths whose fields are moved; all fields by default.
+        below: paths below which fields are moved; by default all fields.
 
     Returns:
         The moved fields with their former managers, and the new `metadata.managedFields`. If no
@@ -135,7 +135,7 @@ def take_over(
 
 
 def _split(fields: Mapping[str, Any], at: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a field set into the part below a path and the rest."""
+    """Split a field set into the fields below a path and the other fields."""
     if not at:
         return dict(fields), {}
     key, *deeper = at
@@ -146,14 +146,13 @@ def _split(fields: Mapping[str, Any], at: Path) -> tuple[dict[str, Any], dict[st
     return {key: inside} if inside else {}, {key: outside, **others} if outside else others
 
 
-def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _union(one.get(key, {}), other.get(key, {})) for key in dict.fromkeys([*one, *other])
-    }
+def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    keys = dict.fromkeys([*first, *second])
+    return {key: _union(first.get(key, {}), second.get(key, {})) for key in keys}
 
 
 def _paths(fields: Mapping[str, Any], at: Path = ()) -> Iterator[Path]:
-    """Yield the paths of owned fields; a completely owned list item or map is one field."""
+    """Yield the paths of owned fields; a list item or map that is owned completely is one field."""
     below = {key: value for key, value in fields.items() if key != "."}
     if at and (not below or "." in fields):
         yield at
@@ -179,7 +178,7 @@ def _get(value: Any, key: str) -> Any:
         return ABSENT
     if kind == "k":
         keys = json.loads(name).items()
-        items = (one for one in value if all(one.get(k) == v for k, v in keys))
+        items = (item for item in value if all(item.get(k) == v for k, v in keys))
         return next(items, ABSENT)
     item = json.loads(name)
     return item if item in value else ABSENT

@@ -1,7 +1,7 @@
 """Kubernetes objects as the operator handles them: plain dictionaries, their kinds and API paths.
 
-Decoding them into typed models would take thirty times as long. A field that only one module needs
-is read in that module.
+Decoding objects into typed models would take thirty times as long. A field that only one module
+needs is read in that module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Kind:
     """One kind of namespaced object.
 
     Args:
-        api_version: group and version; the version alone for the core group.
+        api_version: group and version; only the version for the core group.
         name: value of the field `kind`.
         plural: name of the resource in API paths.
     """
@@ -106,7 +106,7 @@ def controlled_by(body: Object, uid: str) -> bool:
 
 def conditions_by_type(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the conditions in the status of an object by type."""
-    return {one["type"]: one for one in status.get("conditions") or ()}
+    return {condition["type"]: condition for condition in status.get("conditions") or ()}
 
 
 def is_ready(pod: Object) -> bool:

@@ -2,8 +2,8 @@
 
 Only event handlers are registered, so Kopf writes nothing: no finalizer blocks the deletion of a
 service while no operator runs, and no annotation is added to users' objects. Kopf watches with the
-session of `watch_session`, which reports accepted requests (to `manager.health`) and listed objects
-(to `kube.cache`).
+session of `watch_session`. This session reports accepted requests to `manager.health`, and listed
+objects to `kube.cache`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WATCH_S: Final = 240
 """Duration after which the API server ends a watch and Kopf starts the next."""
 WATCHED: Final = (LLMSERVICE, POD, *CHILDREN)
 _CONNECTIONS: Final = 32
-"""More connections than the workers and the election use at once."""
+"""Maximum number of connections, more than the workers and the election use at once."""
 _CONNECT_S: Final = 10
 _REQUEST_S: Final = 60
 _MAX_BACK_OFF_S: Final = 15
@@ -110,7 +110,7 @@ async def watch_session(
     async def send_request(
         request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        # Service account tokens are rotated within the hour.
+        # Read again for each request, since service account tokens are rotated within the hour.
         request.headers.update(await _authorization_header(configuration))
         response = await send(request)
         if response.status < 300:

@@ -73,14 +73,14 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
     reporter = Reporter(
         out=Outlet(sys.stdout.fileno()),
         err=Outlet(sys.stderr.fileno()),
-        machine=options.json,
+        json_events=options.json,
         colour=_colour(),
         names=_names(service, desired),
         model=service.metadata.name,
     )
     try:
-        for note in ignored_here(service, device=options.device):
-            reporter.say(note)
+        for message in ignored_here(service, device=options.device):
+            reporter.say(message)
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
             commands = commands_type(
                 service=service.metadata.name,
@@ -102,7 +102,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                     )
                 )
             except GoodputError as error:
-                # Processes read a copy of the manifest; name the original file.
+                # Processes read a copy of the manifest; the message must name the original file.
                 sentence = str(error).replace(str(workspace.manifest), str(options.manifest))
                 raise type(error)(sentence) from error
     finally:
@@ -117,7 +117,7 @@ async def _serve(
     control: FleetControl | None,
     reporter: Reporter,
 ) -> ExitCode:
-    """Run the fleet to its end; return the exit code of the first stop request."""
+    """Run the fleet until it ends, and return the exit code of the first stop request."""
     causes: list[StopCause] = []
     async with aiohttp.ClientSession() as session:
         supervisor = Supervisor(
@@ -147,14 +147,14 @@ def require_free(port: int, option: str) -> None:
     """Reject a port that is in use.
 
     Args:
-        port: the port; 0, any free port, always passes.
+        port: the port; 0 stands for any free port and is always accepted.
         option: command-line option that sets the port.
 
     Raises:
         UsageError: the port is in use, or the user lacks the permission to use it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # The router sets this option too, for connections of an earlier run in TIME_WAIT.
+        # As the router does, ignore connections of an earlier run in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -207,8 +207,8 @@ def _names(service: LLMService, desired: Desired) -> Iterable[str]:
     """Return the names of all processes that may run."""
     if service.spec.control.mode is not ControlMode.AUTO:
         return desired.processes
-    most = min(service.spec.max_replicas, MAX_REPLICAS)
-    return replace(desired, replicas=max(desired.replicas, most)).processes
+    max_replicas = min(service.spec.max_replicas, MAX_REPLICAS)
+    return replace(desired, replicas=max(desired.replicas, max_replicas)).processes
 
 
 def _colour() -> bool:

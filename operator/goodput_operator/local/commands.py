@@ -1,4 +1,4 @@
-"""Command lines of the processes, `goodput engine` and `goodput router`, and their files."""
+"""Command lines of `goodput engine` and `goodput router`, and the files that they read."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Commands:
         return self._command("engine", name, "--port", "0", "--admin-port", "0", *device)
 
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
-        """Return the command of the router on these ports, 0 for any free one."""
+        """Return the command of the router on these ports; 0 stands for any free port."""
         ports = ("--port", str(port), "--admin-port", str(admin_port))
         return self._command("router", name, "--upstreams", str(self.workspace.upstreams), *ports)
 

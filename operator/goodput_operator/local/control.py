@@ -1,7 +1,8 @@
 """The driver of the control loop over local processes.
 
-Each interval it measures the processes as the operator measures pods, runs a control step, and
-applies the decision: limits to the engines over HTTP, replicas to the supervisor.
+In each interval, the driver measures the processes as the operator measures pods, runs a control
+step, and applies the decision: it sends limits to the engines over HTTP, and the number of replicas
+to the supervisor.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class FleetControl:
         """
         next_ns = self._clock()
         while True:
-            self._reporter.decided(await self._step(session, supervisor))
+            self._reporter.report_step(await self._step(session, supervisor))
             next_ns = max(next_ns + self._interval_ns, self._clock())
             await asyncio.sleep((next_ns - self._clock()) / NS_PER_S)
 
@@ -112,7 +113,7 @@ class FleetControl:
         self._last, measures = measure_interval(
             self._last,
             ServiceReading(at_ns=at_ns, routers=routers, engines=engines),
-            classes=[one.name for one in self._params.classes],
+            classes=[slo_class.name for slo_class in self._params.classes],
             interval_ns=self._interval_ns,
         )
         return measures

@@ -1,19 +1,22 @@
 """The state of the local fleet, and the decision about it.
 
 `decide` is a pure function from a snapshot of the processes to actions, like the operator's
-decision about pods. It is level-triggered: it depends on the present state only. The control laws
-set the replicas in `Desired`.
+decision about pods. The decision is level-triggered: it depends only on the current state. The
+control laws set the replicas in `Desired`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "Abort",
@@ -89,15 +92,16 @@ class ProcessView:
         started_ns: time of the latest start.
         ready_ns: time at which that start became ready; None if it has not.
         exited_ns: time at which the process ended; None while it runs.
-        exit_code: code of the last end, as in `subprocess`: −9 for SIGKILL.
+        exit_code: exit code of the latest start that has ended, as in `subprocess` (−9 for
+            SIGKILL); None if none has ended.
         failures: consecutive failed starts; a stable run resets the count.
         ever_ready: True if any start became ready.
-        terminated_ns: time at which SIGTERM was sent; None if it was not.
+        terminated_ns: time at which SIGTERM was sent; None if it was not sent.
         killed: True if SIGKILL was sent.
         unresponsive_ns: time since which liveness checks have failed; None if they pass.
         address: addresses of the process; None until it listens.
-        error: last sentence after `error:` on stderr; None if there is none.
-        last_line: last line of the log of any start.
+        error: last message after `error:` on stderr; None if there is none.
+        last_line: last line that any start logged; None if there is none.
     """
 
     name: str
@@ -133,7 +137,7 @@ class Stop:
 
     Args:
         reason: reason in the log and in the `stopping` event.
-        at_once: True to kill all processes instead of finishing running requests.
+        at_once: True to kill all processes without waiting for running requests.
     """
 
     reason: str
@@ -145,14 +149,14 @@ class FleetSnapshot:
     """State of the fleet at one time.
 
     Args:
-        began_ns: start of the fleet.
+        start_ns: start of the fleet.
         processes: all processes that were started and not removed.
         published: replicas in the router's file of upstreams.
         announced: True if readiness was reported.
         stop: the stop request; None if there is none.
     """
 
-    began_ns: int
+    start_ns: int
     processes: tuple[ProcessView, ...] = ()
     published: tuple[RoutedReplica, ...] = ()
     announced: bool = False
@@ -249,8 +253,8 @@ class FleetDecision:
     """Actions, and the time of the next decision.
 
     Args:
-        actions: in this order.
-        wake_at_ns: time of the next decision at the latest; None if only a change needs one.
+        actions: actions in the order of execution.
+        wake_at_ns: latest time of the next decision; None to wait for a change.
         finished: True once a stop was requested and no process runs.
     """
 
@@ -260,7 +264,7 @@ class FleetDecision:
 
 
 def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecision:
-    """Decide the next actions.
+    """Return the next actions for a snapshot of the fleet.
 
     Args:
         snapshot: the observed fleet.
@@ -275,14 +279,14 @@ def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecis
     if abort is not None:
         return FleetDecision(actions=(abort,))
 
-    known = {process.name: process for process in snapshot.processes}
-    wanted = desired.processes
+    by_name = {process.name: process for process in snapshot.processes}
+    desired_roles = desired.processes
     actions: list[Action] = []
     wakes: list[int] = []
     if not snapshot.announced:
-        wakes.append(snapshot.began_ns + desired.ready_timeout_ns)
-    for name, role in wanted.items():
-        process = known.get(name)
+        wakes.append(snapshot.start_ns + desired.ready_timeout_ns)
+    for name, role in desired_roles.items():
+        process = by_name.get(name)
         if process is None:
             actions.append(Start(name=name, role=role))
         elif process.exited_ns is not None:
@@ -302,20 +306,22 @@ def decide(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> FleetDecis
             else:
                 wakes.append(kill_ns)
 
-    surplus = [process for process in snapshot.processes if process.name not in wanted]
+    surplus = [process for process in snapshot.processes if process.name not in desired_roles]
     actions += [Remove(name=process.name) for process in surplus if not process.alive]
-    # A replica that is desired again while it drains restarts when it has ended.
-    surplus += [p for p in snapshot.processes if p.name in wanted and p.terminated_ns is not None]
+    # A draining replica that is desired again restarts after it has ended.
+    surplus += [
+        p for p in snapshot.processes if p.name in desired_roles and p.terminated_ns is not None
+    ]
     ending = _terminate(tuple(surplus), Stop(reason="fewer replicas"), desired.grace_ns, now_ns)
     actions += ending.actions
     if ending.wake_at_ns is not None:
         wakes.append(ending.wake_at_ns)
 
-    upstreams = _upstreams(known, wanted)
+    upstreams = _upstreams(by_name, desired_roles)
     if upstreams != snapshot.published:
-        # First, so that the router sends no requests to a replica that is about to drain.
+        # Publish first, so that the router sends no requests to a replica that is about to drain.
         actions.insert(0, Publish(upstreams=upstreams))
-    if not snapshot.announced and _all_ready(known, wanted):
+    if not snapshot.announced and _all_ready(by_name, desired_roles):
         actions.append(Announce())
     return FleetDecision(actions=tuple(actions), wake_at_ns=min(wakes, default=None))
 
@@ -339,14 +345,14 @@ def _shut_down(
 ) -> FleetDecision:
     """Stop the router first, and the replicas once it has ended, within one grace period.
 
-    A draining router admits no new requests. It finishes the running ones, which need replicas.
+    A draining router admits no new requests, but needs the replicas to finish running requests.
     """
     routers = tuple(p for p in processes if p.role is Role.ROUTER and p.alive)
     if routers and not stop.at_once:
         return _terminate(routers, stop, grace_ns, now_ns)
-    ended_ns = (p.terminated_ns for p in processes if p.role is Role.ROUTER)
-    begun_ns = next((at_ns for at_ns in ended_ns if at_ns is not None), None)
-    return _terminate(processes, stop, grace_ns, now_ns, begun_ns=begun_ns)
+    terminated_ns = (p.terminated_ns for p in processes if p.role is Role.ROUTER)
+    start_ns = next((at_ns for at_ns in terminated_ns if at_ns is not None), None)
+    return _terminate(processes, stop, grace_ns, now_ns, start_ns=start_ns)
 
 
 def _terminate(
@@ -355,16 +361,16 @@ def _terminate(
     grace_ns: int,
     now_ns: int,
     *,
-    begun_ns: int | None = None,
+    start_ns: int | None = None,
 ) -> FleetDecision:
     """Send SIGTERM, and SIGKILL after the grace period.
 
     Args:
         processes: processes to end.
         stop: the stop request.
-        grace_ns: grace period, from `begun_ns` if given, else from SIGTERM.
+        grace_ns: grace period, from `start_ns` if given, otherwise from SIGTERM.
         now_ns: current time.
-        begun_ns: start of a shutdown that ended other processes first.
+        start_ns: start of a shutdown that has ended other processes first.
     """
     timeout_ns = grace_ns + _EXIT_MARGIN_NS
     actions: list[Action] = []
@@ -380,8 +386,8 @@ def _terminate(
             actions.append(Terminate(name=process.name))
         sent_ns = now_ns if process.terminated_ns is None else process.terminated_ns
         kill_ns = sent_ns + timeout_ns
-        if begun_ns is not None:
-            kill_ns = max(begun_ns + timeout_ns, sent_ns + _EXIT_MARGIN_NS)
+        if start_ns is not None:
+            kill_ns = max(start_ns + timeout_ns, sent_ns + _EXIT_MARGIN_NS)
         if now_ns >= kill_ns:
             reason = f"it did not end within {_seconds(kill_ns - sent_ns)} of SIGTERM"
             actions.append(Kill(name=process.name, reason=reason))
@@ -398,16 +404,16 @@ def _abort(snapshot: FleetSnapshot, desired: Desired, now_ns: int) -> Abort | No
         return None
     for process in snapshot.processes:
         if process.exit_code == ExitCode.USAGE and not process.ever_ready:
-            # The manifest or an option is invalid, so a restart would fail too.
+            # The manifest or an option is invalid, so a restart would fail, too.
             sentence = (
                 process.error or f"{process.name} rejected its arguments{_log_excerpt(process)}"
             )
             return Abort(sentence=sentence, exit_code=ExitCode.USAGE)
-    if now_ns < snapshot.began_ns + desired.ready_timeout_ns:
+    if now_ns < snapshot.start_ns + desired.ready_timeout_ns:
         return None
-    known = {process.name: process for process in snapshot.processes}
+    by_name = {process.name: process for process in snapshot.processes}
     for name in desired.processes:
-        late = known.get(name)
+        late = by_name.get(name)
         if late is None or late.phase is not ProcessPhase.READY:
             sentence = f"{name} was not ready within {_seconds(desired.ready_timeout_ns)}"
             if late is not None and late.exit_code is not None:
@@ -424,19 +430,22 @@ def _log_excerpt(process: ProcessView) -> str:
     return f", its last log line was {line!r}" if line else ", and it logged nothing"
 
 
-def _upstreams(known: dict[str, ProcessView], wanted: dict[str, Role]) -> tuple[RoutedReplica, ...]:
+def _upstreams(
+    by_name: dict[str, ProcessView], desired_roles: dict[str, Role]
+) -> tuple[RoutedReplica, ...]:
+    """Return the replicas to which the router sends requests."""
     return tuple(
         RoutedReplica(name=name, url=process.address.url, admin_url=process.address.admin_url)
-        for name, role in wanted.items()
+        for name, role in desired_roles.items()
         if role is Role.REPLICA
-        and (process := known.get(name)) is not None
+        and (process := by_name.get(name)) is not None
         and process.serving
         and process.address is not None
     )
 
 
-def _all_ready(known: dict[str, ProcessView], wanted: dict[str, Role]) -> bool:
-    return all(name in known and known[name].phase is ProcessPhase.READY for name in wanted)
+def _all_ready(by_name: dict[str, ProcessView], names: Iterable[str]) -> bool:
+    return all(name in by_name and by_name[name].phase is ProcessPhase.READY for name in names)
 
 
 def _seconds(ns: int) -> str:

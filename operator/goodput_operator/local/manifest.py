@@ -1,4 +1,4 @@
-"""The manifest of a local service: reading its file, and its fields without effect here."""
+"""The manifest of a local service: reads the file, and lists the fields that have no effect."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
         device: profile that replaces `spec.model.source`; None to use the source.
     """
     emulated = device is not None or service.spec.model.scheme == "emulated"
-    notes = [
-        f"{path} is ignored: {why}" for path, why in _ignored_fields(service, emulated=emulated)
+    messages = [
+        f"{path} is ignored: {reason}"
+        for path, reason in _ignored_fields(service, emulated=emulated)
     ]
     routers = service.spec.router.replicas
     if routers > 1:
-        notes.append(f"spec.router.replicas is {routers}: one router runs locally")
-    return notes
+        messages.append(f"spec.router.replicas is {routers}: one router runs locally")
+    return messages
 
 
 def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]]:

@@ -30,8 +30,8 @@ class UpOptions:
     Args:
         manifest: file of the manifest.
         device: device profile that replaces `spec.model.source`; None to use the source.
-        port: serving port of the router, 0 for any free one.
-        admin_port: admin port of the router, 0 for any free one.
+        port: serving port of the router; 0 for any free port.
+        admin_port: admin port of the router; 0 for any free port.
         replicas: number of replicas; None to use the manifest's.
         json: True to write events to stdout.
         exit_with_parent: True to stop when stdin closes.
@@ -113,7 +113,7 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
-    return UpOptions(**{one.name: getattr(args, one.name) for one in fields(UpOptions)})
+    return UpOptions(**{field.name: getattr(args, field.name) for field in fields(UpOptions)})
 
 
 def _replicas(text: str) -> int:

@@ -2,7 +2,8 @@
 
 Each process leads a process group, so Ctrl-C reaches only the supervisor, and SIGKILL also reaches
 the children of the process. Its stdin is a pipe of the supervisor, so it ends with the supervisor,
-even after `kill -9`. Its output is untrusted: lines are bounded and control characters are escaped.
+even if `kill -9` ends the supervisor. Its output is untrusted: the length of lines is limited, and
+control characters are escaped.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _POLL_S: Final = 0.05
 _ERROR: Final = "error: "
 MAX_LINE_BYTES: Final = 8192
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
-"""Escapes of control characters; a log line may contain bytes of a client."""
+"""Escapes of control characters, because a log line may contain bytes that a client sent."""
 _REQUEST_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 
 
@@ -59,7 +60,7 @@ class ChildProcess:
         session: HTTP session for checks of the process.
         routed: returns the number of replicas that a ready router must have.
         log: called with the name and each line of the process's output.
-        changed: called when the process became ready or ended.
+        changed: called when the process has become ready or has ended.
         unresponsive: called when the first liveness check fails.
     """
 
@@ -87,7 +88,7 @@ class ChildProcess:
         self._transport: asyncio.SubprocessTransport | None = None
         self._listening: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         self._error_logged = True
-        # Results of the last start remain until this start has its own.
+        # Keep the results of the last start until this start has its own.
         self._view = ProcessView(
             name=name,
             role=role,
@@ -121,9 +122,9 @@ class ChildProcess:
             _kill_group(self._transport)
 
     async def run(self, command: Command) -> None:
-        """Start the process and wait for its end; a cancellation kills it.
+        """Start the process and wait for its end; a cancellation kills the process.
 
-        A failed start or end is not raised; `view` has it.
+        A failed start or exit raises no exception; `view` contains it.
         """
         try:
             transport, output = await asyncio.get_running_loop().subprocess_exec(
@@ -137,7 +138,7 @@ class ChildProcess:
             self._ended(None)
             return
         self._transport = transport
-        # Signals requested while the process was being created.
+        # Send a signal that was requested while the process was being created.
         if self._view.killed:
             self.kill()
         elif self._view.terminated_ns is not None:
@@ -152,8 +153,8 @@ class ChildProcess:
                 for watch in watches:
                     watch.cancel()
         finally:
-            # Remaining children would hold its pipes and its port. The id of a process group is not
-            # reused while the group has a member.
+            # Remaining children would keep the pipes and the port of the process open. The id of a
+            # process group is not reused while the group has a member.
             _kill_group(transport)
             await output.wait_closed()
             transport.close()
@@ -163,7 +164,7 @@ class ChildProcess:
     async def _become_ready(self) -> None:
         address = await self._listening
         self._update(phase=ProcessPhase.LISTENING)
-        # A replica is ready as soon as it listens, a router once it has the replicas.
+        # A replica is ready as soon as it listens. A router is ready once it has the replicas.
         if self._view.role is Role.ROUTER:
             while not await _is_routable(self._session, address, self._routed()):  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(_POLL_S)
@@ -209,7 +210,8 @@ class ChildProcess:
         if self._view.phase is not ProcessPhase.STARTING or not line.startswith(_ERROR):
             self._log_line(line)
             return
-        # Not logged yet, because the supervisor reports an error at the start for all replicas.
+        # Do not log this error yet, because the supervisor reports an error at the start once for
+        # all replicas.
         self._log_error()
         self._update(error=line.removeprefix(_ERROR))
         self._error_logged = False
@@ -253,8 +255,8 @@ async def _is_routable(session: aiohttp.ClientSession, address: Address, replica
 class _Output(asyncio.SubprocessProtocol):
     """Splits the output of a process into lines and detects its end.
 
-    It detects the end even while another process holds the pipes. `asyncio.subprocess` reports it
-    only after all holders have closed them.
+    The end is detected even while another process keeps the pipes open. `asyncio.subprocess`
+    reports the end only after all processes have closed the pipes.
     """
 
     def __init__(self, handlers: Mapping[int, Callable[[str], None]]) -> None:
@@ -271,7 +273,7 @@ class _Output(asyncio.SubprocessProtocol):
             raise self._failure
 
     async def wait_closed(self) -> None:
-        """Wait, for a second at most, until the process is reaped and its last line is read."""
+        """Wait at most one second until the process is reaped and its last line is read."""
         await self._exited.wait()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):

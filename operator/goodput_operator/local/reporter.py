@@ -1,7 +1,7 @@
 """Output of `goodput up`: logs with a prefix, messages for users, and JSON lines for programs.
 
-Stdout carries the report that the service is ready, or with `--json` only events, one JSON object
-per line. All other output goes to stderr. `docs/local.md` documents both.
+Stdout gets the message that the service is ready. With `--json`, it gets only events instead, one
+JSON object per line. All other output goes to stderr. `docs/local.md` documents the output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reporter:
     Args:
         out: stdout.
         err: stderr.
-        machine: True if stdout carries JSON events.
+        json_events: True to write JSON events to stdout.
         colour: True if prefixes on stderr are coloured.
         names: names of the processes, to align and colour their lines.
         model: name of the model in the example request.
@@ -52,14 +52,14 @@ class Reporter:
         *,
         out: Outlet,
         err: Outlet,
-        machine: bool,
+        json_events: bool,
         colour: bool,
         names: Iterable[str],
         model: str,
     ) -> None:
         self._out = out
         self._err = err
-        self._machine = machine
+        self._json_events = json_events
         self._model = model
         self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
         self._width = max(map(len, [_SUPERVISOR, *self._colours]))
@@ -77,9 +77,11 @@ class Reporter:
         """Write a sentence of the supervisor."""
         self.log(_SUPERVISOR, sentence)
 
-    def ready(self, service: str, router: Address, replicas: tuple[RoutedReplica, ...]) -> None:
+    def report_ready(
+        self, service: str, router: Address, replicas: tuple[RoutedReplica, ...]
+    ) -> None:
         """Report that the service is ready."""
-        if self._machine:
+        if self._json_events:
             self._event(EVENT_READY, **asdict(router), replicas=[asdict(r) for r in replicas])
             return
         body = {"model": self._model, "prompt": "Hello", "max_tokens": 16, "stream": True}
@@ -94,7 +96,7 @@ class Reporter:
         for line in lines:
             self._out.write(line)
 
-    def exited(self, process: ProcessView, restart_in_ns: int) -> None:
+    def report_exit(self, process: ProcessView, restart_in_ns: int) -> None:
         """Report that a process ended without a stop request."""
         code = process.exit_code
         if code is None:
@@ -109,23 +111,23 @@ class Reporter:
             restart_in_ms=restart_in_ns // NS_PER_MS,
         )
 
-    def serves(self, process: ProcessView, *, again: bool) -> None:
+    def report_start(self, process: ProcessView, *, again: bool) -> None:
         """Report that a restarted process or an added replica is ready."""
         assert process.address is not None
         self.say(f"{process.name} is ready{' again' if again else ''} at {process.address.url}")
         event = f"{process.role}_{'restarted' if again else 'started'}"
         self._event(event, name=process.name, **asdict(process.address))
 
-    def left(self, process: ProcessView) -> None:
-        """Report that a replica that is no longer desired has ended."""
+    def report_removal(self, process: ProcessView) -> None:
+        """Report the end of a replica that is no longer desired."""
         drained = process.terminated_ns is not None and process.exit_code == 0
         end = "has drained" if drained else "does not restart: fewer replicas are desired"
         self.say(f"{process.name} {end}")
         self._event("replica_left", name=process.name)
 
-    def decided(self, step: ControlStep) -> None:
+    def report_step(self, step: ControlStep) -> None:
         """Report a control step: changes in the log, and the decision as an event."""
-        # The same inputs as in the operator's log.
+        # These are the inputs that the operator logs, too.
         inputs = json.dumps(decision_summary(step.decision)) if step.changes else ""
         for change in step.changes:
             self.say(change.message)
@@ -137,15 +139,15 @@ class Reporter:
                 message=change.message,
                 applied=change.applied,
             )
-        if self._machine:
+        if self._json_events:
             decision = msgspec.json.encode(step.decision, enc_hook=json_value).decode()
             self._out.write(f'{{"event": "{EVENT_DECISION}", "decision": {decision}}}')
 
-    def killed(self, name: str, reason: str) -> None:
+    def report_kill(self, name: str, reason: str) -> None:
         """Report that a process is killed."""
         self.say(f"{name} is killed: {reason}")
 
-    def stopping(self, reason: str, grace_ns: int | None) -> None:
+    def report_stop(self, reason: str, grace_ns: int | None) -> None:
         """Report a shutdown.
 
         Args:
@@ -157,20 +159,21 @@ class Reporter:
         self._event("stopping", reason=reason)
 
     def close(self) -> None:
-        """Write the queued lines, for a second at most per outlet."""
+        """Write the queued lines, waiting at most one second per outlet."""
         self._out.close()
         self._err.close()
 
     def _event(self, event: str, **fields: Any) -> None:
-        if self._machine:
+        if self._json_events:
             self._out.write(json.dumps({"event": event, **fields}))
 
 
 class Outlet:
     """Writes lines to one file descriptor without waiting for its reader.
 
-    A thread writes, because a terminal stopped by Ctrl-S, or a parent that does not read, must not
-    block the supervisor. Lines that do not fit into the bounded queue are dropped and counted.
+    A thread writes the lines, because a terminal stopped by Ctrl-S, or a parent that does not read,
+    must not block the supervisor. Lines that do not fit into the bounded queue are dropped and
+    counted.
 
     Args:
         fd: file descriptor to write to; it stays open.
@@ -185,7 +188,8 @@ class Outlet:
         self._dropped = 0
         self._closed = False
         self._changed = threading.Condition()
-        # A daemon thread without a buffered stream, so that a reader cannot delay the exit.
+        # The thread is a daemon and uses no buffered stream, so that a reader that has stopped
+        # reading cannot delay the exit.
         self._thread = threading.Thread(target=self._write_all, name=f"outlet-{fd}", daemon=True)
         self._thread.start()
 
@@ -200,7 +204,7 @@ class Outlet:
             self._push(data)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write the queued lines, for this long at most."""
+        """Write the queued lines, waiting at most `timeout_s`."""
         with self._changed:
             self._report_dropped()
             self._closed = True

@@ -1,7 +1,7 @@
 """The supervisor of the local fleet: observe, decide, apply, until every process has ended.
 
-It owns the tasks of the processes, so no process outlives it. `decide` makes the decisions, and
-`ChildProcess` starts and stops processes.
+The supervisor owns the tasks of the processes, so no process outlives it. `decide` makes the
+decisions, and `ChildProcess` starts and stops processes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Supervisor:
     Args:
         desired: the initial desired fleet.
         commands: command lines and files of the processes.
-        port: serving port of the router, 0 for any free one; a restarted router keeps it.
-        admin_port: admin port of the router, 0 for any free one; a restarted router keeps it.
+        port: serving port of the router, 0 for any free port; a restarted router uses the same
+            port.
+        admin_port: admin port of the router, in the same way.
         session: HTTP session for checks of the processes.
         reporter: reports to users and to a parent process.
         clock: monotonic clock in nanoseconds.
@@ -83,7 +84,7 @@ class Supervisor:
         self._announced = False
         self._stop: Stop | None = None
         self._failure: GoodputError | None = None
-        self._began_ns = clock()
+        self._start_ns = clock()
         self._woken = asyncio.Event()
 
     @property
@@ -103,16 +104,16 @@ class Supervisor:
             self._woken.set()
 
     def stop(self, reason: str) -> None:
-        """Begin to shut down within the grace period; a repeated call has no effect."""
+        """Start the shutdown within the grace period; a repeated call has no effect."""
         if self._stop is None:
             self._stop = Stop(reason=reason)
             if self._control_task is not None:
                 self._control_task.cancel()
-            self._reporter.stopping(reason, self._desired.grace_ns if self._announced else None)
+            self._reporter.report_stop(reason, self._desired.grace_ns if self._announced else None)
             self._woken.set()
 
     def interrupt(self, reason: str) -> None:
-        """Begin to shut down, or kill everything if the shutdown has begun."""
+        """Start the shutdown, or kill all processes if the shutdown has started."""
         if self._stop is None:
             self.stop(reason)
         else:
@@ -144,13 +145,13 @@ class Supervisor:
                 self._apply(action, group)
             self._report_changes()
             if decision.actions:
-                await asyncio.sleep(0)  # the actions may cause others
+                await asyncio.sleep(0)  # the actions may require further ones
             else:
                 await self._wait(decision.wake_at_ns)
 
     def _observe(self) -> FleetSnapshot:
         return FleetSnapshot(
-            began_ns=self._began_ns,
+            start_ns=self._start_ns,
             processes=self.processes,
             published=self._published,
             announced=self._announced,
@@ -175,10 +176,10 @@ class Supervisor:
             case Terminate(name=name):
                 self._children[name].terminate()
             case Kill(name=name, reason=reason):
-                self._reporter.killed(name, reason)
+                self._reporter.report_kill(name, reason)
                 self._children[name].kill()
             case Remove(name=name):
-                self._reporter.left(self._children.pop(name).view)
+                self._reporter.report_removal(self._children.pop(name).view)
             case Publish(upstreams=upstreams):
                 self._commands.workspace.publish(upstreams)
                 self._published = upstreams
@@ -193,7 +194,7 @@ class Supervisor:
 
     def _start(self, name: str, role: Role, group: asyncio.TaskGroup) -> None:
         child = self._children.get(name)
-        # After SIGTERM, a process restarts like one that starts for the first time.
+        # After SIGTERM, a process starts without the state of earlier starts.
         earlier = child.view if child and child.view.terminated_ns is None else None
         child = ChildProcess(
             name,
@@ -211,9 +212,10 @@ class Supervisor:
         group.create_task(child.run(self._command(name, role, earlier)), name=name)
 
     def _routed(self) -> int:
-        """Return the replicas that a ready router must have.
+        """Return the number of replicas that a ready router must have.
 
-        Before the service is ready, these are all desired replicas, afterwards those in its file.
+        Before the service is ready, all desired replicas count. Afterwards, the replicas in the
+        router's file count.
         """
         return len(self._published) if self._announced else self._desired.replicas
 
@@ -237,14 +239,14 @@ class Supervisor:
             if self._stop is not None:
                 break
             if process.phase is ProcessPhase.READY:
-                self._reporter.serves(process, again=process.failures > 0)
+                self._reporter.report_start(process, again=process.failures > 0)
             elif process.terminated_ns is None:
                 delay_ns = self._desired.back_off.delay_ns(process.name, process.failures)
-                self._reporter.exited(process, delay_ns)
+                self._reporter.report_exit(process, delay_ns)
         self._unreported.clear()
 
     def _announce(self) -> None:
         address = self._children[self._desired.router].view.address
         assert address is not None
         self._announced = True
-        self._reporter.ready(self._desired.service, address, self._published)
+        self._reporter.report_ready(self._desired.service, address, self._published)

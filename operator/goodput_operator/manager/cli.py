@@ -98,7 +98,7 @@ async def _run(options: Options, create: CreateOperator) -> int:
         stop.set()
 
     async def handle_signals() -> None:
-        # Kopf installs its own handlers while it starts, which do not tell signals apart.
+        # Replace the handlers that Kopf installs while it starts: they do not distinguish signals.
         await ready.wait()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal, number)
@@ -142,7 +142,7 @@ def register_handlers(registry: kopf.OperatorRegistry, operator: Operator) -> No
             await operator.start()
         except Exception as error:
             operator.failure = error
-            # Kopf would retry after any other error.
+            # Kopf would start again after any other error.
             raise kopf.PermanentError(str(error)) from error
 
     async def cleanup(**_: Any) -> None:
@@ -190,7 +190,7 @@ def configure_logging(*, debug: bool) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("goodput_operator").setLevel(logging.DEBUG if debug else logging.INFO)
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    # The command reports a failed start in one sentence, which these would repeat.
+    # The command reports a failed start in one sentence, which these logs would repeat.
     logging.getLogger("kopf.activities.startup").setLevel(logging.CRITICAL)
     logging.getLogger("kubernetes.aio.config").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "coroutine 'authenticator' was never awaited", RuntimeWarning)

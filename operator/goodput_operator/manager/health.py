@@ -1,12 +1,13 @@
 """The operator's HTTP port: liveness, readiness and metrics.
 
-In a running process a watch may have ended unnoticed, or a reconciliation may hang. Liveness
-therefore checks three things: watches are renewed, no reconciliation takes too long, and some
-reconciliation ends while a service is due.
+While the process runs, a watch may end unnoticed, or a reconciliation may hang. Liveness therefore
+checks three things: watches are renewed, no reconciliation takes too long, and reconciliations end
+while services are due.
 
-The ages of the last event and the last reconciliation are only reported, since neither happens in
-an idle cluster. A long queue that moves is not a failure either: if many pods do not respond,
-reconciliations take seconds, and a new process would have the same queue.
+The ages of the last event and of the last reconciliation are reported but not checked, since an
+idle cluster has neither events nor reconciliations. A long queue that moves is not a failure,
+either: if many pods do not respond, reconciliations take seconds, and a new process would have the
+same queue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MAX_RECONCILIATION_NS: Final = 300 * NS_PER_S
 
 
 class Health:
-    """Collects the times of watches, events and reconciliations.
+    """Health of the operator, from the times of watches, events and reconciliations.
 
     Args:
         clock: source of monotonic time.
@@ -72,22 +73,22 @@ class Health:
     def problems(self) -> list[str]:
         """Return the reasons to restart the process, one sentence each."""
         now_ns = self._clock.now_ns()
-        found = []
+        problems = []
         for path, watched_ns in self._watched_ns.items():
             age_ns = now_ns - (self._started_ns if watched_ns is None else watched_ns)
             if age_ns > _MAX_WATCH_AGE_NS:
-                found.append(f"no watch of {path} has started for {age_ns // NS_PER_S} s")
+                problems.append(f"no watch of {path} has started for {age_ns // NS_PER_S} s")
         if self._fence.open:
             stuck_ns = self._stuck_ns(now_ns)
             if stuck_ns > _MAX_STUCK_NS:
-                found.append(
+                problems.append(
                     "a service is due, and no reconciliation has ended for "
                     f"{stuck_ns // NS_PER_S} s"
                 )
-            longest_ns = self._workers.queue.longest_ns(now_ns)
-            if longest_ns > _MAX_RECONCILIATION_NS:
-                found.append(f"a reconciliation has taken {longest_ns // NS_PER_S} s")
-        return found
+            running_ns = self._workers.queue.oldest_running_ns(now_ns)
+            if running_ns > _MAX_RECONCILIATION_NS:
+                problems.append(f"a reconciliation has taken {running_ns // NS_PER_S} s")
+        return problems
 
     def _stuck_ns(self, now_ns: int) -> int:
         """Return how long a service has been due while no reconciliation ended."""
@@ -96,7 +97,7 @@ class Health:
         return overdue_ns if finished_ns is None else min(overdue_ns, now_ns - finished_ns)
 
     def report(self) -> dict[str, Any]:
-        """Return the probes' JSON, with ages in seconds or None if an event has not happened."""
+        """Return the probes' JSON; ages are in seconds, None before the first such event."""
         now_ns = self._clock.now_ns()
 
         def age(at_ns: int | None) -> float | None:
@@ -136,7 +137,7 @@ class ProbeServer:
 
         Args:
             host: an address; `::` for all addresses, IPv4 included.
-            port: 0 for any free port, which then differs between addresses.
+            port: 0 for any free port, which may then differ between IPv4 and IPv6.
 
         Returns:
             The bound port.
@@ -145,7 +146,7 @@ class ProbeServer:
             UsageError: the port is in use.
         """
         await self._runner.setup()
-        # asyncio binds both families for None, and IPv6 alone for `::`.
+        # asyncio binds IPv4 and IPv6 for None, but only IPv6 for `::`.
         site = web.TCPSite(self._runner, None if host == "::" else host, port)
         try:
             await site.start()

@@ -3,8 +3,8 @@
     kopf run --all-namespaces -m goodput_operator.manager.kopf_run
 
 The options of `goodput operator` are read from an environment variable, since Kopf's command line
-accepts only its own options. Both must name the same namespaces: `-n team-a` and
-`--namespace team-a`.
+accepts only its own options. Both command lines must name the same namespaces: for example `-n
+team-a` for Kopf, and `--namespace team-a` in the variable.
 """
 
 from __future__ import annotations

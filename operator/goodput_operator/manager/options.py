@@ -28,7 +28,7 @@ _EXAMPLES: Final = (
 _PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
 _MAX_GROUP: Final = 999_999_999
 _MAX_IDENTITY: Final = 128
-"""Longest reporting instance of an Event that the API server accepts."""
+"""Maximum length of an Event's reporting instance that the API server accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +134,8 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--identity",
         metavar="NAME",
-        help="holder of the Lease, unique among running operators; a process that starts again "
-        "with the same identity acquires the Lease at once, so its predecessor must have ended "
+        help="holder of the Lease, unique among running operators; a process with the identity of "
+        "an earlier one acquires the Lease at once, so the earlier process must have ended "
         "(default: the host's name and random digits)",
     )
     parser.add_argument(

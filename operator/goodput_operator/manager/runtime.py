@@ -1,7 +1,7 @@
 """The running operator: election, work queue, reconciler and probes, supervised together.
 
-It ends when the first of them ends. Kopf runs the event loop, so its startup and cleanup handlers
-start and stop the operator.
+The operator ends when the first of these ends. Kopf runs the event loop, so Kopf's startup and
+cleanup handlers start and stop the operator.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _LEASE_CALL_NS: Final = 2 * NS_PER_S
 """Short enough for several calls within the time in which a leader must renew the Lease."""
 _YOUNG_OBJECTS: Final = 100_000
 """Threshold of the garbage collector's young generation: the objects of several reconciliations.
-With Python's default of 700, the objects of a waiting reconciliation become old before it ends, and
-the millions of cached objects are then searched for garbage every few seconds."""
+With Python's default of 700, the objects of a waiting reconciliation become old before the
+reconciliation ends, so that the millions of cached objects are searched every few seconds."""
 
 
 class Operator:
@@ -65,7 +65,7 @@ class Operator:
 
     Args:
         options: settings of the operator.
-        decide: decides one reconciliation.
+        decide: returns the decision on a snapshot.
         measure: creates the collector of measurements for an HTTP session.
         clock: source of monotonic and calendar time.
         on_failure: called once when the operator fails; `failure` then holds the error.
@@ -90,7 +90,7 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue(BackOff(seed=clock.unix_ns()))
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
-        self._working: asyncio.Task[None] | None = None
+        self._workers_task: asyncio.Task[None] | None = None
         self._api: ApiClient | None = None
         self._reconciler: Reconciler | None = None
         self._logged_in = False
@@ -164,7 +164,7 @@ class Operator:
     async def stop(self) -> None:
         """Stop the workers, release the Lease, and close connections."""
         # In this order, so that no write is in flight when another operator takes the Lease.
-        for task in (self._working, self._task):
+        for task in (self._workers_task, self._task):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
@@ -174,8 +174,8 @@ class Operator:
     async def login(self) -> kopf.AiohttpSession:
         """Return a session for Kopf's watches, after a pause unless it is the first.
 
-        Kopf logs in again whenever the API server responds with 401, as it does while it starts,
-        and then retries all watches at once.
+        Kopf logs in again whenever the API server responds with 401, for example while the server
+        starts. Kopf then retries all watches at once.
         """
         assert self._api is not None, "Kopf logs in after its start-up handlers"
         if self._logged_in:
@@ -199,9 +199,9 @@ class Operator:
         """Store a list in the cache before Kopf reads it; ignore responses of other paths."""
         if path not in self._watched:
             return
-        before = self._cache.complete
+        was_complete = self._cache.complete
         changed: Iterable[Key] = self._cache.replace(*self._watched[path], content)
-        for key in changed if before else self._cache.services():
+        for key in changed if was_complete else self._cache.services():
             self.enqueue(key)
 
     async def _reconcile(self, key: Key) -> Result:
@@ -217,7 +217,7 @@ class Operator:
                     _log.info("leading", extra={"identity": lock.identity})
                     for key in self._cache.services():
                         self.enqueue(key)
-                    self._working = tasks.create_task(self._workers.run(), name="workers")
+                    self._workers_task = tasks.create_task(self._workers.run(), name="workers")
 
                 await hold_lease(lock, leading=leading)
         except Exception as error:  # noqa: BLE001 - any error ends the process
@@ -233,7 +233,7 @@ async def require_served(client: Client) -> None:
     """Check that the API server serves LLMServices.
 
     Raises:
-        UnreachableError: it does not serve them, or it cannot be reached.
+        UnreachableError: the API server does not serve them, or cannot be reached.
     """
     response = await client.discover(LLMSERVICE)
     if not isinstance(response, FailedCall):

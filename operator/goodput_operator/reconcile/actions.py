@@ -17,9 +17,9 @@ __all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push
 class Apply:
     """Server-side apply of one child under our field manager.
 
-    The apply names the uid of the object in the snapshot. If the snapshot has no such object, it is
-    first read from the API server. Fields are taken over from other managers only on an object with
-    our controller reference, and an Event then names the managers and fields.
+    The apply names the uid of the object in the snapshot. If the snapshot lacks the object, the
+    object is first read from the API server. Fields are taken over from other managers only on an
+    object with our controller reference. An Event then names the managers and fields.
 
     Args:
         body: the complete object, owner reference included.
@@ -36,8 +36,9 @@ class Apply:
 class CreateToken:
     """Create the Secret with the admin token of one engine revision.
 
-    The token is derived from the operator's key and never read back. An existing Secret counts as
-    success, since the name contains a digest of the service's uid.
+    The token is derived from the operator's key and never read back. If the Secret exists, the
+    action has succeeded: its name contains a digest of the service's uid, so it belongs to this
+    service.
 
     Args:
         revision: name of the revision.
@@ -113,9 +114,10 @@ class Decision:
         memory: memory for the next reconciliation.
         wake_at_ns: time of the next reconciliation; None to wait for a change.
         changes: changes that the control laws apply or recommend, for metrics and the log.
-        foreign: kind and name of objects that have one of our names and another controller. They
-            are not watched, so the next observation reads them again.
-        law: the control laws' decision with its inputs, for the log; None if no interval ended.
+        foreign: kind and name of objects that have one of our names but that the service does not
+            control. They are not watched, so the next observation reads them again.
+        control_decision: decision of the control laws with its inputs, for the log; None if no
+            interval ended.
     """
 
     actions: tuple[Action, ...]
@@ -123,4 +125,4 @@ class Decision:
     wake_at_ns: int | None
     changes: tuple[Change, ...] = ()
     foreign: tuple[tuple[str, str], ...] = ()
-    law: ServiceDecision | None = None
+    control_decision: ServiceDecision | None = None

@@ -1,7 +1,7 @@
 """Carries out the actions of a decision: writes objects, the status and Events, and pushes limits.
 
-Objects without our controller reference are never written. Fields of other managers are taken over
-only on objects with it, and an Event names the managers and fields.
+Objects without our controller reference are never written. On objects with that reference, fields
+of other managers are taken over, and an Event names the managers and fields.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 __all__ = ["Applier", "ApplyResult", "EventRecorder", "LimitsPusher"]
 
 _MAX_FIELDS: Final = 5
-"""Fields per manager that one Event names."""
+"""Maximum number of fields per manager that one Event names."""
 _SAME_EVENT_NS: Final = 600 * NS_PER_S
-"""Time after an Event within which the same message increments its count."""
+"""Time after an Event within which a repetition of its message increments its count."""
 _COUNT_NS: Final = 60 * NS_PER_S
-"""Shortest time between two writes of a count."""
+"""Minimum time between two writes of a count."""
 _MAX_EVENTS: Final = 10_000
 _MAX_MESSAGE: Final = 1024
-"""Longest message of an Event that the API server accepts."""
+"""Maximum length of an Event's message that the API server accepts."""
 _CONCURRENT_PUSHES: Final = 16
 _ALL_FIELDS: Final = ((),)
 
@@ -99,7 +99,7 @@ class LimitsPusher:
         self._slots = asyncio.Semaphore(_CONCURRENT_PUSHES)
 
     async def push(self, service_uid: str, pushes: Sequence[Push]) -> dict[str, str]:
-        """Send limits to several engines at once, to each within a few seconds.
+        """Send limits to several engines concurrently, with a time limit of a few seconds for each.
 
         Returns:
             Error messages by pod.
@@ -113,7 +113,7 @@ class LimitsPusher:
     async def _push(self, service_uid: str, push: Push) -> str:
         token = control_token(self._key, service_uid=service_uid, revision=push.revision)
         async with self._slots:
-            # Admitted here, since the push may have waited long for a slot.
+            # Admit the push only now, since it may have waited long for a slot.
             remaining_ns = self._fence.admit(f"limits of {push.pod}")
             return await push_limits(
                 self._session, push.url, token=token, limits=push.limits, within_ns=remaining_ns
@@ -122,7 +122,7 @@ class LimitsPusher:
 
 @dataclass(slots=True)
 class _RecordedEvent:
-    """An Event that may still be counted.
+    """An Event whose repetitions are counted.
 
     Attributes:
         name: name of the Event object.
@@ -138,7 +138,7 @@ class _RecordedEvent:
 
 
 class EventRecorder:
-    """Writes Events on services; the same message within ten minutes increments a count.
+    """Writes Events on services; repetitions of a message within ten minutes are counted.
 
     Kopf's own poster neither counts repeated Events nor respects the Lease.
 
@@ -155,10 +155,10 @@ class EventRecorder:
         self._recorded: OrderedDict[tuple[str, Emit], _RecordedEvent] = OrderedDict()
 
     async def emit(self, service: Object, emit: Emit) -> FailedCall | None:
-        """Write an Event, or count a repeated one.
+        """Write an Event, or count a repetition.
 
         Returns:
-            The failed call; None if the Event was written or counted.
+            The failed call; None on success.
 
         Raises:
             LeaseLostError: the Lease is no longer held.
@@ -253,27 +253,27 @@ class Applier:
         Raises:
             LeaseLostError: the Lease is no longer held.
         """
-        outcome = ApplyResult()
-        existing = {(o["kind"], o["metadata"]["name"]): o for o in snapshot.objects}
+        result = ApplyResult()
+        existing = {(body["kind"], body["metadata"]["name"]): body for body in snapshot.objects}
         for pushes, group in groupby(actions, key=lambda action: isinstance(action, Push)):
             if pushes:
-                await self._push(snapshot, [p for p in group if isinstance(p, Push)], outcome)
+                await self._push(snapshot, [p for p in group if isinstance(p, Push)], result)
                 continue
             for action in group:
                 match action:
                     case Apply():
-                        await self._apply(snapshot.service, action, existing, record, outcome)
+                        await self._apply(snapshot.service, action, existing, record, result)
                     case CreateToken():
-                        await self._create_token(snapshot.service, action, outcome)
+                        await self._create_token(snapshot.service, action, result)
                     case Delete():
-                        await self._delete(snapshot.service, action, outcome)
+                        await self._delete(snapshot.service, action, result)
                     case WriteStatus():
-                        await self._write_status(snapshot.service, action, record, outcome)
+                        await self._write_status(snapshot.service, action, record, result)
                     case Emit():
-                        await self._emit(snapshot.service, action, outcome)
+                        await self._emit(snapshot.service, action, result)
                     case Push():  # grouped above
                         pass
-        return outcome
+        return result
 
     async def _apply(
         self,
@@ -281,18 +281,18 @@ class Applier:
         action: Apply,
         existing: Mapping[tuple[str, str], Object],
         record: ServiceRecord,
-        outcome: ApplyResult,
+        result: ApplyResult,
     ) -> None:
         kind, name = KINDS[action.body["kind"]], action.body["metadata"]["name"]
         live = existing.get((kind.name, name))
         if live is None:
-            # Only objects with our label are watched. An apply without a conflict would adopt an
-            # unlabelled object of the same name.
-            found = await self._client.read(kind, service["metadata"]["namespace"], name)
-            if not isinstance(found, FailedCall):
-                live = found
-            elif not found.not_found:
-                outcome.add(kind.name, name, found)
+            # Only objects with our label are watched. An object of the same name without the label
+            # may exist, and an apply without a conflict would adopt it.
+            response = await self._client.read(kind, service["metadata"]["namespace"], name)
+            if not isinstance(response, FailedCall):
+                live = response
+            elif not response.not_found:
+                result.add(kind.name, name, response)
                 return
         overwritten: tuple[Conflict, ...] = ()
         if live is None:
@@ -304,15 +304,15 @@ class Applier:
             response, overwritten = await self._apply_to_ours(kind, body, action, record.uid)
         else:
             record.foreign[kind.name, name] = live
-            outcome.failures[kind.name, name] = (
+            result.failures[kind.name, name] = (
                 f"{kind.name} {name} exists and is not controlled by LLMService "
                 f"{service['metadata']['name']}"
             )
             return
         if isinstance(response, FailedCall):
-            outcome.add(kind.name, name, response)
+            result.add(kind.name, name, response)
         elif overwritten:
-            await self._emit(service, _overwritten_event(kind, name, overwritten), outcome)
+            await self._emit(service, _overwritten_event(kind, name, overwritten), result)
 
     async def _apply_to_ours(
         self, kind: Kind, body: Object, action: Apply, service_uid: str
@@ -332,7 +332,7 @@ class Applier:
             overwritten = (*overwritten, *response.conflicts)
             response = await self._client.apply(kind, body, force=True)
         if isinstance(response, FailedCall) and response.invalid:
-            # A field that another manager added may contradict ours.
+            # A field that another manager added may contradict a rendered one.
             moved = await self._take_over(kind, body, service_uid, below=_ALL_FIELDS)
             if isinstance(moved, FailedCall):
                 return moved, ()
@@ -344,41 +344,41 @@ class Applier:
     async def _take_over(
         self, kind: Kind, body: Object, service_uid: str, *, below: tuple[tuple[str, ...], ...]
     ) -> FailedCall | tuple[Conflict, ...]:
-        """Take over other managers' fields, so that the next apply removes those that it lacks.
+        """Take over other managers' fields, so that the next apply removes those it does not set.
 
         Returns:
             The moved fields with their former managers, or the failed call.
         """
         metadata = body["metadata"]
-        found = await self._client.read(kind, metadata["namespace"], metadata["name"])
-        if isinstance(found, FailedCall):
-            return found
-        moved, managed_fields = take_over(found, MANAGER, below=below)
-        same = found["metadata"]["uid"] == metadata["uid"]
-        if not moved or not same or not controlled_by(found, service_uid):
+        live = await self._client.read(kind, metadata["namespace"], metadata["name"])
+        if isinstance(live, FailedCall):
+            return live
+        moved, managed_fields = take_over(live, MANAGER, below=below)
+        same = live["metadata"]["uid"] == metadata["uid"]
+        if not moved or not same or not controlled_by(live, service_uid):
             return ()
-        response = await self._client.replace_managed_fields(kind, found, managed_fields)
+        response = await self._client.replace_managed_fields(kind, live, managed_fields)
         return response if isinstance(response, FailedCall) else moved
 
     async def _create_token(
-        self, service: Object, action: CreateToken, outcome: ApplyResult
+        self, service: Object, action: CreateToken, result: ApplyResult
     ) -> None:
         metadata = service["metadata"]
         token = control_token(self._key, service_uid=metadata["uid"], revision=action.revision)
         body = {**action.body, "stringData": {TOKEN_KEY: token}}
         response = await self._client.create(SECRET, metadata["namespace"], body)
         if isinstance(response, FailedCall) and response.reason != "AlreadyExists":
-            outcome.add(SECRET.name, action.body["metadata"]["name"], response)
+            result.add(SECRET.name, action.body["metadata"]["name"], response)
 
-    async def _delete(self, service: Object, action: Delete, outcome: ApplyResult) -> None:
+    async def _delete(self, service: Object, action: Delete, result: ApplyResult) -> None:
         namespace = service["metadata"]["namespace"]
         response = await self._client.delete(KINDS[action.kind], namespace, action.name, action.uid)
         # A conflict means that a later object has the name, so this object is deleted already.
         if isinstance(response, FailedCall) and response.status not in {404, 409}:
-            outcome.add(action.kind, action.name, response)
+            result.add(action.kind, action.name, response)
 
     async def _write_status(
-        self, service: Object, action: WriteStatus, record: ServiceRecord, outcome: ApplyResult
+        self, service: Object, action: WriteStatus, record: ServiceRecord, result: ApplyResult
     ) -> None:
         metadata = service["metadata"]
         body = {
@@ -396,17 +396,17 @@ class Applier:
         if not isinstance(response, FailedCall):
             record.written = response
         elif not response.not_found:
-            outcome.add(KIND_LLMSERVICE, metadata["name"], response)
+            result.add(KIND_LLMSERVICE, metadata["name"], response)
 
-    async def _emit(self, service: Object, emit: Emit, outcome: ApplyResult) -> None:
+    async def _emit(self, service: Object, emit: Emit, result: ApplyResult) -> None:
         failed = await self._recorder.emit(service, emit)
         if failed is not None:
-            outcome.add(EVENT.name, emit.reason, failed)
+            result.add(EVENT.name, emit.reason, failed)
 
-    async def _push(self, snapshot: Snapshot, pushes: Sequence[Push], outcome: ApplyResult) -> None:
+    async def _push(self, snapshot: Snapshot, pushes: Sequence[Push], result: ApplyResult) -> None:
         uid = snapshot.service["metadata"]["uid"]
         for pod, error in (await self._pusher.push(uid, pushes)).items():
-            outcome.failures[POD.name, pod] = error
+            result.failures[POD.name, pod] = error
 
 
 def _overwritten_event(kind: Kind, name: str, conflicts: Iterable[Conflict]) -> Emit:

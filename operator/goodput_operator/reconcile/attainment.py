@@ -1,8 +1,8 @@
 """Attainment of a service in the last minutes: the condition SLOAttained, class counts, goodput.
 
-The rule is that of a run's verdict, applied to the shortest of the last 5, 15 and 60 minutes that
-decides. Each window may err with a third of the error probability, so that three windows together
-err no more often than one run.
+The rule is that of a run's verdict, applied to the last 5, 15 and 60 minutes. The shortest window
+with a conclusive verdict counts. The error probability is divided equally among the three windows,
+so that a wrong verdict is no more likely than in one run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["AttainmentStatus", "judge_attainment", "reason_of_signal"]
 
 _RECENT_S: Final = WINDOWS_S[0]
-_REPEATS: Final = 60
-"""A window is judged this often in a time of its length."""
+_VERDICTS_PER_WINDOW: Final = 60
+"""A window above five minutes is judged at most this many times within its own length."""
 _MAX_MESSAGE: Final = 2048
 """Longest message of a condition."""
 _CONDITIONS: Final = {
@@ -53,7 +53,7 @@ class AttainmentStatus:
             with an objective had requests.
         window_s: length of the window; 0 before the first measurement.
         judged_ns: time of the verdict.
-        judged_by: the classes and the declared outage of the verdict.
+        criteria: classes and declared outage that the verdict was based on.
     """
 
     status: Truth
@@ -64,7 +64,7 @@ class AttainmentStatus:
     nearest: str | None = None
     window_s: int = 0
     judged_ns: int = 0
-    judged_by: tuple[object, ...] = ()
+    criteria: tuple[object, ...] = ()
 
 
 def judge_attainment(
@@ -73,42 +73,44 @@ def judge_attainment(
     *,
     now_ns: int,
     outage_s: int = 0,
-    before: AttainmentStatus | None = None,
+    last: AttainmentStatus | None = None,
 ) -> AttainmentStatus:
     """Judge the requests of the last minutes.
 
-    If five minutes do not decide, a longer window is judged again only after a sixtieth of its
-    length. It changes slowly, and an operator may have to judge a thousand services.
+    If the last five minutes are inconclusive, a longer window is judged again only after a sixtieth
+    of its length. Its verdict changes slowly, and one operator may have to judge a thousand
+    services.
 
     Args:
         measures: measurements of the interval that just ended.
         classes: SLO classes of the spec.
         now_ns: the current time.
         outage_s: the longest outage that a PASS must exclude.
-        before: attainment after the interval before; its figures stay while routers deliver none.
+        last: attainment after the previous interval; its figures stay while routers return no
+            counts.
     """
     seconds = measures.seconds
     if seconds is None:
         signal = measures.traffic.signal
         details = [
-            one.detail
-            for one in measures.unmeasured
-            if one.role == ROLE_ROUTER and one.signal is signal
+            pod.detail
+            for pod in measures.unmeasured
+            if pod.role == ROLE_ROUTER and pod.signal is signal
         ]
         return AttainmentStatus(
             status=Truth.UNKNOWN,
             reason=reason_of_signal(signal),
             message="; ".join(details)[:_MAX_MESSAGE] or "no requests have been counted yet",
-            classes=() if before is None else before.classes,
-            goodput=None if before is None else before.goodput,
-            nearest=None if before is None else before.nearest,
+            classes=() if last is None else last.classes,
+            goodput=None if last is None else last.goodput,
+            nearest=None if last is None else last.nearest,
         )
-    judged_by = (*classes, outage_s)
+    criteria = (*classes, outage_s)
     recent = any(sum(seconds[c.name].total[-_RECENT_S:]) for c in classes)
-    if before is not None and recent and _is_current(before, judged_by, now_ns):
+    if last is not None and recent and _is_current(last, criteria, now_ns):
         rolling = judge_rolling(seconds, classes, outage_s=outage_s, windows_s=(_RECENT_S,))
         if rolling.verdict.kind is VerdictKind.INCONCLUSIVE:
-            return replace(before, goodput=_format_goodput(seconds, classes))
+            return replace(last, goodput=_format_goodput(seconds, classes))
     else:
         rolling = judge_rolling(seconds, classes, outage_s=outage_s)
     verdict = rolling.verdict
@@ -130,18 +132,18 @@ def judge_attainment(
         nearest=_format_nearest(rolling.classes),
         window_s=rolling.window_s,
         judged_ns=now_ns,
-        judged_by=judged_by,
+        criteria=criteria,
     )
 
 
-def _is_current(before: AttainmentStatus, judged_by: tuple[object, ...], now_ns: int) -> bool:
-    """True if a verdict on more than five minutes need not be repeated yet."""
-    age_ns = now_ns - before.judged_ns
+def _is_current(last: AttainmentStatus, criteria: tuple[object, ...], now_ns: int) -> bool:
+    """True if the last verdict is on a window above five minutes that need not be judged yet."""
+    age_ns = now_ns - last.judged_ns
     return (
-        before.reason not in {"NoTraffic", "NoObjective"}
-        and before.window_s > _RECENT_S
-        and before.judged_by == judged_by
-        and age_ns * _REPEATS < before.window_s * NS_PER_S
+        last.reason not in {"NoTraffic", "NoObjective"}
+        and last.window_s > _RECENT_S
+        and last.criteria == criteria
+        and age_ns * _VERDICTS_PER_WINDOW < last.window_s * NS_PER_S
     )
 
 
@@ -182,7 +184,7 @@ def _format_nearest(classes: Sequence[ClassEvidence]) -> str | None:
     ]
     if not margins:
         return None
-    _, counts, objective = min(margins, key=lambda one: one[0])
+    _, counts, objective = min(margins, key=lambda margin: margin[0])
     return f"{_format_percent(counts.good, counts.total)}/{format_objective(objective)}"
 
 

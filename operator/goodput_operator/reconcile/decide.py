@@ -1,7 +1,7 @@
 """The decision of one reconciliation: from a snapshot to actions, without I/O or a clock.
 
-It is level-triggered: it depends on the current state and not on events. A repeated, missed or
-interrupted reconciliation therefore leads to the same result.
+The decision is level-triggered: it depends on the current state and not on events. A repeated,
+missed or interrupted reconciliation therefore leads to the same result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from goodput_operator.reconcile.status import (
     status_of,
     write_due_ns,
 )
-from goodput_operator.render.config_map import read_decided
+from goodput_operator.render.config_map import read_setpoint
 from goodput_operator.render.secrets import secret_of, token_secret
 
 if TYPE_CHECKING:
@@ -70,13 +70,14 @@ if TYPE_CHECKING:
 __all__ = ["decide"]
 
 _RECHECK_NS: Final = 2 * NS_PER_S
-"""Delay of the next reconciliation after a change, and until an ended interval is measured."""
+"""Time to the next reconciliation after an action, or while an interval has ended but has no
+measurements yet."""
 _STARTUPS: Final = 16
-"""Number of start-up times, the latest ones, that the replica law receives."""
+"""Number of latest start-up times that the replica law receives."""
 
 
 def decide(snapshot: Snapshot, installation: Installation) -> Decision:
-    """Decide one reconciliation.
+    """Return the actions and the next memory for a snapshot of one service.
 
     Args:
         snapshot: the service and its objects.
@@ -86,8 +87,8 @@ def decide(snapshot: Snapshot, installation: Installation) -> Decision:
         # Kubernetes deletes the objects of the service; engines and routers drain on SIGTERM.
         return Decision(actions=(), memory=snapshot.memory, wake_at_ns=None)
     view = view_of(snapshot)
-    known = snapshot.memory.spec
-    spec = known[1] if known and known[0] == view.generation else _parse_spec(snapshot.service)
+    parsed = snapshot.memory.spec
+    spec = parsed[1] if parsed and parsed[0] == view.generation else _parse_spec(snapshot.service)
     if isinstance(spec, Problem):
         conditions = rejected_conditions(view, spec)
         return _finish(
@@ -105,27 +106,27 @@ def _parse_spec(service: Object) -> LLMServiceSpec | Problem:
         "spec": service.get("spec"),
     }
     try:
-        parsed = LLMService.from_dict(manifest)
-        require_servable(parsed)
+        service_manifest = LLMService.from_dict(manifest)
+        require_servable(service_manifest)
     except UnsupportedError as error:
         return Problem(reason=ProblemReason.NOT_BUILT, message=str(error))
     except SpecError as error:
         return Problem(reason=ProblemReason.INVALID_SPEC, message=str(error))
-    return parsed.spec
+    return service_manifest.spec
 
 
 def _reconcile(
     snapshot: Snapshot, view: View, spec: LLMServiceSpec, installation: Installation
 ) -> Decision:
     memory, now_ns = snapshot.memory, snapshot.now_ns
-    decided, law, next_memory = _control_step(snapshot, view, spec)
+    setpoint, step, next_memory = _run_control_step(snapshot, view, spec)
     revisions = revisions_of(view, spec, installation)
-    rollout = rollout_of(view, revisions, 0 if spec.suspend else decided.replicas)
-    # The objects are rendered from these values, and are not rendered again while they are equal.
+    rollout = rollout_of(view, revisions, 0 if spec.suspend else setpoint.replicas)
+    # The objects depend only on these values, and are rendered again only when one changes.
     inputs = (
         view.generation,
         installation,
-        decided,
+        setpoint,
         rollout,
         revisions.update.name,
         revisions.routers.name,
@@ -133,7 +134,7 @@ def _reconcile(
     )
 
     def render() -> list[dict[str, Any]]:
-        return desired_objects(view, spec, revisions, rollout, decided)
+        return desired_objects(view, spec, revisions, rollout, setpoint)
 
     failed = snapshot.failures.keys() | snapshot.delayed.keys()
     repairs = find_repairs(view, inputs, render, memory, failed)
@@ -145,7 +146,7 @@ def _reconcile(
         *_prometheus_not_allowed(spec, installation),
     ]
     used = revisions.of_engines(rollout.counts)
-    tokens = _missing_tokens(
+    tokens = _tokens_to_create(
         view,
         used,
         revisions,
@@ -154,28 +155,30 @@ def _reconcile(
         failed=failed,
         problems=problems,
     )
-    used_names = {*rollout.counts, *(one.revision for one in view.workloads(ROLE_ENGINE))}
+    used_names = {*rollout.counts, *(engine.revision for engine in view.workloads(ROLE_ENGINE))}
     actions: list[Action] = [
-        *(one for one in applies if one.body["kind"] != "Deployment"),
+        *(apply for apply in applies if apply.body["kind"] != "Deployment"),
         *tokens,
-        *_pushes(view, () if law is None else law.pushes),
-        *(one for one in applies if one.body["kind"] == "Deployment"),
-        *(Delete(kind="Deployment", name=one.name, uid=one.uid) for one in rollout.obsolete),
+        *_pushes(view, () if step is None else step.pushes),
+        *(apply for apply in applies if apply.body["kind"] == "Deployment"),
+        *(Delete(kind="Deployment", name=old.name, uid=old.uid) for old in rollout.obsolete),
         *delete_outdated_revisions(view, revisions, used_names),
     ]
-    known = StatusInput(
+    status_input = StatusInput(
         spec=spec,
         update=revisions.update.name,
         rollout=rollout,
-        decided=decided,
+        setpoint=setpoint,
         problems=problems,
         repairs=repairs,
         attainment=next_memory.attainment,
-        law=law,
+        step=step,
     )
     next_memory = replace(
         next_memory,
-        tokens=tuple(revisions.uids[one.name] for one in used if one.name in revisions.uids),
+        tokens=tuple(
+            revisions.uids[revision.name] for revision in used if revision.name in revisions.uids
+        ),
         spec=(view.generation, spec),
         settled=repairs.settled,
         attempts=repairs.attempts,
@@ -189,8 +192,8 @@ def _reconcile(
     decision = _finish(
         snapshot,
         view,
-        conditions_of(view, known),
-        known,
+        conditions_of(view, status_input),
+        status_input,
         actions=actions,
         memory=next_memory,
         wakes=wakes,
@@ -202,7 +205,7 @@ def _finish(
     snapshot: Snapshot,
     view: View,
     conditions: Sequence[Condition],
-    known: StatusInput | None,
+    status_input: StatusInput | None,
     *,
     actions: list[Action],
     memory: Memory,
@@ -210,7 +213,7 @@ def _finish(
 ) -> Decision:
     """Add the status write and the Events to the other actions."""
     stored, now_ns, reported = view.status, snapshot.now_ns, snapshot.memory.reported
-    status = status_of(view, conditions, known, at=format_time(snapshot.unix_s))
+    status = status_of(view, conditions, status_input, at=format_time(snapshot.unix_s))
     due_ns = write_due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
     if due_ns == now_ns:
         actions.append(WriteStatus(status=status))
@@ -218,10 +221,12 @@ def _finish(
     elif due_ns is not None:
         wakes.append(due_ns)
     actions += events.of_conditions(conditions, stored)
-    law = None if known is None else known.law
-    changes = () if law is None else law.changes
-    if known is not None:
-        actions += events.of_revisions(stored, update=known.update, current=known.rollout.current)
+    step = None if status_input is None else status_input.step
+    changes = () if step is None else step.changes
+    if status_input is not None:
+        actions += events.of_revisions(
+            stored, update=status_input.update, current=status_input.rollout.current
+        )
         actions += events.of_changes(changes)
         unmeasured = () if snapshot.measures is None else snapshot.measures.unmeasured
         actions += events.of_rejections(snapshot.failures, reported.rejecting)
@@ -231,37 +236,37 @@ def _finish(
         memory=memory,
         wake_at_ns=min(wakes, default=None),
         changes=changes,
-        law=None if law is None else law.decision,
+        control_decision=None if step is None else step.decision,
     )
 
 
-def _control_step(
+def _run_control_step(
     snapshot: Snapshot, view: View, spec: LLMServiceSpec
 ) -> tuple[Setpoint, ControlStep | None, Memory]:
     """Run the control laws if an interval ended.
 
     Returns:
-        Limits and replicas in force from now on; the result of the laws, None if no interval ended;
-        and the memory with the attainment.
+        Limits and replicas in force from now on; the result of the step, None if no interval ended;
+        and the memory after the step.
     """
     memory, now_ns, params = snapshot.memory, snapshot.now_ns, ServiceParams.of(spec)
     measures = None if spec.suspend else snapshot.measures
-    last = memory.decided or _stored_decided(view)
-    decided = _within_spec(last, params)
-    before = memory.reported.decided or last or decided
-    created_ns, startups_ns = _startups(memory, view.engines, now_ns)
-    memory = replace(memory, created_ns=created_ns, startups_ns=startups_ns)
-    law, found = None, None if spec.suspend else memory.attainment
+    last_setpoint = memory.setpoint or _stored_setpoint(view)
+    setpoint = _within_spec(last_setpoint, params)
+    reported_setpoint = memory.reported.setpoint or last_setpoint or setpoint
+    first_seen_ns, startups_ns = _startups(memory, view.engines, now_ns)
+    memory = replace(memory, first_seen_ns=first_seen_ns, startups_ns=startups_ns)
+    step, attainment = None, None if spec.suspend else memory.attainment
     if measures is not None:
-        # The law compares with the last reported replicas, so that it also reports a change that
-        # follows from new bounds in the spec.
+        # Changes are measured against the replicas last reported, so that a change caused by new
+        # bounds in the spec is reported, too.
         scales = params.mode is ControlMode.AUTO and params.replicas is None
-        law = control_step(
+        step = control_step(
             ControlInput(
                 state=ControlState(
-                    setpoint=decided,
+                    setpoint=setpoint,
                     law=memory.law,
-                    reported=before.bounds,
+                    reported=reported_setpoint.bounds,
                     recommended=view.status.get("recommendedReplicas"),
                 ),
                 params=params,
@@ -270,33 +275,38 @@ def _control_step(
                 classes=measures.classes,
                 engines=measures.engines,
                 phases={pod.name: pod.phase for pod in view.engines},
-                desired_replicas=before.replicas if scales else decided.replicas,
+                desired_replicas=reported_setpoint.replicas if scales else setpoint.replicas,
                 startups_ns=startups_ns,
                 now_ns=now_ns,
             )
         )
-        decided = law.state.setpoint
-        found = judge_attainment(
+        setpoint = step.state.setpoint
+        attainment = judge_attainment(
             measures,
             params.classes,
             now_ns=now_ns,
             outage_s=spec.slo.outage_seconds or 0,
-            before=memory.attainment,
+            last=memory.attainment,
         )
-        memory = replace(memory, law=law.state.law, measured_ns=now_ns)
-    reported = events.update_reported(memory.reported, measures, law, snapshot.failures, before)
-    memory = replace(memory, decided=decided, reported=reported, attainment=found)
-    return decided, law, memory
+        memory = replace(memory, law=step.state.law, measured_ns=now_ns)
+    reported = events.update_reported(
+        memory.reported, measures, step, snapshot.failures, reported_setpoint
+    )
+    memory = replace(memory, setpoint=setpoint, reported=reported, attainment=attainment)
+    return setpoint, step, memory
 
 
-def _stored_decided(view: View) -> Setpoint | None:
-    """Return the decision stored in the ConfigMap."""
+def _stored_setpoint(view: View) -> Setpoint | None:
+    """Return the setpoint stored in the ConfigMap; None without a valid one."""
     child = view.children.get(("ConfigMap", view.owner.names.config))
-    return None if child is None or not child.ours else read_decided(child.body)
+    return None if child is None or not child.ours else read_setpoint(child.body)
 
 
 def _within_spec(last: Setpoint | None, params: ServiceParams) -> Setpoint:
-    """Return the last decision within the spec's bounds, or the spec's own values unless Auto."""
+    """In Auto, clamp the last setpoint to the spec's bounds; otherwise use the spec's own values.
+
+    The replicas are also the spec's own in Auto if `spec.replicas` is set.
+    """
     bounds, replicas = Bounds.initial(params), params.initial_replicas
     if last is None:
         return Setpoint(limits_revision=1, bounds=bounds, replicas=replicas)
@@ -304,36 +314,38 @@ def _within_spec(last: Setpoint | None, params: ServiceParams) -> Setpoint:
         bounds = last.bounds.within(params)
         if params.replicas is None:
             replicas = min(max(last.replicas, params.min_replicas), params.max_replicas)
-    number = last.limits_revision + (bounds != last.bounds)
-    return Setpoint(limits_revision=number, bounds=bounds, replicas=replicas)
+    revision = last.limits_revision + (bounds != last.bounds)
+    return Setpoint(limits_revision=revision, bounds=bounds, replicas=replicas)
 
 
 def _startups(
     memory: Memory, engines: Sequence[PodView], now_ns: int
 ) -> tuple[tuple[tuple[str, int | None], ...], tuple[int, ...]]:
-    """Return `created_ns` and `startups_ns` of the next memory.
+    """Return `first_seen_ns` and `startups_ns` of the next memory.
 
     A pod that was ready at its first observation has no start-up time, since its start was not
-    observed. A pod that becomes ready again has no second one, since it only failed some probes.
+    observed. A pod that becomes ready again has no second start-up time, since it only failed some
+    probes.
     """
-    known = dict(memory.created_ns)
+    earlier = dict(memory.first_seen_ns)
     startups = list(memory.startups_ns)
-    created = []
+    first_seen = []
     for pod in engines:
-        created_ns = known.get(pod.uid, now_ns)
-        if pod.ready and pod.uid in known and created_ns is not None:
-            startups.append(now_ns - created_ns)
-        created.append((pod.uid, created_ns if pod.phase is ReplicaPhase.STARTING else None))
-    return tuple(created), tuple(startups[-_STARTUPS:])
+        seen_ns = earlier.get(pod.uid, now_ns)
+        if pod.ready and pod.uid in earlier and seen_ns is not None:
+            startups.append(now_ns - seen_ns)
+        first_seen.append((pod.uid, seen_ns if pod.phase is ReplicaPhase.STARTING else None))
+    return tuple(first_seen), tuple(startups[-_STARTUPS:])
 
 
 def _revisions_with_new_pods(memory: Memory, engines: Sequence[PodView]) -> set[str]:
-    known = dict(memory.created_ns)
-    new = (pod for pod in engines if pod.uid not in known)
+    """Return the names of revisions with a starting pod that was not observed before."""
+    earlier = dict(memory.first_seen_ns)
+    new = (pod for pod in engines if pod.uid not in earlier)
     return {pod.revision for pod in new if pod.phase is ReplicaPhase.STARTING}
 
 
-def _missing_tokens(
+def _tokens_to_create(
     view: View,
     used: Iterable[Revision],
     revisions: Revisions,
@@ -343,24 +355,25 @@ def _missing_tokens(
     failed: Container[tuple[str, str]],
     problems: Iterable[Problem],
 ) -> list[CreateToken]:
-    """Return creations of the Secrets that may be missing; the operator may not read Secrets.
+    """Return creations of the token Secrets that could be missing.
 
-    A running engine no longer needs its Secret. A deleted Secret is created again when a pod of its
-    revision starts, or when a pod reports that the Secret is missing.
+    The operator is not allowed to read Secrets, so it cannot check. A running engine no longer
+    needs its Secret. A deleted Secret is created again when a pod of its revision starts, or when a
+    pod reports that the Secret is missing.
 
     Args:
-        view: the cluster.
+        view: classified objects of the service.
         used: revisions that have or will have engines.
         revisions: revisions of the service.
         created: uids of the ControllerRevisions whose Secret was already created.
-        starting: names of revisions with a new pod that starts.
+        starting: names of revisions with a starting pod that was not observed before.
         failed: kind and name of the last reconciliation's failed actions.
         problems: problems of the service.
     """
     reported = " ".join(
-        one.message for one in problems if one.reason is ProblemReason.CONTAINER_CONFIG
+        problem.message for problem in problems if problem.reason is ProblemReason.CONTAINER_CONFIG
     )
-    missing = []
+    creations = []
     for revision in used:
         uid, name = revisions.uids.get(revision.name), secret_of(revision.template)
         if uid is None or name is None:
@@ -368,20 +381,20 @@ def _missing_tokens(
         again = revision.name in starting or ("Secret", name) in failed or f'"{name}"' in reported
         if again or uid not in created:
             body = token_secret(view.owner, name, revision=revision.name, revision_uid=uid)
-            missing.append(CreateToken(revision=revision.name, body=body))
-    return missing
+            creations.append(CreateToken(revision=revision.name, body=body))
+    return creations
 
 
 def _pushes(view: View, limits: Iterable[LimitsPush]) -> list[Push]:
     """Return a push of limits to each pod that has an address."""
     pods = {pod.name: pod for pod in view.engines if not pod.terminating}
     pushes = []
-    for one in limits:
-        pod = pods.get(one.name)
+    for push in limits:
+        pod = pods.get(push.name)
         url = None if pod is None else admin_url(pod.body)
         if pod is None or url is None:
             continue
-        pushes.append(Push(pod=pod.name, url=url, revision=pod.revision, limits=one.limits))
+        pushes.append(Push(pod=pod.name, url=url, revision=pod.revision, limits=push.limits))
     return pushes
 
 
@@ -390,7 +403,7 @@ def _prometheus_not_allowed(spec: LLMServiceSpec, installation: Installation) ->
     if server is None or server.url in installation.prometheus_urls:
         return []
     message = (
-        "spec.control.prometheus.url: this operator may not query the server; remove the field, "
-        "or add the URL to the chart's prometheus.allowedUrls"
+        "spec.control.prometheus.url: this operator is not allowed to query the server; remove the "
+        "field, or add the URL to the chart's prometheus.allowedUrls"
     )
     return [Problem(reason=ProblemReason.PROMETHEUS_NOT_ALLOWED, message=message)]

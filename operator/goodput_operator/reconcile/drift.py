@@ -1,9 +1,9 @@
 """Compares the rendered objects of a service with the cluster, and returns applies of differences.
 
 Only rendered fields are compared. The API server fills in defaults, rewrites quantities and drops
-empty values. Other managers may add fields, list items and annotations beside ours. None of that is
-drift, or every reconciliation would write. The one exception is a field that another manager adds
-to a pod template: it replaces the pods, so it is removed.
+empty values. Other managers may add fields, list items and annotations beside ours. None of these
+counts as drift; otherwise every reconciliation would write. The one exception is a field that
+another manager adds to a pod template. It would replace the pods, so it is removed.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Lists that the API server merges by these keys, so that other managers may add items."""
+"""Lists whose items the API server identifies by these keys, so other managers may add items."""
 _ATOMIC: Final = frozenset({"selector", "labelSelector", "nodeSelector"})
-"""Maps that are compared completely: an additional label makes another selector."""
+"""Maps that are compared completely, because an additional label makes a different selector."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests"})
 _QUANTITIES: Final = frozenset({"sizeLimit", "divisor"})
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
@@ -91,10 +91,10 @@ def find_repairs(
     """Compare the rendered objects with the cluster.
 
     Args:
-        view: the cluster.
+        view: classified objects of the service.
         inputs: all inputs of the rendering.
-        render: renders the objects. It is not called while neither the inputs nor the objects have
-            changed since all objects matched.
+        render: renders the objects. It is called only if the inputs or the objects have changed
+            since all objects matched.
         memory: memory of the last reconciliation.
         failed: kind and name of the last reconciliation's failed actions, which are repeated.
     """
@@ -167,8 +167,8 @@ def _overwrites(
     """Return the fields of other managers that an apply of the body changes or removes.
 
     `kubectl scale` writes through the scale subresource, after which the API server reports no
-    conflict for `spec.replicas`. `managedFields` names the manager nevertheless, even after the
-    value was reset.
+    conflict for `spec.replicas`. `managedFields` still names the manager, even after the value was
+    reset.
     """
     changed: list[ManagedField] = []
     # With another digest, the operator itself changes the object, so a difference is not an edit.
@@ -222,18 +222,18 @@ def _list_matches(desired: list[Any], live: list[Any], key: str) -> bool:
     keys = _KEYS.get(key)
     if keys is None:
         pairs = zip(desired, live, strict=False)
-        return len(desired) == len(live) and all(_matches(one, other, "") for one, other in pairs)
-    known = {_key_of(one, keys): one for one in live}
-    return all(_matches(one, known.get(_key_of(one, keys)), "") for one in desired)
+        return len(desired) == len(live) and all(_matches(item, other, "") for item, other in pairs)
+    live_by_key = {_key_of(item, keys): item for item in live}
+    return all(_matches(item, live_by_key.get(_key_of(item, keys)), "") for item in desired)
 
 
-def _key_of(one: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:
-    return tuple(one.get(key) for key in keys) if isinstance(one, dict) else (one,)
+def _key_of(item: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(item.get(key) for key in keys) if isinstance(item, dict) else (item,)
 
 
-def _equal_quantities(one: Any, other: Any) -> bool:
-    first = _quantity(one)
-    return str(one) == str(other) or (first is not None and first == _quantity(other))
+def _equal_quantities(desired: Any, live: Any) -> bool:
+    quantity = _quantity(desired)
+    return str(desired) == str(live) or (quantity is not None and quantity == _quantity(live))
 
 
 def _quantity(value: Any) -> Fraction | None:

@@ -1,6 +1,6 @@
 """The Events of a reconciliation: changed conditions, revisions, decisions and pods.
 
-`kubectl describe` shows them as the history of a service, so each reports a change.
+`kubectl describe` shows the Events as the history of a service, so each one reports a change.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ def of_conditions(conditions: Sequence[Condition], stored: Mapping[str, Any]) ->
         conditions: current conditions.
         stored: the stored status.
     """
-    known = conditions_by_type(stored)
-    for one in conditions:
-        if one.type not in _HEALTHY or one.status is Truth.UNKNOWN:
+    stored_by_type = conditions_by_type(stored)
+    for new in conditions:
+        if new.type not in _HEALTHY or new.status is Truth.UNKNOWN:
             continue
-        healthy, recovery = _HEALTHY[one.type]
-        before = known.get(one.type, {})
-        was = before.get("status")
-        changed = was != one.status.value
-        if one.status is healthy:
+        healthy, recovery = _HEALTHY[new.type]
+        old = stored_by_type.get(new.type, {})
+        old_status = old.get("status")
+        changed = old_status != new.status.value
+        if new.status is healthy:
             # A new service becomes ready, but does not recover from a problem.
-            if changed and (one.type == READY or was not in {None, Truth.UNKNOWN.value}):
-                yield Emit(warning=False, reason=recovery, message=one.message)
-        elif one.type == READY:
-            if was == Truth.TRUE.value:
-                intended = one.reason == SUSPENDED
-                yield Emit(warning=not intended, reason=one.reason, message=one.message)
-        elif changed or before.get("reason") != one.reason:
-            yield Emit(warning=True, reason=one.reason, message=one.message)
+            if changed and (new.type == READY or old_status not in {None, Truth.UNKNOWN.value}):
+                yield Emit(warning=False, reason=recovery, message=new.message)
+        elif new.type == READY:
+            if old_status == Truth.TRUE.value:
+                intended = new.reason == SUSPENDED
+                yield Emit(warning=not intended, reason=new.reason, message=new.message)
+        elif changed or old.get("reason") != new.reason:
+            yield Emit(warning=True, reason=new.reason, message=new.message)
 
 
 def of_revisions(stored: Mapping[str, Any], *, update: str, current: str | None) -> Iterator[Emit]:
@@ -80,8 +80,8 @@ def of_revisions(stored: Mapping[str, Any], *, update: str, current: str | None)
 
     Args:
         stored: the stored status.
-        update: revision of the current spec.
-        current: the serving revision.
+        update: engine revision of the current spec.
+        current: the engine revision that serves; None before the first serves.
     """
     serving = stored.get("currentRevision")
     if serving and update != serving and stored.get("updateRevision") != update:
@@ -92,9 +92,9 @@ def of_revisions(stored: Mapping[str, Any], *, update: str, current: str | None)
 
 def of_changes(changes: Sequence[Change]) -> Iterator[Emit]:
     """Yield an Event for each change that the control laws applied or recommended."""
-    for one in changes:
-        reason = _KNOBS[one.knob] if one.applied else "Recommended"
-        yield Emit(warning=False, reason=reason, message=f"{one.message} ({one.reason})")
+    for change in changes:
+        reason = _KNOBS[change.knob] if change.applied else "Recommended"
+        yield Emit(warning=False, reason=reason, message=f"{change.message} ({change.reason})")
 
 
 def of_unmeasured_pods(
@@ -107,10 +107,10 @@ def of_unmeasured_pods(
         reported: pod and reason of the pods that an Event has named.
     """
     new: dict[tuple[str, str], list[UnmeasuredPod]] = defaultdict(list)
-    for one in unmeasured:
-        reason = reason_of_signal(one.signal)
-        if (one.pod, reason) not in reported:
-            new[one.role, reason].append(one)
+    for pod in unmeasured:
+        reason = reason_of_signal(pod.signal)
+        if (pod.name, reason) not in reported:
+            new[pod.role, reason].append(pod)
     for (role, reason), pods in new.items():
         message = f"{role} {pods[0].pod}: {pods[0].detail}"
         yield Emit(warning=True, reason=reason, message=message + _and_more(pods[1:]))
@@ -122,7 +122,7 @@ def of_rejections(
     """Yield one Event for all engines that newly rejected their limits.
 
     Args:
-        failures: failures of the last reconciliation.
+        failures: messages of the last reconciliation's rejected actions by kind and name.
         reported: pods that an Event has named.
     """
     new = [key for key in sorted(failures) if key[0] == "Pod" and key[1] not in reported]
@@ -134,33 +134,33 @@ def of_rejections(
 def update_reported(
     reported: Reported,
     measures: Measures | None,
-    law: ControlStep | None,
+    step: ControlStep | None,
     failures: Mapping[tuple[str, str], str],
-    decided: Setpoint,
+    setpoint: Setpoint,
 ) -> Reported:
     """Return the states that are reported after a reconciliation.
 
     Args:
         reported: states reported before it.
         measures: measurements of the ended interval; None if none ended.
-        law: result of the control laws, which push again to engines without their limits; None if
-            no interval ended.
-        failures: failures of the last reconciliation.
-        decided: limits and replicas before the reconciliation, as reported.
+        step: result of the control step, which repeats the push to each engine without its limits;
+            None if no interval ended.
+        failures: messages of the last reconciliation's rejected actions by kind and name.
+        setpoint: limits and replicas reported before the reconciliation.
     """
     rejecting = reported.rejecting
-    if law is not None:
+    if step is not None:
         # An engine without a repeated push has accepted its limits.
-        rejecting = rejecting & {one.name for one in law.pushes}
+        rejecting = rejecting & {push.name for push in step.pushes}
     unmeasured = reported.unmeasured
     if measures is not None:
         unmeasured = frozenset(
-            (one.pod, reason_of_signal(one.signal)) for one in measures.unmeasured
+            (pod.name, reason_of_signal(pod.signal)) for pod in measures.unmeasured
         )
     return Reported(
         unmeasured=unmeasured,
         rejecting=rejecting | {name for kind, name in failures if kind == "Pod"},
-        decided=decided if law is None else law.state.setpoint,
+        setpoint=setpoint if step is None else step.state.setpoint,
     )
 
 

@@ -42,7 +42,7 @@ _STATUS_GAUGES: Final = {
 
 
 class OperatorMetrics:
-    """The metrics, in their own registry."""
+    """The operator's metrics, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -84,7 +84,7 @@ class OperatorMetrics:
 
     @contextmanager
     def time_reconciliation(self) -> Iterator[None]:
-        """Collector the duration and the outcome of a reconciliation."""
+        """Record the duration and the outcome of a reconciliation."""
         started = time.perf_counter()
         outcome = "error"
         try:
@@ -104,9 +104,9 @@ class OperatorMetrics:
 
     def count_decisions(self, key: Key, changes: Iterable[Change]) -> None:
         """Count the changes that the control laws apply or recommend."""
-        for one in changes:
-            applied = "true" if one.applied else "false"
-            self._decisions.labels(*key, one.knob.value, one.reason, applied).inc()
+        for change in changes:
+            applied = "true" if change.applied else "false"
+            self._decisions.labels(*key, change.knob.value, change.reason, applied).inc()
 
     def remove_service(self, key: Key) -> None:
         """Remove the metrics of a deleted service."""

@@ -33,9 +33,11 @@ class ServiceRecord:
         uid: uid of the LLMService; a later service of the same name gets a new record.
         memory: memory of the last decision.
         failures: messages of the last reconciliation's rejected actions by kind and name.
-        delayed: messages of the last reconciliation's temporarily failed actions.
-        foreign: objects with our names and another controller, as last read.
-        written: the service as our last status write returned it; None once the cache has it.
+        delayed: messages of the last reconciliation's temporarily failed actions, by kind and name.
+        foreign: objects that have one of our names but that the service does not control, as last
+            read.
+        written: the service as the API server returned it after our last status write; None once
+            the cache has this version.
     """
 
     uid: str
@@ -88,9 +90,9 @@ class Observer:
         """
         children = self._cache.children(key)
         pods = self._cache.pods(key)
-        known = {(child["kind"], child["metadata"]["name"]) for child in children}
+        cached = {(child["kind"], child["metadata"]["name"]) for child in children}
         await self._read_foreign(key, record)
-        foreign = [body for place, body in record.foreign.items() if place not in known]
+        foreign = [body for name, body in record.foreign.items() if name not in cached]
         measures = await self._measure.measure(service, pods, self._clock.now_ns())
         return Snapshot(
             now_ns=self._clock.now_ns(),
@@ -105,7 +107,7 @@ class Observer:
         )
 
     async def _read_foreign(self, key: Key, record: ServiceRecord) -> None:
-        """Read the known foreign objects again, because they are not watched."""
+        """Read the recorded foreign objects again, because they are not watched."""
         for kind, name in list(record.foreign):
             response = await self._client.read(KINDS[kind], key[0], name)
             if isinstance(response, FailedCall):

@@ -1,4 +1,4 @@
-"""Problems that keep a service from its spec, with the message of the reporting component."""
+"""Problems that prevent a service from matching its spec, with the reported messages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ProblemReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     """The spec violates a rule."""
     NOT_BUILT = "NotBuilt"
-    """The spec requests a feature that this version does not have."""
+    """The spec requests a feature that this version does not implement."""
     NAME_CONFLICT = "NameConflict"
-    """An object with a name that the service needs has another controller."""
+    """An object has a name that the service needs, but the service does not control it."""
     QUOTA_EXCEEDED = "QuotaExceeded"
     """A quota does not allow an object or a pod."""
     REFUSED = "Refused"
@@ -42,7 +42,7 @@ class ProblemReason(StrEnum):
     PROMETHEUS_NOT_ALLOWED = "PrometheusNotAllowed"
     """The spec names a Prometheus server that the installation does not allow."""
     UNSCHEDULABLE = "Unschedulable"
-    """No node fits a pod; one may be added."""
+    """No node fits a pod; a node may be added."""
     RETRYING = "Retrying"
     """The API server, or an admission webhook, is temporarily unavailable."""
 
@@ -75,7 +75,7 @@ class Problem:
 
     @property
     def stalls(self) -> bool:
-        """True if the problem remains until a person or another system acts."""
+        """True if only a person or another system can solve the problem."""
         return self.reason not in {ProblemReason.UNSCHEDULABLE, ProblemReason.RETRYING}
 
 
@@ -94,14 +94,14 @@ def problems_of(
     """Return all problems of actions, Deployments and pods, the most severe first.
 
     Args:
-        view: the cluster.
+        view: classified objects of the service.
         failures: messages of rejected actions by kind and name.
         delayed: messages of temporarily failed actions by kind and name.
     """
-    found = [*_action_problems(failures, delayed), *_workload_problems(view)]
+    problems = [*_action_problems(failures, delayed), *_workload_problems(view)]
     for pod in (*view.engines, *view.routers):
-        found += _pod_problems(pod)
-    return sorted(found, key=lambda problem: _SEVERITY[problem.reason])
+        problems += _pod_problems(pod)
+    return sorted(problems, key=lambda problem: _SEVERITY[problem.reason])
 
 
 def _action_problems(
@@ -111,7 +111,7 @@ def _action_problems(
         if kind not in {"Pod", "Event"}:
             yield _rejection(f"{kind} {name}", message)
     for (kind, name), message in sorted(delayed.items()):
-        # A delayed status would be reported by a status write that succeeds.
+        # Only a status write that succeeds could report that a status write was delayed.
         if kind not in {"Event", KIND_LLMSERVICE}:
             yield _problem(ProblemReason.RETRYING, f"{kind} {name}: {message}")
 
@@ -151,10 +151,10 @@ def _describe_exit(container: Mapping[str, Any]) -> str:
     if not ended:
         return ""
     lines = str(ended.get("message", "")).strip().splitlines()
-    how = f"exited with code {ended.get('exitCode')}"
+    cause = f"exited with code {ended.get('exitCode')}"
     if ended.get("reason") == "OOMKilled":
-        how = "was killed because it ran out of memory"
-    return f"the {container['name']} {how}{f': {lines[-1]}' if lines else ''}"
+        cause = "was killed because it ran out of memory"
+    return f"the {container['name']} {cause}{f': {lines[-1]}' if lines else ''}"
 
 
 def _rejection(name: str, message: str, *, limits_scaling: bool = False) -> Problem:

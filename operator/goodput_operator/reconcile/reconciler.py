@@ -1,4 +1,4 @@
-"""The reconciliation of one service: observe, decide, apply, and keep the state for the next."""
+"""The reconciliation of one service: observe, decide, apply, and keep state for the next one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reconciler:
     Args:
         cache: cache of the watched objects.
         observer: takes the snapshot.
-        decide: decides one reconciliation.
+        decide: returns the decision on a snapshot.
         applier: carries out the actions.
         measure: collector of measurements, which is notified of deleted services.
         metrics: counts reconciliations and decisions.
@@ -89,12 +89,12 @@ class Reconciler:
         self._metrics.set_status(key, stored.get("status") or {})
         self._metrics.count_decisions(key, decision.changes)
         self._log_decisions(key, decision)
-        for event, messages, before in (
+        for event, messages, last_messages in (
             ("rejected", outcome.failures, record.failures),
             ("delayed", outcome.delayed, record.delayed),
         ):
             for (kind, name), text in messages.items():
-                if before.get((kind, name)) != text:
+                if last_messages.get((kind, name)) != text:
                     fields = {"kind": kind, "object": name, "detail": text}
                     _log.warning(event, extra={**_service_fields(key), **fields})
         record.failures, record.delayed = outcome.failures, outcome.delayed
@@ -105,7 +105,8 @@ class Reconciler:
         _log.debug("phase", extra={**_service_fields(key), "phase": phase})
 
     def _log_decisions(self, key: Key, decision: Decision) -> None:
-        inputs = {} if decision.law is None else decision_summary(decision.law)
+        control_decision = decision.control_decision
+        inputs = {} if control_decision is None else decision_summary(control_decision)
         for change in decision.changes:
             fields = {
                 "knob": change.knob.value,

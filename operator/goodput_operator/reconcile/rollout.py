@@ -1,9 +1,9 @@
 """The revisions of a service, and the distribution of its engines over them during a rollout.
 
-A rollout surges in steps. The new revision grows beyond the service's replicas by a quarter at
-most, and the old one shrinks by the number of serving engines of the new one. The number of serving
-engines never falls below the replicas of the service. If the new revision loses engines, the stable
-one replaces them.
+A rollout surges in steps. The engines of both revisions together exceed the service's replicas by a
+quarter at most. The old revision shrinks by the number of serving engines of the new revision, so
+the number of serving engines never falls below the replicas of the service. If the new revision
+loses engines, the stable revision (the one that served before) replaces them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 _UNUSED_REVISIONS: Final = 5
 """Number of unused revisions that are kept, so that a rollback finds its own template."""
 _SURGE: Final = 4
-"""One engine per this many replicas, and at least one, may exist beyond the service's replicas."""
+"""One engine per this many replicas may exist beyond the service's replicas, and at least one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Revisions:
     uids: Mapping[str, str]
 
     def of_engines(self, names: Iterable[str]) -> list[Revision]:
-        """Return the engine revisions of these names that are stored or to be stored."""
+        """Return the engine revisions with these names, in order; unknown names are skipped."""
         return [self.engines[name] for name in names if name in self.engines]
 
 
@@ -75,7 +75,7 @@ def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -
     """Return the stored revisions and those of the current spec.
 
     Args:
-        view: the cluster.
+        view: classified objects of the service.
         spec: spec of the service.
         installation: settings that new revisions are rendered with.
     """
@@ -101,10 +101,10 @@ def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -
 def delete_outdated_revisions(
     view: View, revisions: Revisions, used: Iterable[str]
 ) -> list[Delete]:
-    """Return deletions of the unused revisions except the latest ones.
+    """Return deletions of all unused revisions except the latest five per role.
 
     Args:
-        view: the cluster.
+        view: classified objects of the service.
         revisions: revisions of the service.
         used: names of revisions with engines.
     """
@@ -112,18 +112,18 @@ def delete_outdated_revisions(
     deletions = []
     for role in (ROLE_ENGINE, ROLE_ROUTER):
         stored = _stored_revisions(view, role).values()
-        unused = [one for one in stored if one.name not in kept]
-        unused.sort(key=lambda one: one.number, reverse=True)
+        unused = [revision for revision in stored if revision.name not in kept]
+        unused.sort(key=lambda revision: revision.number, reverse=True)
         deletions += [
-            Delete(kind="ControllerRevision", name=one.name, uid=revisions.uids[one.name])
-            for one in unused[_UNUSED_REVISIONS:]
+            Delete(kind="ControllerRevision", name=old.name, uid=revisions.uids[old.name])
+            for old in unused[_UNUSED_REVISIONS:]
         ]
     return deletions
 
 
 def _stored_revisions(view: View, role: str) -> dict[str, Revision]:
-    read = (read_revision(child.body, role) for child in view.ours("ControllerRevision"))
-    return {one.name: one for one in read if one is not None}
+    revisions = (read_revision(child.body, role) for child in view.ours("ControllerRevision"))
+    return {revision.name: revision for revision in revisions if revision is not None}
 
 
 def distribute(
@@ -137,19 +137,19 @@ def distribute(
         stable: the revision that served before; None if there is none.
         current: the engines' Deployments.
     """
-    new = next((one for one in current if one.revision == update), None)
-    others = [one for one in current if one.revision != update]
+    new = next((workload for workload in current if workload.revision == update), None)
+    others = [workload for workload in current if workload.revision != update]
     # Pods beyond `desired` are about to terminate, so they do not count as serving.
     serving = 0 if new is None else min(new.available, new.desired)
     missing = max(0, replicas - serving)
-    kept = dict.fromkeys((one.revision for one in others), 0)
+    kept = dict.fromkeys((workload.revision for workload in others), 0)
     # Keep serving engines, first those of the stable revision.
-    for one in sorted(others, key=lambda one: one.revision != stable):
-        kept[one.revision] = min(missing, one.desired, one.available)
-        missing -= kept[one.revision]
+    for old in sorted(others, key=lambda workload: workload.revision != stable):
+        kept[old.revision] = min(missing, old.desired, old.available)
+        missing -= kept[old.revision]
     if stable in kept:
         kept[stable] += missing
-    existing = sum(max(one.pods, kept[one.revision]) for one in others)
+    existing = sum(max(old.pods, kept[old.revision]) for old in others)
     limit = replicas + max(1, -(-replicas // _SURGE)) if existing else replicas
     desired = 0 if new is None else new.desired
     return {update: min(replicas, max(desired, limit - existing)), **kept}
@@ -177,62 +177,63 @@ class Rollout:
 def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
     """Distribute the engines over the existing revisions.
 
-    A Deployment whose ControllerRevision was deleted can be neither scaled nor repaired. It is not
-    counted, stays unchanged until the update revision serves, and is then deleted.
+    A Deployment whose ControllerRevision was deleted can be neither scaled nor repaired. Such a
+    Deployment is not counted. It stays unchanged until the update revision serves, and is then
+    deleted.
 
     Args:
-        view: the cluster.
+        view: classified objects of the service.
         revisions: revisions of the service.
         replicas: replicas of the service.
     """
     update = revisions.update.name
-    workloads = {one.revision: one for one in view.workloads(ROLE_ENGINE)}
-    existing = [one for one in workloads.values() if one.revision in revisions.engines]
+    workloads = {workload.revision: workload for workload in view.workloads(ROLE_ENGINE)}
+    existing = [workloads[name] for name in workloads if name in revisions.engines]
     stable = view.status.get("currentRevision")
     if stable not in workloads:
-        serving = [one for one in existing if one.revision != update and one.available]
-        stable = max(serving, key=lambda one: one.available).revision if serving else None
+        serving = [old for old in existing if old.revision != update and old.available]
+        stable = max(serving, key=lambda old: old.available).revision if serving else None
     counts = distribute(replicas, update=update, stable=stable, current=existing)
     new = workloads.get(update)
     served = new is not None and replicas > 0 and min(new.available, new.desired) >= replicas
-    others = [one for one in existing if one.revision != update]
-    finished = served and all(not one.desired and not one.pods for one in others)
+    others = [workload for workload in existing if workload.revision != update]
+    finished = served and all(not old.desired and not old.pods for old in others)
     return Rollout(
         replicas=replicas,
         counts=counts,
         current=update if finished else stable,
         finished=finished,
         obsolete=tuple(
-            one
-            for name, one in workloads.items()
+            workload
+            for name, workload in workloads.items()
             if name != update and (finished or (not replicas and name not in revisions.engines))
         ),
     )
 
 
 def desired_objects(
-    view: View, spec: LLMServiceSpec, revisions: Revisions, rollout: Rollout, decided: Setpoint
+    view: View, spec: LLMServiceSpec, revisions: Revisions, rollout: Rollout, setpoint: Setpoint
 ) -> list[dict[str, Any]]:
-    """Render all objects of the service in the order of creation, first those that pods need.
+    """Render all objects of the service in the order of creation; those that pods need come first.
 
     The Deployment of an engine revision is rendered once its ControllerRevision is stored.
     """
     used = revisions.of_engines(rollout.counts)
-    obsolete = {one.revision for one in rollout.obsolete}
+    obsolete = {workload.revision for workload in rollout.obsolete}
     deadline_s = spec.rollout.progress_deadline_seconds
     return [
         *base_resources(view.owner),
-        *(one.render(view.owner) for one in (*used, revisions.routers)),
-        config_map(view.owner, spec, used, decided),
+        *(revision.render(view.owner) for revision in (*used, revisions.routers)),
+        config_map(view.owner, spec, used, setpoint),
         *(
             engine_deployment(
                 view.owner,
-                one,
-                replicas=rollout.counts[one.name],
+                revision,
+                replicas=rollout.counts[revision.name],
                 progress_deadline_s=deadline_s,
             )
-            for one in used
-            if one.name in revisions.uids and one.name not in obsolete
+            for revision in used
+            if revision.name in revisions.uids and revision.name not in obsolete
         ),
         router_deployment(
             view.owner, revisions.routers, replicas=0 if spec.suspend else spec.router.replicas

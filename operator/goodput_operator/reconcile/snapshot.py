@@ -2,7 +2,7 @@
 
 `observe` takes a `Snapshot`, and `decide` reads nothing else. Objects of the cluster are the
 dictionaries that the API server sent, and are never changed. Only this module reads the fields of
-Deployments; `problems` also reads why pods wait.
+Deployments; `problems` also reads why the containers of pods wait.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ __all__ = [
 class ApplyAttempt:
     """An apply to an existing object, and the object's version before it.
 
-    If the same apply is due again at the same version, the API server accepted it without changing
-    the object. The difference cannot be repaired then, and the apply is not repeated.
+    If the same apply is due again at the same version, the API server accepted the earlier one
+    without changing the object. The difference then cannot be repaired, so the apply is not
+    repeated.
 
     Args:
         kind, name: kind and name of the object.
@@ -68,7 +69,7 @@ class ApplyAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A state with nothing to apply; the objects are not rendered again until it changes.
+    """A state with nothing to apply; the objects are rendered again only after it changes.
 
     Args:
         inputs: all inputs of the rendering.
@@ -81,18 +82,19 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """States that an Event has reported; reported again only after the state changed.
+    """States that an Event has reported. They are reported again only after they have changed.
 
     Args:
         unmeasured: pod and reason of each ready pod without measurements.
         rejecting: pods that rejected their limits.
-        decided: limits and replicas after the last measured interval; None before the first. A
-            change of the spec between two intervals is reported after the second.
+        setpoint: limits and replicas after the last measured interval; None before the first. If
+            the spec changes between two intervals, the change is reported after the second
+            interval.
     """
 
     unmeasured: frozenset[tuple[str, str]] = frozenset()
     rejecting: frozenset[str] = frozenset()
-    decided: Setpoint | None = None
+    setpoint: Setpoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +106,9 @@ class Memory:
 
     Args:
         law: state of the control laws.
-        decided: limits and replicas in force; None selects those of the ConfigMap.
-        created_ns: time of the first observation of each engine pod by uid; None once the pod was
-            ready.
+        setpoint: limits and replicas in force; None selects those of the ConfigMap.
+        first_seen_ns: time of the first observation of each engine pod by uid; None once the pod
+            was ready.
         startups_ns: times from the first observation to readiness, of the latest pods.
         measured_ns: end of the last measured interval; None before the first.
         attainment: attainment after the last measured interval; None before the first, and while
@@ -120,8 +122,8 @@ class Memory:
     """
 
     law: ServiceState = field(default_factory=ServiceState)
-    decided: Setpoint | None = None
-    created_ns: tuple[tuple[str, int | None], ...] = ()
+    setpoint: Setpoint | None = None
+    first_seen_ns: tuple[tuple[str, int | None], ...] = ()
     startups_ns: tuple[int, ...] = ()
     measured_ns: int | None = None
     attainment: AttainmentStatus | None = None
@@ -142,14 +144,15 @@ class Snapshot:
         unix_s: seconds since 1970, for timestamps in conditions.
         service: the stored LLMService.
         objects: objects of the namespace that carry the service's label or one of its names,
-            controlled by the service or not. Without Secrets, which the operator may not read.
+            whether the service controls them or not. Secrets are not included, because the operator
+            is not allowed to read them.
         pods: pods of the service's engines and routers.
         measures: measurements of the control interval that just ended, in every control mode; None
             if none ended or the service is suspended.
         memory: memory of the last reconciliation.
-        failures: messages of the last reconciliation's rejected actions by kind and name: "Secret"
-            for a `CreateToken`, "Pod" for a `Push`.
-        delayed: messages of the last reconciliation's temporarily failed actions.
+        failures: messages of the last reconciliation's rejected actions by kind and name; the kind
+            is "Secret" for a `CreateToken` and "Pod" for a `Push`.
+        delayed: messages of the last reconciliation's temporarily failed actions, by kind and name.
     """
 
     now_ns: int
@@ -281,8 +284,8 @@ class View:
         """Return the objects of a kind that the service controls and that are not being deleted."""
         return [
             child
-            for (one, _), child in self.children.items()
-            if one == kind and child.ours and not child.deleting
+            for (child_kind, _), child in self.children.items()
+            if child_kind == kind and child.ours and not child.deleting
         ]
 
     def workloads(self, role: str) -> list[Workload]:

@@ -1,4 +1,4 @@
-"""The conditions and the status of a service, and the time at which the status is written.
+"""The conditions and the status of a service, and the time at which to write the status.
 
 `Ready`, `Reconciling` and `Stalled` have the meaning of kstatus: a service that matches its spec is
 ready, not reconciling and not stalled.
@@ -51,7 +51,7 @@ READY: Final = "Ready"
 RECONCILING: Final = "Reconciling"
 """True while the cluster does not yet match the spec or the decision of the control laws."""
 STALLED: Final = "Stalled"
-"""True if a problem remains until a person or another system acts."""
+"""True while a problem remains that only a person or another system can solve."""
 SLO_ATTAINED: Final = "SLOAttained"
 """True if the lower bound of every class reaches its objective in the last minutes."""
 SCALING_LIMITED: Final = "ScalingLimited"
@@ -59,7 +59,7 @@ SCALING_LIMITED: Final = "ScalingLimited"
 SUSPENDED: Final = "Suspended"
 """Reason of conditions that follow from `spec.suspend`."""
 
-_DECISIONS: Final = 10
+_MAX_DECISIONS: Final = 10
 _VOLATILE: Final = ("classes", "goodput")
 """Status fields that change with every request."""
 _VOLATILE_SUMMARY: Final = ("attainment", "goodput")
@@ -89,34 +89,34 @@ class StatusInput:
 
     Args:
         spec: spec of the service.
-        update: revision of the current spec.
+        update: engine revision of the current spec.
         rollout: distribution of the engines.
-        decided: limits and replicas in force.
+        setpoint: limits and replicas in force.
         problems: problems of the service, the most severe first.
         repairs: differences between the rendered objects and the cluster.
         attainment: attainment after the last measured interval; None before the first since the
             operator's start.
-        law: result of the control laws; None if no interval ended in this reconciliation.
+        step: result of the control step; None if no interval ended in this reconciliation.
     """
 
     spec: LLMServiceSpec
     update: str
     rollout: Rollout
-    decided: Setpoint
+    setpoint: Setpoint
     problems: Sequence[Problem]
     repairs: Repairs
     attainment: AttainmentStatus | None
-    law: ControlStep | None
+    step: ControlStep | None
 
 
-def conditions_of(view: View, known: StatusInput) -> list[Condition]:
+def conditions_of(view: View, inputs: StatusInput) -> list[Condition]:
     """Return the conditions of a service with a valid spec."""
     return [
-        _ready(view, known),
-        _reconciling(view, known),
-        _stalled(known.problems),
-        _slo_attained(view, known),
-        _scaling_limited(view, known),
+        _ready(view, inputs),
+        _reconciling(view, inputs),
+        _stalled(inputs.problems),
+        _slo_attained(view, inputs),
+        _scaling_limited(view, inputs),
     ]
 
 
@@ -133,52 +133,52 @@ def rejected_conditions(view: View, problem: Problem) -> list[Condition]:
 
 
 def status_of(
-    view: View, conditions: Sequence[Condition], known: StatusInput | None, *, at: str
+    view: View, conditions: Sequence[Condition], inputs: StatusInput | None, *, at: str
 ) -> dict[str, Any]:
-    """Return the status to store; fields without a new value keep the stored one.
+    """Return the status to store; fields without a new value keep their stored value.
 
     Args:
-        view: the cluster.
+        view: classified objects of the service.
         conditions: current conditions.
-        known: results of the reconciliation; None if the spec is invalid.
+        inputs: results of the reconciliation; None if the spec is invalid.
         at: the current time.
     """
     stored = view.status
     status = encode(
         LLMServiceStatus(
             observed_generation=view.generation,
-            replicas=sum(one.pods for one in view.workloads(ROLE_ENGINE)),
-            ready_replicas=sum(one.ready for one in view.workloads(ROLE_ENGINE)),
+            replicas=sum(engine.pods for engine in view.workloads(ROLE_ENGINE)),
+            ready_replicas=sum(engine.ready for engine in view.workloads(ROLE_ENGINE)),
             selector=",".join(f"{k}={v}" for k, v in view.owner.selector(ROLE_ENGINE).items()),
             conditions=_timestamped(
                 conditions, conditions_by_type(stored), generation=view.generation, at=at
             ),
         )
     )
-    if known is None:
+    if inputs is None:
         summary = {**(stored.get("summary") or {}), "phase": _phase(conditions)}
         return {**stored, **status, "summary": summary}
     status |= encode(
         LLMServiceStatus(
-            token_budget=known.decided.bounds.max_tokens,
-            current_revision=known.rollout.current,
-            update_revision=known.update,
+            token_budget=inputs.setpoint.bounds.max_tokens,
+            current_revision=inputs.rollout.current,
+            update_revision=inputs.update,
         )
     )
-    law, attainment = known.law, known.attainment
-    if law is not None and law.state.recommended is not None:
-        status["recommendedReplicas"] = law.state.recommended
+    step, attainment = inputs.step, inputs.attainment
+    if step is not None and step.state.recommended is not None:
+        status["recommendedReplicas"] = step.state.recommended
     if attainment is not None and attainment.classes:
         status |= encode(LLMServiceStatus(classes=attainment.classes, goodput=attainment.goodput))
-    elif not known.spec.suspend:
+    elif not inputs.spec.suspend:
         # A restarted operator keeps the stored figures until its first measurement.
         status |= _pick(stored, "classes", "goodput")
-    if law is None and not known.spec.suspend:
+    if step is None and not inputs.spec.suspend:
         status |= _pick(stored, "recommendedReplicas")
-    ring = [*_decisions(known, at), *(stored.get("decisions") or ())][:_DECISIONS]
-    if ring:
-        status["decisions"] = ring
-    status["summary"] = _summary(stored, status, conditions, known)
+    decisions = [*_decisions(inputs, at), *(stored.get("decisions") or ())][:_MAX_DECISIONS]
+    if decisions:
+        status["decisions"] = decisions
+    status["summary"] = _summary(stored, status, conditions, inputs)
     return status
 
 
@@ -212,8 +212,8 @@ def _without_volatile(status: Mapping[str, Any]) -> dict[str, Any]:
     summary = status.get("summary") or {}
     kept["summary"] = {k: v for k, v in summary.items() if k not in _VOLATILE_SUMMARY}
     kept["conditions"] = [
-        {key: value for key, value in one.items() if key != "message"}
-        for one in status.get("conditions") or ()
+        {key: value for key, value in condition.items() if key != "message"}
+        for condition in status.get("conditions") or ()
     ]
     return kept
 
@@ -227,16 +227,16 @@ def _timestamped(
 ) -> tuple[ConditionStatus, ...]:
     """Add the time of the last change of each condition's status."""
     timestamped = []
-    for one in conditions:
-        before = stored.get(one.type, {})
-        same = before.get("status") == one.status.value
+    for condition in conditions:
+        last = stored.get(condition.type, {})
+        same = last.get("status") == condition.status.value
         timestamped.append(
             ConditionStatus(
-                type=one.type,
-                status=one.status,
-                reason=one.reason,
-                message=one.message,
-                last_transition_time=before["lastTransitionTime"] if same else at,
+                type=condition.type,
+                status=condition.status,
+                reason=condition.reason,
+                message=condition.message,
+                last_transition_time=last["lastTransitionTime"] if same else at,
                 observed_generation=generation,
             )
         )
@@ -244,50 +244,50 @@ def _timestamped(
 
 
 def _phase(conditions: Sequence[Condition]) -> str:
-    """Return the reason of Stalled if it is True, else of Reconciling, else of Ready."""
-    known = {one.type: one for one in conditions}
+    """Return the reason of Stalled if True, else of Reconciling if True, else of Ready."""
+    by_type = {condition.type: condition for condition in conditions}
     for kind in (STALLED, RECONCILING):
-        if known[kind].status is Truth.TRUE:
-            return known[kind].reason
-    return known[READY].reason
+        if by_type[kind].status is Truth.TRUE:
+            return by_type[kind].reason
+    return by_type[READY].reason
 
 
 def _summary(
     stored: Mapping[str, Any],
     status: Mapping[str, Any],
     conditions: Sequence[Condition],
-    known: StatusInput,
+    inputs: StatusInput,
 ) -> dict[str, Any]:
     summary = encode(
         SummaryStatus(
-            replicas=f"{status['readyReplicas']}/{known.rollout.replicas}",
+            replicas=f"{status['readyReplicas']}/{inputs.rollout.replicas}",
             goodput=status.get("goodput"),
-            budget=str(known.decided.bounds.max_tokens),
+            budget=str(inputs.setpoint.bounds.max_tokens),
             phase=_phase(conditions),
         )
     )
-    if known.spec.suspend:
+    if inputs.spec.suspend:
         return summary
-    if known.attainment is None or not known.attainment.classes:
+    if inputs.attainment is None or not inputs.attainment.classes:
         return summary | _pick(stored.get("summary") or {}, "attainment")
-    nearest = known.attainment.nearest
+    nearest = inputs.attainment.nearest
     return summary if nearest is None else summary | {"attainment": nearest}
 
 
-def _decisions(known: StatusInput, at: str) -> list[dict[str, Any]]:
+def _decisions(inputs: StatusInput, at: str) -> list[dict[str, Any]]:
     """Return this reconciliation's decisions, the latest first."""
-    changes = () if known.law is None else known.law.changes
+    changes = () if inputs.step is None else inputs.step.changes
     return [
         encode(
             DecisionStatus(
                 at=at,
-                knob=one.knob.value,
-                reason=one.reason,
-                message=one.message,
-                applied=one.applied,
+                knob=change.knob.value,
+                reason=change.reason,
+                message=change.message,
+                applied=change.applied,
             )
         )
-        for one in reversed(changes)
+        for change in reversed(changes)
     ]
 
 
@@ -309,11 +309,11 @@ def _unknown(kind: str, reason: str, message: str) -> Condition:
 
 def _stored(view: View, kind: str) -> Condition | None:
     """Return the stored condition of a type; None if the status has none."""
-    one = conditions_by_type(view.status).get(kind)
-    if one is None:
+    stored = conditions_by_type(view.status).get(kind)
+    if stored is None:
         return None
-    status, message = Truth(one["status"]), one.get("message", "")
-    return Condition(type=kind, status=status, reason=one["reason"], message=message)
+    status, message = Truth(stored["status"]), stored.get("message", "")
+    return Condition(type=kind, status=status, reason=stored["reason"], message=message)
 
 
 def _serving(view: View) -> Condition:
@@ -328,10 +328,10 @@ def _serving(view: View) -> Condition:
     return _false(READY, "NoEngine" if routers else "NoRouter", message)
 
 
-def _ready(view: View, known: StatusInput) -> Condition:
-    if known.spec.suspend:
+def _ready(view: View, inputs: StatusInput) -> Condition:
+    if inputs.spec.suspend:
         return _false(READY, SUSPENDED, "spec.suspend is set, so no pods run")
-    services = [name for kind, name in known.repairs.foreign if kind == "Service"]
+    services = [name for kind, name in inputs.repairs.foreign if kind == "Service"]
     if services:
         message = (
             f"requests cannot be routed: Service {' and '.join(services)} is not "
@@ -339,29 +339,30 @@ def _ready(view: View, known: StatusInput) -> Condition:
         )
         return _false(READY, ProblemReason.NAME_CONFLICT, message)
     condition = _serving(view)
-    if condition.reason == "NoEngine" and not known.rollout.replicas:
+    if condition.reason == "NoEngine" and not inputs.rollout.replicas:
         return _true(READY, "ScaledToZero", "the service is scaled to zero engines")
     return condition
 
 
-def _reconciling(view: View, known: StatusInput) -> Condition:
+def _reconciling(view: View, inputs: StatusInput) -> Condition:
     engines = view.workloads(ROLE_ENGINE)
-    new = next((one for one in engines if one.revision == known.update), None)
-    temporary = next((one for one in known.problems if not one.stalls), None)
-    if missing := known.repairs.missing:
+    new = next((engine for engine in engines if engine.revision == inputs.update), None)
+    temporary = next((problem for problem in inputs.problems if not problem.stalls), None)
+    if missing := inputs.repairs.missing:
         suffix = f"; {temporary.message}" if temporary is not None else ""
         return _true(RECONCILING, "Creating", f"{missing} objects do not exist yet{suffix}")
     if temporary is not None:
         return _true(RECONCILING, temporary.reason, temporary.message)
-    if any(one.revision != known.update and (one.pods or one.desired) for one in engines):
-        serving = ", ".join(f"{one.available} of {one.revision}" for one in engines)
-        message = f"rolling out {known.update}; available: {serving}"
+    old = [engine for engine in engines if engine.revision != inputs.update]
+    if any(engine.pods or engine.desired for engine in old):
+        serving = ", ".join(f"{engine.available} of {engine.revision}" for engine in engines)
+        message = f"rolling out {inputs.update}; available: {serving}"
         return _true(RECONCILING, "RollingOut", message)
-    desired = known.rollout.replicas
+    desired = inputs.rollout.replicas
     if new is None or new.desired != desired or not new.current or new.available != desired:
         available = 0 if new is None else new.available
         return _true(RECONCILING, "Scaling", f"{available} of {desired} engines are available")
-    desired = 0 if known.spec.suspend else known.spec.router.replicas
+    desired = 0 if inputs.spec.suspend else inputs.spec.router.replicas
     for routers in view.workloads(ROLE_ROUTER):
         if not routers.current or routers.available != desired:
             message = f"{routers.available} of {desired} routers are available"
@@ -373,16 +374,19 @@ def _stalled(problems: Sequence[Problem]) -> Condition:
     for problem in problems:
         if problem.stalls:
             return _true(STALLED, problem.reason, problem.message)
-    return _false(STALLED, "Unhindered", "there are no problems")
+    return _false(STALLED, "Unhindered", "no problem requires an intervention")
 
 
-def _slo_attained(view: View, known: StatusInput) -> Condition:
-    if known.spec.suspend:
+def _slo_attained(view: View, inputs: StatusInput) -> Condition:
+    if inputs.spec.suspend:
         return _unknown(SLO_ATTAINED, SUSPENDED, "spec.suspend is set, so no requests are served")
-    found = known.attainment
-    if found is not None:
+    current = inputs.attainment
+    if current is not None:
         return Condition(
-            type=SLO_ATTAINED, status=found.status, reason=found.reason, message=found.message
+            type=SLO_ATTAINED,
+            status=current.status,
+            reason=current.reason,
+            message=current.message,
         )
     stored = _stored(view, SLO_ATTAINED)
     if stored is not None and stored.reason != SUSPENDED:
@@ -390,17 +394,17 @@ def _slo_attained(view: View, known: StatusInput) -> Condition:
     return _unknown(SLO_ATTAINED, "MetricsMissing", "no requests have been measured yet")
 
 
-def _scaling_limited(view: View, known: StatusInput) -> Condition:
-    for problem in known.problems:
+def _scaling_limited(view: View, inputs: StatusInput) -> Condition:
+    for problem in inputs.problems:
         if problem.limits_scaling:
             return _true(SCALING_LIMITED, problem.reason, problem.message)
-    law = known.law
-    if law is None:
+    step = inputs.step
+    if step is None:
         stored = _stored(view, SCALING_LIMITED)
         if stored is not None and stored.reason == "MaxReplicas":
             return stored
-    elif law.decision.replicas is not None and law.decision.replicas.limited:
-        most = law.decision.params.max_replicas
-        message = f"the service needs more replicas than maxReplicas, {most}"
+    elif step.decision.replicas is not None and step.decision.replicas.limited:
+        max_replicas = step.decision.params.max_replicas
+        message = f"the service needs more replicas than maxReplicas, {max_replicas}"
         return _true(SCALING_LIMITED, "MaxReplicas", message)
     return _false(SCALING_LIMITED, "NotLimited", "scaling is not limited")

@@ -1,7 +1,7 @@
 """The work queue: keys that need a reconciliation, and the workers that reconcile them.
 
-A key is reconciled by one worker at a time. Requests during its reconciliation lead to one more,
-not many. The queue itself has neither tasks nor a clock.
+A key is reconciled by one worker at a time. Any number of requests during a reconciliation lead to
+a single further one. The queue itself has neither tasks nor a clock.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from goodput_operator.backoff import BackOff
     from goodput_operator.kube.fence import ClockSource
 
-__all__ = ["GAP_NS", "Result", "WorkQueue", "Workers"]
+__all__ = ["DEFAULT_GAP_NS", "Result", "WorkQueue", "Workers"]
 
 _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
-GAP_NS: Final = 200 * NS_PER_MS
-"""Default of the shortest time between two reconciliations of a key."""
+DEFAULT_GAP_NS: Final = 200 * NS_PER_MS
+"""Default minimum time from the end of one reconciliation of a key to the start of the next."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Entry:
         not_before_ns: earliest time of the next reconciliation.
         failures: consecutive failed reconciliations.
         started_ns: start of the current reconciliation; None if none runs.
-        ticket: ticket of the key's valid heap item.
+        ticket: number of the key's current heap item; items with another number are stale.
     """
 
     due_ns: int | None = None
@@ -51,11 +51,11 @@ class WorkQueue(Generic[K]):
 
     Args:
         back_off: delays after failed reconciliations of a key.
-        gap_ns: shortest time from the end of a reconciliation of a key to the start of the next,
-            so that a burst of events leads to one reconciliation.
+        gap_ns: minimum time from the end of a reconciliation of a key to the start of the next, so
+            that a burst of events leads to one reconciliation.
     """
 
-    def __init__(self, back_off: BackOff, *, gap_ns: int = GAP_NS) -> None:
+    def __init__(self, back_off: BackOff, *, gap_ns: int = DEFAULT_GAP_NS) -> None:
         self._back_off = back_off
         self._gap_ns = gap_ns
         self._entries: dict[K, _Entry] = {}
@@ -73,7 +73,7 @@ class WorkQueue(Generic[K]):
             self._push(key, entry)
 
     def take(self, now_ns: int) -> K | None:
-        """Pop the next due key and mark it running; None if none is due."""
+        """Pop the next due key and mark it as running; None if no key is due."""
         next_ns = self.next_ns()
         if next_ns is None or next_ns > now_ns:
             return None
@@ -87,10 +87,10 @@ class WorkQueue(Generic[K]):
         """Mark a running key as finished.
 
         Args:
-            key: returned by `take`.
+            key: a key that `take` returned.
             now_ns: the current time.
             failed: True to reconcile again after a delay that doubles with each consecutive
-                failure; requests do not shorten it.
+                failure; requests do not shorten the delay.
             again_at_ns: latest time of the next reconciliation; None to wait for a request.
         """
         entry = self._entries[key]
@@ -115,7 +115,7 @@ class WorkQueue(Generic[K]):
             del self._entries[key]
 
     def next_ns(self) -> int | None:
-        """Return the time at which the next key is due; None if none is requested."""
+        """Return the time at which the next key is due; None if no key is requested."""
         self._drop_stale()
         return self._heap[0][0] if self._heap else None
 
@@ -128,10 +128,10 @@ class WorkQueue(Generic[K]):
         next_ns = self.next_ns()
         return 0 if next_ns is None else max(0, now_ns - next_ns)
 
-    def longest_ns(self, now_ns: int) -> int:
-        """Return the duration of the longest running reconciliation."""
-        started = [e.started_ns for e in self._entries.values() if e.started_ns is not None]
-        return now_ns - min(started) if started else 0
+    def oldest_running_ns(self, now_ns: int) -> int:
+        """Return how long the oldest reconciliation in progress has been running."""
+        starts = [e.started_ns for e in self._entries.values() if e.started_ns is not None]
+        return now_ns - min(starts) if starts else 0
 
     def _push(self, key: K, entry: _Entry) -> None:
         assert entry.due_ns is not None, "only a requested key is queued"
@@ -143,7 +143,7 @@ class WorkQueue(Generic[K]):
             heappush(self._heap, (start_ns, self._tickets, key))
 
     def _drop_stale(self) -> None:
-        """Drop heap items that an earlier due time of the same key has replaced."""
+        """Drop heap items that a newer one has replaced, or whose key is no longer requested."""
         while self._heap:
             _, ticket, key = self._heap[0]
             entry = self._entries.get(key)

@@ -16,7 +16,7 @@ _RBAC: Final = "rbac.authorization.k8s.io"
 
 
 def base_resources(owner: Owner) -> tuple[dict[str, Any], ...]:
-    """Render these objects in the order of creation, first those that pods need."""
+    """Render these objects in the order of creation; those that pods need come first."""
     names = owner.names
     return (
         _router_account(owner),
@@ -38,7 +38,10 @@ def _router_account(owner: Owner) -> dict[str, Any]:
 
 
 def _router_role(owner: Owner) -> dict[str, Any]:
-    """Allow routers to read EndpointSlices of their namespace; the operator has the same rights."""
+    """Allow routers to read EndpointSlices of their namespace.
+
+    The operator has the same rights, because it can grant only rights that it has.
+    """
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "Role",
@@ -80,7 +83,7 @@ def _serving_service(owner: Owner) -> dict[str, Any]:
 
 
 def _engines_service(owner: Owner) -> dict[str, Any]:
-    """Render the headless Service of all engines, from which routers choose the replica."""
+    """Render the headless Service of all engines, whose EndpointSlices the routers read."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -104,7 +107,7 @@ def _disruption_budget(owner: Owner, name: str, role: str) -> dict[str, Any]:
     """Allow the eviction of one pod of the role at a time.
 
     `maxUnavailable: 0` would block every node drain for a service with one engine. Engines and
-    routers have a budget each, because two budgets on one pod block its eviction.
+    routers have one budget each. Two budgets that select the same pod would block its eviction.
     """
     return {
         "apiVersion": "policy/v1",

@@ -1,7 +1,7 @@
-"""The ConfigMap of a service: manifests for engines and routers, and the last control decision.
+"""The ConfigMap of a service: manifests for engines and routers, and the last setpoint.
 
-The decision is stored for times without an operator: an engine that starts then uses the last
-limits, and a restarted operator continues from them.
+The setpoint is stored for times without an operator. An engine that starts then uses the last
+limits, and a restarted operator continues with the last limits and replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from goodput_operator.render.metadata import Owner
     from goodput_operator.render.revisions import Revision
 
-__all__ = ["config_map", "read_decided"]
+__all__ = ["config_map", "read_setpoint"]
 
 _REPLICAS_KEY: Final = "replicas"
 _MODEL_FIELDS: Final = ("source", "revision")
@@ -42,7 +42,7 @@ _LIMITS_FIELDS: Final = (
 
 
 def config_map(
-    owner: Owner, spec: LLMServiceSpec, revisions: Sequence[Revision], decided: Setpoint
+    owner: Owner, spec: LLMServiceSpec, revisions: Sequence[Revision], setpoint: Setpoint
 ) -> dict[str, Any]:
     """Render the ConfigMap of a service.
 
@@ -50,21 +50,21 @@ def config_map(
         owner: the service.
         spec: the current spec of the service.
         revisions: engine revisions whose pods may still start.
-        decided: the control decision to store.
+        setpoint: limits and replicas to store.
     """
     data = {ROUTER_MANIFEST_KEY: _manifest(owner, {"model": encode(spec.model)}, spec)}
     for revision in revisions:
         data[manifest_key(revision.name)] = _manifest(owner, revision.source, spec)
-    bounds = decided.bounds
+    bounds = setpoint.bounds
     values = (
-        decided.limits_revision,
+        setpoint.limits_revision,
         bounds.min_tokens,
         bounds.max_tokens,
         bounds.safety_percent,
         bounds.max_num_seqs,
     )
     data[LIMITS_KEY] = _json(dict(zip(_LIMITS_FIELDS, values, strict=True)))
-    data[_REPLICAS_KEY] = str(decided.replicas)
+    data[_REPLICAS_KEY] = str(setpoint.replicas)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -73,21 +73,27 @@ def config_map(
     }
 
 
-def read_decided(stored: Mapping[str, Any]) -> Setpoint | None:
-    """Read the stored control decision; None if the ConfigMap holds no valid one."""
+def read_setpoint(stored: Mapping[str, Any]) -> Setpoint | None:
+    """Read the stored setpoint; None if the ConfigMap holds no valid one."""
     data = stored.get("data") or {}
     try:
         limits = json.loads(data.get(LIMITS_KEY, ""))
-        revision, least, most, safety, width = (_integer(limits[name]) for name in _LIMITS_FIELDS)
+        revision, *values = (_integer(limits[name]) for name in _LIMITS_FIELDS)
         replicas = _integer(int(data.get(_REPLICAS_KEY, "")))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    bounds = Bounds(min_tokens=least, max_tokens=most, safety_percent=safety, max_num_seqs=width)
+    min_tokens, max_tokens, safety_percent, max_num_seqs = values
+    bounds = Bounds(
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        safety_percent=safety_percent,
+        max_num_seqs=max_num_seqs,
+    )
     return Setpoint(limits_revision=revision, bounds=bounds, replicas=replicas)
 
 
 def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> str:
-    """Render only the fields that a process reads, since the process may be of an older version."""
+    """Render only the fields that a process reads, since its version may be older."""
     engine = {k: v for k, v in source.get("engine", {}).items() if k not in _NOT_READ_BY_ENGINES}
     if budget := encode(spec.engine.token_budget):
         engine["tokenBudget"] = budget

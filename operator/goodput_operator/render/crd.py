@@ -73,8 +73,8 @@ def _columns() -> list[dict[str, Any]]:
         (name.capitalize(), f".status.summary.{name}", documented[name]) for name in _SUMMARY
     ]
     age = ("Age", ".metadata.creationTimestamp", "Age of the service.")
-    columns = [*((*one, "string", 0) for one in summary), (*age, "date", 0)]
-    columns += [(*one, "string", 1) for one in _WIDE]
+    columns = [*((*column, "string", 0) for column in summary), (*age, "date", 0)]
+    columns += [(*column, "string", 1) for column in _WIDE]
     return [
         {"name": name, "type": kind, "jsonPath": path, "description": doc, "priority": priority}
         for name, path, doc, kind, priority in columns
@@ -90,7 +90,7 @@ def _root() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            # A definition may restrict only the names in the metadata.
+            # In the metadata, a definition is allowed to restrict only `name` and `generateName`.
             "metadata": {"type": "object", "properties": {"name": text_schema(name.rule)}},
             "spec": object_schema(LLMServiceSpec, "The desired state of the service."),
             "status": object_schema(LLMServiceStatus, "The observed state of the service."),

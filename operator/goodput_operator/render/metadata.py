@@ -35,17 +35,17 @@ class Names:
 
     @property
     def router(self) -> str:
-        """Deployment, PodDisruptionBudget, ServiceAccount, Role and RoleBinding of the routers."""
+        """Name of the routers' Deployment, PodDisruptionBudget, ServiceAccount and Role."""
         return f"{self.service}-router"
 
     @property
     def engines(self) -> str:
-        """The headless Service that lists engines to routers, and their PodDisruptionBudget."""
+        """Name of the engines' headless Service and of their PodDisruptionBudget."""
         return f"{self.service}-engines"
 
     @property
     def config(self) -> str:
-        """The ConfigMap of manifests and limits."""
+        """Name of the ConfigMap with manifests and limits."""
         return f"{self.service}-config"
 
     def engine_revision(self, digest: str) -> str:
@@ -77,8 +77,8 @@ class Owner:
     def reference(self) -> dict[str, Any]:
         """Return the controller reference of every object of the service.
 
-        It does not set `blockOwnerDeletion`, which OpenShift allows only to clients that may update
-        the owner's finalizers.
+        The reference does not set `blockOwnerDeletion`. OpenShift allows this field only to clients
+        that are allowed to update the owner's finalizers.
         """
         return {
             "apiVersion": API_VERSION,
@@ -120,8 +120,7 @@ class Owner:
 def digest_of(body: Mapping[str, Any], characters: int) -> str:
     """Return the first hexadecimal characters of a value's SHA-256.
 
-    The digest is part of revisions' names, so another digest of the same value would replace every
-    pod.
+    The digest is part of revisions' names, so a change of this function would replace every pod.
     """
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:characters]

@@ -1,8 +1,8 @@
 """Pod templates of engines and routers.
 
 A template is rendered once, when its revision is created, and stored in a ControllerRevision. It
-must therefore depend only on fields that create a new revision. Pods pass the restricted Pod
-Security Standard and OpenShift's restricted-v2. No user id is set: OpenShift assigns one, and
+must therefore depend only on fields that create a new revision. Pods comply with the restricted Pod
+Security Standard and with OpenShift's restricted-v2. No user id is set: OpenShift assigns one, and
 elsewhere the image's numeric user applies, which must not be root.
 """
 
@@ -61,7 +61,7 @@ POD_FIELDS: Final = (
     "schedulerName",
     "resourceClaims",
 )
-"""Pod fields that a service may set and that are passed through unchanged."""
+"""Pod fields that a spec may set, and that are copied unchanged."""
 
 _CONFIG_FOLDER: Final = "/etc/goodput"
 _VOLUME: Final = "goodput-"
@@ -73,7 +73,7 @@ _ROUTER_DEREGISTER_S: Final = 5
 """Delay of SIGTERM by `preStop`, while the removal from EndpointSlices reaches every client."""
 _ENGINE_PROBE_S: Final = 2
 _ROUTER_START_S: Final = 300
-"""Time within which a router must have listed its replicas, after which it is restarted."""
+"""Time within which a router must have listed its replicas; otherwise it is restarted."""
 _ROUTER_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 _SHM_PER_DEVICE_GIB: Final = 1
 
@@ -92,8 +92,8 @@ class Installation:
         fs_group: group that owns the volumes of engine pods, so that a process without root can
             write to its cache; None if the platform sets it, as OpenShift does.
         prometheus_urls: allowed values of `spec.control.prometheus.url`. Without this list, an
-            author of an LLMService could make the operator send requests to any address that it
-            reaches.
+            author of an LLMService could make the operator send requests to any address that the
+            operator reaches.
     """
 
     engine_image: str
@@ -115,7 +115,7 @@ def engine_pod(
 
     Args:
         owner: the service.
-        spec: spec of the service, of which only `model` and `engine` are read.
+        spec: spec of the service; only `model` and `engine` are read.
         installation: images and platform settings.
         revision: name of the revision.
     """
@@ -167,11 +167,11 @@ def router_pod(
     """Render the pod template of a router revision.
 
     A router listens once it has listed its replicas. It is ready even without a ready replica,
-    because it counts the requests that no replica serves.
+    because it must count the requests that no replica can serve.
 
     Args:
         owner: the service.
-        spec: spec of the service, of which only `router` is read.
+        spec: spec of the service; only `router` is read.
         installation: images and platform settings.
         revision: name of the revision.
     """
@@ -306,7 +306,10 @@ def _pod_spec(
 def _engine_env(
     owner: Owner, spec: LLMServiceSpec, revision: str, users: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the environment: user variables override ours unless the spec reserves the name."""
+    """Return the environment of engines; variables of the spec override ours of the same name.
+
+    The spec rejects names that are reserved.
+    """
     token = {"secretKeyRef": {"name": secret_name(owner, revision), "key": TOKEN_KEY}}
     ours: list[dict[str, Any]] = [
         {"name": ENV_LLMSERVICE, "value": owner.name},
@@ -317,14 +320,14 @@ def _engine_env(
         {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own
         *_weights_env(spec.model),
     ]
-    named = {one["name"] for one in users}
-    return [one for one in ours if one["name"] not in named] + users
+    user_names = {variable["name"] for variable in users}
+    return [variable for variable in ours if variable["name"] not in user_names] + users
 
 
 def _weights_env(model: ModelSpec) -> list[dict[str, Any]]:
     """Return the cache folder, the hub token and the offline switch of Hugging Face models.
 
-    The operator never reads the token: pods refer to the Secret that holds it.
+    The operator never reads the token: pods refer to the Secret that contains it.
     """
     if model.scheme != "hf":
         return []

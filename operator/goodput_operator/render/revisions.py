@@ -50,7 +50,7 @@ class Revision:
         name: name of its ControllerRevision and, for engines, of its Deployment.
         role: engine or router.
         number: number that increases with each revision of a service.
-        source: the part of the spec that it was rendered from, without defaults.
+        source: the part of the spec that the template was rendered from, without defaults.
         template: its pod template.
     """
 
@@ -97,7 +97,7 @@ def engine_revision(
     number: int,
     stored: Mapping[str, Revision] = MappingProxyType({}),
 ) -> Revision:
-    """Return the revision of the spec's `model` and `engine`, the token budget excluded.
+    """Return the revision of the spec's `model` and `engine`, without the token budget.
 
     Args:
         owner: the service.
@@ -128,7 +128,7 @@ def router_revision(
 ) -> Revision:
     """Return the revision of the fields that a router reads when it starts.
 
-    Arguments as in `engine_revision`.
+    The arguments are those of `engine_revision`.
     """
     source = {
         "router": encode(replace(spec.router, replicas=_DEFAULT_ROUTER_REPLICAS)),

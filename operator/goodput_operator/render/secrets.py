@@ -1,9 +1,9 @@
-"""The admin token of an engine revision, and the Secret that holds it.
+"""The admin token of an engine revision, and the Secret that contains it.
 
-The operator may create Secrets but neither read nor delete them. The token is an HMAC with the
-operator's key, so it can be derived again at any time. The Secret is deleted with the
-ControllerRevision that owns it. Its name contains a digest of the service's uid, so that it never
-equals that of an earlier service's Secret.
+The operator is allowed to create Secrets, but neither to read nor to delete them. The token is an
+HMAC with the operator's key, so it can be derived again at any time. The Secret is deleted with the
+ControllerRevision that owns it. The Secret's name contains a digest of the service's uid, so that a
+later service of the same name uses another Secret.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def secret_name(owner: Owner, revision: str) -> str:
 
 
 def secret_of(template: Mapping[str, Any]) -> str | None:
-    """Return the name of the Secret with a stored pod template's token; None if it has no token."""
+    """Return the name of the Secret with a pod template's token; None if it refers to no token."""
     for container in template["spec"]["containers"]:
         for variable in container.get("env") or ():
             if variable["name"] == ENV_CONTROL_TOKEN:

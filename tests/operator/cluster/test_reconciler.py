@@ -111,7 +111,7 @@ class Harness:
             wake_at_ns=42,
             changes=self.changes,
             foreign=self.foreign,
-            law=self.law,
+            control_decision=self.law,
         )
 
 

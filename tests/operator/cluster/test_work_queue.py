@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.reconcile.work_queue import GAP_NS, WorkQueue
+from goodput_operator.reconcile.work_queue import DEFAULT_GAP_NS, WorkQueue
 
-BACK_OFF = BackOff(first_ns=500 * NS_PER_MS, most_ns=30 * NS_PER_S)
+BACK_OFF = BackOff(first_ns=500 * NS_PER_MS, max_ns=30 * NS_PER_S)
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 STEPS = st.integers(0, 2 * NS_PER_S)
 
@@ -44,7 +44,7 @@ def test_a_request_during_a_reconciliation_leads_to_one_more() -> None:
     assert queue.take(3) is None, "one reconciliation at a time"
     queue.finish("a", 10, failed=False)
     assert queue.take(10) is None, "a burst of events leads to one reconciliation"
-    assert drain(queue, 10 + GAP_NS) == ["a"]
+    assert drain(queue, 10 + DEFAULT_GAP_NS) == ["a"]
     assert drain(queue, NS_PER_S) == []
 
 
@@ -78,8 +78,8 @@ def test_a_request_does_not_shorten_the_back_off_of_a_failed_key() -> None:
         assert queue.take(again_ns - 1) is None
         now_ns = again_ns
     assert delays[0] >= BACK_OFF.first_ns * 3 // 4
-    assert all(delay <= BACK_OFF.most_ns for delay in delays)
-    assert delays[-1] >= BACK_OFF.most_ns * 3 // 4, "the delay doubles up to its maximum"
+    assert all(delay <= BACK_OFF.max_ns for delay in delays)
+    assert delays[-1] >= BACK_OFF.max_ns * 3 // 4, "the delay doubles up to its maximum"
 
 
 def test_a_success_ends_the_back_off() -> None:
@@ -91,7 +91,7 @@ def test_a_success_ends_the_back_off() -> None:
     assert queue.take(300 * NS_PER_S) == "a"
     queue.finish("a", 300 * NS_PER_S, failed=False)
     queue.add("a", 300 * NS_PER_S)
-    assert queue.next_ns() == 300 * NS_PER_S + GAP_NS
+    assert queue.next_ns() == 300 * NS_PER_S + DEFAULT_GAP_NS
 
 
 def test_a_request_shortens_the_delay_until_the_next_reconciliation() -> None:
@@ -121,12 +121,12 @@ def test_a_forgotten_key_leaves_no_state_unless_it_is_requested_again() -> None:
 def test_ages_of_overdue_and_running_keys_are_reported() -> None:
     queue: WorkQueue[str] = WorkQueue(BACK_OFF)
     assert queue.overdue_ns(100) == 0
-    assert queue.longest_ns(100) == 0
+    assert queue.oldest_running_ns(100) == 0
     queue.add("a", 100)
     queue.add("b", 150)
     assert queue.take(100) == "a"
     assert queue.overdue_ns(400) == 250
-    assert queue.longest_ns(400) == 300
+    assert queue.oldest_running_ns(400) == 300
 
 
 @dataclass
@@ -189,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
         request = self.requests[key]
         request.running = False
         request.failures = request.failures + 1 if failed else 0
-        delay_ns = BACK_OFF.delay_ns(key, request.failures) if failed else GAP_NS
+        delay_ns = BACK_OFF.delay_ns(key, request.failures) if failed else DEFAULT_GAP_NS
         request.not_before_ns = self.now_ns + delay_ns
         if failed:
             self.request(key, request.not_before_ns)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-BACK_OFF = BackOff(first_ns=NS_PER_MS, most_ns=4 * NS_PER_MS)
+BACK_OFF = BackOff(first_ns=NS_PER_MS, max_ns=4 * NS_PER_MS)
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from goodput_core.control import Signal, TargetCounts
 from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import Attained, LastReading, Measures, measure_interval
+from goodput_operator.control.measures import ClassOutcomes, LastReading, Measures, measure_interval
 from goodput_operator.control.readings import (
     ClassCounters,
     EngineCounters,
@@ -71,7 +71,7 @@ ENGINE = EngineCounters(
     ),
     token_bounds=(256, 8192),
     max_width=64,
-    answered=(LengthBin(requests=2, input_tokens=200, cached_tokens=10, output_tokens=40),),
+    lengths=(LengthBin(requests=2, input_tokens=200, cached_tokens=10, output_tokens=40),),
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_the_first_reading_has_no_measures() -> None:
     first = run(read(0, router(1000)))
     assert first.traffic.signal is Signal.MISSING
     assert first.interval_ns == TEN_S
-    assert first.attained == (Attained(name="chat", good=0, total=0),)
+    assert first.outcomes == (ClassOutcomes(name="chat", good=0, total=0),)
 
 
 def test_an_interval_is_the_difference_of_two_readings() -> None:
@@ -108,7 +108,7 @@ def test_an_interval_is_the_difference_of_two_readings() -> None:
     assert measures.interval_ns == TEN_S
     assert measures.traffic.signal is Signal.FRESH
     assert (measures.traffic.arrivals, measures.traffic.in_flight) == (100, 2)
-    assert measures.attained == (Attained(name="chat", good=90, total=100),)
+    assert measures.outcomes == (ClassOutcomes(name="chat", good=90, total=100),)
     (window,) = measures.classes
     assert window.tpot == TargetCounts(judged=100, missed=10)
 
@@ -133,7 +133,7 @@ def test_an_interval_without_traffic_is_fresh_and_has_no_judged_class() -> None:
     assert measures.traffic.signal is Signal.FRESH
     assert measures.traffic.arrivals == 0
     assert measures.classes == ()
-    assert measures.attained == (Attained(name="chat", good=0, total=0),)
+    assert measures.outcomes == (ClassOutcomes(name="chat", good=0, total=0),)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_ready_processes_without_measurements_are_listed() -> None:
     starting = router(uid="r2", ready=False, signal=Signal.FAILED)
     empty = replace(engine(None, Signal.MISSING), detail="the state cannot be used")
     measures = run(read(0, router(1)), read(10, router(1), hung, starting, engines=(empty,)))
-    assert [(one.role, one.pod, one.signal, one.detail) for one in measures.unmeasured] == [
+    assert [(one.role, one.name, one.signal, one.detail) for one in measures.unmeasured] == [
         ("router", "r1", Signal.FAILED, "did not respond"),
         ("engine", "chat-0", Signal.MISSING, "the state cannot be used"),
     ]
@@ -222,10 +222,10 @@ def test_series_missing_for_a_moment_are_counted_once(known: dict[str, ClassCoun
         read(10, lacking),
         read(20, router(1100, client_errors=1)),
     ]
-    assert run(*readings[:2]).attained == (Attained(name="chat", good=0, total=0),)
+    assert run(*readings[:2]).outcomes == (ClassOutcomes(name="chat", good=0, total=0),)
     measures = run(*readings)
     assert measures.traffic.arrivals == 0
-    assert measures.attained == (Attained(name="chat", good=90, total=100),)
+    assert measures.outcomes == (ClassOutcomes(name="chat", good=90, total=100),)
     assert measures.classes[0].tpot == TargetCounts(judged=100, missed=10)
 
 
@@ -237,7 +237,7 @@ def test_an_engine_reading_has_the_preemptions_and_finished_requests_of_the_inte
     later = replace(
         ENGINE,
         state=replace(ENGINE.state, preemptions=8),
-        answered=(
+        lengths=(
             LengthBin(requests=3, input_tokens=320, cached_tokens=10, output_tokens=60),
             LengthBin(requests=1, input_tokens=9, cached_tokens=0, output_tokens=1),
         ),
@@ -257,7 +257,7 @@ def test_an_engine_reading_has_the_preemptions_and_finished_requests_of_the_inte
 def test_requests_of_a_failed_engine_are_counted_when_it_responds_again() -> None:
     later = replace(
         ENGINE,
-        answered=(LengthBin(requests=4, input_tokens=400, cached_tokens=10, output_tokens=80),),
+        lengths=(LengthBin(requests=4, input_tokens=400, cached_tokens=10, output_tokens=80),),
     )
     readings = [
         read(0, router(1), engines=(engine(),)),

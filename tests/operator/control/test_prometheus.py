@@ -21,7 +21,7 @@ from goodput_core.control import Signal, TargetCounts
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.prometheus import decode_response, scrape_prometheus
+from goodput_operator.control.prometheus import decode_response, query_prometheus
 from goodput_operator.control.readings import RouterCounters, RouterScrape, ScrapeTarget
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ async def serving(path: str, body: bytes, content_type: str) -> AsyncIterator[st
 
 async def scrape(address: str, *targets: ScrapeTarget) -> tuple[RouterScrape, ...]:
     async with aiohttp.ClientSession() as session:
-        _, scrapes = await scrape_prometheus(
+        _, scrapes = await query_prometheus(
             session,
             f"http://{address}",
             llmservice="chat",
@@ -291,7 +291,7 @@ async def test_a_real_server_returns_the_counters_of_a_router(tmp_path: Path) ->
         at_ns = 0
         while counters is None:
             await asyncio.sleep(0.2)
-            at_ns, (found,) = await scrape_prometheus(
+            at_ns, (found,) = await query_prometheus(
                 session, server, llmservice="chat", namespace="default", targets=[target]
             )
             counters = found.counters

@@ -90,7 +90,7 @@ def test_the_state_and_the_device_of_an_engine_are_decoded() -> None:
     assert (state.budget_law, counters.settled, state.limits_revision) == ("model", True, 6)
     assert (counters.token_bounds, counters.max_width) == ((256, 8192), 64)
     assert (state.token_budget, state.max_num_seqs, state.safety_percent) == (1024, 48, 85)
-    (bin_,) = counters.answered
+    (bin_,) = counters.lengths
     assert (bin_.requests, bin_.input_tokens, bin_.cached_tokens, bin_.output_tokens) == (
         2, 300, 16, 40,
     )  # fmt: skip

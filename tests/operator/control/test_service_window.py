@@ -10,7 +10,7 @@ from tests.operator.control.test_measures import counters
 from goodput_core.control import Signal
 from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import Attained
+from goodput_operator.control.measures import ClassOutcomes
 from goodput_operator.control.readings import RouterScrape, ScrapeTarget
 from goodput_operator.control.window import ServiceWindow
 
@@ -104,7 +104,7 @@ def test_a_restarted_router_is_counted_from_its_new_start() -> None:
 @pytest.mark.parametrize(("good", "total"), [(0, 0), (7, 9), (100, 101), (3, 1000)])
 def test_the_counts_of_an_interval_are_distributed_evenly(good: int, total: int) -> None:
     window = ServiceWindow()
-    window.add_interval([Attained(name="chat", good=good, total=total)], 10 * S, 1_000 * S)
+    window.add_interval([ClassOutcomes(name="chat", good=good, total=total)], 10 * S, 1_000 * S)
     counts = window.counts(["chat"])
     assert counts is not None
     chat = counts["chat"]

@@ -16,7 +16,7 @@ import pytest
 from goodput_core.control import EngineReading, Signal, Traffic
 from goodput_core.engine_state import EngineState
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import Attained, Measures
+from goodput_operator.control.measures import ClassOutcomes, Measures
 from goodput_operator.control.window import ServiceWindow
 from goodput_operator.reconcile.actions import (
     Apply,
@@ -322,14 +322,14 @@ class Cluster:
         """
         seconds = None
         if signal is Signal.FRESH:
-            counted = Attained(name="a", good=good, total=total)
+            counted = ClassOutcomes(name="a", good=good, total=total)
             self.window.add_interval([counted], over_s * NS_PER_S, self.now_ns)
             seconds = self.window.counts(["a"])
         return Measures(
             seconds=seconds,
             interval_ns=10 * NS_PER_S,
             traffic=Traffic(signal=signal, arrivals=total),
-            attained=(Attained(name="a", good=good, total=total),),
+            outcomes=(ClassOutcomes(name="a", good=good, total=total),),
             engines=tuple(
                 EngineReading(
                     name=pod["metadata"]["name"],

@@ -334,13 +334,13 @@ def test_missing_measurements_are_not_reported_as_no_traffic(
 def test_an_engine_without_measurements_is_reported_and_does_not_affect_slo_attained(
     running: Cluster, signal: Signal, reason: str
 ) -> None:
-    engine = UnmeasuredPod(role="engine", pod="chat-1", signal=signal, detail="a timeout")
+    engine = UnmeasuredPod(role="engine", name="chat-1", signal=signal, detail="a timeout")
     running.reconcile(replace(running.measured(500, 500, over_s=300), unmeasured=(engine,)))
     assert running.condition("SLOAttained") == ("True", "Attained")
     assert running.events[-1] == Emit(
         warning=True, reason=reason, message="engine chat-1: a timeout"
     )
-    router = UnmeasuredPod(role="router", pod="chat-r", signal=signal, detail="a second timeout")
+    router = UnmeasuredPod(role="router", name="chat-r", signal=signal, detail="a second timeout")
     running.reconcile(replace(running.measured(0, 0, signal=signal), unmeasured=(router, engine)))
     assert running.condition("SLOAttained") == ("Unknown", reason)
     assert running.message("SLOAttained") == "a second timeout"
@@ -349,7 +349,7 @@ def test_an_engine_without_measurements_is_reported_and_does_not_affect_slo_atta
 def test_unmeasured_pods_are_reported_once_in_one_event(running: Cluster) -> None:
     def unmeasured(*pods: str) -> Measures:
         those = (
-            UnmeasuredPod(role="engine", pod=p, signal=Signal.FAILED, detail="hangs") for p in pods
+            UnmeasuredPod(role="engine", name=p, signal=Signal.FAILED, detail="hangs") for p in pods
         )
         return replace(running.measured(300, 300), unmeasured=tuple(those))
 

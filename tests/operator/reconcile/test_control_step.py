@@ -41,19 +41,19 @@ def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
     running.settle()
     (name,) = running.deployments()
     memory = running.memory
-    assert memory.decided is not None
-    bounds = replace(memory.decided.bounds, max_tokens=512)
-    decided = replace(memory.decided, limits_revision=8, bounds=bounds, replicas=5)
-    running.memory = replace(memory, decided=decided)
+    assert memory.setpoint is not None
+    bounds = replace(memory.setpoint.bounds, max_tokens=512)
+    setpoint = replace(memory.setpoint, limits_revision=8, bounds=bounds, replicas=5)
+    running.memory = replace(memory, setpoint=setpoint)
     running.settle()
     assert running.deployments() == {name: 5}
     running.restart_operator()
     running.written.clear()
     running.settle()
     assert running.written == []
-    assert running.memory.decided == decided
+    assert running.memory.setpoint == setpoint
     running.reconcile(running.measured(limits=8))
-    assert running.memory.decided == decided
+    assert running.memory.setpoint == setpoint
     assert running.status["tokenBudget"] == 512
 
 
@@ -72,12 +72,12 @@ def test_limits_of_another_client_are_replaced_and_survive_a_restart(
     running.settle()
     running.reconcile(replace(running.measured(50, 100, limits=foreign), classes=(SLOW,)))
     assert [push.limits["revision"] for push in running.pushed] == reported
-    decided = running.memory.decided
-    assert decided is not None
-    assert (decided.limits_revision, decided.bounds.max_tokens) == (own, 1536)
+    setpoint = running.memory.setpoint
+    assert setpoint is not None
+    assert (setpoint.limits_revision, setpoint.bounds.max_tokens) == (own, 1536)
     running.restart_operator()
     running.settle()
-    assert running.memory.decided == decided
+    assert running.memory.setpoint == setpoint
 
 
 def test_a_changed_budget_reaches_running_engines_and_makes_no_revision(running: Cluster) -> None:
@@ -184,7 +184,7 @@ def test_start_up_times_are_measured_from_starting_pods(running: Cluster) -> Non
     running.reconcile()
     (startup_ns,) = running.memory.startups_ns
     assert 40 * NS_PER_S < startup_ns < 60 * NS_PER_S
-    assert {at_ns for _, at_ns in running.memory.created_ns} == {None}
+    assert {at_ns for _, at_ns in running.memory.first_seen_ns} == {None}
 
 
 def test_a_pod_that_misses_probes_has_not_started_again(running: Cluster) -> None:
@@ -241,10 +241,10 @@ def test_limits_of_a_changed_spec_are_reported_once(
     reported = [one.message for one in running.events if one.reason in {"TokenBudget", "Scaled"}]
     assert reported == [message] == [f"{decision['message']} ({decision['reason']})"]
     assert [len(changes) for changes in counted] == [1, 0, 0]
-    decided = running.memory.decided
-    assert decided is not None
-    assert list(running.deployments().values()) == [decided.replicas]
-    assert {push.limits["revision"] for push in running.pushed} <= {decided.limits_revision}
+    setpoint = running.memory.setpoint
+    assert setpoint is not None
+    assert list(running.deployments().values()) == [setpoint.replicas]
+    assert {push.limits["revision"] for push in running.pushed} <= {setpoint.limits_revision}
 
 
 @pytest.mark.parametrize("interval_s", [1, 10, 3600])
