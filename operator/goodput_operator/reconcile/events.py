@@ -112,7 +112,7 @@ def of_unmeasured_pods(
         if (pod.name, reason) not in reported:
             new[pod.role, reason].append(pod)
     for (role, reason), pods in new.items():
-        message = f"{role} {pods[0].pod}: {pods[0].detail}"
+        message = f"{role} {pods[0].name}: {pods[0].detail}"
         yield Emit(warning=True, reason=reason, message=message + _and_more(pods[1:]))
 
 

@@ -169,7 +169,7 @@ async def test_the_lease_is_released_after_the_last_write_has_ended(operator: Op
             order.append(what)
 
     operator._task = asyncio.create_task(held("the Lease"))
-    operator._working = asyncio.create_task(held("a write"))
+    operator._workers_task = asyncio.create_task(held("a write"))
     await asyncio.sleep(0)
     await operator.stop()
     assert order == ["a write", "the Lease"]
