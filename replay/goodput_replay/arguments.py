@@ -45,14 +45,15 @@ class ReplayOptions:
         model: served model for rows that `models` does not map.
         models: served model by the trace's model name.
         class_rule_texts: `class_rules` as written on the command line.
-        seed: seed of rate scaling and of an emulated fleet's random placement.
+        seed: seed of rate scaling and of the random placement in an emulated fleet.
         pinning: how output lengths are pinned to the trace; None to detect it from the target.
         timeout_ns: time limit of a request from its scheduled arrival.
-        salt: makes this run's prompts differ from other runs'; None for a random salt.
+        salt: salt of the prompts, which separates them from those of other runs; None for a
+            random salt.
         out: run folder; None for a new one in `runs/`.
         gate: True if the exit code depends on the verdict.
         gaps: True if every gap between tokens is recorded.
-        confidence: one-sided confidence of each bound.
+        confidence: one-sided confidence of each bound of an attainment.
     """
 
     trace: str
@@ -100,24 +101,24 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     Raises:
         UsageError: an option or a combination of options is invalid.
     """
-    given = make_parser().parse_args(argv)
-    plain = [text for text in given.model if "=" not in text]
-    if len(plain) > 1:
+    parsed = make_parser().parse_args(argv)
+    unmapped = [text for text in parsed.model if "=" not in text]
+    if len(unmapped) > 1:
         raise UsageError(
-            f"replay: --model {plain[0]} and --model {plain[1]} are mutually exclusive; "
-            "map each with TRACE=SERVED"
+            f"replay: --model {unmapped[0]} and --model {unmapped[1]} are mutually exclusive; "
+            "map each model of the trace with TRACE=SERVED"
         )
-    given.models = dict(text.split("=", 1) for text in given.model if "=" in text)
-    given.model = plain[0] if plain else None
-    given.headers = dict(given.headers)
-    given.endpoint = Endpoint(given.endpoint)
-    given.pinning = _pinning(given.pinning)
-    given.class_rule_texts = tuple(given.class_rule_texts)
+    parsed.models = dict(text.split("=", 1) for text in parsed.model if "=" in text)
+    parsed.model = unmapped[0] if unmapped else None
+    parsed.headers = dict(parsed.headers)
+    parsed.endpoint = Endpoint(parsed.endpoint)
+    parsed.pinning = _pinning(parsed.pinning)
+    parsed.class_rule_texts = tuple(parsed.class_rule_texts)
     try:
-        given.class_rules = parse_class_rules(given.class_rule_texts)
+        parsed.class_rules = parse_class_rules(parsed.class_rule_texts)
     except ValueError as error:
         raise UsageError(f"replay: --class-by: {error}") from error
-    options = ReplayOptions(**vars(given))
+    options = ReplayOptions(**vars(parsed))
     _check_combinations(options)
     return options
 
@@ -148,8 +149,8 @@ def _check_combinations(options: ReplayOptions) -> None:
 
 
 def _check_emulation(options: ReplayOptions) -> None:
-    """Reject options about sending, which virtual time does not support."""
-    for option, given, why in (
+    """Reject options that have no effect in virtual time, such as those about sending."""
+    for option, is_set, reason in (
         ("--target", options.target is not None, "choose one of them"),
         ("-f", options.manifest is not None, "choose one of them"),
         ("--slo", options.slo is not None, "the manifest's spec.slo applies"),
@@ -171,8 +172,8 @@ def _check_emulation(options: ReplayOptions) -> None:
             "only the executor receives true lengths",
         ),
     ):
-        if given:
-            raise UsageError(f"replay: {option} and --emulate are mutually exclusive: {why}")
+        if is_set:
+            raise UsageError(f"replay: {option} and --emulate are mutually exclusive: {reason}")
 
 
 def _pinning(text: str) -> LengthPinning | None:
@@ -304,7 +305,7 @@ def _add_transforms(parser: CommandParser) -> None:
         "--window",
         metavar="FROM..TO",
         type=argument_type(parse_window, "WINDOW"),
-        help="replay only arrivals in this range of time since the first, such as 10m..20m",
+        help="replay only arrivals in this range of time since the first arrival, such as 10m..20m",
     )
     group.add_argument("--limit", metavar="N", type=_at_least(1), help="replay at most N requests")
     group.add_argument(
@@ -436,10 +437,10 @@ def _add_judging(parser: CommandParser) -> None:
     )
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _at_least(minimum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,12}", text) or int(text) < least:
-            raise ValueError(f"{text!r} must be an integer of at least {least}")
+        if not re.fullmatch(r"\d{1,12}", text) or int(text) < minimum:
+            raise ValueError(f"{text!r} must be an integer of at least {minimum}")
         return int(text)
 
     return argument_type(parse, "N")
@@ -462,7 +463,8 @@ def _env_name(text: str) -> str:
     if not _ENV_NAME.fullmatch(text):
         # The text may be the key itself, so it is not printed.
         raise ValueError(
-            "not the name of an environment variable; store the key in one and give its name"
+            "not the name of an environment variable; store the key in a variable and give the "
+            "variable's name"
         )
     return text
 

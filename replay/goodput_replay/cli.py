@@ -28,6 +28,6 @@ def main(argv: list[str]) -> int:
 
         return capacity(argv[1:])
     options = parse_options(argv)
-    from goodput_replay.runner import run  # noqa: PLC0415 - numpy, pyarrow
+    from goodput_replay.runner import run  # noqa: PLC0415 - loads numpy and pyarrow
 
     return run(options, argv)

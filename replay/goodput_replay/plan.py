@@ -1,7 +1,7 @@
-"""Request plan of a run: a pure function of the trace, its transforms and the SLO classes.
+"""Request plan of a run, which depends only on the trace, its transforms and the SLO classes.
 
-A plan is read twice without keeping rows in memory: once before the run, to find invalid rows,
-unknown classes and excessive rates, and once to send.
+A plan is read twice, and its rows are not kept in memory. The first pass runs before the run and
+finds invalid rows, unknown classes and excessive rates. The second pass sends the requests.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlannedRequest:
 
     Args:
         request_id: request id in the trace.
-        scheduled_ns: arrival, nanoseconds since the run's zero.
+        scheduled_ns: arrival, nanoseconds since the run's time zero.
         slo_class: SLO class; empty without classes.
         targets: targets of the row, which override those of the class.
         priority: larger is more urgent; None if the trace has no priority.
@@ -78,7 +78,7 @@ class PlannedRequest:
         max_output_tokens: maximum output length in the trace; None if unbounded.
         cancel_after_ns: time from `scheduled_ns` to the cancellation by the trace; None if none.
         model_name: model name in the trace; empty if none.
-        warmup: True if the request is sent and not judged.
+        warmup: True if the request is sent but not judged.
     """
 
     request_id: str
@@ -102,7 +102,7 @@ class RequestPlan:
         trace: an opened trace.
         transforms: window, rate scale, class rules, limit and speed.
         slo: SLO classes; rows without a class get the default class.
-        warmup: number of first rows that are not judged.
+        warmup: number of rows at the start that are sent but not judged.
     """
 
     trace: Trace
@@ -170,7 +170,7 @@ class RequestPlan:
 
 @dataclass(slots=True, kw_only=True)
 class PlanStats:
-    """Totals of a plan. Times are nanoseconds since the run's zero.
+    """Totals of a plan. Times are nanoseconds since the run's time zero.
 
     Args:
         rows: number of requests, including warm-up rows.
@@ -184,11 +184,11 @@ class PlanStats:
         max_input_tokens: longest prompt.
         max_output_tokens: longest output.
         classes: rows by class.
-        models: rows by model name in the trace; a bounded number of names.
+        models: rows by model name in the trace, at most 1,000 names.
         cancelled_rows: rows that the trace cancels.
         rows_with_targets: rows that have targets.
         rows_with_hashes: rows with prefix hashes.
-        examples: first request of each class; a bounded number of classes.
+        examples: first request of each class, at most 16 classes.
     """
 
     rows: int = 0
@@ -220,7 +220,7 @@ class RunPlan:
         trace: description of the trace for the summary.
         headers: headers of every request; may contain a key.
         salt: salt of the prompts.
-        service: the manifest's name; empty for a bare target.
+        service: name of the LLMService; empty with `--target`.
         command: the command line without secrets.
     """
 
@@ -254,10 +254,11 @@ class RunPlan:
 
         Args:
             target: target server.
-            started: time of the run's zero, timezone-aware.
+            started: time zero of the run, timezone-aware.
             client: resource usage of the client.
             salt: salt of the prompts; empty if prompts have no text.
-            stopped: cause of an early end, as the end of a sentence; empty if the run is complete.
+            stopped: cause of an early end, which completes "the run ended early: "; empty if the
+                run is complete.
             loop_lag_p99_ns: p99 delay of the client's event loop.
             loop_lag_max_ns: maximum delay of the client's event loop.
             emulation: emulated fleet and its totals; None in real time.
@@ -297,23 +298,23 @@ def survey(plan: RequestPlan) -> PlanStats:
             twice.
     """
     stats = PlanStats()
-    second: deque[int] = deque()
+    last_second: deque[int] = deque()
     id_hashes = array("q")
     for request in plan.requests():
         _count(stats, request)
         id_hashes.append(hash(request.request_id))
-        second.append(request.scheduled_ns)
-        while second[0] <= request.scheduled_ns - NS_PER_S:
-            second.popleft()
-        if len(second) > stats.peak_1s:
-            stats.peak_1s, stats.peak_at_ns = len(second), second[0]
+        last_second.append(request.scheduled_ns)
+        while last_second[0] <= request.scheduled_ns - NS_PER_S:
+            last_second.popleft()
+        if len(last_second) > stats.peak_1s:
+            stats.peak_1s, stats.peak_at_ns = len(last_second), last_second[0]
     if stats.rows == 0:
         span_ns = plan.trace.last_ns - plan.trace.first_ns
         raise InputError(f"{plan.trace.path}: {plan.transforms.empty_problem(span_ns)}")
     if stats.first_judged_ns is None:
         raise InputError(
             f"{plan.trace.path}: --warmup {plan.warmup} excludes all {stats.rows} requests; "
-            "lower it"
+            "give a lower number"
         )
     _reject_repeated_ids(plan, np.frombuffer(id_hashes, dtype=np.int64))
     return stats

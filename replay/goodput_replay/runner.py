@@ -1,4 +1,4 @@
-"""One `replay` command from its options to an exit code.
+"""Run one `replay` command, from its options to its exit code.
 
 All inputs are checked here, before a folder is created or a request is sent. The run itself is in
 `sending.real_time` or `emulation.virtual_time`.
@@ -51,7 +51,7 @@ _SYNTHETIC = "synthetic"
 
 
 def run(options: ReplayOptions, argv: Sequence[str]) -> int:
-    """Run the command.
+    """Check the inputs, run the plan, and return the exit code.
 
     Args:
         options: parsed from `argv`.
@@ -67,7 +67,7 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         sample_path() if options.trace == _SAMPLE else options.trace,
         max_decoded_bytes=options.max_decoded_bytes,
     )
-    slo, service = _read_slo(options)
+    slo, service = _read_slo_and_service(options)
     fleet = _fleet_settings(options, service)
     requests = RequestPlan(
         trace=trace, transforms=_transforms(options, trace), slo=slo, warmup=options.warmup
@@ -95,14 +95,14 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         service="" if service is None else service.metadata.name,
         command=("replay", *_without_secrets(argv)),
     )
-    summary = _record(plan, fleet)
+    summary = _run_and_record(plan, fleet)
     if options.gate:
         return summary.verdict.kind.exit_code
     return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
 
 
-def _record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
-    """Record the run in its folder and print the summary."""
+def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
+    """Run the plan, record it in its folder and print its summary."""
     options = plan.options
     host = "" if options.target is None else options.target.host
     path = options.out or default_folder(datetime.now(UTC), plan.trace.name, plan.service or host)
@@ -146,7 +146,7 @@ def _write_report(folder: Path) -> object:
     return write_report(folder)
 
 
-def _read_slo(options: ReplayOptions) -> tuple[SLOClasses, LLMService | None]:
+def _read_slo_and_service(options: ReplayOptions) -> tuple[SLOClasses, LLMService | None]:
     """Return the SLO classes, and the service to start or to emulate; None for `--target`."""
     manifest = options.manifest or options.emulate
     if manifest is not None:
@@ -159,7 +159,7 @@ def _fleet_settings(options: ReplayOptions, service: LLMService | None) -> Fleet
     """Return the settings of the emulated fleet; None for a run in real time."""
     if options.emulate is None or service is None:
         return None
-    from goodput_replay.emulation.settings import (  # noqa: PLC0415 - the engine
+    from goodput_replay.emulation.settings import (  # noqa: PLC0415 - loads the engine
         apply_topology,
         fleet_settings,
         read_topology,
@@ -216,8 +216,8 @@ def _headers(options: ReplayOptions) -> dict[str, str]:
     if options.api_key_env is not None:
         key = os.environ.get(options.api_key_env, "")
         if not key or not key.isascii() or not key.isprintable():
-            what = "has characters that a header cannot contain" if key else "is not set"
-            raise UsageError(f"--api-key-env {options.api_key_env}: the variable {what}")
+            problem = "has characters that a header cannot contain" if key else "is not set"
+            raise UsageError(f"--api-key-env {options.api_key_env}: the variable {problem}")
         headers["Authorization"] = f"Bearer {key}"
     return headers
 
@@ -257,12 +257,12 @@ def _transform_texts(options: ReplayOptions) -> tuple[str, ...]:
 
 
 def _without_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with masked values of headers."""
+    """Return the arguments with the values of headers masked."""
     return [
         f"{text.partition(':')[0]}: ***"
-        if before == "--header" or text.startswith("--header=")
+        if previous == "--header" or text.startswith("--header=")
         else text
-        for before, text in zip(("", *argv), argv, strict=False)
+        for previous, text in zip(("", *argv), argv, strict=False)
     ]
 
 
@@ -319,7 +319,7 @@ def _plan_rows(totals: dict[str, Any]) -> list[tuple[str, str]]:
     if any(totals["models"]):
         rows.append(("models", _format_counts(totals["models"])))
     optional = {
-        "shared prefixes": totals["requests_with_shared_prefixes"],
+        "prefix hashes": totals["requests_with_shared_prefixes"],
         "own targets": totals["requests_with_own_targets"],
         "cancelled": totals["requests_cancelled_by_trace"],
     }

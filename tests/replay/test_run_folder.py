@@ -245,7 +245,7 @@ def test_a_run_is_complete_if_its_report_does_not_fit(
         _fill(tiny_disk)
 
     monkeypatch.setattr("goodput_replay.run.folder.write_summary", fill_then)
-    with pytest.raises(DiskFullError, match="no room for its report; free some space and run"):
+    with pytest.raises(DiskFullError, match="no space for its report; free some space and run"):
         _record(tiny_disk / "run", synthetic_run, report=True)
     assert _names(tiny_disk / "run") == {RECORDS_FILE, SUMMARY_FILE}
     assert read_summary(tiny_disk / "run").run.complete

@@ -106,7 +106,7 @@ def draw_all(summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
-    """A latency of a drawing: its main line, an optional thin line, and the target."""
+    """A latency to draw, with a main line, an optional thin line and a target."""
 
     title: str
     note: str

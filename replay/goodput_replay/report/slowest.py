@@ -43,12 +43,12 @@ class SlowRequest:
 
 
 def find_slowest(folder: Path, columns: RunColumns, *, start_s: float) -> tuple[SlowRequest, ...]:
-    """Return the slowest requests from their scheduled arrival, missed requests first.
+    """Return the requests with the longest time from their scheduled arrival, misses first.
 
     Args:
         folder: the run's folder.
         columns: judged requests of the run.
-        start_s: start of the window, seconds since the run's zero.
+        start_s: start of the window, seconds since the run's time zero.
     """
     total_ns = np.nan_to_num(columns.end_ns - columns.scheduled_ns, nan=-1.0)
     missed = columns.of_kind(JudgementKind.MISSED)
@@ -81,7 +81,7 @@ def _make_row(columns: RunColumns, index: int, text: dict[str, Any], start_s: fl
 
 def _read_texts(folder: Path, rows: list[int]) -> list[dict[str, Any]]:
     """Read the texts of a few rows, one row group at a time."""
-    found: dict[int, dict[str, Any]] = {}
+    texts: dict[int, dict[str, Any]] = {}
     first = 0
     with open_records(folder) as opened:
         for group in range(opened.num_row_groups):
@@ -90,9 +90,9 @@ def _read_texts(folder: Path, rows: list[int]) -> list[dict[str, Any]]:
             if here:
                 table = opened.read_row_group(group, columns=list(_COLUMNS))
                 picked = table.take(pa.array([row - first for row in here])).to_pylist()
-                found.update(zip(here, picked, strict=True))
+                texts.update(zip(here, picked, strict=True))
             first += size
-    return [found[row] for row in rows]
+    return [texts[row] for row in rows]
 
 
 def _ms(ns: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Divide a run into equal stretches of time, the data of all drawings over time.
+"""Divide a run into equal stretches of time, for the drawings over time.
 
 There are at most 120 stretches, so the size of a report does not depend on the length of the run.
 A request belongs to the stretch of its scheduled arrival, a response to the stretch of its end.
@@ -48,7 +48,7 @@ class Timeline:
     """A run over time; every array has the shape [num_stretches].
 
     Args:
-        edges_s: start of each stretch, and the end of the window: [num_stretches + 1].
+        edges_s: start of each stretch, and the end of the window; shape [num_stretches + 1].
         widths_s: length of each stretch; the last may be shorter.
         classes: counts by class, in the requested order.
         offered: scheduled requests.
@@ -83,7 +83,7 @@ def cut_timeline(
     Args:
         columns: judged requests.
         names: names of the classes.
-        start_s: start of the window, seconds since the run's zero.
+        start_s: start of the window, seconds since the run's time zero.
         length_s: length of the window.
     """
     width = next((w for w in _WIDTHS_S if length_s / w <= _MOST), _WIDTHS_S[-1])

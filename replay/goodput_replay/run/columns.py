@@ -40,8 +40,8 @@ _NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 class RunColumns:
     """The judged requests of a run, one entry each; every array has the shape [num_requests].
 
-    Times are nanoseconds since the run's zero, as floats that are NaN for missing values
-    (exact up to 104 days). `row` is the index in the file, including warm-up rows.
+    Times are nanoseconds since the run's time zero. They are floats, exact up to 104 days, and NaN
+    for missing values. `row` is the index in the file, including warm-up rows.
     """
 
     class_names: tuple[str, ...]
@@ -73,8 +73,8 @@ class RunColumns:
     def tpot_ns(self) -> NDArray[np.float64]:
         """Mean time per token after the first; NaN for fewer than two tokens."""
         steps = np.where(self.output_tokens > 1, self.output_tokens - 1, 1)
-        spread = (self.last_token_ns - self.first_token_ns) / steps
-        return np.where(self.output_tokens > 1, spread, np.nan)
+        mean_ns = (self.last_token_ns - self.first_token_ns) / steps
+        return np.where(self.output_tokens > 1, mean_ns, np.nan)
 
     @property
     def e2e_ns(self) -> NDArray[np.float64]:
@@ -173,13 +173,13 @@ def _count_batch(batch: Any, counts: dict[str, GapCounts]) -> None:
     names = _to_strings(judged["slo_class"]).to_pylist()
     owners = np.repeat(np.arange(len(names)), lengths)
     for name in set(names):
-        mask = np.array([other == name for other in names], dtype=np.bool_)
+        mask = np.array([row_name == name for row_name in names], dtype=np.bool_)
         counts.setdefault(name, GapCounts()).add(values[mask[owners]])
 
 
 def _equals(codes: NDArray[np.int64], code: int) -> NDArray[np.bool_]:
-    same: NDArray[np.bool_] = codes == code
-    return same
+    mask: NDArray[np.bool_] = codes == code
+    return mask
 
 
 def _to_strings(column: Any) -> Any:
@@ -188,8 +188,8 @@ def _to_strings(column: Any) -> Any:
 
 
 def _encode(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
-    found = pc.index_in(_to_strings(column), value_set=pa.array(names, type=pa.string()))
-    codes: NDArray[np.int64] = found.to_numpy().astype(np.int64)
+    indices = pc.index_in(_to_strings(column), value_set=pa.array(names, type=pa.string()))
+    codes: NDArray[np.int64] = indices.to_numpy().astype(np.int64)
     return codes
 
 
@@ -209,7 +209,8 @@ def _to_floats(column: Any) -> NDArray[np.float64]:
     return values
 
 
-# Values below 2^11 have their own bucket; above, a bucket keeps the 11 leading bits.
+# Each value below 2^11 has its own bucket. Larger values of the same bit length share a bucket if
+# their 11 leading bits are equal.
 _BITS: Final = 11
 _LINEAR: Final = 1 << _BITS
 _HALF: Final = _LINEAR // 2
@@ -217,7 +218,7 @@ _BUCKETS: Final = _LINEAR + (31 - _BITS) * _HALF
 
 
 class GapCounts:
-    """Histogram of gaps, filled from arrays; memory is constant, about 100 kB."""
+    """Histogram of gaps that are added as arrays; memory is constant, about 100 kB."""
 
     def __init__(self) -> None:
         self._counts: NDArray[np.int64] = np.zeros(_BUCKETS, dtype=np.int64)
@@ -248,7 +249,7 @@ class GapCounts:
         return self._largest_us
 
     def add(self, gaps_us: NDArray[np.int32]) -> None:
-        """Count gaps of 0 … 2³¹−1 µs; a negative one counts as 0."""
+        """Count gaps of 0 … 2³¹−1 µs; a negative gap counts as 0."""
         if not len(gaps_us):
             return
         values = np.maximum(gaps_us, 0).astype(np.int64)
@@ -265,8 +266,8 @@ class GapCounts:
         if not total:
             raise ValueError("a quantile needs at least one gap")
         rank = max(1, -(-q.numerator * total // q.denominator))
-        at = int(np.searchsorted(np.cumsum(self._counts), rank))
-        return min(int(_upper_edge_us(np.array([at]))[0]), self._largest_us)
+        bucket = int(np.searchsorted(np.cumsum(self._counts), rank))
+        return min(int(_upper_edge_us(np.array([bucket]))[0]), self._largest_us)
 
     def cumulative(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the upper edge of each filled bucket in µs, and the share of gaps up to it."""

@@ -1,8 +1,8 @@
 """The files of a run's folder, and disk space reserved to complete them on a full disk.
 
-A Parquet file is readable only with its footer, which is written last. The records file therefore
-owns more disk space than it has written: if the disk fills up, the current row group and the
-footer are written into that space.
+A Parquet file is readable only with its footer, which is written last. Disk space
+beyond the contents of the records file is therefore reserved for it. If the disk fills up, the
+current row group and the footer are written into the reserve.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReservedFile(io.RawIOBase):
 
     Args:
         path: the file; an existing file is replaced.
-        reserve_bytes: minimum space allocated beyond the contents.
+        reserve_bytes: minimum disk space to reserve beyond the contents.
 
     Raises:
         OSError: the file cannot be created; ENOSPC if the reserve does not fit.
@@ -93,7 +93,7 @@ class ReservedFile(io.RawIOBase):
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes left of the reserve; None if the disk is not full."""
+        """Remaining bytes of the reserve; None if the disk is not full."""
         return self._allocated - self._position if self.full else None
 
     full = False

@@ -2,7 +2,7 @@
 
 A file gets its final name only when it is complete, so a killed run never looks finished. Real
 time and virtual time use the same writer. The caller passes in the function that writes the report,
-because this package must not import the report.
+because this package must not import `report`.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def default_folder(started: datetime, trace: str, target: str) -> Path:
 class RunWriter:
     """Records one run into its folder; a context manager.
 
-    The folder and its parents are created at once. Without `finish`, the records are closed and
-    kept, but no summary is written. Without any record, the folder is removed, or an earlier run
-    in it stays unchanged.
+    The folder and its parents are created immediately. Without `finish`, the records are closed and
+    kept, but no summary is written. If nothing was recorded, a new folder is removed, and an
+    earlier run in the folder stays unchanged.
 
     Args:
-        path: the folder; must not exist, or be empty, unless `force`.
+        path: the folder, which must not exist or must be empty, unless `force` is True.
         slo: SLO classes for judging.
         force: replace an earlier run in `path` once this one is recorded; other files stay.
         keep_gaps: if False, record only the p99 of each request's gaps.
@@ -189,7 +189,7 @@ class RunWriter:
             DiskFullError: the disk was full during the run; the records that fitted are kept,
                 and the run is marked incomplete.
         """
-        assert info.slo == self._slo, "one set of classes judges a run"
+        assert info.slo == self._slo, "the classes must be those of the writer"
         self._finishing = True
         self._close()
         if self._file.full and info.run.complete:
@@ -208,7 +208,7 @@ class RunWriter:
             DiskFullError: the disk is full; the message states how many records are kept.
         """
         full = isinstance(failure, DiskFullError)
-        reason = "because the disk was full" if full else f"as it failed: {failure}"
+        reason = "because the disk was full" if full else f"because it failed: {failure}"
         try:
             self.finish(info.incomplete(reason))
         except DiskFullError:
@@ -233,7 +233,7 @@ class RunWriter:
         self.abandon()
 
     def _close(self) -> None:
-        """Close the records; only then do they replace an earlier run."""
+        """Close the records, and let them replace an earlier run if they are complete."""
         if self._file.closed:
             return
         try:
@@ -265,7 +265,7 @@ class RunWriter:
                 raise
             if not self._file.full:
                 raise DiskFullError(
-                    f"{self._path}: the run is recorded and judged, and the disk has no room for "
+                    f"{self._path}: the run is recorded and judged, but the disk has no space for "
                     f"its report; free some space and run `replay report {self._path}`"
                 ) from error
 
@@ -282,8 +282,7 @@ class RunWriter:
 def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterator[None]:
     """Call `stop` on the first signal and end the process on the second; main thread only.
 
-    The second signal also ends a process that is judging a long run. The records are closed and
-    kept.
+    The second signal also works while a long run is judged. The records are closed and kept.
 
     Args:
         writer: keeps its records if the process ends.
@@ -300,7 +299,7 @@ def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterato
             writer.abandon()
             with suppress(OSError):
                 # Unbuffered: the signal may have interrupted a write to stderr.
-                os.write(2, f"error: ended at once by {cause}; {writer.holds}\n".encode())
+                os.write(2, f"error: ended immediately by {cause}; {writer.holds}\n".encode())
             os._exit(ExitCode.INTERRUPTED)
         stopping = True
         stop(f"interrupted by {cause}")
@@ -310,7 +309,7 @@ def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterato
 
 
 def _load_writer() -> None:
-    """Write one row to memory, as the first row costs 30 ms of imports."""
+    """Write one row to memory, because the first row imports modules, which takes 30 ms."""
     writer = RecordWriter(io.BytesIO())
     writer.append(
         RequestRecord(request_id="", slo_class="", scheduled_ns=0, outcome=Outcome.UNSENT), None

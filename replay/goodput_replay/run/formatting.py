@@ -38,7 +38,7 @@ def format_confidence(share: float) -> str:
 
 
 def format_ms(value: float | None) -> str:
-    """Format as `49.98 ms` with four digits, or in seconds from 10 s; `–` for None."""
+    """Format as `49.98 ms` with four digits, or as seconds if 10 s or more; `–` for None."""
     if value is None:
         return "–"
     if value >= 10_000:
@@ -62,16 +62,18 @@ def format_seconds(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def describe_emulation(one: EmulationSummary) -> str:
+def describe_emulation(fleet: EmulationSummary) -> str:
     """Describe the emulated fleet in one sentence."""
-    replicas = f"{format_count(one.replicas)} replica{'' if one.replicas == 1 else 's'}"
-    if one.peak_replicas and {one.peak_replicas, one.final_replicas} != {one.replicas}:
-        replicas += f" at first, {one.peak_replicas} at most, {one.final_replicas} at the end,"
-    replicas += f" ({one.topology})" if one.topology else ""
-    figures = ", whose figures are illustrative" if one.illustrative else ""
-    policy = "shortest first by an oracle, a bound" if one.oracle else f"policy {one.policy}"
+    replicas = f"{format_count(fleet.replicas)} replica{'' if fleet.replicas == 1 else 's'}"
+    if fleet.peak_replicas and {fleet.peak_replicas, fleet.final_replicas} != {fleet.replicas}:
+        replicas += f" at first, {fleet.peak_replicas} at most, {fleet.final_replicas} at the end,"
+    replicas += f" ({fleet.topology})" if fleet.topology else ""
+    figures = ", whose figures are illustrative" if fleet.illustrative else ""
+    policy = (
+        "shortest first by an oracle (an upper bound)" if fleet.oracle else f"policy {fleet.policy}"
+    )
     return (
         f"Emulated in virtual time, not measured: {replicas} on device profile "
-        f"{one.device}{figures}; {policy}, {one.preemption} on preemption, token "
-        f"budget {format_count(one.token_budget)}, {one.placement} placement."
+        f"{fleet.device}{figures}; {policy}, {fleet.preemption} on preemption, token "
+        f"budget {format_count(fleet.token_budget)}, {fleet.placement} placement."
     )

@@ -67,7 +67,7 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
             "warmup", pa.bool_(), "True for a warm-up request, which is excluded from all results."
         ),
         _required(
-            "scheduled_ns", pa.int64(), "Scheduled arrival, nanoseconds since the run's zero."
+            "scheduled_ns", pa.int64(), "Scheduled arrival, nanoseconds since time zero of the run."
         ),
         _optional("sent_ns", pa.int64(), "Time of the send; null if the request was not sent."),
         _optional("first_token_ns", pa.int64(), "Time of the first non-empty token."),
@@ -195,7 +195,7 @@ class RecordWriter:
         self._writer = _parquet_writer(sink)
 
     def append(self, record: RequestRecord, judgement: Judgement | None) -> None:
-        """Append one request, without a judgement if it is a warm-up row."""
+        """Append one request and its judgement; None for a warm-up row."""
         kind = None if judgement is None else judgement.kind
         gaps = record.gaps_us
         self._rows.append(
@@ -237,7 +237,7 @@ class RecordWriter:
             self.lost += table.num_rows
 
     def close(self) -> None:
-        """Write the last row group and the footer, without which the file cannot be read."""
+        """Write the last row group and the footer; the file cannot be read without the footer."""
         try:
             self.flush()
         finally:
@@ -284,8 +284,8 @@ def open_records(folder: Path) -> Iterator[Any]:
     """Open the records of a run as a `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        InputError: the file is missing, truncated, not a run's, of a later version, or damaged
-            where the block reads it.
+        InputError: the file is missing, truncated, of a later version, or not the records of a
+            run; also raised in the block if the part that it reads is damaged.
     """
     path = folder / RECORDS_FILE
     try:

@@ -116,7 +116,7 @@ class ClassSummary:
     """Results of one class, or of all classes together."""
 
     name: Annotated[
-        str, _doc("Class name; empty for requests without a class and for all together.")
+        str, _doc("Class name; empty for requests without a class and for all classes together.")
     ]
     requests: Annotated[int, _doc("All requests, judged or not.")]
     good: Annotated[int, _doc("Requests that met every target.")]
@@ -124,7 +124,7 @@ class ClassSummary:
     attainment: Annotated[float | None, _doc("good / total, six decimals; null if total is 0.")]
     interval: Annotated[
         IntervalSummary | None,
-        _doc("Bounds of the attainment; null if total is 0, and for all together."),
+        _doc("Bounds of the attainment; null if total is 0, and for all classes together."),
     ] = None
     objective: Annotated[str | None, _doc("Objective of the class; null if none.")] = None
     verdict: Annotated[
@@ -155,7 +155,7 @@ class ClassSummary:
     ]
     tpot_ms: Annotated[Quantiles | None, _doc("(last − first token) / (n − 1), for n > 1.")]
     tbt_ms: Annotated[
-        Quantiles | None, _doc("All gaps between tokens, to 0.1 %; null with --no-gaps.")
+        Quantiles | None, _doc("All gaps between tokens, exact to 0.1 %; null with --no-gaps.")
     ]
     e2e_ms: Annotated[
         Quantiles | None,
@@ -167,7 +167,7 @@ class ClassSummary:
 class ErrorSummary:
     """One distinct error of judged requests."""
 
-    outcome: Annotated[str, _doc("Outcome of these requests: error, shed, timeout …")]
+    outcome: Annotated[str, _doc("Outcome of these requests: error, shed, timeout or unsent.")]
     status: Annotated[int | None, _doc("HTTP status; null if there was no response.")]
     detail: Annotated[str, _doc("Recorded error message, control characters replaced.")]
     count: Annotated[int, _doc("Requests that ended with this error.")]
@@ -175,7 +175,7 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValiditySummary:
-    """Validity of the measurement: the client sent every request, and on time."""
+    """Validity of the measurement, which requires that the client sent every request on time."""
 
     valid: Annotated[bool, _doc("True if the run is valid.")]
     reason: Annotated[Reason | None, _doc("Reason code; null if the run is valid.")]
@@ -201,7 +201,9 @@ class ValiditySummary:
         int, _doc("Missed requests that the server rejected with a 4xx status, except 408 and 429.")
     ] = 0
     loop_lag_p99_ms: Annotated[float, _doc("p99 delay of the client's event loop, milliseconds.")]
-    loop_lag_max_ms: Annotated[float, _doc("Maximum delay of that event loop, milliseconds.")]
+    loop_lag_max_ms: Annotated[
+        float, _doc("Maximum delay of the client's event loop, milliseconds.")
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +215,7 @@ class VerdictSummary:
     sentence: Annotated[str, _doc("Human-readable explanation.")]
     skipped: Annotated[tuple[str, ...], _doc("Classes with an objective but no judged request.")]
     runs: Annotated[
-        int, _doc("Number of runs behind the verdict; 1 does not show run-to-run variance.")
+        int, _doc("Number of runs of the verdict; one run shows no run-to-run variance.")
     ]
 
 
@@ -221,7 +223,7 @@ class VerdictSummary:
 class WindowSummary:
     """Judged part of the run."""
 
-    start_s: Annotated[float, _doc("Start of the window, seconds since the run's zero.")]
+    start_s: Annotated[float, _doc("Start of the window, seconds since time zero of the run.")]
     length_s: Annotated[float, _doc("Length of the window, seconds.")]
     rows_planned: Annotated[int, _doc("Rows of the trace in the window.")]
     rows_sent: Annotated[int, _doc("Rows of the window that were sent.")]
@@ -268,25 +270,25 @@ class ClientSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationSummary:
-    """Emulated fleet and its totals; the real scheduler on a model of the device."""
+    """Emulated fleet and its totals. The scheduler is real, the device is a model."""
 
     device: Annotated[str, _doc("Name of the device profile.")]
     device_note: Annotated[str, _doc("Description of the device profile.")]
     illustrative: Annotated[bool, _doc("True if the profile models no real device.")]
-    replicas: Annotated[int, _doc("Replicas at the run's zero.")]
+    replicas: Annotated[int, _doc("Replicas at time zero of the run.")]
     topology: Annotated[
         str, _doc("How replicas share the work; empty if each one prefills and decodes.")
     ]
     policy: Annotated[str, _doc("Scheduling policy.")]
     oracle: Annotated[
-        bool, _doc("True if requests were scheduled by true length: a bound, not a policy.")
+        bool, _doc("True if requests were scheduled by true length, which gives an upper bound.")
     ]
     preemption: Annotated[str, _doc("How the KV blocks of preempted requests are recovered.")]
     placement: Annotated[str, _doc("Placement policy.")]
     token_budget: Annotated[int, _doc("Token budget of a step at the start of the run.")]
     max_num_seqs: Annotated[int, _doc("Maximum number of running requests per replica.")]
     virtual_s: Annotated[
-        float, _doc("Virtual time from zero to the end of the last request, seconds.")
+        float, _doc("Virtual time from time zero to the end of the last request, seconds.")
     ]
     device_s: Annotated[float, _doc("Device seconds used by all replicas.")]
     peak_replicas: Annotated[
@@ -313,8 +315,8 @@ class RunSummary:
     started_at: Annotated[
         str,
         Meta(
-            description="Time of the run's zero, ISO 8601, UTC: wall clock, or in virtual time the "
-            "trace's clock."
+            description="Time zero of the run, ISO 8601, UTC, on the wall clock; in virtual time "
+            "on the trace's clock."
         ),
     ]
     goodput_version: Annotated[str, _doc("Goodput version.")]
@@ -344,7 +346,7 @@ class Summary:
     target: Annotated[TargetSummary, _doc("Target server.")]
     promises: Annotated[tuple[SLOSummary, ...], _doc("SLO targets per class.")]
     default_class: Annotated[
-        str | None, _doc("Class of requests that name none; null if there is none.")
+        str | None, _doc("Class of requests without a class; null if there is none.")
     ]
     client: Annotated[ClientSummary, _doc("Resource usage of the client.")]
     emulation: Annotated[
@@ -389,10 +391,10 @@ def read_summary(folder: Path) -> Summary:
         why = error.strerror or "cannot be read"
         raise InputError(f"{path}: {why}; give the folder of a finished run") from error
     try:
-        found = msgspec.json.decode(data, type=_Versioned).version
-        if found != SUMMARY_VERSION:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != SUMMARY_VERSION:
             raise InputError(
-                f"{path}: the summary has version {found[:20]!r}, and this Goodput reads version "
+                f"{path}: the summary has version {version[:20]!r}, and this Goodput reads version "
                 f"{SUMMARY_VERSION}; use the Goodput that wrote it"
             )
         return msgspec.json.decode(data, type=Summary)

@@ -1,8 +1,8 @@
 """Build a run's summary from its records and its `RunInfo`.
 
 `statistics.evidence` and `goodput_core.slo` compute counts, intervals and the verdict. This module
-adds latencies, rates and inputs, and rounds them. Attainments and lower bounds are truncated, so
-that a missed objective never looks met.
+adds latencies, rates and the inputs of the run, and rounds the numbers. Attainments and lower
+bounds are truncated, so that a missed objective never looks met.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ class RunInfo:
         target: target server.
         run: command, start time and completeness.
         slo: SLO classes for judging.
-        window_start_ns: start of the judged window, nanoseconds since the run's zero.
+        window_start_ns: start of the judged window, nanoseconds since the run's time
+            zero.
         window_ns: length of the window.
-        rows_planned: rows of the window, without warm-up rows; rows without a record count as
-            unsent.
+        rows_planned: number of rows in the window, without warm-up rows; rows without a record
+            count as unsent.
         warmup_rows: rows sent before the window, which are not judged.
         confidence: one-sided confidence of each bound of an attainment.
         client: resource usage of the client.
@@ -135,9 +136,9 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         overall=measures.overall(evidence.overall),
         classes=tuple(
             measures.of_class(
-                counts, by_name.get(counts.name), found.interval, verdicts.get(counts.name)
+                counts, by_name.get(counts.name), measured.interval, verdicts.get(counts.name)
             )
-            for counts, found in zip(evidence.counts, evidence.classes, strict=True)
+            for counts, measured in zip(evidence.counts, evidence.classes, strict=True)
         ),
         window=WindowSummary(
             start_s=seconds(info.window_start_ns),

@@ -1,7 +1,7 @@
 """Print a run's summary: attainment, latencies, misses, errors, validity and verdict.
 
-On a terminal of 60 columns or more, class names are complete; other columns are dropped or folded
-first.
+On a terminal of at least 60 columns, class names are never cut off: a name of more than 24 columns
+is folded. If a table is too wide, other columns are dropped, or folded into one column.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Columns = Mapping[str, Callable[[ClassSummary], str | Text]]
 
 _NAME_WIDTH: Final = 24
 _LEFT: Final = ("verdict", "misses")
-"""Columns of text, aligned to the left."""
+"""Columns that contain text and are therefore aligned to the left."""
 _UNBOUNDED: Final = 10_000
 
 _STYLES: Final = {
@@ -96,24 +96,24 @@ def _format_heading(summary: Summary) -> Text:
 def _build_attainment(summary: Summary, console: Console) -> Table:
     valid = summary.validity.valid
     columns: _Columns = {
-        "attained": lambda one: f"{format_count(one.good)}/{format_count(one.total)}",
-        "share": lambda one: format_percent(one.attainment),
-        "at least": lambda one: format_percent(one.interval.lower if one.interval else None),
-        "objective": lambda one: one.objective or "–",
-        "verdict": lambda one: _format_verdict(one, valid=valid),
-        "goodput": lambda one: format_rate(one.goodput_per_s),
+        "attained": lambda row: f"{format_count(row.good)}/{format_count(row.total)}",
+        "share": lambda row: format_percent(row.attainment),
+        "at least": lambda row: format_percent(row.interval.lower if row.interval else None),
+        "objective": lambda row: row.objective or "–",
+        "verdict": lambda row: _format_verdict(row, valid=valid),
+        "goodput": lambda row: format_rate(row.goodput_per_s),
     }
     return _fit_table("attainment", summary, columns, ("goodput", "attained", "at least"), console)
 
 
 def _build_latencies(summary: Summary, console: Console) -> Table:
     columns: _Columns = {
-        "TTFT p50": lambda one: _format_quantile(one.ttft_ms, "p50"),
-        "TTFT p99": lambda one: _format_quantile(one.ttft_ms, "p99"),
-        "TPOT p50": lambda one: _format_quantile(one.tpot_ms, "p50"),
-        "TPOT p99": lambda one: _format_quantile(one.tpot_ms, "p99"),
-        "TBT p99": lambda one: _format_quantile(one.tbt_ms, "p99"),
-        "E2E p99": lambda one: _format_quantile(one.e2e_ms, "p99"),
+        "TTFT p50": lambda row: _format_quantile(row.ttft_ms, "p50"),
+        "TTFT p99": lambda row: _format_quantile(row.ttft_ms, "p99"),
+        "TPOT p50": lambda row: _format_quantile(row.tpot_ms, "p50"),
+        "TPOT p99": lambda row: _format_quantile(row.tpot_ms, "p99"),
+        "TBT p99": lambda row: _format_quantile(row.tbt_ms, "p99"),
+        "E2E p99": lambda row: _format_quantile(row.e2e_ms, "p99"),
     }
     optional = ("TPOT p50", "TTFT p50", "E2E p99", "TBT p99")
     return _fit_table("latency, milliseconds", summary, columns, optional, console)
@@ -128,12 +128,12 @@ def _build_misses(summary: Summary, console: Console) -> Table:
     return _build_table("misses by reason", summary, {"misses": _list_misses})
 
 
-def _format_misses(reason: str, one: ClassSummary) -> str:
-    return format_count(one.misses.get(reason, 0))
+def _format_misses(reason: str, row: ClassSummary) -> str:
+    return format_count(row.misses.get(reason, 0))
 
 
-def _list_misses(one: ClassSummary) -> str:
-    return ", ".join(f"{reason} {format_count(n)}" for reason, n in one.misses.items()) or "–"
+def _list_misses(row: ClassSummary) -> str:
+    return ", ".join(f"{reason} {format_count(n)}" for reason, n in row.misses.items()) or "–"
 
 
 def _build_errors(summary: Summary) -> Table:
@@ -167,7 +167,7 @@ def _fit_table(
 
 
 def _fits(table: Table, console: Console) -> bool:
-    # At the width of the console, rich would return the cropped width.
+    # With the width of the console, rich would return the width after cropping.
     unbounded = console.options.update(width=_UNBOUNDED)
     return Measurement.get(console, unbounded, table).maximum <= console.width
 
@@ -181,7 +181,7 @@ def _build_table(title: str, summary: Summary, columns: _Columns) -> Table:
         padding=(0, 1, 0, 0),
     )
     rows = _select_rows(summary)
-    names = [Text(one.name or ("all" if one is summary.overall else "–")) for one in rows]
+    names = [Text(row.name or ("all" if row is summary.overall else "–")) for row in rows]
     if max((name.cell_len for name in names), default=0) <= _NAME_WIDTH:
         table.add_column("class", no_wrap=True)
     else:
@@ -193,29 +193,29 @@ def _build_table(title: str, summary: Summary, columns: _Columns) -> Table:
             no_wrap=header != "misses",
             overflow="fold",
         )
-    for name, one in zip(names, rows, strict=True):
-        table.add_row(name, *(cell(one) for cell in columns.values()))
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(name, *(cell(row) for cell in columns.values()))
     return table
 
 
 def _select_rows(summary: Summary) -> list[ClassSummary]:
     """Return every class with a request, and the total if there are several classes."""
-    classes = [one for one in summary.classes if one.requests] or list(summary.classes)
+    classes = [row for row in summary.classes if row.requests] or list(summary.classes)
     return classes if len(classes) == 1 else [*classes, summary.overall]
 
 
-def _format_quantile(quantiles: Quantiles | None, which: Literal["p50", "p99"]) -> str:
+def _format_quantile(quantiles: Quantiles | None, level: Literal["p50", "p99"]) -> str:
     if quantiles is None:
         return "–"
-    ms = quantiles.p50 if which == "p50" else quantiles.p99
+    ms = quantiles.p50 if level == "p50" else quantiles.p99
     return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.4g}"
 
 
-def _format_verdict(one: ClassSummary, *, valid: bool) -> Text:
+def _format_verdict(row: ClassSummary, *, valid: bool) -> Text:
     # Classes of an invalid run have no verdict.
-    if one.verdict is None or not valid:
+    if row.verdict is None or not valid:
         return Text("–")
-    return Text(one.verdict.value, style=_STYLES[one.verdict])
+    return Text(row.verdict.value, style=_STYLES[row.verdict])
 
 
 def _format_validity(summary: Summary) -> Text:

@@ -45,7 +45,9 @@ def parse_abort_rule(text: str) -> AbortRule:
         raise ValueError(f"{text!r} is not a rule; write for example error-rate=5% or ...=5%/60s")
     limit = Fraction(match[1]) / 100
     if limit >= 1:
-        raise ValueError(f"{text!r} can never be exceeded; write a percentage below 100%")
+        raise ValueError(
+            f"{text!r} is a rate that no run can exceed; write a percentage below 100%"
+        )
     window_ns = _DEFAULT_NS if match[2] is None else parse_duration(match[2])
     if window_ns <= 0:
         raise ValueError(f"{text!r} has an empty window; write for example /30s")
@@ -53,7 +55,7 @@ def parse_abort_rule(text: str) -> AbortRule:
 
 
 class ErrorRateWatch:
-    """Applies an abort rule to ended requests, once the window has at least 20 of them."""
+    """Applies an abort rule to ended requests, if at least 20 of them ended in the window."""
 
     def __init__(self, rule: AbortRule) -> None:
         self._rule = rule

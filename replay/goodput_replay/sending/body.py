@@ -1,7 +1,7 @@
-"""Render a planned request into the bytes and headers that are sent.
+"""Render a planned request into the bytes and headers to send.
 
-Rendering happens ahead of the send, off the hot path. Only this module encodes pinned output
-lengths.
+Requests are rendered before their scheduled time, off the hot path. Pinned output lengths are
+encoded only here.
 """
 
 from __future__ import annotations

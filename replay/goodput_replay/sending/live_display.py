@@ -1,7 +1,7 @@
 """Live display of a run on stderr: a panel on a terminal, a line every ten seconds elsewhere.
 
-Drawing must not delay requests. The event loop reads the counts twice a second, and a thread of
-the display draws them.
+Drawing must not delay requests. On a terminal, the event loop therefore only reads the counts,
+twice a second, and a thread of the display draws them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LiveCounts:
             self.lag.add(record.lag_ns)
         if record.outcome not in _NO_ERRORS:
             error = record.detail or record.outcome.value
-            known = error in self.errors or len(self.errors) < _MAX_ERRORS
-            self.errors[error if known else "other errors"] += 1
+            listed = error in self.errors or len(self.errors) < _MAX_ERRORS
+            self.errors[error if listed else "other errors"] += 1
         if judgement is not None:
             self.tally.add(record, judgement)
 
@@ -72,12 +72,12 @@ class RunProgress:
     """Progress of a run.
 
     Args:
-        elapsed_ns: time since the run's zero.
-        duration_ns: time from the run's zero to the last arrival.
+        elapsed_ns: time since the run's time zero.
+        duration_ns: time from the run's time zero to the last arrival.
         planned: requests of the complete run.
         sent: requests sent.
-        in_flight: requests sent and not ended.
-        counts: requests that ended.
+        in_flight: requests that were sent and have not ended.
+        counts: counts of the requests that ended.
     """
 
     elapsed_ns: int
@@ -89,26 +89,26 @@ class RunProgress:
 
 
 @contextmanager
-def display(now: Callable[[], RunProgress], console: Console) -> Iterator[None]:
+def display(read_progress: Callable[[], RunProgress], console: Console) -> Iterator[None]:
     """Show a run until the block ends; requires a running event loop.
 
     Args:
-        now: returns the current progress; called in the event loop.
+        read_progress: returns the current progress; called in the event loop.
         console: console on stderr.
     """
     with ExitStack() as stack:
         if console.is_terminal:
             live = stack.enter_context(
                 Live(
-                    _build_panel(now()),
+                    _build_panel(read_progress()),
                     console=console,
                     refresh_per_second=1 / _TICK_S,
                     transient=True,
                 )
             )
-            work = _repeat(_TICK_S, lambda: live.update(_build_panel(now())))
+            work = _repeat(_TICK_S, lambda: live.update(_build_panel(read_progress())))
         else:
-            work = _repeat(_LINE_EVERY_S, lambda: _print_line(console, now()))
+            work = _repeat(_LINE_EVERY_S, lambda: _print_line(console, read_progress()))
         stack.callback(asyncio.ensure_future(work).cancel)
         yield
 
@@ -130,9 +130,9 @@ def _build_panel(progress: RunProgress) -> Table:
     table.add_column(overflow="fold")
     table.add_row("time", _format_time(progress))
     table.add_row("sent", f"{progress.sent} of {progress.planned}, {progress.in_flight} in flight")
-    for one in counts.tally.by_class():
-        table.add_row(Text(one.name or "all"), _format_attained(one))
-    table.add_row("missed by", _format_misses(counts.tally.overall()))
+    for class_counts in counts.tally.by_class():
+        table.add_row(Text(class_counts.name or "all"), _format_attained(class_counts))
+    table.add_row("misses", _format_misses(counts.tally.overall()))
     for error, count in counts.errors.most_common(_SHOWN_ERRORS):
         table.add_row("error", Text(f"{count} × {error}", style="red"))
     table.add_row("send lag", _format_lag(counts.lag))
@@ -147,7 +147,7 @@ def _format_line(progress: RunProgress) -> str:
     return (
         f"{_format_time(progress)}: sent {progress.sent} of {progress.planned}, "
         f"{progress.in_flight} in flight, attained {_format_share(overall)}, "
-        f"missed by {_format_misses(overall)}, "
+        f"misses: {_format_misses(overall)}, "
         f"send lag {_format_lag(counts.lag)}{f', errors: {errors}' if errors else ''}"
     )
 
@@ -176,7 +176,7 @@ def _format_share(counts: ClassCounts) -> str:
 
 
 def _format_misses(counts: ClassCounts) -> str:
-    return ", ".join(f"{reason} {n}" for reason, n in counts.misses.items()) or "nothing"
+    return ", ".join(f"{reason} {n}" for reason, n in counts.misses.items()) or "none"
 
 
 def _format_lag(lag: DurationHistogram) -> str:

@@ -1,7 +1,8 @@
-"""A service for one run: `goodput up` as a child process.
+"""Run a service during one run, with `goodput up` as a child process.
 
-The child reports readiness on stdout. It stops when its stdin is closed, so it also ends if this
-process is killed. It runs in a session of its own, so that Ctrl-C ends the run before the service.
+The child reports on stdout that it is ready. It stops when its stdin is closed, so it also ends if
+this process is killed. Its own process session keeps Ctrl-C from stopping the service before the
+run has ended.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ async def running_service(
         decisions: file for control decisions, one per line; created with the first decision.
 
     Yields:
-        The URL of its router.
+        The URL of the service's router.
 
     Raises:
-        GoodputError: the service did not start; has the message and exit code of the child.
+        GoodputError: the service did not start; the error has the message and exit code of the
+            child.
     """
     command = [sys.executable, "-m", "goodput_core", "up", "-f", str(manifest)]
     command += ["--json", "--exit-with-parent", "--port", "0"]
@@ -69,11 +71,11 @@ async def running_service(
         if url is None:
             raise _make_error(await child.wait(), log)
         # stdout is read to its end, because the child would block on a full pipe.
-        reading = asyncio.ensure_future(_record_decisions(child, decisions))
+        recorder = asyncio.ensure_future(_record_decisions(child, decisions))
         try:
             yield url
         finally:
-            reading.cancel()
+            recorder.cancel()
     finally:
         await _stop(child)
 
@@ -95,7 +97,7 @@ async def _record_decisions(child: asyncio.subprocess.Process, decisions: Path) 
             event = _parse_event(line)
             if event is None or event.event != EVENT_DECISION:
                 continue
-            # On a full disk the records end the run, and stdout must still be read.
+            # A full disk ends the run when a record is written. Until then, stdout must be read.
             with suppress(OSError):
                 if file is None:
                     file = stack.enter_context(decisions.open("wb", buffering=0))

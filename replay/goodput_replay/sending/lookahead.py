@@ -1,7 +1,7 @@
 """Prepare requests in a thread ahead of their scheduled time.
 
-The thread is at most a bounded schedule time and a bounded number of bytes ahead of the last
-request taken. If it is too slow, the send lag increases.
+The thread runs ahead of the last request taken by a limited span of the schedule and a limited
+number of bytes. If the thread is too slow, the send lag increases.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Lookahead"]
 
 _AHEAD_NS: Final = 5 * NS_PER_S
 _MAX_BYTES: Final = 256 << 20
-# A full queue is refilled once 1/50 of it was taken. Waking the thread for every request would
-# switch threads at every send.
+# A full queue is refilled once 1/50 of it has been taken. If the thread woke for every request,
+# every send would switch threads.
 _REFILL_SHARE: Final = 50
 
 
@@ -33,10 +33,11 @@ class Lookahead:
     """A queue that one thread fills and the event loop empties.
 
     Args:
-        planned: requests in schedule order.
+        planned: requests in the order of their scheduled times.
         render: prepares one request; runs in the thread.
-        ahead_ns: maximum schedule time ahead of the last request taken.
-        max_bytes: maximum size of all prepared bodies.
+        ahead_ns: maximum time between the scheduled times of the last request taken and of the last
+            request prepared.
+        max_bytes: maximum total size of bodies that are prepared and not yet taken.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class Lookahead:
         self._render = render
         self._ahead_ns = ahead_ns
         self._max_bytes = max_bytes
-        # Written by one side and read by the other: the thread appends, sets `_ended` last;
-        # the loop pops. Each single operation is atomic, so no lock is held on the hot path.
-        self._ready: deque[PreparedRequest] = deque()
+        # The thread appends to the queue and sets `_ended` after the last row; the event loop pops.
+        # Each of these operations is atomic, so the hot path needs no lock.
+        self._queue: deque[PreparedRequest] = deque()
         self._put_bytes = 0
         self._taken_bytes = 0
         self._taken_ns = 0
@@ -63,9 +64,9 @@ class Lookahead:
         self._refill_ns: float = math.inf
         self._refill_bytes: float = math.inf
         self._failure: BaseException | None = None
-        self._space = threading.Event()
-        self._prepared = asyncio.Event()
-        self._filled = asyncio.Event()
+        self._not_full = threading.Event()
+        self._not_empty = asyncio.Event()
+        self._full = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name="lookahead", daemon=True)
 
@@ -73,37 +74,38 @@ class Lookahead:
         """Start the thread, and return once the queue is full."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
-        await self._filled.wait()
+        await self._full.wait()
 
     async def take(self) -> PreparedRequest | None:
         """Return the next request; None after the last one.
 
         Raises:
-            GoodputError: a row could not be read or rendered; all earlier requests were taken.
+            GoodputError: a row could not be read or rendered; raised after all earlier requests
+                were taken.
         """
         while True:
             ended = self._ended  # read before the queue, as the thread sets it after the last row
-            if self._ready:
-                request = self._ready.popleft()
+            if self._queue:
+                request = self._queue.popleft()
                 self._taken_bytes += len(request.body)
                 self._taken_ns = request.planned.scheduled_ns
-                if not self._ready or self._needs_refill():
-                    self._space.set()
+                if not self._queue or self._needs_refill():
+                    self._not_full.set()
                 return request
             if ended:
                 if self._failure is not None:
                     raise self._failure
                 return None
-            self._prepared.clear()
+            self._not_empty.clear()
             self._starved = True
-            if not self._ready and not self._ended:
-                await self._prepared.wait()
+            if not self._queue and not self._ended:
+                await self._not_empty.wait()
             self._starved = False
 
     def close(self) -> None:
         """Stop the thread after the row it is preparing."""
         self._closed = True
-        self._space.set()
+        self._not_full.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -114,34 +116,35 @@ class Lookahead:
                     return
                 request = self._render(planned)
                 self._put_bytes += len(request.body)
-                self._ready.append(request)
+                self._queue.append(request)
                 if self._starved:
-                    self._set(self._prepared)
-        except BaseException as error:  # noqa: BLE001 - raised again where rows are taken
+                    self._set(self._not_empty)
+        except BaseException as error:  # noqa: BLE001 - raised again in `take`
             self._failure = error
         finally:
             self._ended = True
-            self._set(self._prepared)
-            self._set(self._filled)
+            self._set(self._not_empty)
+            self._set(self._full)
 
     def _wait_for_space(self, scheduled_ns: int) -> bool:
-        """Wait until a request at `scheduled_ns` fits; False if closed."""
+        """Wait until a request at `scheduled_ns` fits into the limits; False if closed."""
         while not self._closed:
-            self._space.clear()
-            early_ns = scheduled_ns - self._taken_ns - self._ahead_ns
-            heavy = self._put_bytes - self._taken_bytes - self._max_bytes
-            if not self._ready or (early_ns <= 0 and heavy < 0):
+            self._not_full.clear()
+            excess_ns = scheduled_ns - self._taken_ns - self._ahead_ns
+            excess_bytes = self._put_bytes - self._taken_bytes - self._max_bytes
+            if not self._queue or (excess_ns <= 0 and excess_bytes < 0):
                 self._refill_ns = self._refill_bytes = math.inf
                 return True
-            if early_ns > 0:
+            if excess_ns > 0:
                 self._refill_ns = scheduled_ns - self._ahead_ns + self._ahead_ns // _REFILL_SHARE
-            if heavy >= 0:
+            if excess_bytes >= 0:
                 share = self._max_bytes // _REFILL_SHARE
                 self._refill_bytes = self._put_bytes - self._max_bytes + share
-            self._set(self._filled)
-            # A change since the event was cleared is either visible here or sets the event again.
-            if self._ready and not self._needs_refill() and not self._closed:
-                self._space.wait()
+            self._set(self._full)
+            # If something changed after the event was cleared, either this check sees the change or
+            # the change has set the event again.
+            if self._queue and not self._needs_refill() and not self._closed:
+                self._not_full.wait()
         return False
 
     def _needs_refill(self) -> bool:

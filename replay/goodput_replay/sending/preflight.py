@@ -78,7 +78,8 @@ async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedM
     """Read the target's list of models.
 
     Raises:
-        UnreachableError: the connection failed, timed out, or the response is not a model list.
+        UnreachableError: the connection failed or timed out, or the response is not a list of
+            models.
     """
     url = f"{target.url}{PATH_MODELS}"
     try:
@@ -131,34 +132,37 @@ async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedM
 
 
 def choose_models(
-    served: ServedModels, *, mapping: Mapping[str, str], only: str | None, in_trace: Iterable[str]
+    served: ServedModels,
+    *,
+    mapping: Mapping[str, str],
+    default: str | None,
+    in_trace: Iterable[str],
 ) -> Callable[[str], str]:
     """Return a function from a model name of the trace to the model name to send.
 
     Args:
         served: models of the target.
         mapping: `--model TRACE=SERVED`.
-        only: `--model SERVED`, for all other rows.
+        default: `--model SERVED`, for the rows that `mapping` does not map; None if not given.
         in_trace: model names in the trace; empty for rows without a name.
 
     Raises:
         UsageError: the target does not serve a requested name.
     """
     shown = ", ".join(served.models[:_SHOWN_MODELS])
-    for name in (*mapping.values(), *(() if only is None else (only,))):
+    for name in (*mapping.values(), *(() if default is None else (default,))):
         if name not in served.models:
             raise UsageError(f"--model: the target does not serve {name!r}; its models: {shown}")
-    other = only
-    if other is None and len(served.models) == 1:
-        other = served.models[0]
+    if default is None and len(served.models) == 1:
+        default = served.models[0]
     for name in in_trace:
-        if name not in mapping and other is None and name not in served.models:
-            named = f"a model {name!r}" if name else "no model"
+        if name not in mapping and default is None and name not in served.models:
+            requests = f"with the model {name!r}" if name else "without a model"
             raise UsageError(
-                f"the trace names {named}, and the target serves {shown}; choose with "
-                "--model SERVED or --model TRACE=SERVED"
+                f"the trace has requests {requests}, and the target serves {shown}; choose one "
+                "with --model SERVED or --model TRACE=SERVED"
             )
-    return lambda name: mapping.get(name, name if other is None else other)
+    return lambda name: mapping.get(name, name if default is None else default)
 
 
 def make_probe(planned: PlannedRequest) -> PlannedRequest:
@@ -189,29 +193,31 @@ async def send_probes(
         url: URL of the endpoint, for error messages.
 
     Returns:
-        A warning for each probe with another failure.
+        One warning for each of these other failures.
 
     Raises:
-        UsageError: the target rejected a probe; quotes its message.
+        UsageError: the target rejected a probe; the error quotes the target's message.
         UnreachableError: the target refused the connection.
     """
     now_ns = time.monotonic_ns()
     records = await asyncio.gather(*(client.run(request, now_ns) for request in requests))
     warnings = []
     for record in records:
-        where = f" of class {record.slo_class!r}" if record.slo_class else ""
-        _require_accepted(record, url, where)
+        of_class = f" of class {record.slo_class!r}" if record.slo_class else ""
+        _require_accepted(record, url, of_class)
         if record.outcome is not Outcome.OK:
-            warnings.append(f"the probe request{where} failed ({record.detail}); starting anyway")
+            warnings.append(
+                f"the probe request{of_class} failed ({record.detail}); the run starts anyway"
+            )
     return warnings
 
 
-def _require_accepted(record: RequestRecord, url: str, where: str) -> None:
+def _require_accepted(record: RequestRecord, url: str, of_class: str) -> None:
     status = record.status
     if status is None and record.outcome is Outcome.ERROR and record.sent_ns is None:
-        raise UnreachableError(f"{url}: the probe request{where} was not sent ({record.detail})")
+        raise UnreachableError(f"{url}: the probe request{of_class} was not sent ({record.detail})")
     if record.client_error:
         raise UsageError(
-            f"{url}: the target rejects requests{where}: {record.detail}; "
+            f"{url}: the target rejects requests{of_class}: {record.detail}; "
             f"{_HINTS.get(status, _HINT)}, or skip this probe with --no-probe"
         )

@@ -1,11 +1,11 @@
 """Prompts with exact token counts that share prefixes as the trace's prompts did.
 
-Token n of the block with hash h is a function of (salt, h, n): equal hashes give equal tokens
-in every row, and a run with a new salt has no hits in a server's prefix cache. Tokens beyond the
-trace's hashes are a function of (salt, request id). Rendering is stateless.
+Token n of the block with hash h is a function of (salt, h, n). Equal hashes therefore give equal
+tokens in every row, and a run with a new salt has no hits in a server's prefix cache. Tokens beyond
+the trace's hashes are a function of (salt, request id). Rendering is stateless.
 
-Each token is written at a fixed width, so that a prompt is one table look-up over random
-numbers, and the text is the JSON that goes into a body.
+The text of each token has a fixed width. A prompt is therefore rendered by one table look-up with
+random numbers, which directly gives the JSON value for the request's body.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _hash_stream(salt: bytes, kind: bytes, name: bytes, count: int) -> bytes:
 
 
 class TokenIdPrompts:
-    """Prompts as lists of token ids, for completions: exact on every server.
+    """Prompts as lists of token ids, for completions; their length is exact on every server.
 
     Args:
         salt: separates this run's prompts from those of other runs.
@@ -81,7 +81,7 @@ class TokenIdPrompts:
         self._table = np.array([b"%d," % i for i in ids], dtype="S6")
 
     def tokens(self, key: PromptKey) -> int:
-        """Return the length of the row."""
+        """Return the prompt length of the row."""
         return key.input_tokens
 
     def render(self, key: PromptKey) -> bytes:
@@ -91,12 +91,12 @@ class TokenIdPrompts:
 
 
 class WordPrompts:
-    """Prompts as text of short invented words, one token each under the emulated rule.
+    """Prompts as text of short invented words, each of them one token for emulated devices.
 
     Args:
         salt: separates this run's prompts from those of other runs.
         overhead_tokens: tokens that a server adds around the text, such as a chat template. The
-            prompt is shorter by as many, and at least one word long.
+            text is shorter by this number of tokens, but at least one word long.
     """
 
     def __init__(self, salt: bytes, *, overhead_tokens: int = 0) -> None:
@@ -112,7 +112,7 @@ class WordPrompts:
         self._table = np.array([w for w, _ in zip(words, range(NUM_TOKEN_IDS), strict=False)])
 
     def tokens(self, key: PromptKey) -> int:
-        """Return the length of the row, at least one word and the overhead."""
+        """Return the prompt length of the row, at least the overhead and one word."""
         return max(key.input_tokens, self._overhead + 1)
 
     def render(self, key: PromptKey) -> bytes:

@@ -1,6 +1,6 @@
-"""A replay in real time, from a run plan to a finished run folder, on one event loop.
+"""Replay a run plan in real time into a finished run folder, on one event loop.
 
-All checks run before the first request. The run's zero is set after the first requests were
+All checks run before the first request. The run's time zero is set once the first requests are
 prepared. The records are closed and judged even if the run fails.
 """
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
+# Time from the start of the sender to the run's time zero.
 _LEAD_NS: Final = 200 * NS_PER_MS
 _SERVICE_LOG: Final = "service.log"
 
@@ -82,12 +83,12 @@ async def replay(plan: RunPlan, writer: RunWriter, console: Console) -> Finished
     Args:
         plan: inputs of the run.
         writer: writer of the run's folder.
-        console: console on stderr, for progress.
+        console: console on stderr, for messages and the live display.
 
     Raises:
         UnreachableError: no valid response from the target; no request was sent.
         UsageError: the target cannot serve the plan; no request was sent.
-        Interrupted: by a signal, before any request was sent.
+        Interrupted: a signal arrived before any request was sent.
         DiskFullError: the disk is full; the records that fitted are kept.
     """
     task = asyncio.current_task()
@@ -115,7 +116,7 @@ async def _replay(
         session = await stack.enter_async_context(open_session(plan.headers))
         served = await list_models(session, target)
         names = choose_models(
-            served, mapping=options.models, only=options.model, in_trace=plan.stats.models
+            served, mapping=options.models, default=options.model, in_trace=plan.stats.models
         )
         pinning = _choose_pinning(options.pinning, served)
         url = URL(f"{target.url}{options.endpoint.path}")
@@ -127,7 +128,9 @@ async def _replay(
             model_for=names,
         )
         if options.probe:
-            probes = [renderer.render(make_probe(one)) for one in plan.stats.examples.values()]
+            probes = [
+                renderer.render(make_probe(example)) for example in plan.stats.examples.values()
+            ]
             client = RequestClient(session, url, timeout_ns=PROBE_TIMEOUT_NS, pinned=pinned)
             for warning in await send_probes(client, probes, str(url)):
                 console.print(warning, soft_wrap=True, highlight=False, markup=False)
@@ -167,7 +170,7 @@ async def _start_target(
             options.manifest,
             device=options.device,
             log=writer.path / _SERVICE_LOG,
-            # Renamed with the records, when these are complete.
+            # Gets its final name together with the records, when these are complete.
             decisions=partial_path(writer.path / DECISIONS_FILE),
         )
     )
@@ -211,7 +214,7 @@ class _Run:
         watch = LoopWatch()
         zero_ns, started, spent_ns = 0, datetime.now(UTC), 0
 
-        def now() -> RunProgress:
+        def read_progress() -> RunProgress:
             return RunProgress(
                 elapsed_ns=pacer.now_ns() - zero_ns,
                 duration_ns=plan.stats.last_ns,
@@ -225,16 +228,16 @@ class _Run:
         try:
             await lookahead.fill()
             with gc_paused():
-                # Both clocks are read together, so that other clocks can be aligned with the run's.
+                # Both clocks are read together: `started` is the wall-clock time of `zero_ns`.
                 started = datetime.now(UTC) + timedelta(microseconds=_LEAD_NS // NS_PER_US)
                 zero_ns = pacer.now_ns() + _LEAD_NS
                 spent_ns = -time.process_time_ns()
-                watching = asyncio.ensure_future(watch.run())
+                watch_task = asyncio.ensure_future(watch.run())
                 try:
-                    with display(now, console):
+                    with display(read_progress, console):
                         await sender.run(lookahead, zero_ns)
                 finally:
-                    watching.cancel()
+                    watch_task.cancel()
                     spent_ns += time.process_time_ns()
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -270,9 +273,9 @@ class _Run:
         judgement = self._writer.append(record, warmup=request.planned.warmup)
         self._counts.add(record, judgement)
         if self._error_rate is not None and self._stopper.error is None:
-            broken = self._error_rate.count(record.outcome, time.monotonic_ns())
-            if broken is not None:
-                self._stopper.stop(AbortedRun, broken)
+            reason = self._error_rate.count(record.outcome, time.monotonic_ns())
+            if reason is not None:
+                self._stopper.stop(AbortedRun, reason)
 
 
 def _make_prompts(endpoint: Endpoint, salt: bytes) -> PromptRenderer:

@@ -1,7 +1,7 @@
 """Open-loop sending: each request is sent at its scheduled time, independent of responses.
 
-The number of requests in flight is not limited. The callables that the sender receives handle
-HTTP, files and the display.
+The number of requests in flight is not limited. HTTP, files and the display are handled by the
+callables that the sender receives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OpenLoopSender:
 
     Args:
         send: sends a request and returns its record; its arguments are the request and the run's
-            zero.
+            time zero, as passed to `run`.
         pacer: clock and timer.
         on_record: called in the event loop with each request and its record; an exception ends
             the run and is raised by `run`.
@@ -48,18 +48,18 @@ class OpenLoopSender:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests sent and not ended."""
+        """Number of requests that were sent and have not ended."""
         return len(self._tasks)
 
     async def run(self, lookahead: Lookahead, zero_ns: int) -> None:
-        """Send each request at `zero_ns` plus its schedule, and wait for the last response.
+        """Send each request at `zero_ns` plus its scheduled time, and wait for the last response.
 
         Cancellation stops sending and cancels the requests in flight, which are still passed to
         `on_record`.
 
         Args:
             lookahead: prepared requests, in order.
-            zero_ns: the run's zero on the pacer's clock.
+            zero_ns: time zero of the run, on the pacer's clock.
         """
         self._failed = asyncio.get_running_loop().create_future()
         sending = asyncio.ensure_future(self._send_all(lookahead, zero_ns))

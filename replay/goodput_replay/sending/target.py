@@ -85,12 +85,12 @@ def require_permission(target: Target, *, granted: bool) -> None:
         UsageError: the host is another machine, and permission was not granted.
     """
     try:
-        found = socket.getaddrinfo(target.host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(target.host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UnreachableError(
             f"{target.url}: host {target.host!r} was not found ({error.strerror}); check --target"
         ) from error
-    remote = [a for *_, (a, *_) in found if not _is_loopback(str(a))]
+    remote = [a for *_, (a, *_) in addresses if not _is_loopback(str(a))]
     if remote and not granted:
         raise UsageError(
             f"{target.url} is another machine ({remote[0]}), which a replay would put under load; "

@@ -1,8 +1,8 @@
 """Gather the evidence of a run from its records.
 
-Each record is judged as measured, and again as if it had been sent on time, and is counted in the
-second of its scheduled arrival. Records are not retained. `goodput_core.slo` computes intervals
-and verdicts from the counts.
+Each record is judged twice: as measured, and as if it had been sent on time. Both judgements are
+counted in the second of its scheduled arrival. Records are not retained. `goodput_core.slo`
+computes intervals and verdicts from the counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunEvidence:
     """Evidence of one run; `decide(evidence.classes, evidence.validity)` is its verdict.
 
     Args:
-        classes: evidence of each class; the classes with targets first, in their order.
+        classes: evidence of each class, those with targets first and in the order of the SLO.
         validity: evidence about the client.
         counts: counts of each class, in the order of `classes`.
         overall: counts of all requests.
@@ -77,11 +77,12 @@ def gather(
         classes: SLO classes with their targets and objectives.
         window_ns: length of the window, above 0; the last second may be partial.
         window_start_ns: start of the window on the records' clock.
-        rows_planned: rows of the window; rows without a record count as unsent. None to count
-            only records.
-        incomplete: cause of an early end, as the end of a sentence; empty if the run is complete.
+        rows_planned: number of rows in the window; rows without a record count as unsent. None to
+            count only records.
+        incomplete: cause of an early end, which completes "the run ended early: "; empty if the
+            run is complete.
         confidence: confidence of each one-sided bound.
-        outage_s: the longest outage that a PASS must exclude.
+        outage_s: the longest outage that a PASS must allow for.
 
     Raises:
         ValueError: a record is scheduled before the window, or the window is empty.
@@ -114,8 +115,8 @@ def gather(
         measured[record.slo_class].add(second, kind)
         on_time[record.slo_class].add(second, kind_on_time)
         if targets.ttft_ns is not None:
-            known_ns = targets.ttft_ns if tightest_ttft_ns is None else tightest_ttft_ns
-            tightest_ttft_ns = min(known_ns, targets.ttft_ns)
+            earlier_ns = targets.ttft_ns if tightest_ttft_ns is None else tightest_ttft_ns
+            tightest_ttft_ns = min(earlier_ns, targets.ttft_ns)
     counts, overall = tally.by_class(), tally.overall()
     judged_classes = max(1, sum(c.objective is not None for c in classes))
 
@@ -134,10 +135,10 @@ def gather(
 
     as_measured = tuple(evidence(c, measured[c.name].counts) for c in counts)
     as_on_time = tuple(
-        same
+        measured_evidence
         if on_time[c.name].counts == measured[c.name].counts
         else evidence(c, on_time[c.name].counts)
-        for c, same in zip(counts, as_measured, strict=True)
+        for c, measured_evidence in zip(counts, as_measured, strict=True)
     )
     missing = 0 if rows_planned is None else max(0, rows_planned - overall.rows)
     validity = ValidityEvidence(

@@ -119,7 +119,7 @@ def test_an_oracle_is_reported_as_a_bound(
 ) -> None:
     common = ("--trace", trace, "--emulate", manifest, "--no-report", "--oracle")
     assert run(*common, "--out", tmp_path / "run") == 0
-    assert "shortest first by an oracle, a bound, recompute" in capsys.readouterr().out
+    assert "shortest first by an oracle (an upper bound), recompute" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["emulation"]["oracle"]
 
 

@@ -205,7 +205,7 @@ async def test_a_second_ctrl_c_ends_a_run_that_is_being_judged(
     assert child.returncode == 130
     count = len(outcomes(tmp_path))
     assert sentence == (
-        f"error: ended at once by Ctrl-C; run holds the records of {count} requests"
+        f"error: ended immediately by Ctrl-C; run holds the records of {count} requests"
     )
     assert outcomes(tmp_path).count("ok") == 3
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["records.parquet"]

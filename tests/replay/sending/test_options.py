@@ -83,7 +83,7 @@ WRONG = {
         "--topology is only supported with --emulate",
     ),
     "an oracle for a server": ([*HERE, "--oracle"], "--oracle is only supported with --emulate"),
-    "two models": ([*HERE, "--model", "a", "--model", "b"], "map each with TRACE=SERVED"),
+    "two models": ([*HERE, "--model", "a", "--model", "b"], "map each model of the trace with"),
     "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
     "a window": ([*HERE, "--window", "5m"], "is not a window"),
     "a duration": ([*HERE, "--timeout", "30"], "is not a duration"),

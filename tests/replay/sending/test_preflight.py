@@ -113,7 +113,7 @@ ONE, TWO = ServedModels(models=("m",), goodput=True), ServedModels(models=("m", 
 
 
 @pytest.mark.parametrize(
-    ("served", "mapping", "only", "in_trace", "expected"),
+    ("served", "mapping", "default", "in_trace", "expected"),
     [
         (ONE, {}, None, ["", "gpt-4"], {"": "m", "gpt-4": "m"}),
         (TWO, {}, None, ["n", "m"], {"n": "n", "m": "m"}),
@@ -132,27 +132,32 @@ ONE, TWO = ServedModels(models=("m",), goodput=True), ServedModels(models=("m", 
 def test_every_row_gets_a_served_model(
     served: ServedModels,
     mapping: dict[str, str],
-    only: str | None,
+    default: str | None,
     in_trace: list[str],
     expected: dict[str, str],
 ) -> None:
-    names = choose_models(served, mapping=mapping, only=only, in_trace=in_trace)
+    names = choose_models(served, mapping=mapping, default=default, in_trace=in_trace)
     assert {name: names(name) for name in in_trace} == expected
 
 
 @pytest.mark.parametrize(
-    ("mapping", "only", "in_trace", "sentence"),
+    ("mapping", "default", "in_trace", "sentence"),
     [
         ({}, "x", [""], "--model: the target does not serve 'x'; its models: m, n"),
         ({"a": "x"}, None, ["a"], "--model: the target does not serve 'x'; its models: m, n"),
-        ({}, None, ["gpt"], "the trace names a model 'gpt', and the target serves m, n"),
-        ({}, None, [""], "the trace names no model, and the target serves m, n"),
+        (
+            {},
+            None,
+            ["gpt"],
+            "the trace has requests with the model 'gpt', and the target serves m, n",
+        ),
+        ({}, None, [""], "the trace has requests without a model, and the target serves m, n"),
     ],
     ids=["unknown", "mapped to unknown", "trace's is not served", "trace names none"],
 )
 def test_a_model_that_is_not_served_is_rejected(
-    mapping: dict[str, str], only: str | None, in_trace: list[str], sentence: str
+    mapping: dict[str, str], default: str | None, in_trace: list[str], sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_models(TWO, mapping=mapping, only=only, in_trace=in_trace)
+        choose_models(TWO, mapping=mapping, default=default, in_trace=in_trace)
     assert str(caught.value).startswith(sentence)

@@ -395,5 +395,5 @@ async def test_a_temporary_failure_of_a_probe_starts_the_run(
         "--speed", 10,
     )  # fmt: skip
     assert ended.code in {0, 3}, ended.err
-    assert f"failed (HTTP {status}: starting); starting anyway" in ended.err
+    assert f"failed (HTTP {status}: starting); the run starts anyway" in ended.err
     assert json.loads(ended.out)["overall"]["outcomes"] == {"ok": 40}

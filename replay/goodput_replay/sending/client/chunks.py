@@ -1,8 +1,8 @@
 """Events of an OpenAI stream, decoded for counting tokens. No text is kept.
 
-The token count of a response is that of the last `usage`, if the server sends one. Otherwise each
-chunk with text, reasoning, a refusal or a tool call counts as one token. The router counts in the
-same way, so that both judge a response alike.
+The token count of a response is taken from the last `usage`, if the server sends one. Otherwise
+each chunk with text, reasoning, a refusal or a tool call counts as one token. The router counts in
+the same way, so that the router and the replayer judge a response alike.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MalformedChunkError(ValueError):
     """An event is not a chunk of an OpenAI stream."""
 
 
-# Bounded, so that a count from a server fits the columns of a record.
+# Limited, so that every count that a server reports fits into the columns of a record.
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 

@@ -60,7 +60,7 @@ class _Body(Payload):
         return cast("bytes", self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the complete body without draining, as a slow server is not a late client."""
+        """Write the complete body without draining, because a slow server is not send lag."""
         stream = cast("StreamWriter", writer)
         await stream.write(self._value, drain=False)
         if self.sent_ns is None:
@@ -162,7 +162,7 @@ class RequestClient:
 
         Args:
             request: the request.
-            zero_ns: the run's zero on the monotonic clock.
+            zero_ns: time zero of the run, on the monotonic clock.
 
         Returns:
             The record. If the task is cancelled, the record of the partial response with the
@@ -194,8 +194,8 @@ class RequestClient:
                 outcome = Outcome.TIMEOUT
                 detail = f"nothing complete within {self._timeout_ns / NS_PER_S:g} s"
         except asyncio.CancelledError:
-            # The run is stopped. The partial response is recorded, and this task ends here, so the
-            # cancellation has its effect.
+            # The run is stopped. The partial response is recorded. The task ends after that, so the
+            # cancellation is not raised again.
             outcome, detail = Outcome.CANCELLED, "the run was stopped"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             outcome, detail = _failure(error, status=status, tokens=stream.tokens)
