@@ -32,8 +32,8 @@ def choose_device(
     Raises:
         UnsupportedError: `spec.model.source` names real weights and `--device` is not given.
         InputError: the profile of `--device` is unknown or invalid.
-        SpecError: the profile of `spec.model.source` is unknown or invalid, or a profile's number
-            of devices differs from `tensorParallel`.
+        SpecError: the profile of `spec.model.source` is unknown or invalid, or the profile's
+            tensor parallelism differs from `spec.engine.tensorParallel`.
     """
     model = spec.model
     if device is None and model.scheme != "emulated":
@@ -50,19 +50,19 @@ def choose_device(
         if device is None:
             raise SpecError("spec.model.source", f"{error}", source) from error
         raise InputError(f"--device: {error}") from error
-    wanted = spec.engine.tensor_parallel
-    if profile.tensor_parallel != wanted:
+    tensor_parallel = spec.engine.tensor_parallel
+    if profile.tensor_parallel != tensor_parallel:
         raise SpecError(
             "spec.engine.tensorParallel",
-            f"is {wanted}, but the device profile {profile.name} is for "
-            f"{profile.tensor_parallel}; set this number or choose another profile",
+            f"is {tensor_parallel}, but the device profile {profile.name} is for "
+            f"{profile.tensor_parallel}; set {profile.tensor_parallel}, or choose another profile",
             source,
         )
     return name, profile
 
 
 def device_facts(profile: DeviceProfile) -> dict[str, Any]:
-    """Return the device facts of `GET /control/state`, which suffice to predict a step."""
+    """Return the device facts of `GET /control/state`; they suffice to predict a step's time."""
     return {
         "name": profile.name,
         "illustrative": profile.illustrative,

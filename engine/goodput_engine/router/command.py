@@ -1,6 +1,6 @@
 """`goodput router`: from arguments and manifest to a running router.
 
-The only module of the router that reads the clock, the arguments or the environment.
+This is the only module of the router that reads the clock, the arguments or the environment.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = ["main", "make_parser"]
 
 
 def main(argv: list[str]) -> int:
-    """Run a router until SIGTERM, Ctrl-C or, with an option, the end of stdin.
+    """Run a router until SIGTERM, Ctrl-C or, with `--exit-with-parent`, the end of stdin.
 
     Raises:
         UsageError: an invalid argument, or a port in use.
-        InputError: an invalid manifest or file of upstreams.
+        InputError: an invalid manifest, or an invalid file of replicas.
     """
     args = _parse(argv)
     settings, source = _make_settings(args), _make_source(args)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 async def _serve(
     args: argparse.Namespace, settings: RouterSettings, source: UpstreamSource | None
 ) -> int:
-    """Serve until a signal; drain after the first, stop at once after a second or a closed stdin.
+    """Serve until a signal, then drain; a second signal or a closed stdin ends the router directly.
 
     Returns:
         0 after a drain; 130 after Ctrl-C or a stop without a drain.
@@ -78,12 +78,12 @@ async def _serve(
         stopped = asyncio.ensure_future(shutdown.requested.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if not starting.done():  # its replicas are not known yet
+        if not starting.done():  # the source has not returned the first replicas yet
             starting.cancel()
             await asyncio.wait({starting})
             return shutdown.exit_code
         starting.result()
-        # Later collections skip the objects that live as long as the process.
+        # Exclude the objects that live as long as the process from later garbage collections.
         gc.collect()
         gc.freeze()
         announce(service.url, service.admin_url, as_json=args.json)
@@ -143,7 +143,7 @@ def make_parser() -> CommandParser:
         (
             "--idle-timeout",
             defaults.idle_ns,
-            "time limit between two chunks of a response (2m)",
+            "time limit between two reads from a replica after the first token (2m)",
         ),
     ):
         parser.add_argument(option, type=timeout, default=default_ns, metavar="DURATION", help=text)

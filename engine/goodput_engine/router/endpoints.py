@@ -1,12 +1,12 @@
 """Replicas from the EndpointSlices of a headless Service: a list, then a watch.
 
 If the API server is unavailable, the router keeps the last known replicas, and its probes detect
-those that failed. Every failure is retried with an increasing pause.
+failed replicas. After each failure the list is retried, with increasing pauses.
 
 Pods that are not ready are included, because a probe detects their readiness sooner than the API
 server. Terminating pods are excluded.
 
-The two requests do not need a Kubernetes client, so the engine's package does not depend on one.
+A list and a watch are simple HTTP requests, so the engine's package needs no Kubernetes client.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class APIServer:
             path: path of the request.
             query: query of the request.
             timeout_s: time limit of the complete response.
-            silence_s: longest time without data.
+            silence_s: maximum time without data.
 
         Raises:
             APIServerError: the watch failed, or a line exceeds the limit.
@@ -143,7 +143,8 @@ class APIServer:
                 for line in complete:
                     yield bytes(line)
                 if len(buffer) > _MAX_RESPONSE_BYTES:
-                    raise APIServerError(f"{path}: a line over {_MAX_RESPONSE_BYTES >> 20} MiB")
+                    limit_mib = _MAX_RESPONSE_BYTES >> 20
+                    raise APIServerError(f"{path}: a line is longer than {limit_mib} MiB")
 
     @asynccontextmanager
     async def _response(
@@ -153,7 +154,7 @@ class APIServer:
         query: Mapping[str, str],
         limits: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a response with status 200; convert every failure until its end."""
+        """Open a response with status 200; convert failures until its end to `APIServerError`."""
         try:
             async with session.get(
                 self.url + path, params=query, headers=self._headers(), timeout=limits
@@ -184,13 +185,12 @@ def in_cluster(environment: Mapping[str, str]) -> APIServer:
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise UsageError(
-            "--endpoints: KUBERNETES_SERVICE_HOST is not set; the option works in a pod only, "
-            "elsewhere name replicas with --upstreams FILE or --upstream"
+            "--endpoints: KUBERNETES_SERVICE_HOST is not set, so this is not a pod; outside a pod, "
+            "name replicas with --upstreams FILE or --upstream"
         )
-    shown = f"[{host}]" if ":" in host else host
-    return APIServer(
-        url=f"https://{shown}:{port}", token_file=_ACCOUNT / "token", ca_file=_ACCOUNT / "ca.crt"
-    )
+    url_host = f"[{host}]" if ":" in host else host
+    url = f"https://{url_host}:{port}"
+    return APIServer(url=url, token_file=_ACCOUNT / "token", ca_file=_ACCOUNT / "ca.crt")
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
@@ -198,7 +198,8 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     while piece := await response.content.readany():
         body += piece
         if len(body) > _MAX_RESPONSE_BYTES:
-            raise APIServerError(f"{response.url.path}: over {_MAX_RESPONSE_BYTES >> 20} MiB")
+            limit_mib = _MAX_RESPONSE_BYTES >> 20
+            raise APIServerError(f"{response.url.path}: the body is larger than {limit_mib} MiB")
     return bytes(body)
 
 
@@ -226,13 +227,14 @@ class WatchIntervals:
     """Time limits of lists and watches, in nanoseconds.
 
     Args:
-        request_ns: time limit of one list.
-        watch_ns: time after which the API server ends a watch; the next watch continues there.
-        silence_ns: longest time without an event in a watch. The API server sends a bookmark
+        request_ns: time limit of one page of a list.
+        watch_ns: time after which the API server ends a watch; the next watch continues at the last
+            version of this watch.
+        silence_ns: maximum time without an event in a watch. The API server sends a bookmark
             about once a minute, so a longer silence means a dead connection.
         resync_ns: time after which a new list replaces the watched state.
-        retry_ns, max_retry_ns: pause after the first failure, and the longest pause; it doubles
-            after each failure.
+        retry_ns: pause after the first failure; the pause doubles after each further failure.
+        max_retry_ns: maximum pause.
     """
 
     request_ns: int = 15 * NS_PER_S
@@ -268,7 +270,7 @@ class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
-    """The used fields of an EndpointSlice."""
+    """The fields of an EndpointSlice that this module uses."""
 
     metadata: _Metadata = _Metadata()
     address_type: str = ""
@@ -304,7 +306,7 @@ class EndpointsWatch:
     Args:
         api: the API server.
         namespace, service: namespace and name of the headless Service.
-        rng: random numbers for the jitter, which spreads the retries of many routers.
+        rng: source of the random jitter that spreads the retries of many routers.
         clock: returns monotonic nanoseconds.
         intervals: time limits.
     """
@@ -325,14 +327,14 @@ class EndpointsWatch:
         self._rng = rng
         self._clock = clock
         self._intervals = intervals
-        self._slices: dict[str, EndpointSlice] = {}
-        self._version = ""  # where a watch continues; empty before the first list
+        self._slices: dict[str, EndpointSlice] = {}  # by name
+        self._version = ""  # resource version at which a watch continues; empty to list first
         self._listed_ns = 0
         self._failures = 0
         self._problem = ""
 
     async def first(self) -> Sequence[Upstream]:
-        """Return the replicas, after as many attempts as needed."""
+        """Return the replicas of the first list that succeeds; retry until then."""
         while not self._version:
             try:
                 async with self._api.session() as session:
@@ -347,10 +349,10 @@ class EndpointsWatch:
 
         def publish() -> None:
             nonlocal published
-            found = upstreams_of(self._slices.values())
-            if found != published:
-                published = found
-                apply(found)
+            current = upstreams_of(self._slices.values())
+            if current != published:
+                published = current
+                apply(current)
 
         while True:
             try:
@@ -367,7 +369,7 @@ class EndpointsWatch:
 
     async def _recover(self, error: Exception) -> None:
         if isinstance(error, APIServerError) and error.expired:
-            # An expired version is no failure; a new list follows.
+            # An expired version is not a failure; a new list follows.
             await asyncio.sleep(self._intervals.retry_ns * self._rng.random() / NS_PER_S)
             return
         if self._problem != str(error):
@@ -380,7 +382,7 @@ class EndpointsWatch:
         await asyncio.sleep(pause_ns * self._rng.uniform(0.5, 1.0) / NS_PER_S)
 
     async def _list(self, session: aiohttp.ClientSession) -> None:
-        found: dict[str, EndpointSlice] = {}
+        slices: dict[str, EndpointSlice] = {}
         page = ""
         while True:
             query = {**self._query, "limit": str(_PAGE), **({"continue": page} if page else {})}
@@ -388,15 +390,15 @@ class EndpointsWatch:
                 session, self._path, query, timeout_s=self._intervals.request_ns / NS_PER_S
             )
             listed = _LIST.decode(body)
-            found |= {one.metadata.name: one for one in listed.items or ()}
-            if len(found) > _MAX_SLICES:
-                raise APIServerError(f"{self._path}: over {_MAX_SLICES} slices")
+            slices |= {slice_.metadata.name: slice_ for slice_ in listed.items or ()}
+            if len(slices) > _MAX_SLICES:
+                raise APIServerError(f"{self._path}: more than {_MAX_SLICES} slices")
             page = listed.metadata.next_page
             if not page:
                 break
         if not listed.metadata.resource_version:
-            raise APIServerError(f"{self._path}: a list without a resourceVersion")
-        self._slices = found
+            raise APIServerError(f"{self._path}: the list has no resourceVersion")
+        self._slices = slices
         self._version = listed.metadata.resource_version
         self._listed_ns = self._clock()
         self._failures = 0
@@ -424,7 +426,7 @@ class EndpointsWatch:
             async for line in lines:
                 if line.strip() and self._take(_EVENT.decode(line)):
                     publish()
-        # Pause, because a server may end every watch at once.
+        # Pause, because a server may end each watch immediately.
         left_ns = began_ns + intervals.retry_ns - self._clock()
         await asyncio.sleep(max(0, left_ns) / NS_PER_S)
 
@@ -434,19 +436,19 @@ class EndpointsWatch:
             status = _STATUS.decode(event.object)
             message = f"{self._path}: {status.message[:200]}"
             raise APIServerError(message, expired=status.code == 410)
-        one = _SLICE.decode(event.object)
-        self._version = one.metadata.resource_version or self._version
-        name = one.metadata.name
+        changed = _SLICE.decode(event.object)
+        self._version = changed.metadata.resource_version or self._version
+        name = changed.metadata.name
         if event.type in {"ADDED", "MODIFIED"}:
             if name not in self._slices and len(self._slices) >= _MAX_SLICES:
-                raise APIServerError(f"{self._path}: over {_MAX_SLICES} slices")
-            self._slices[name] = one
+                raise APIServerError(f"{self._path}: more than {_MAX_SLICES} slices")
+            self._slices[name] = changed
             return True
         return event.type == "DELETED" and self._slices.pop(name, None) is not None
 
 
 def parse_service(text: str) -> tuple[str, str]:
-    """Return the namespace and the name from `NAMESPACE/SERVICE`.
+    """Return the namespace and the name of `NAMESPACE/SERVICE`.
 
     Raises:
         ValueError: the text has another form.
@@ -460,33 +462,33 @@ def parse_service(text: str) -> tuple[str, str]:
 
 def upstreams_of(slices: Iterable[EndpointSlice]) -> tuple[Upstream, ...]:
     """Return a Service's replicas in order of name, at most `MAX_UPSTREAMS`; prefer IPv4."""
-    found: dict[str, Upstream] = {}
+    upstreams: dict[str, Upstream] = {}
     for family in ("IPv6", "IPv4"):
-        for one in slices:
-            if one.address_type == family:
-                found |= _of_slice(one)
-    return tuple(found[name] for name in sorted(found)[:MAX_UPSTREAMS])
+        for slice_ in slices:
+            if slice_.address_type == family:
+                upstreams |= _upstreams_in(slice_)
+    return tuple(upstreams[name] for name in sorted(upstreams)[:MAX_UPSTREAMS])
 
 
-def _of_slice(one: EndpointSlice) -> dict[str, Upstream]:
-    ports = {port.name: port.port for port in one.ports or ()}
+def _upstreams_in(slice_: EndpointSlice) -> dict[str, Upstream]:
+    ports = {port.name: port.port for port in slice_.ports or ()}
     serving, admin = ports.get(PORT_NAME_SERVING), ports.get(PORT_NAME_ADMIN)
-    found: dict[str, Upstream] = {}
+    upstreams: dict[str, Upstream] = {}
     if serving is None:
-        return found
-    for endpoint in one.endpoints or ():
+        return upstreams
+    for endpoint in slice_.endpoints or ():
         if endpoint.conditions.terminating or not endpoint.addresses:
             continue
         address = _host(endpoint.addresses[0])
         if address is None:
             continue
         name = (endpoint.target_ref.name if endpoint.target_ref else "") or address
-        found[name] = Upstream(
+        upstreams[name] = Upstream(
             name=name,
             url=f"http://{address}:{serving}",
             admin_url=None if admin is None else f"http://{address}:{admin}",
         )
-    return found
+    return upstreams
 
 
 def _host(address: str) -> str | None:

@@ -1,7 +1,7 @@
 """One outcome per client request: the source of measured attainment.
 
-`ProxiedRequest` holds the facts of one request. At its end `OutcomeCounts` judges them and counts
-the outcome.
+`ProxiedRequest` holds the facts about one request. `OutcomeCounts` judges the request when it ends,
+and counts its outcome.
 """
 
 from __future__ import annotations
@@ -74,7 +74,14 @@ _E2E_S: Final = (
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """An engine's timings of a non-streamed response, in milliseconds from the arrival there."""
+    """An engine's timings of a non-streamed response, in milliseconds.
+
+    Args:
+        ttft_ms: time from the arrival at the engine to the first token.
+        tpot_ms: mean time per token after the first.
+        tbt_p99_ms: 99th percentile of the times between tokens; the Goodput engine does not send
+            it.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -101,19 +108,20 @@ class ProxiedRequest:
     """The mutable state of one client request; only its handler writes it.
 
     Args:
-        received_ns: arrival time; `receive` replaces it.
-        slo: class and targets; those of the default class until its own are known.
-        memory: reservation that counts the bytes of the body.
+        received_ns: arrival time; `receive` replaces it with the end of the upload.
+        slo: class and targets; those of the default class until the request's own are known.
+        memory: reservation of the body's bytes.
         uploaded: True if the complete request was received.
-        body: bytes of the request, as long as they may have to be sent again.
-        keys: keys of the prompt, as long as the request may have to be placed again.
+        body: bytes of the request; empty once they cannot be sent again.
+        keys: hashes of the prompt's leading blocks, for placement; empty once the request cannot be
+            placed again.
         sent_ns: time of the last attempt; None before the first.
         tried: names of the replicas that got the request.
         retried: True if the single retry is used.
         resent: True if the request was sent again because a pooled connection was closed.
         response: the response to the client; None before it begins.
         observer: observer of the stream; None for a response that is not streamed.
-        timings: the engine's timings of a non-streamed response; None without them.
+        timings: the engine's timings of a non-streamed response; None if it has none.
         outcome: the outcome so far.
         client_error: HTTP status of a response to a client error; None otherwise.
     """
@@ -137,8 +145,8 @@ class ProxiedRequest:
     def receive(self, body: bytes, now_ns: int) -> None:
         """Store the body of a completely received request.
 
-        The request counts as scheduled from now on, so the time of its upload, which depends on
-        the client, is in neither TTFT nor E2E.
+        TTFT and E2E are measured from this time, so that a client's slow upload does not count
+        against the service.
         """
         self.body = body
         self.uploaded = True
@@ -195,11 +203,13 @@ class ProxiedRequest:
         )
 
     @property
-    def measurable(self) -> Targets:
+    def measurable_targets(self) -> Targets:
         """The targets that can be judged: only E2E for a non-streamed response without timings."""
         targets = self.slo.targets
-        blind = self.observer is None and (self.timings is None or self.timings.ttft_ms is None)
-        if self.outcome is Outcome.OK and blind:
+        no_tokens_seen = self.observer is None and (
+            self.timings is None or self.timings.ttft_ms is None
+        )
+        if self.outcome is Outcome.OK and no_tokens_seen:
             return Targets(e2e_ns=targets.e2e_ns)
         return targets
 
@@ -208,7 +218,10 @@ _NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
 
 
 class _TargetCollector(Collector):
-    """Exports the tally of targets at a scrape, at no cost per request."""
+    """Exports the tally of targets when metrics are scraped, so it adds no cost per request.
+
+    `kept` means met with at least a fifth to spare, unlike `TargetStatus.KEPT`.
+    """
 
     def __init__(self, llmservice: str, tally: WindowTally) -> None:
         self._llmservice = llmservice
@@ -221,16 +234,16 @@ class _TargetCollector(Collector):
             labels=(LABEL_LLMSERVICE, LABEL_SLO_CLASS, LABEL_PROMISE, LABEL_RESULT),
         )
         for window in self._tally.sums():
-            for promise, counts in zip(PROMISES, (window.ttft, window.tpot), strict=True):
+            for target, counts in zip(PROMISES, (window.ttft, window.tpot), strict=True):
                 kept = counts.judged - counts.missed - counts.close
                 values = zip(PROMISE_RESULTS, (kept, counts.close, counts.missed), strict=True)
                 for result, value in values:
-                    family.add_metric([self._llmservice, window.name, promise, result], value)
+                    family.add_metric([self._llmservice, window.name, target, result], value)
         yield family
 
 
 class _ClassCounters:
-    """The counters of one class, looked up once."""
+    """The counters and histograms of one class, looked up only once."""
 
     __slots__ = ("counts", "e2e", "outcomes", "tpot", "ttft")
 
@@ -244,17 +257,17 @@ class _ClassCounters:
 
 
 class OutcomeCounts:
-    """Outcomes of client requests, by class, since the start and by second.
+    """Counts of client requests by outcome and class: since the start, and for each second.
 
     Args:
         registry: registry of the metrics.
         llmservice: the service's name.
         classes: names of the service's classes.
-        began_ns: current time, at which counting by second starts.
+        began_ns: current time; the counts for each second start at it.
 
     Attributes:
         arrivals: number of received requests, client errors included.
-        in_flight: number of requests without an outcome.
+        in_flight: number of requests that have neither an outcome nor a client error.
         idle: set while `in_flight` is 0.
         client_errors: number of requests rejected because of a client error.
         e2e_only: number of non-streamed responses without timings, judged only by their
@@ -330,15 +343,15 @@ class OutcomeCounts:
         registry.register(_TargetCollector(llmservice, self._targets))
 
     def by_class(self) -> dict[str, dict[str, int]]:
-        """Return requests by class and outcome since the start."""
+        """Return the number of requests since the start, by class and outcome."""
         return {name: dict(entry.counts) for name, entry in self._classes.items()}
 
     def target_counts(self) -> dict[str, dict[str, TargetCounts]]:
-        """Return met and missed targets of each class since the start, for the control laws."""
+        """Return the counts of judged targets since the start, by class, for the control laws."""
         return {w.name: {"ttft": w.ttft, "tpot": w.tpot} for w in self._targets.sums()}
 
     def seconds(self, since_s: int, now_ns: int) -> RecentSeconds:
-        """Return the judged requests of each complete second from `since_s` on, by class."""
+        """Return the judged requests of each complete second, by class, starting at `since_s`."""
         return self._seconds.recent(since_s, now_ns // NS_PER_S)
 
     def begin(self) -> None:
@@ -349,31 +362,31 @@ class OutcomeCounts:
         self.idle.clear()
         self._in_flight.inc()
 
-    def retry(self, reason: RetryReason) -> None:
+    def count_retry(self, reason: RetryReason) -> None:
         """Count a retry."""
         self.retries[reason.value] = self.retries.get(reason.value, 0) + 1
         self._retries.labels(self.llmservice, reason.value).inc()
 
-    def settle(self, state: ProxiedRequest, now_ns: int) -> None:
-        """Count the outcome of a client request; call it once per request."""
+    def settle(self, request: ProxiedRequest, now_ns: int) -> None:
+        """Judge a client request and count its outcome; call it once per request."""
         self.in_flight -= 1
         self._in_flight.dec()
         if not self.in_flight:
             self.idle.set()
-        if state.client_error is not None:
+        if request.client_error is not None:
             self.client_errors += 1
-            self._client_errors.labels(self.llmservice, str(state.client_error)).inc()
+            self._client_errors.labels(self.llmservice, str(request.client_error)).inc()
             return
-        if not state.uploaded and state.outcome is Outcome.CANCELLED:
+        if not request.uploaded and request.outcome is Outcome.CANCELLED:
             # The client disconnected during its upload, to which no target applies.
-            entry = self._classes[state.slo.slo_class]
+            entry = self._classes[request.slo.slo_class]
             entry.counts["cancelled"] += 1
             entry.outcomes["cancelled"].inc()
             return
-        targets = state.measurable
-        if targets is not state.slo.targets:
+        targets = request.measurable_targets
+        if targets is not request.slo.targets:
             self.e2e_only += 1
-        record = state.record(now_ns)
+        record = request.record(now_ns)
         entry = self._classes[record.slo_class]
         judgement = judge(record, targets)
         outcome = _outcome_of(record.outcome, judgement.kind)
@@ -387,9 +400,9 @@ class OutcomeCounts:
         _observe(entry, record)
 
 
-def _outcome_of(ended: Outcome, kind: JudgementKind) -> str:
-    if ended in {Outcome.SHED, Outcome.ERROR, Outcome.TIMEOUT}:
-        return ended.value
+def _outcome_of(outcome: Outcome, kind: JudgementKind) -> str:
+    if outcome in {Outcome.SHED, Outcome.ERROR, Outcome.TIMEOUT}:
+        return outcome.value
     return "cancelled" if kind is JudgementKind.EXCLUDED else kind.value
 
 

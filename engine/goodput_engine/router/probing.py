@@ -1,7 +1,7 @@
 """Probes every replica about once a second for readiness and load.
 
-Responses of replicas are untrusted: they are bounded in size and time, and an invalid response
-counts as none. Each replica has a task of its own, so a slow one does not delay the others.
+Responses of replicas are untrusted: they are bounded in size and time, and an invalid load report
+is ignored. Each replica has a task of its own, so a slow replica does not delay the other probes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Prober:
     async def _watch(self, replica: Replica) -> None:
         """Probe a replica until cancelled."""
         interval_ns, retry_ns = self._settings.interval_ns, self._settings.retry_ns
-        strikes = 0
+        unanswered = 0
         pause_ns = retry_ns
         while True:
             replica.wake.clear()
@@ -80,7 +80,7 @@ class Prober:
             try:
                 async with self._slots:
                     await self._probe(replica)
-                strikes = 0
+                unanswered = 0
             except _NotReadyError as error:
                 replica.mark_not_ready(str(error))
             except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
@@ -90,16 +90,16 @@ class Prober:
                     continue
                 replica.mark_not_ready(f"cannot connect: {_reason(error)}")
             except Exception as error:  # noqa: BLE001 - the probes of a replica must never end
-                # A busy replica may fail one probe.
-                strikes += 1
-                if strikes >= self._settings.strikes:
+                # A busy replica may miss the time limit of one probe.
+                unanswered += 1
+                if unanswered >= self._settings.hung_after_probes:
                     replica.mark_hung(f"does not respond: {_reason(error)}")
             if replica.ready != was_ready:
                 _log.info(
                     "replica ready" if replica.ready else "replica gone",
                     extra={"replica": replica.name, "detail": replica.detail},
                 )
-            if replica.ready and not strikes:
+            if replica.ready and not unanswered:
                 pause_ns = retry_ns
                 with suppress(TimeoutError):
                     async with asyncio.timeout(interval_ns / NS_PER_S):
@@ -115,9 +115,11 @@ class Prober:
         ) as response:
             await _read_bounded(response)
             if response.status != 200:
-                to = response.headers.get("Location")
-                where = "" if to is None else f" (a redirect to {to[:200]!r}, not followed)"
-                raise _NotReadyError(f"readiness probe got {response.status}{where}")
+                location = response.headers.get("Location")
+                redirect = ""
+                if location is not None:
+                    redirect = f" (a redirect to {location[:200]!r}, not followed)"
+                raise _NotReadyError(f"readiness probe got {response.status}{redirect}")
         admin_url = replica.upstream.admin_url
         if admin_url is not None:
             await self._probe_load(replica, admin_url)
@@ -126,8 +128,8 @@ class Prober:
     async def _probe_load(self, replica: Replica, admin_url: str) -> None:
         """Store the replica's load report, if it sends one.
 
-        The report is dated to the start of the request, so a header of a response in between is
-        newer.
+        The time of the report is the start of this request. So a report in the header of a response
+        that arrives meanwhile counts as newer.
         """
         requested_ns = self._clock()
         try:

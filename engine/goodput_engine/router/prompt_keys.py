@@ -1,9 +1,9 @@
 """The keys by which placement recognises the prefix of a prompt.
 
-Token ids are hashed in the same way as in the engine. So is a text if its tokenizer is known here.
-Otherwise the bytes of the JSON are hashed: a request that repeats the messages of the previous one
-repeats their bytes. Only the part of a prompt that yields keys is read. An invalid body has no
-keys; the engine reports the error.
+Token ids are hashed as in the engine. If the router has the tokenizer of the replicas, it converts
+a text to token ids first. Otherwise it hashes the bytes of the JSON, because a request that repeats
+the messages of the previous request repeats their bytes. Only the part of a prompt that yields keys
+is read. An invalid body has no keys; the engine reports the error.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from goodput_engine import tokens
 __all__ = ["BYTES_PER_BLOCK", "PromptForm", "prompt_keys"]
 
 BYTES_PER_BLOCK: Final = 256
-"""Bytes per key of a text with an unknown tokenizer: about 60 tokens of English."""
+"""Bytes per key of a text whose tokenizer the router lacks: about 60 tokens of English."""
 
 _MAX_BODY_BYTES: Final = 4 << 20
-"""A larger body has no keys: reading it takes milliseconds, and no model has such a context."""
+"""A larger body has no keys, because reading it takes milliseconds. No model has such a context."""
 
 _MAX_ID_BYTES: Final = 16
 """Upper bound of the bytes of a token id with its comma and spaces."""
@@ -31,18 +31,19 @@ _MAX_ID_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptForm:
-    """The block form of the replicas' prompts.
+    """The form in which replicas hold prompts: their tokenizer and their block size.
 
     Args:
         block_size: tokens per KV block.
         counts_words: True if the tokenizer is that of emulated devices (`goodput_engine.tokens`).
+            The router has no other tokenizer.
     """
 
     block_size: int = 16
     counts_words: bool = False
 
 
-class _Peek(msgspec.Struct):
+class _PromptFields(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
 
@@ -56,7 +57,7 @@ class _ChatMessage(msgspec.Struct):
     content: str | list[_Part] | None = None
 
 
-_PEEK: Final = msgspec.json.Decoder(_Peek)
+_PROMPT_FIELDS: Final = msgspec.json.Decoder(_PromptFields)
 _IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]])
 _TEXT: Final = msgspec.json.Decoder(str | list[str])
 _CHAT: Final = msgspec.json.Decoder(list[_ChatMessage])
@@ -67,12 +68,12 @@ def prompt_keys(body: bytes, form: PromptForm) -> tuple[int, ...]:
 
     Args:
         body: the request's body, not compressed.
-        form: the block form of the replicas' prompts.
+        form: form of the replicas' prompts.
     """
     if len(body) > _MAX_BODY_BYTES:
         return ()
     try:
-        fields = _PEEK.decode(body)
+        fields = _PROMPT_FIELDS.decode(body)
         if len(fields.messages):
             return _chat_keys(memoryview(fields.messages), form)
         return _completion_keys(memoryview(fields.prompt), form)

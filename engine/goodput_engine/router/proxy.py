@@ -1,7 +1,7 @@
 """The path of a client request through the router: placement, attempts, response, one outcome.
 
-Every request passes through `inference`, the only place that counts outcomes, even if a replica is
-lost or hangs, the client disconnects, or the router stops.
+`inference` handles every completion request, and only `inference` counts outcomes. So each request
+has one outcome, even if a replica is lost or hangs, the client disconnects, or the router stops.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Proxy:
         settings: classes, time-outs and limits.
         replicas: the replicas.
         upstream_client: sends requests to replicas.
-        outcomes: counts requests.
+        outcomes: counts requests and outcomes.
         clock: returns monotonic nanoseconds.
 
     Attributes:
-        draining: True once the router drains; each response is then the last on its connection.
+        draining: True from the start of a drain; each response is then the last on its connection.
         rejecting: True if requests on connections opened after the start of the drain get 503.
     """
 
@@ -188,10 +188,11 @@ class Proxy:
             if placement.reason is PlacementReason.ALL_SATURATED:
                 raise overloaded("every replica is full; retry shortly", 1)
             raise unavailable("no replica is ready; retry shortly", "no_replica_ready")
-        first_byte_by_ns = self._clock() + self._timeouts.first_byte_ns
+        first_byte_deadline_ns = self._clock() + self._timeouts.first_byte_ns
         try:
             while True:
-                watchdog = Watchdog(self._clock, limit_ns=first_byte_by_ns - self._clock())
+                left_ns = first_byte_deadline_ns - self._clock()
+                watchdog = Watchdog(self._clock, limit_ns=left_ns)
                 try:
                     result = await self._attempt(request, state, replica, watchdog)
                 except Rerouted as rerouted:
@@ -254,7 +255,7 @@ class Proxy:
         except ReplicaLost as lost:
             if lost.reason is RetryReason.CONNECT:
                 replica.mark_not_ready(str(lost))
-            # A broken connection alone does not show that the replica failed, so probe it now.
+            # A broken connection does not prove that the replica failed, so probe it now.
             replica.wake.set()
             if state.response is None:
                 other = self._retry_on(state, lost.reason)
@@ -272,7 +273,8 @@ class Proxy:
     def _reroute(self, state: ProxiedRequest, watchdog: Watchdog) -> None:
         """Move a request from a hung replica to another if no part of its response has arrived.
 
-        Without another replica or a retry the request stays, because the replica may recover.
+        If there is no other replica or no retry left, the request stays, because the replica may
+        recover.
         """
         if state.response is None:
             other = self._retry_on(state, RetryReason.HUNG)
@@ -282,7 +284,7 @@ class Proxy:
     def _retry_on(self, state: ProxiedRequest, reason: RetryReason) -> Replica | None:
         """Take a retry from the budget and return the replica for the second attempt.
 
-        None if there is no other replica, or if no retry is allowed.
+        Return None if there is no other replica, or if no retry is allowed.
         """
         if state.retried:
             return None
@@ -290,11 +292,11 @@ class Proxy:
         if replica is None or not self._budget.spend():
             return None
         state.retried = True
-        self._outcomes.retry(reason)
+        self._outcomes.count_retry(reason)
         return replica
 
     def _take_report(self, replica: Replica, text: str | None) -> bool:
-        """Store the load report of a response's header; return False if there is none."""
+        """Store the load report in a response's header; return False if it has no valid one."""
         report = None if text is None else read_report(text)
         if report is None:
             return False
@@ -303,7 +305,7 @@ class Proxy:
 
     def _note_rejection(self, replica: Replica, status: int, *, reported: bool) -> RetryReason:
         if status in SATURATED and not reported:
-            # A replica that reports its load may have rejected only this request.
+            # If the replica reports its load, the report shows whether it is saturated.
             replica.mark_saturated(self._clock())
         if status >= 500:
             replica.wake.set()
@@ -324,7 +326,7 @@ class Proxy:
 
 
 def _class_in(body: bytes) -> str | None:
-    """Return the class that a body names; None if it names none or is not a JSON object.
+    """Return the class in a body; None if the body has no class or is not a JSON object.
 
     Raises:
         APIError: 400 if the class is not a string, or the body is too large to search.

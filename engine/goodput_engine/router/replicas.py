@@ -1,7 +1,7 @@
 """The state of the replicas and the placement of requests on them.
 
-This module is the only owner of that state; probes and requests report to it. The placement laws
-are those of `goodput_core.placement`. The module does no I/O.
+This module is the only owner of that state; probes and requests report to it. The placement
+policies are those of `goodput_core.placement`. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineReport", "Replica", "ReplicaPool", "read_report"]
 
-# A replica that responded with 429 gets no request for this time, unless one of its requests ends
-# sooner and frees a place in its queue. A longer pause would leave a busy replica idle.
+# If a replica without load reports responds with 429 or 503, it gets no request for this time, or
+# until one of its requests ends. A longer pause could leave the replica idle.
 _SATURATED_NS: Final = 250 * NS_PER_MS
 
 
@@ -48,7 +48,7 @@ class EngineReport(msgspec.Struct, frozen=True):
 
     @property
     def full(self) -> bool:
-        """True if the engine would reject one more request."""
+        """True if the engine is saturated; without its own judgement, if its queue is full."""
         if self.saturated is not None:
             return self.saturated
         return self.max_waiting is not None and self.waiting >= max(1, self.max_waiting)
@@ -67,7 +67,7 @@ def read_report(text: str | bytes) -> EngineReport | None:
 
 
 class Replica:
-    """The router's view of one replica; not ready until a probe succeeds.
+    """The router's view of one replica, which is not ready until a probe succeeds.
 
     Args:
         upstream: the replica's addresses.
@@ -75,8 +75,8 @@ class Replica:
     Attributes:
         base: the replica's URL without a path.
         detail: reason why the replica is not ready; empty if it is ready.
-        wake: event that triggers a probe at once.
-        form: the block form of the replica's prompts; the default until a report contains one.
+        wake: event that triggers an immediate probe.
+        form: form of the replica's prompts; the default until a report contains one.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -95,7 +95,7 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """True if the replica may get new requests."""
+        """True if the replica is ready and not draining."""
         return self._ready and not self._report.draining
 
     @property
@@ -105,7 +105,7 @@ class Replica:
 
     @property
     def saturated(self) -> bool:
-        """True if the replica's latest report or response indicated saturation."""
+        """True if the latest report or response indicated saturation, which expires."""
         return self._saturated_until_ns > 0
 
     @property
@@ -137,7 +137,7 @@ class Replica:
 
         Args:
             request: identifies the request until its `end`.
-            on_hung: called each time the replica is found to be hung.
+            on_hung: called each time that the replica is marked as hung.
         """
         self._requests[request] = on_hung
         self._load = None
@@ -162,7 +162,7 @@ class Replica:
         self._load = None
 
     def mark_hung(self, detail: str) -> None:
-        """Send the replica no new requests, and move its requests that have no response yet."""
+        """Send the replica no new requests, and move requests without a response to others."""
         self.mark_not_ready(detail)
         for on_hung in tuple(self._requests.values()):
             on_hung()
@@ -173,16 +173,16 @@ class Replica:
         self._load = None
 
     def take_report(self, report: EngineReport, at_ns: int, *, valid_ns: int) -> None:
-        """Store a report, unless a newer one is known.
+        """Store a report, unless a newer one is stored.
 
         Args:
             report: the report.
             at_ns: time of the report.
-            valid_ns: time for which reported saturation counts.
+            valid_ns: time for which reported saturation is valid.
         """
         if 0 < report.block_size <= _MAX_BLOCK_SIZE:
-            words = report.tokenizer == TOKENIZER_EMULATED
-            self.form = PromptForm(block_size=report.block_size, counts_words=words)
+            counts_words = report.tokenizer == TOKENIZER_EMULATED
+            self.form = PromptForm(block_size=report.block_size, counts_words=counts_words)
         if self._report_ns is not None and at_ns < self._report_ns:
             return
         self._report = report
@@ -195,7 +195,7 @@ class ReplicaPool:
     """The replicas and the placement of requests on them.
 
     Args:
-        policy: the placement law.
+        policy: the placement policy.
     """
 
     def __init__(self, policy: RouterPolicy) -> None:
@@ -218,20 +218,21 @@ class ReplicaPool:
         Returns:
             The added and the removed replicas; a replica with a new address is in both.
         """
-        before = self._replicas
+        previous = self._replicas
         self._replicas = {}
         for upstream in upstreams:
-            kept = before.get(upstream.name)
-            same = kept is not None and kept.upstream == upstream
-            self._replicas[upstream.name] = kept if kept and same else Replica(upstream)
-        added = [r for name, r in self._replicas.items() if before.get(name) is not r]
-        removed = [r for name, r in before.items() if self._replicas.get(name) is not r]
+            replica = previous.get(upstream.name)
+            if replica is None or replica.upstream != upstream:
+                replica = Replica(upstream)
+            self._replicas[upstream.name] = replica
+        added = [r for name, r in self._replicas.items() if previous.get(name) is not r]
+        removed = [r for name, r in previous.items() if self._replicas.get(name) is not r]
         return added, removed
 
     def prompt_keys_of(self, body: bytes) -> Sequence[int]:
-        """Return the prompt keys of a request for `place`; empty if the law does not use them.
+        """Return the prompt keys of a request for `place`; empty if the policy does not use them.
 
-        Replicas of one service have the same block form, so the first one's is used.
+        All replicas of a service have the same prompt form, so that of the first replica is used.
         """
         if self.policy is not RouterPolicy.PREFIX_AFFINITY:
             return ()

@@ -1,8 +1,9 @@
 """Forwards a replica's response to the client, byte for byte, and records its outcome.
 
 A response is held back until its first token, so that another replica can still serve the request.
-Then each chunk is forwarded as it arrives. Each chunk is written before the next one is read, and
-both buffers are bounded, so a client that reads slowly slows the reading from the replica.
+Then each chunk is forwarded as it arrives. Each chunk is written to the client before the next one
+is read from the replica, and the buffers of both connections are bounded. So if a client reads
+slowly, the router reads from the replica at the same rate.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _STREAM: Final = "text/event-stream"
 
 
 class ResponseStream:
-    """Forwards responses.
+    """Forwards responses of replicas to clients.
 
     Args:
         settings: time-outs and limits.
@@ -60,12 +61,12 @@ class ResponseStream:
         """Forward a response to its end and record its outcome.
 
         Raises:
-            ReplicaLost: the response broke off; `state.response` is set if a part of it was
-                already forwarded.
+            ReplicaLost: the response ended early; `state.response` is set if a part of the
+                response was already forwarded.
             ClientConnectionResetError: the client disconnected.
         """
-        good = 200 <= upstream.status < 300
-        readable = good and "Content-Encoding" not in upstream.headers
+        successful = 200 <= upstream.status < 300
+        readable = successful and "Content-Encoding" not in upstream.headers
         streamed = readable and upstream.content_type == _STREAM
         try:
             if streamed:
@@ -85,7 +86,10 @@ class ResponseStream:
     async def abort(
         self, request: web.Request, state: ProxiedRequest, error: APIError
     ) -> web.StreamResponse:
-        """Send an error in place of a response, or of its rest."""
+        """Send an error instead of a response, or after the part that was already sent.
+
+        If an error event cannot be appended to this part, abort the connection.
+        """
         response = state.response
         if response is None:
             return error_response(error)
@@ -93,13 +97,13 @@ class ResponseStream:
         if state.observer is not None:
             try:
                 async with asyncio.timeout(self._idle_ns / NS_PER_S):
-                    # The blank lines end a line that the replica left open.
+                    # The line breaks end an incomplete event of the replica.
                     await response.write(b"\n\n" + error_event(error))
                     await response.write_eof()
                 return response
             except TimeoutError:
                 pass
-        # An error cannot be sent in the middle of a body, so abort the connection.
+        # The middle of a body, or a client that does not read, cannot take an error event.
         if request.transport is not None:
             request.transport.abort()
         return response
@@ -165,7 +169,7 @@ class ResponseStream:
         upstream: aiohttp.ClientResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
-        """Send the response's head, after which the request cannot be retried."""
+        """Send the response's head; from then on, the request cannot be retried."""
         headers = end_to_end(upstream.headers)
         headers.popall(HEADER_LOAD, None)  # for the router only
         response = web.StreamResponse(

@@ -1,6 +1,6 @@
-"""The budget of retries, which prevents routers from amplifying an overload.
+"""The retry budget, which prevents routers from amplifying an overload.
 
-The router and virtual time share it, so it is apart from the router's state and I/O.
+The router and virtual time both use it, so this module has none of the router's state and I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class RetryBudget:
     In n requests there are at most `burst + n · percent / 100` retries.
 
     Args:
-        percent: percentage of a retry that each request adds, 0 to 100.
+        percent: hundredths of a retry that each request adds, 0 to 100.
         burst: capacity of the bucket in retries; it starts full.
     """
 
@@ -23,10 +23,10 @@ class RetryBudget:
     def __init__(self, *, percent: int, burst: int) -> None:
         self._percent = percent
         self._capacity = burst * 100
-        self._balance = self._capacity
+        self._balance = self._capacity  # in hundredths of a retry
 
     def earn(self) -> None:
-        """Add the share of one client request."""
+        """Add the hundredths of a retry for one client request."""
         self._balance = min(self._capacity, self._balance + self._percent)
 
     def spend(self) -> bool:

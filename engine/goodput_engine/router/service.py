@@ -1,7 +1,7 @@
 """A running router: its parts, its two ports, and its drain.
 
-A client must never reach metrics or control, neither the router's nor a replica's. So the serving
-port forwards only a fixed list of paths.
+Clients must not reach the metrics or the control endpoints of the router or of a replica. Therefore
+the serving port forwards only a fixed list of paths.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ class RouterService:
 
     Args:
         settings: classes, policy, time-outs and limits.
-        upstreams: replicas that never change.
-        source: source of the replicas that may change; None if there are none.
+        upstreams: fixed upstreams.
+        source: source of a changing list of upstreams; None if all are fixed.
         host: address of both ports.
         port, admin_port: port numbers; 0 takes any free port.
         clock: returns monotonic nanoseconds.
 
     Attributes:
         replicas: the replicas and their state.
-        outcomes: the counts of requests.
+        outcomes: the counts of requests and outcomes.
         vital: tasks that must not end while the router serves.
         url, admin_url: URLs of both ports.
 
     Raises:
         UsageError: a port cannot be opened, or two replicas have the same name.
-        InputError: the source's replicas cannot be used.
+        InputError: the source is invalid.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RouterService:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._options = upstreams
+        self._fixed_upstreams = upstreams
         self._source = source
         self._address = (host, port, admin_port)
         self._stack = AsyncExitStack()
@@ -109,7 +109,7 @@ class RouterService:
         )
         self._replica_up = Gauge(
             METRIC_ROUTER_REPLICA_UP,
-            "1 if the replica may get new requests.",
+            "1 if the replica is ready and not draining.",
             (LABEL_LLMSERVICE, "replica"),
             registry=self._registry,
         )
@@ -139,26 +139,27 @@ class RouterService:
         await self._stack.aclose()
 
     async def drain(self, grace_ns: int, *, immediate: asyncio.Event | None = None) -> None:
-        """Reject new requests, let running ones finish, and end the rest.
+        """Let running requests finish, and end those that remain after the grace period.
 
-        A client with an open connection may already be sending a request. So each connection is
-        served one more response, which announces the close. An unused connection is closed after
-        `parting_ns`.
+        A client with an open connection may already be sending a request. So each connection that
+        is open now is served one more response, which announces the close. The drain ends once no
+        connection is open, or no request has run for `timeouts.idle_drain_ns`. Requests on newer
+        connections are rejected after the same time.
 
         Args:
             grace_ns: the grace period.
             immediate: event that ends the grace period early.
         """
         immediate = immediate or asyncio.Event()
-        server, parting_ns = self._server, self._settings.timeouts.parting_ns
+        server, idle_drain_ns = self._server, self._settings.timeouts.idle_drain_ns
         self._proxy.begin_drain(server.connections)
         _log.info("draining", extra={"in_flight": self.outcomes.in_flight})
-        began_ns = quiet_ns = now_ns = self._clock()
+        began_ns = busy_until_ns = now_ns = self._clock()
         while now_ns < began_ns + grace_ns and not immediate.is_set():
-            self._proxy.rejecting = now_ns >= began_ns + parting_ns
+            self._proxy.rejecting = now_ns >= began_ns + idle_drain_ns
             if self.outcomes.in_flight:
-                quiet_ns = now_ns
-            elif not server.connections or now_ns >= quiet_ns + parting_ns:
+                busy_until_ns = now_ns
+            elif not server.connections or now_ns >= busy_until_ns + idle_drain_ns:
                 break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
@@ -177,9 +178,9 @@ class RouterService:
     async def _start(self) -> None:
         settings = self._settings
         listed = await self._source.first() if self._source is not None else ()
-        upstreams = merge(listed, self._options)
+        upstreams = merge(listed, self._fixed_upstreams)
         upstream_client = UpstreamClient(
-            settings.timeouts, lambda: self.outcomes.retry(RetryReason.STALE_CONNECTION)
+            settings.timeouts, lambda: self.outcomes.count_retry(RetryReason.STALE_CONNECTION)
         )
         self._stack.push_async_callback(upstream_client.close)
         self._prober = Prober(upstream_client.session, settings.probe, self._clock)
@@ -197,7 +198,7 @@ class RouterService:
             self._stack,
             self._serving_app(),
             (host, port),
-            # One file for the client's connection, one for the replica's.
+            # One file descriptor for the client's connection, one for the replica's.
             limits=settings.connections.within(raise_open_files(), files_each=2),
             handler_cancellation=True,
             auto_decompress=False,
@@ -208,11 +209,13 @@ class RouterService:
         )
         self._apply(upstreams)
         if self._source is not None:
-            following = asyncio.create_task(
-                self._source.follow(lambda found: self._apply(merge(found, self._options)))
+            watch_task = asyncio.create_task(
+                self._source.follow(
+                    lambda upstreams: self._apply(merge(upstreams, self._fixed_upstreams))
+                )
             )
-            self._stack.push_async_callback(_cancel, following)
-            self.vital = (following,)
+            self._stack.push_async_callback(_cancel, watch_task)
+            self.vital = (watch_task,)
 
     def _apply(self, upstreams: Sequence[Upstream]) -> None:
         added, removed = self.replicas.set_upstreams(upstreams)

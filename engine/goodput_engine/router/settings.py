@@ -18,19 +18,21 @@ class Timeouts:
     """Time limits in nanoseconds.
 
     Args:
-        connect_ns: limit for a TCP connection to a replica; then another replica is used.
-        first_byte_ns: limit from the placement to the first token; then 504. For a response that
-            is not streamed, the limit is to the first byte, which is sent when it is complete.
-        idle_ns: limit between two chunks of a response, and for a client that reads nothing.
+        connect_ns: limit for a TCP connection to a replica; after it another replica is used.
+        first_byte_ns: limit from the placement to the first token; after it the client gets 504. A
+            response that is not streamed arrives when it is complete, so the limit is to its end.
+        idle_ns: limit between two reads from a replica after the first token, and for a client
+            that reads nothing.
         body_ns: limit for receiving the body of a request.
-        parting_ns: time from the start of a drain after which idle connections are closed.
+        idle_drain_ns: time without a running request after which a drain ends although connections
+            are open, and time from its start after which requests on new connections get 503.
     """
 
     connect_ns: int = 2 * NS_PER_S
     first_byte_ns: int = 600 * NS_PER_S
     idle_ns: int = 120 * NS_PER_S
     body_ns: int = 60 * NS_PER_S
-    parting_ns: int = 5 * NS_PER_S
+    idle_drain_ns: int = 5 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,13 @@ class RouterLimits:
     """Limits of memory and retries.
 
     Args:
-        body_bytes: largest body of one request, stored until its first token for a retry.
-        all_bodies_bytes: largest total of all bodies; then 429.
-        held_bytes: most bytes of a response to hold back before its first token. A longer response
-            is forwarded without waiting for the token and cannot be retried.
+        body_bytes: maximum size of a request's body, which is kept for a retry until the first
+            token of the response.
+        all_bodies_bytes: maximum total size of all bodies; a request above it gets 429.
+        held_bytes: maximum bytes of a response that are held back before its first token. After
+            them the response is forwarded, and the request cannot be retried.
         retry_percent: long-run number of retries per hundred requests.
-        retry_burst: most consecutive retries after a time without any.
+        retry_burst: maximum number of consecutive retries after a time without retries.
     """
 
     body_bytes: int = 32 << 20
@@ -62,20 +65,21 @@ class ProbeSettings:
         retry_ns: pause before a failed replica is probed again; it doubles after each further
             failure, up to `interval_ns`.
         timeout_ns: time limit of one probe.
-        strikes: number of consecutive probes without a response after which a replica counts as
-            hung. A refused connection or the response "not ready" counts at once.
-        concurrency: largest number of simultaneous probes.
+        hung_after_probes: number of consecutive probes without a response after which a replica
+            counts as hung. After a refused connection, or a response other than 200, the replica is
+            not ready immediately.
+        concurrency: maximum number of simultaneous probes.
     """
 
     interval_ns: int = NS_PER_S
     retry_ns: int = 100 * NS_PER_MS
     timeout_ns: int = 2 * NS_PER_S
-    strikes: int = 2
+    hung_after_probes: int = 2
     concurrency: int = 64
 
     @property
     def report_valid_ns(self) -> int:
-        """Time for which a report of saturation is valid: until the end of the next probe."""
+        """Time for which reported saturation is valid: until the next probe has ended."""
         return self.interval_ns + self.timeout_ns
 
 

@@ -1,8 +1,8 @@
 """One attempt on one replica: its time limits, the request, and the errors that end it early.
 
-Every failure before the response's head becomes `ReplicaLost` or `FilesExhausted`; the caller
-decides about a retry. The client never sees these errors: the router's own responses are
-`APIError`.
+A connection that fails before the response's head arrives raises `ReplicaLost` or `FilesExhausted`,
+and the caller decides about a retry. These errors are never sent to the client: the router's own
+error responses are `APIError`s.
 
 GoodputError
 └── AttemptError
@@ -66,25 +66,25 @@ _HOP_BY_HOP: Final = (
     "Transfer-Encoding",
     "Upgrade",
 )
-# The new connection sets its own Host and Content-Length; Expect was handled with the body.
-_OF_REQUEST: Final = ("Host", "Content-Length", "Expect")
+# Host and Content-Length are set anew; Expect was handled when the body was read.
+_NOT_FORWARDED: Final = ("Host", "Content-Length", "Expect")
 _AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # Larger bodies are written in pieces, so that a long prompt does not stall other streams.
-_WHOLE_BYTES: Final = 256 << 10
-_GONE: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
+_MAX_SINGLE_WRITE_BYTES: Final = 256 << 10
+_CLOSED: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 
 
 class RetryReason(StrEnum):
     """Reason for a second attempt; a label of the metric of retries."""
 
     CONNECT = "connect"
-    """No connection to the replica."""
+    """The connection to the replica failed."""
     LOST = "lost"
     """The connection broke before the first token."""
     SERVER_ERROR = "server_error"
     """The replica responded with 5xx."""
     HUNG = "hung"
-    """The replica no longer responds to probes, and no part of the response had arrived."""
+    """The replica did not respond to probes, and no part of the response had arrived."""
     SATURATED = "saturated"
     """The replica responded with 429 or 503."""
     STALE_CONNECTION = "stale_connection"
@@ -96,7 +96,12 @@ class AttemptError(GoodputError):
 
 
 class ReplicaLost(AttemptError):
-    """A replica sent no response, or only a part of one."""
+    """A replica sent no response, or only a part of one.
+
+    Args:
+        reason: reason for a second attempt.
+        detail: one sentence.
+    """
 
     def __init__(self, reason: RetryReason, detail: str) -> None:
         self.reason = reason
@@ -130,13 +135,13 @@ class Rerouted(AttemptError):
 class Watchdog:
     """A context that cancels its own task and raises `Expired` after a time without progress.
 
-    `end` cancels the task at once and raises another error. There is no timer per chunk: the hot
-    path only stores the time of the last chunk. When the timer fires, it compares this time with
-    the limit and either cancels the task or starts again.
+    `end` cancels the task immediately and raises another error. There is no timer per chunk: the
+    hot path only stores the time of the last chunk. When the one timer fires, the watchdog compares
+    this time with the limit, and either cancels the task or starts the timer again.
 
     Args:
         clock: returns monotonic nanoseconds.
-        limit_ns: longest time without progress.
+        limit_ns: maximum time without progress.
 
     Attributes:
         progress_ns: time of the last progress; the guarded code sets it.
@@ -217,22 +222,22 @@ def out_of_files(error: BaseException) -> bool:
 
 
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Return the headers that a proxy forwards."""
-    passed = CIMultiDict(headers)
-    for named in headers.getall("Connection", ()):
-        for name in named.split(","):
-            passed.popall(name.strip(), None)
+    """Return the headers that a proxy forwards: those that do not apply to a single connection."""
+    forwarded = CIMultiDict(headers)
+    for value in headers.getall("Connection", ()):
+        for name in value.split(","):
+            forwarded.popall(name.strip(), None)
     for name in _HOP_BY_HOP:
-        passed.popall(name, None)
-    return passed
+        forwarded.popall(name, None)
+    return forwarded
 
 
 class UpstreamClient:
     """The router's pool of connections to replicas.
 
     Args:
-        timeouts: time limits, of which the one for connecting is used.
-        on_stale: called when a pooled connection turns out to be closed.
+        timeouts: time limits; only `connect_ns` is used.
+        on_stale: called when a request is sent again because a pooled connection was closed.
     """
 
     def __init__(self, timeouts: Timeouts, on_stale: Callable[[], None]) -> None:
@@ -267,16 +272,16 @@ class UpstreamClient:
             FilesExhausted: this process cannot open a connection.
             APIError: 400 if the path or the headers cannot be forwarded.
         """
-        # Only the path: the request line may name a host of its own ("GET http://… HTTP/1.1").
+        # Use only the path, because the request line may contain a host ("GET http://… HTTP/1.1").
         url = URL(replica.base + request.rel_url.raw_path_qs, encoded=True)
         headers = end_to_end(request.headers)
-        for name in _OF_REQUEST:
+        for name in _NOT_FORWARDED:
             headers.popall(name, None)
         reused: list[bool] = []
         try:
             try:
                 return await self._open(request.method, url, headers, state.body, reused)
-            except _GONE as error:
+            except _CLOSED as error:
                 connecting = isinstance(error, aiohttp.ClientConnectorError)
                 if connecting or not reused or state.resent:
                     raise
@@ -289,7 +294,7 @@ class UpstreamClient:
             raise ReplicaLost(
                 RetryReason.CONNECT, f"cannot connect to replica {replica.name}"
             ) from error
-        except ValueError as error:  # text that HTTP cannot carry, an invalid URL included
+        except ValueError as error:  # an invalid URL, or a header that HTTP cannot carry
             raise bad_request("the request's path or headers cannot be forwarded") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ReplicaLost(
@@ -308,7 +313,7 @@ class UpstreamClient:
             method,
             url,
             headers=headers,
-            data=body if len(body) <= _WHOLE_BYTES else io.BytesIO(body),
+            data=body if len(body) <= _MAX_SINGLE_WRITE_BYTES else io.BytesIO(body),
             allow_redirects=False,
             trace_request_ctx=reused,
         )

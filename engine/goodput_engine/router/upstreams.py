@@ -1,7 +1,7 @@
-"""The list of replicas: the file and the options that name them, and watching the file.
+"""The list of upstreams, the replicas behind a router: from options, and from a watched file.
 
-The supervisor of the replicas rewrites the file; the router never writes it. Invalid content
-changes nothing: the last valid list remains in use. In a cluster, EndpointSlices replace the file.
+The supervisor of the replicas rewrites the file; the router never writes it. If its content is
+invalid, the last valid list remains in use. In a cluster, EndpointSlices replace the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MAX_UPSTREAMS: Final = 1_000
-"""Limit of the number of replicas of a router."""
+"""Maximum number of replicas behind a router."""
 _MAX_FILE_BYTES: Final = 1 << 20
 _INTERVAL_NS: Final = NS_PER_S // 2
 _log: Final = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class UpstreamSource(Protocol):
     """A source of replicas that may change while the router runs."""
 
     async def first(self) -> Sequence[Upstream]:
-        """Return the first replicas, once they are known; the ports open afterwards.
+        """Wait for the first list and return it; the router opens its ports afterwards.
 
         Raises:
             InputError: the source is invalid.
@@ -77,9 +77,11 @@ def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
         InputError: the content is invalid.
     """
     if len(data) > _MAX_FILE_BYTES:
-        raise InputError(f"{source}: over {_MAX_FILE_BYTES >> 20} MiB; is this a list of replicas?")
+        raise InputError(
+            f"{source}: larger than {_MAX_FILE_BYTES >> 20} MiB; is this a list of replicas?"
+        )
     try:
-        found = _DECODER.decode(data)
+        upstreams = _DECODER.decode(data)
     except msgspec.MsgspecError as error:
         raise InputError(
             f"{source}: {error}; write "
@@ -87,11 +89,11 @@ def parse_upstreams(data: bytes, *, source: str) -> tuple[Upstream, ...]:
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not UTF-8; write a JSON list of replicas") from error
-    return _validate(found, source)
+    return _validate(upstreams, source)
 
 
 def parse_upstream(text: str) -> Upstream:
-    """Return the replica from an option `NAME=URL[,ADMIN_URL]`.
+    """Return the replica that an option `NAME=URL[,ADMIN_URL]` describes.
 
     Raises:
         ValueError: the text has another form.
@@ -117,7 +119,7 @@ class UpstreamsFile:
     def __init__(self, path: Path, *, interval_ns: int = _INTERVAL_NS) -> None:
         self._path = path
         self._interval_ns = interval_ns
-        self._seen: tuple[int, int, int] | None = None
+        self._last_stamp: tuple[int, int, int] | None = None
         self._problem = ""
 
     def read(self) -> tuple[Upstream, ...]:
@@ -127,7 +129,7 @@ class UpstreamsFile:
             InputError: the file is unreadable or invalid.
         """
         try:
-            self._seen = self._stamp()
+            self._last_stamp = self._stamp()
             with self._path.open("rb") as file:
                 data = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
@@ -137,7 +139,7 @@ class UpstreamsFile:
         return parse_upstreams(data, source=str(self._path))
 
     async def first(self) -> Sequence[Upstream]:
-        """Return the first replicas; raises the errors of `read`."""
+        """Return the replicas in the file; raises the errors of `read`."""
         return self.read()
 
     async def follow(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
@@ -149,13 +151,13 @@ class UpstreamsFile:
     def poll(self, apply: Callable[[Sequence[Upstream]], None]) -> None:
         """Call `apply` with the list if the file changed and is valid."""
         try:
-            if self._stamp() == self._seen:
+            if self._stamp() == self._last_stamp:
                 return
             apply(self.read())
             self._problem = ""
         except (InputError, UsageError, OSError) as error:
             if isinstance(error, OSError):
-                self._seen = None
+                self._last_stamp = None
             if self._problem != str(error):
                 self._problem = str(error)
                 _log.warning("upstreams kept", extra={"detail": self._problem})
@@ -166,7 +168,11 @@ class UpstreamsFile:
 
 
 def merge(listed: Sequence[Upstream], options: Sequence[Upstream]) -> tuple[Upstream, ...]:
-    """Return the replicas of the file and of the options.
+    """Return the replicas from a source and those from options.
+
+    Args:
+        listed: replicas from the file or from EndpointSlices.
+        options: replicas from `--upstream`.
 
     Raises:
         UsageError: two replicas have the same name.
@@ -204,6 +210,6 @@ def _check_url(text: str, at: str) -> None:
         url = URL(text)
     except ValueError as error:
         raise InputError(problem) from error
-    plain = url.path in {"", "/"} and not url.query_string and not url.fragment
-    if url.scheme not in {"http", "https"} or not url.host or not plain:
+    is_origin = url.path in {"", "/"} and not url.query_string and not url.fragment
+    if url.scheme not in {"http", "https"} or not url.host or not is_origin:
         raise InputError(problem)

@@ -1,8 +1,8 @@
 """The applications of the serving port and of the admin port.
 
 The serving port has OpenAI's API and the health checks. Metrics, the engine's state and changes of
-its limits are on the admin port, so that no client reaches them. Every error response of both has
-OpenAI's form and the headers with the replica's name and load.
+its limits are on the admin port, so that clients cannot reach them. Every error response of both
+ports has OpenAI's form and the headers with the replica's name and load.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ __all__ = ["main", "make_parser"]
 
 _log = logging.getLogger(__name__)
 
-# The name of a replica and of its revision if none is configured.
+# Name of a replica, and of its revision, if none is configured.
 _LOCAL: Final = "local"
 _HEADER_TEXT: Final = re.compile(r"[!-~]{1,253}")
 
@@ -43,10 +43,11 @@ def main(argv: list[str]) -> int:
     """Run one replica until it is stopped.
 
     Returns:
-        0 after a drain; 130 after Ctrl-C, or if running requests were cut short.
+        0 after a drain; 130 after Ctrl-C, a closed terminal, or a stop without a drain.
 
     Raises:
-        GoodputError: an invalid manifest, a port in use, a core that cannot start or died.
+        GoodputError: the manifest is invalid, a port is in use, or the core could not start or
+            died.
     """
     args = _parse(argv)
     configure_logging()
@@ -139,12 +140,16 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
     )
 
 
-def _require_header_text(what: str, name: str | None) -> str | None:
+def _require_header_text(source: str, name: str | None) -> str | None:
     """Return a name for response headers; None if there is none.
+
+    Args:
+        source: the option or the environment variable, for the error message.
+        name: its value.
 
     Raises:
         UsageError: the name is not a valid header value.
     """
     if name and not _HEADER_TEXT.fullmatch(name):
-        raise UsageError(f"{what} must be 1 to 253 visible ASCII characters, not {name[:60]!r}")
+        raise UsageError(f"{source} must be 1 to 253 visible ASCII characters, not {name[:60]!r}")
     return name

@@ -1,9 +1,9 @@
 """The handlers of both completion endpoints: parse, submit to the core, write the response.
 
 The head of a response is sent with its first token. So an error before the first token has its own
-status, and a router can retry the request elsewhere. A client that reads slowly does not delay
-others, because its tokens are kept as a count and sent together. If a client disconnects, its
-request is cancelled.
+HTTP status code, and a router can retry the request on another replica. A client that reads slowly
+does not delay others: its unsent tokens are kept only as a number, and are sent together when it
+reads again. If a client disconnects, its request is cancelled.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CONTENT_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zst
 
 
 class CompletionHandlers:
-    """Handles completions.
+    """Handlers of `/v1/completions` and `/v1/chat/completions`.
 
     Args:
         state: state of the HTTP process.
@@ -110,7 +110,8 @@ class CompletionHandlers:
         if encoding not in _CONTENT_ENCODINGS:
             raise APIError(
                 415,
-                f"Content-Encoding {encoding[:40]!r} is not supported; send the body as it is",
+                f"Content-Encoding {encoding[:40]!r} is not supported; use gzip, deflate, br or "
+                "zstd, or send the body uncompressed",
                 param="Content-Encoding",
                 close=True,
             )
@@ -173,15 +174,15 @@ class CompletionHandlers:
                     return response
                 await stream.more(text.tokens)
         core.release(call.submit.rid)
-        usage = self._count(call, text, stream)
+        usage = self._record_lengths(call, text, stream)
         tail = writer.usage_event(usage) if call.include_usage else b""
         await self._finish(request, response, tail + DONE_EVENT)
         return response
 
-    def _count(
+    def _record_lengths(
         self, call: CompletionRequest, text: CompletionText, stream: RequestStream
     ) -> dict[str, object]:
-        """Count a finished request and return its usage."""
+        """Record the lengths of a finished request and return its usage object."""
         input_tokens, cached_tokens = call.submit.input_tokens, stream.cached_tokens
         self._state.lengths.add(
             input_tokens=input_tokens, cached_tokens=cached_tokens, output_tokens=text.tokens
@@ -197,10 +198,10 @@ class CompletionHandlers:
         text: CompletionText,
         stream: RequestStream,
     ) -> tuple[bytes, str | None]:
-        """Return the events of the new tokens, and the finish reason if they are the last.
+        """Return the events of the new tokens, and the finish reason if the output ends with them.
 
-        Each token is one event. If the client has not yet read the earlier events, one event holds
-        all new tokens, up to a limit.
+        Each token is one event. If the client has not yet read the earlier events, all new tokens
+        are one event, up to a limit.
         """
         transport = request.transport
         is_slow = transport is not None and transport.get_write_buffer_size() > 0
@@ -244,7 +245,7 @@ class CompletionHandlers:
             created=int(time.time()),
             model=self._state.settings.identity.llmservice,
             finish_reason="stop" if text.stopped else stream.finish_reason or "stop",
-            usage=self._count(call, text, stream),
+            usage=self._record_lengths(call, text, stream),
         )
         headers = {
             **self._headers,
@@ -256,7 +257,7 @@ class CompletionHandlers:
         response.content_type = "application/json"
         response.content_length = len(body)
         await response.prepare(request)
-        # Write in slices, because the client's time limit applies to each write.
+        # Write in slices, because the stall timeout applies to each write.
         last = (len(body) - 1) // _SLICE_BYTES * _SLICE_BYTES
         for at in range(0, last, _SLICE_BYTES):
             await self._write(request, response, body[at : at + _SLICE_BYTES])
@@ -280,10 +281,10 @@ class CompletionHandlers:
 
     @asynccontextmanager
     async def _stall_timeout(self, request: web.Request) -> AsyncIterator[None]:
-        """Drop a client that reads nothing for too long.
+        """Disconnect a client that reads nothing for too long.
 
         Raises:
-            ConnectionResetError: the client was dropped.
+            ConnectionResetError: the client was disconnected.
         """
         try:
             async with asyncio.timeout(self._state.settings.clients.stall_s):
@@ -302,8 +303,8 @@ class CompletionText:
         min_tokens: no stop string ends the text before this many tokens.
 
     Attributes:
-        tokens: number of tokens taken so far; with a stop string, up to the token that
-            completed it.
+        tokens: number of tokens taken so far; none is taken after the token that completed a stop
+            string.
         stopped: True if a stop string was found.
     """
 
@@ -346,10 +347,11 @@ class CompletionText:
 class StopMatcher:
     """Finds stop strings in a text that arrives in pieces.
 
-    Text that may still become a stop string is held back, so a client never sees part of one.
+    Text that may be the beginning of a stop string is held back, so a client never gets a part of a
+    stop string.
 
     Args:
-        stops: non-empty strings; the first one to end in the text applies.
+        stops: non-empty strings; the one whose first occurrence ends earliest applies.
     """
 
     __slots__ = ("_held", "_stops")
@@ -359,16 +361,16 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, piece: str) -> tuple[str, bool]:
-        """Return the text that may be sent after `piece`, and True if a stop string ended it.
+        """Add a piece; return the text that may be sent now, and True if a stop string was found.
 
         The stop string itself is never part of the text. After a match, do not use the matcher
         again.
         """
         text = self._held + piece
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if matches:
             self._held = ""
-            return text[: min(found)[1]], True
+            return text[: min(matches)[1]], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
@@ -380,7 +382,7 @@ class StopMatcher:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` that ends `text`."""
+    """Return the length of the longest proper prefix of `stop` with which `text` ends."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -390,8 +392,8 @@ def _overlap(text: str, stop: str) -> int:
 def _encode_timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:
     """Return the engine's timings of a complete response, as the JSON of `X-Goodput-Timings`.
 
-    Times are milliseconds from the arrival at this process, on the core's clock. The time of a
-    token is the time of its step's results. `tpot_ms` is null for a single token.
+    Times are milliseconds since the arrival at this process. The time of a token is the time at
+    which its step's results were ready. `tpot_ms` is null for a single token.
     """
     arrived, first, last = stream.arrival_ns, stream.first_token_ns, stream.last_token_ns
     gaps = stream.tokens - 1

@@ -1,7 +1,7 @@
 """Changes of the core's limits: `PATCH /control/limits`, and the file with the last limits.
 
-Each change has a revision, which must increase, so a late or repeated message has no effect. With
-several writers the newest decision applies, regardless of the order of arrival.
+Each change has a revision, which must increase, so a late or repeated message has no effect. If
+there are several writers, the newest change applies, regardless of the order of arrival.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_BODY_BYTES: Final = 64 << 10
 _ALL_BODIES_BYTES: Final = 4 << 20
 _BODY_S: Final = 10.0
 _MAX_FILE_BYTES: Final = 64 << 10
-_MAX_STEP: Final = 1 << 20
+_MAX_REVISION_JUMP: Final = 1 << 20
 _MAX_AHEAD_NS: Final = 3600 * NS_PER_S
 _log: Final = logging.getLogger(__name__)
 
@@ -66,18 +66,18 @@ _LAST: Final = msgspec.json.Decoder(_LastLimits)
 def _highest_revision(current: int, *, unix_ns: int) -> int:
     """Return the highest revision that may follow another.
 
-    A writer uses a counter or Unix nanoseconds. A revision above both is an error, which would
-    block every later change once it is in force.
+    Writers use a counter or Unix nanoseconds as the revision. A revision above both is an error of
+    the writer. If it took effect, it would block every later change.
 
     Args:
-        current: the revision in force.
+        current: the current revision.
         unix_ns: the current Unix time.
     """
-    return min(MAX_LIMITS_REVISION, max(current + _MAX_STEP, unix_ns + _MAX_AHEAD_NS))
+    return min(MAX_LIMITS_REVISION, max(current + _MAX_REVISION_JUMP, unix_ns + _MAX_AHEAD_NS))
 
 
 class LimitsHandler:
-    """Handles `PATCH /control/limits`; each change must be newer than the last.
+    """Handler of `PATCH /control/limits`; each change must be newer than the last.
 
     Args:
         state: state of the HTTP process.
@@ -88,7 +88,7 @@ class LimitsHandler:
         self._state = state
         self._bodies = MemoryLimit(_ALL_BODIES_BYTES)
         self._token = settings.control_token
-        # Only this process raises the core's revision, which starts at 0.
+        # Only this process sends limits to the core, so this is also the core's revision.
         self._revision = 0 if settings.limits is None else settings.limits.revision
 
     async def patch(self, request: web.Request) -> web.Response:
@@ -102,7 +102,7 @@ class LimitsHandler:
             )
         finally:
             memory.release()
-        change = self._read(body, self._state.configure)
+        change = self._accept(body, self._state.configure)
         core.send(change)
         revision = msgspec.json.encode({"revision": change.revision})
         return web.Response(body=revision, content_type="application/json")
@@ -121,19 +121,19 @@ class LimitsHandler:
                 code="control_disabled",
             )
         scheme, _, given = (authorization or "").partition(" ")
-        # Headers and environment hold bytes that are not UTF-8 as surrogates.
-        known = hmac.compare_digest(
+        # In headers and in the environment, bytes that are not UTF-8 appear as surrogates.
+        token_matches = hmac.compare_digest(
             given.strip().encode(errors="surrogateescape"),
             self._token.encode(errors="surrogateescape"),
         )
-        if scheme.lower() != "bearer" or not known:
+        if scheme.lower() != "bearer" or not token_matches:
             raise APIError(
                 HTTPStatus.UNAUTHORIZED,
                 "send the control token as `Authorization: Bearer TOKEN`",
                 code="invalid_token",
             )
 
-    def _read(self, data: bytes, bounds: Configure) -> SetLimits:
+    def _accept(self, data: bytes, bounds: Configure) -> SetLimits:
         """Validate a change and record its revision.
 
         Args:
@@ -141,26 +141,26 @@ class LimitsHandler:
             bounds: the manifest's current bounds.
 
         Raises:
-            APIError: 400 for a bad field, a value out of bounds or an implausible revision, 409
-                for an old revision.
+            APIError: 400 for an invalid field, a value out of bounds or an implausible revision;
+                409 for an old revision.
         """
         try:
             patch = _PATCH.decode(data)
         except (ValueError, RecursionError) as error:
             raise bad_request(f"the body is not a change of limits: {error}") from error
-        _within(
+        _require_within(
             "token_budget", patch.token_budget, bounds.min_token_budget, bounds.max_token_budget
         )
-        _within("max_num_seqs", patch.max_num_seqs, 1, bounds.max_num_seqs)
-        _within("max_waiting", patch.max_waiting, 0, bounds.max_waiting)
-        _within("safety_percent", patch.safety_percent, 1, 100)
-        has_law = (
+        _require_within("max_num_seqs", patch.max_num_seqs, 1, bounds.max_num_seqs)
+        _require_within("max_waiting", patch.max_waiting, 0, bounds.max_waiting)
+        _require_within("safety_percent", patch.safety_percent, 1, 100)
+        has_budget_law = (
             bounds.budget_law is not None and POLICIES[Policy(bounds.policy)].uses_prefill_budget
         )
-        if not has_law and (patch.budget_law or patch.safety_percent):
+        if not has_budget_law and (patch.budget_law or patch.safety_percent):
             raise bad_request(
-                "no token-budget law runs here: control.mode is not Auto, or the policy does not "
-                "split prompts or has a law of its own",
+                "the prefill budget is not controlled here: control.mode is not Auto, or the "
+                "policy does not split prompts, or it has a law of its own",
                 "budget_law" if patch.budget_law else "safety_percent",
                 "not_paced",
             )
@@ -174,8 +174,8 @@ class LimitsHandler:
         highest = _highest_revision(self._revision, unix_ns=time.time_ns())
         if patch.revision > highest:
             raise bad_request(
-                f"revision {patch.revision} is implausible; after {self._revision} send the next "
-                f"number, or Unix nanoseconds, up to {highest}",
+                f"revision {patch.revision} is implausible; send {self._revision + 1} or the "
+                f"current Unix time in nanoseconds, and at most {highest}",
                 "revision",
                 "implausible_revision",
             )
@@ -195,8 +195,8 @@ class LimitsHandler:
 def read_last_limits(path: Path, bounds: Configure, *, unix_ns: int) -> SetLimits | None:
     """Return the last limits from a file, clamped to the manifest's bounds.
 
-    An engine that starts while no writer of limits runs continues with the last limits. A missing
-    or damaged file does not prevent the start.
+    So an engine that starts while the operator is down keeps the last limits. A missing or damaged
+    file does not prevent the start.
 
     Args:
         path: a JSON object with `revision` and any of `token_budget`, `max_num_seqs` and
@@ -232,8 +232,10 @@ def read_last_limits(path: Path, bounds: Configure, *, unix_ns: int) -> SetLimit
     )
 
 
-def _within(name: str, value: int | None, low: int, high: int) -> None:
+def _require_within(name: str, value: int | None, low: int, high: int) -> None:
     if value is not None and not low <= value <= high:
         raise bad_request(
-            f"{name} is {value}; the manifest allows {low} to {high}", name, "out_of_bounds"
+            f"{name} is {value}; it must be at least {low} and at most {high}",
+            name,
+            "out_of_bounds",
         )

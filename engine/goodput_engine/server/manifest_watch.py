@@ -1,8 +1,8 @@
-"""Watches the manifest's file for the fields that a running engine follows.
+"""Watches the manifest's file for the *followed fields*, which may change while the engine runs.
 
 These are the classes and their targets, the bounds of the token budget, and the token-budget law.
-In a cluster, changes of these fields do not create a new revision. Other fields are read once. An
-invalid file changes nothing.
+In a cluster, changes of these fields do not create a new revision. All other fields are read only
+at the start. While the file is invalid, the last valid fields apply.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedFields:
-    """The manifest fields that a running engine follows.
+    """The manifest fields that may change while the engine runs.
 
     Args:
         slo: the SLO classes.
-        core: the fields that the core follows.
+        core: the fields that are sent to the core.
     """
 
     slo: ServiceClasses
@@ -54,7 +54,7 @@ def followed_fields(service: LLMService) -> FollowedFields:
 
 async def watch_manifest(
     manifest: Path,
-    known: FollowedFields,
+    fields: FollowedFields,
     apply: Callable[[FollowedFields], None],
     *,
     every_s: float = _INTERVAL_S,
@@ -63,36 +63,36 @@ async def watch_manifest(
 
     Args:
         manifest: the file.
-        known: the fields as last read.
+        fields: the fields that apply now.
         apply: called with the new fields.
         every_s: interval between checks of the file.
     """
     # The file may have changed while the engine started, so the first check reads it again.
-    seen: tuple[int, ...] | None = ()
+    last_stamp: tuple[int, ...] | None = ()
     problem = ""
     while True:
         await asyncio.sleep(every_s)
         stamp = _stamp(manifest)
-        if stamp == seen:
+        if stamp == last_stamp:
             continue
-        seen = stamp
+        last_stamp = stamp
         try:
-            # Parsing takes milliseconds, which would delay tokens.
-            found = followed_fields(await asyncio.to_thread(read_manifest, manifest))
+            # In a thread, because parsing takes milliseconds, which would delay tokens.
+            new_fields = followed_fields(await asyncio.to_thread(read_manifest, manifest))
         except InputError as error:
             if problem != str(error):
                 problem = str(error)
                 _log.warning("manifest not followed", extra={"detail": problem})
             continue
         problem = ""
-        if found != known:
-            known = found
-            apply(found)
-            core = found.core
+        if new_fields != fields:
+            fields = new_fields
+            apply(fields)
+            core = fields.core
             _log.info(
                 "manifest followed",
                 extra={
-                    "classes": list(found.slo.classes),
+                    "classes": list(fields.slo.classes),
                     "token_budget": [core.min_token_budget, core.max_token_budget],
                     "budget_law": core.budget_law,
                 },

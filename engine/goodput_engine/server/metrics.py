@@ -1,7 +1,7 @@
-"""Measurements of a replica: Prometheus metrics and its load.
+"""Measurements of a replica: its Prometheus metrics and its load.
 
-The counters of the core's snapshot run since its start, so a scrape only converts the snapshot.
-Each step costs one histogram observation.
+The core's snapshot has counters since the core's start, so a scrape only converts the snapshot. The
+only cost of a step is one histogram observation.
 """
 
 from __future__ import annotations
@@ -77,14 +77,18 @@ _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
         "swapped_tokens",
         "Computed tokens of preempted requests that were copied to host memory.",
     ),
-    (METRIC_PREFIX_QUERIED, "prefix_queried_tokens", "Prompt tokens looked up in the cache."),
+    (
+        METRIC_PREFIX_QUERIED,
+        "prefix_queried_tokens",
+        "Prompt tokens looked up in the prefix cache.",
+    ),
     (METRIC_PREFIX_HIT, "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
     (METRIC_SHED, "shed", "Requests that the core rejected because of load."),
     (METRIC_PREDICTED_LENGTHS, "predicted_lengths", "Finished outputs whose length was predicted."),
 )
 _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_RUNNING, "running", "Requests that hold KV blocks."),
-    (METRIC_WAITING, "waiting", "Requests that wait for KV blocks or a place in the batch."),
+    (METRIC_WAITING, "waiting", "Requests that wait for KV blocks or a slot of the batch."),
     (METRIC_TOKEN_BUDGET, "token_budget", "Tokens that one step may compute."),
     (
         METRIC_LENGTH_ERROR,
@@ -95,7 +99,7 @@ _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
 
 
 class EngineMetrics:
-    """The metrics of one replica, in a registry of their own.
+    """The metrics of one replica, in their own registry.
 
     Args:
         identity: names of the replica, used as labels.
@@ -163,10 +167,10 @@ class _StateCollector(Collector):
 
 
 def read_load(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
-    """Return the load of a running core, as of its last step.
+    """Return the load of a running core after its last step.
 
-    The router uses it for placement. It is part of `GET /control/state` and of a header of every
-    response, which is more recent than any poll.
+    The router uses the load for placement. `GET /control/state` contains it, and so does a header
+    of each response, which is usually more recent than the router's last probe.
 
     Args:
         core: the core.
@@ -201,7 +205,7 @@ class LoadHeader:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._known: tuple[EngineState | None, bool, bool] = (None, False, False)
+        self._source: tuple[EngineState | None, bool, bool] = (None, False, False)
         self._headers: dict[str, str] = {}
 
     def headers(self) -> dict[str, str]:
@@ -209,9 +213,9 @@ class LoadHeader:
         core = self._state.core
         if core is None:
             return self._headers
-        known = (core.state, core.full, self._state.draining)
-        if known != self._known:
+        source = (core.state, core.full, self._state.draining)
+        if source != self._source:
             load = read_load(core, draining=self._state.draining)
-            self._known = known
+            self._source = source
             self._headers = {HEADER_LOAD: msgspec.json.encode(load).decode()}
         return self._headers

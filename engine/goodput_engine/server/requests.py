@@ -1,7 +1,7 @@
 """Parsing of a request's bytes and headers into the message for the engine core.
 
-All client errors are detected here, before any resource is reserved for the request. The code is
-synchronous and stateless, so a long prompt can be parsed in a thread.
+All errors in the content of a request are detected here, before the request is sent to the core.
+The code is synchronous and stateless, so a long prompt can be parsed in a thread.
 """
 
 from __future__ import annotations
@@ -109,20 +109,22 @@ class RequestParser:
         Raises:
             APIError: 400 or 404, naming the field or header.
         """
-        sent = read_headers(headers)
+        from_headers = read_headers(headers)
         body = decode_body(data, CHAT_BODY) if chat else decode_body(data, COMPLETION_BODY)
         self._check_model(body.model)
         max_tokens = _read_max_tokens(body)
         min_tokens = body.min_tokens or 0
         if max_tokens is not None and min_tokens > max_tokens:
             raise bad_request(
-                f"min_tokens, {min_tokens}, is above max_tokens, {max_tokens}", "min_tokens"
+                f"min_tokens is {min_tokens}, but max_tokens is {max_tokens}", "min_tokens"
             )
         options = body.stream_options
         if options is not None and not body.stream:
-            raise bad_request("stream_options needs stream: true", "stream_options")
+            raise bad_request("stream_options requires stream: true", "stream_options")
         stops = read_stops(body)
-        slo = self.slo.resolve(sent.targets, header=sent.slo_class, body=body.slo_class)
+        slo = self.slo.resolve(
+            from_headers.targets, header=from_headers.slo_class, body=body.slo_class
+        )
         ids = self._read_prompt(body)
         self._check_length(len(ids), max_tokens)
         return CompletionRequest(
@@ -131,7 +133,7 @@ class RequestParser:
             include_usage=bool(options and options.include_usage),
             stops=stops,
             min_tokens=min_tokens,
-            request_id=sent.request_id,
+            request_id=from_headers.request_id,
             submit=Submit(
                 rid=rid,
                 arrival_ns=arrival_ns,
@@ -140,9 +142,9 @@ class RequestParser:
                 block_hashes=list(block_hashes(ids, self.limits.block_size)),
                 slo_class=slo.slo_class,
                 targets=slo.targets,
-                priority=sent.priority,
+                priority=from_headers.priority,
                 executor=ExecutorInput(
-                    output_tokens=sent.output_tokens,
+                    output_tokens=from_headers.output_tokens,
                     min_tokens=min_tokens,
                     ignore_eos=bool(body.ignore_eos),
                 ),
@@ -153,7 +155,7 @@ class RequestParser:
         if name != self.model:
             raise APIError(
                 404,
-                f"the model {name[:100]!r} is not served here; {self.model!r} is",
+                f"the model {name[:100]!r} is not served here, only {self.model!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -177,7 +179,7 @@ class RequestParser:
             inner = data[1:-1].strip(_WHITE_SPACE)
             if inner[:1] not in {b'"', b"["}:
                 return self._read_token_ids(data)
-            data = inner  # a list of one prompt; several are not valid JSON without the brackets
+            data = inner  # a list of one prompt; decoding rejects further prompts
         if data.startswith(b"["):
             return self._read_token_ids(data)
         return tokens.encode(_TEXT.decode(data), limit=self.limits.max_model_tokens)
@@ -187,14 +189,14 @@ class RequestParser:
         ids = _IDS.decode(data)
         if ids and max(ids) >= self.limits.vocab_size:
             raise bad_request(
-                f"prompt holds the token id {max(ids)}; this model's are below "
+                f"prompt contains the token id {max(ids)}; this model's token ids are below "
                 f"{self.limits.vocab_size}",
                 "prompt",
             )
         return ids
 
     def _check_count(self, data: bytes) -> None:
-        """Reject an overlong list before decoding it, which takes ten times its size."""
+        """Reject an overlong list before decoding it, because that takes ten times its memory."""
         commas = 0
         for at in range(0, len(data), _SLICE_BYTES):
             commas += data.count(b",", at, at + _SLICE_BYTES)
@@ -203,7 +205,7 @@ class RequestParser:
 
     def _require_fit(self, ids: list[int], param: str) -> list[int]:
         if not ids:
-            raise bad_request(f"{param} holds no tokens; send at least one", param)
+            raise bad_request(f"{param} has no tokens; send at least one", param)
         if len(ids) >= self.limits.max_model_tokens:
             raise self._too_long_error(len(ids), param)
         return ids
@@ -226,13 +228,13 @@ class RequestParser:
 
 
 def _read_max_tokens(body: CompletionBody | ChatBody) -> int | None:
-    newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
-    if newer is None:
+    completion_tokens = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    if completion_tokens is None:
         return body.max_tokens
-    if body.max_tokens not in {None, newer}:
+    if body.max_tokens not in {None, completion_tokens}:
         raise bad_request(
-            f"max_tokens is {body.max_tokens} but max_completion_tokens is {newer}; "
-            "send one of them",
+            f"max_tokens is {body.max_tokens}, but max_completion_tokens is {completion_tokens}; "
+            "send only one of these fields",
             "max_completion_tokens",
         )
-    return newer
+    return completion_tokens

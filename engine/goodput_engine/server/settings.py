@@ -34,15 +34,16 @@ class ClientLimits:
     """Limits on client requests.
 
     Args:
-        body_bytes: largest body; a larger one gets 413.
-        body_base_bytes, body_token_bytes: a second limit of the body, also with 413: the base
-            plus this many bytes for each token of the model's context.
-        all_bodies_bytes: largest total of the bodies being read; a body that exceeds it gets 429.
-        body_s: time limit for receiving a body; 408 after it.
-        inline_bytes: largest body that is parsed on the event loop; a larger one is parsed in a
-            thread, so that it does not delay streams.
+        body_bytes: maximum size of a body; a larger body gets 413.
+        body_base_bytes: constant part of a second limit, which depends on the model's context; a
+            larger body gets 413 too.
+        body_token_bytes: bytes that each token of the model's context adds to this second limit.
+        all_bodies_bytes: maximum total size of the bodies being read; a body above it gets 429.
+        body_s: time limit for receiving a body; after it the client gets 408.
+        inline_bytes: maximum size of a body that is parsed on the event loop; a larger body is
+            parsed in a thread, so that it does not delay streams.
         stall_s: time after which a client that reads nothing is disconnected.
-        event_tokens: most tokens in one event for a client that reads slowly.
+        event_tokens: maximum number of tokens in one event for a client that reads slowly.
     """
 
     body_bytes: int = 32 << 20
@@ -73,7 +74,7 @@ class EngineSettings:
         control_token: bearer token of `PATCH /control/limits`; None disables the endpoint.
         clients: limits on client requests.
         connections: limits of the serving port's connections.
-        limits: initial limits, which override the manifest's; None to use the manifest's.
+        limits: initial limits, in place of the manifest's; None to start with the manifest's.
     """
 
     identity: ReplicaIdentity

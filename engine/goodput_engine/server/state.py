@@ -53,13 +53,13 @@ class ServerState:
         core: the running core; None before it is ready.
         ready: the core's first report; None before it is ready.
         parser: validates requests; None before the core is ready.
-        configure: the core's configuration, with the fields followed from a changed manifest.
+        configure: the core's configuration, updated by changes of the manifest.
         startup_s: seconds from the start of the process until the core was ready.
         in_flight: number of requests that are being read or served.
         reading: number of requests that are admitted but not yet submitted to the core.
         lengths: lengths of the finished requests.
-        bodies: bounds the memory of bodies that are being read.
-        epoch: identifies this start of the process; counters restart with it.
+        bodies: limit of the memory of bodies that are being read.
+        epoch: random id of this process; a new epoch means that all counters restarted at 0.
         idle: set while `in_flight` is 0.
         submitted: set while `reading` is 0.
     """
@@ -90,12 +90,12 @@ class ServerState:
 
     @property
     def body_bytes(self) -> int:
-        """Limit of a body: the smaller of the general limit and the context-dependent limit."""
+        """Maximum size of a body: the general limit, or that of the model's context if smaller."""
         clients = self.settings.clients
         if self.ready is None:
             return clients.body_bytes
-        needed = clients.body_base_bytes + clients.body_token_bytes * self.ready.max_model_tokens
-        return min(clients.body_bytes, needed)
+        of_context = clients.body_token_bytes * self.ready.max_model_tokens
+        return min(clients.body_bytes, clients.body_base_bytes + of_context)
 
     def serve(self, core: CoreClient, ready: Ready, *, startup_s: float) -> None:
         """Start to admit requests."""
@@ -113,13 +113,13 @@ class ServerState:
         )
         self.phase = ServerPhase.SERVING
 
-    def follow(self, found: FollowedFields) -> None:
-        """Apply a changed manifest to later requests."""
+    def follow(self, fields: FollowedFields) -> None:
+        """Apply a changed manifest to later requests, and to the core."""
         assert self.parser is not None, "the manifest is followed once the core is ready"
         assert self.core is not None
-        self.parser = replace(self.parser, slo=found.slo)
-        self.configure = structs.replace(self.configure, **structs.asdict(found.core))
-        self.core.send(found.core)
+        self.parser = replace(self.parser, slo=fields.slo)
+        self.configure = structs.replace(self.configure, **structs.asdict(fields.core))
+        self.core.send(fields.core)
 
     def require_admission(self) -> tuple[CoreClient, RequestParser]:
         """Return the core and the parser for a new request.
@@ -130,14 +130,14 @@ class ServerState:
         core = self.require_core()
         assert self.parser is not None
         if core.full:
-            raise overloaded("the engine is behind with reading requests; retry later", 1)
+            raise overloaded("the engine core has too many unread requests; retry later", 1)
         return core, self.parser
 
     def require_core(self) -> CoreClient:
-        """Return the core.
+        """Return the core if it serves requests.
 
         Raises:
-            APIError: 503 if the process does not serve.
+            APIError: 503 if it does not.
         """
         if self.phase is not ServerPhase.SERVING:
             raise self.not_serving_error()
@@ -153,7 +153,7 @@ class ServerState:
         return unavailable("the engine failed; use another replica", "engine_died")
 
     def next_rid(self) -> int:
-        """Return a number for a request."""
+        """Return the next request number."""
         return next(self._rids)
 
     @contextmanager

@@ -79,7 +79,7 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
     [
         pytest.param([], "-f", id="nothing"),
         pytest.param(["-f", "MANIFEST"], "name replicas with --upstreams FILE", id="no replicas"),
-        pytest.param(["-f", "MANIFEST", "--endpoints", "a/b"], "works in a pod", id="no pod"),
+        pytest.param(["-f", "MANIFEST", "--endpoints", "a/b"], "is not a pod", id="no pod"),
         pytest.param(
             ["-f", "MANIFEST", "--endpoints", "engines"], "NAMESPACE/SERVICE", id="no namespace"
         ),

@@ -252,7 +252,7 @@ async def test_retries_end_with_their_budget(start: StartBench) -> None:
 
 
 async def test_a_drain_finishes_running_requests_and_rejects_new_ones(start: StartBench) -> None:
-    bench = await start(timeouts=Timeouts(parting_ns=0))
+    bench = await start(timeouts=Timeouts(idle_drain_ns=0))
     go_on = asyncio.Event()
     bench.replicas[0].behave = stream(TOKEN, go_on, END)
     async with bench.complete() as response:
@@ -282,7 +282,7 @@ async def test_a_kept_connection_is_served_one_more_response_that_announces_the_
         assert response.status == 200
         assert response.headers["Connection"] == "close"
         await response.read()
-    # No connection is left, so the drain does not wait for the rest of `parting_ns`.
+    # No connection is left, so the drain does not wait for the rest of `idle_drain_ns`.
     await asyncio.wait_for(draining, 2.5)
     assert bench.outcomes() == {"attained": 2}
 
@@ -290,7 +290,7 @@ async def test_a_kept_connection_is_served_one_more_response_that_announces_the_
 async def test_after_a_long_response_a_client_may_send_one_more_request_on_its_connection(
     start: StartBench,
 ) -> None:
-    bench = await start(timeouts=Timeouts(parting_ns=NS_PER_S // 5))
+    bench = await start(timeouts=Timeouts(idle_drain_ns=NS_PER_S // 5))
     go_on = asyncio.Event()
     calls = iter([go_on.wait])
 
@@ -308,7 +308,7 @@ async def test_after_a_long_response_a_client_may_send_one_more_request_on_its_c
         draining = asyncio.ensure_future(bench.router.drain(60 * NS_PER_S))
         await asyncio.sleep(0)
         while (await bench.post())[0] == 200:
-            pass  # `parting_ns` is not over
+            pass  # `idle_drain_ns` is not over
         assert not draining.done()
         go_on.set()
         assert await response.read() == END
@@ -319,7 +319,7 @@ async def test_after_a_long_response_a_client_may_send_one_more_request_on_its_c
 
 
 async def test_an_unused_connection_does_not_keep_a_router_running(start: StartBench) -> None:
-    bench = await start(timeouts=Timeouts(parting_ns=NS_PER_S // 10))
+    bench = await start(timeouts=Timeouts(idle_drain_ns=NS_PER_S // 10))
     assert (await bench.post())[0] == 200
     await asyncio.wait_for(bench.router.drain(60 * NS_PER_S), 2.5)
     assert (await bench.post())[0] == 503

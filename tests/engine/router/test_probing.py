@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.engine.router.conftest import Call, StartBench
 
 FAST = ProbeSettings(
-    interval_ns=5 * NS_PER_MS, retry_ns=NS_PER_MS, timeout_ns=100 * NS_PER_MS, strikes=2
+    interval_ns=5 * NS_PER_MS, retry_ns=NS_PER_MS, timeout_ns=100 * NS_PER_MS, hung_after_probes=2
 )
 
 

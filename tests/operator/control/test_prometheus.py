@@ -318,7 +318,7 @@ def settle(outcomes: Any, *, ttft_ms: int) -> None:
     outcomes.settle(
         SimpleNamespace(
             client_error=None,
-            measurable=targets,
+            measurable_targets=targets,
             outcome=Outcome.OK,
             slo=SimpleNamespace(targets=targets),
             uploaded=True,
