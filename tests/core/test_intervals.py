@@ -197,15 +197,15 @@ def test_a_declared_outage_lowers_the_lower_bound_only() -> None:
 
 def test_a_window_without_misses_excludes_a_third_of_the_allowed_outage() -> None:
     estimate = WindowEstimate(with_misses(5, 300))
-    excluded_s = estimate.excluded_outage_s(Fraction(99, 100))
-    assert excluded_s == pytest.approx(300 * 0.01 / 2.9957, rel=2e-3)
-    assert estimate.interval(outage_s=excluded_s).lower >= 0.99
-    assert estimate.interval(outage_s=excluded_s * 1.01).lower < 0.99
+    tolerated_s = estimate.tolerated_outage_s(Fraction(99, 100))
+    assert tolerated_s == pytest.approx(300 * 0.01 / 2.9957, rel=2e-3)
+    assert estimate.interval(outage_s=tolerated_s).lower >= 0.99
+    assert estimate.interval(outage_s=tolerated_s * 1.01).lower < 0.99
 
 
 def test_a_window_below_its_objective_excludes_no_outage() -> None:
     estimate = WindowEstimate(with_misses(5, 300, (100, 5), (200, 5)))
-    assert estimate.excluded_outage_s(Fraction(999, 1000)) == 0.0
+    assert estimate.tolerated_outage_s(Fraction(999, 1000)) == 0.0
 
 
 def test_sharing_the_error_widens_the_upper_bound_only() -> None:

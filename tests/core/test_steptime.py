@@ -113,14 +113,14 @@ def test_table_step(step: StepShape, expected_ns: int) -> None:
 @pytest.mark.parametrize(
     ("decodes", "columns", "times", "problem"),
     [
-        ((8, 8), (0, 1), ((1, 2), (1, 2)), "decodes must rise"),
-        ((8,), (0, 2, 1), ((1, 2, 3),), "prefill_tokens must rise"),
+        ((8, 8), (0, 1), ((1, 2), (1, 2)), "decodes must increase"),
+        ((8,), (0, 2, 1), ((1, 2, 3),), "prefill_tokens must increase"),
         ((8,), (1, 2), ((1, 2),), "prefill_tokens must begin with 0"),
-        ((8,), (0,), ((1,),), "prefill_tokens must begin with 0 and have a second"),
-        ((8,), (0, 1), ((1, 2), (1, 2)), "each of decodes needs a row"),
-        ((8,), (0, 1), ((1, 2, 3),), "as long as prefill_tokens"),
-        ((8,), (0, 1), ((2, 1),), "times must not fall"),
-        ((8, 9), (0, 1), ((3, 4), (3, 3)), "times must not fall"),
+        ((8,), (0,), ((1,),), "prefill_tokens must begin with 0 and have at least two"),
+        ((8,), (0, 1), ((1, 2), (1, 2)), "one row for each of decodes"),
+        ((8,), (0, 1), ((1, 2, 3),), "one time for each of prefill_tokens"),
+        ((8,), (0, 1), ((2, 1),), "times must not decrease"),
+        ((8, 9), (0, 1), ((3, 4), (3, 3)), "times must not decrease"),
     ],
 )
 def test_invalid_tables_are_rejected(

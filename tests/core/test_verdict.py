@@ -134,7 +134,7 @@ def test_a_class_without_rows_is_named_and_skipped() -> None:
     verdict = verdict_on(evidence(), evidence(0, 0, name="batch"))
     assert verdict.kind is PASS
     assert verdict.skipped == ("batch",)
-    assert "Skipped, without a judged request: batch." in verdict.sentence
+    assert "Classes without a judged request: batch." in verdict.sentence
 
 
 def test_pass_needs_every_class_and_fail_needs_one() -> None:
@@ -181,7 +181,7 @@ def test_the_sentence_of_a_single_run_mentions_the_spread_between_runs() -> None
         assert "single run" in verdict_on(found).sentence
 
 
-def test_the_sentence_of_a_pass_names_the_bound_and_the_excluded_outage() -> None:
+def test_the_sentence_of_a_pass_names_the_bound_and_the_tolerated_outage() -> None:
     assert verdict_on(evidence()).sentence == (
         "chat: 1000 of 1000 attained, at least 99.70% with 95% confidence, the objective is 99%; "
         "it would still be met with one unobserved outage of 1 s. "
@@ -199,8 +199,8 @@ def test_the_sentence_of_an_inconclusive_verdict_names_the_remedy() -> None:
 
 def test_the_sentence_names_the_window_that_a_declared_outage_needs() -> None:
     sentence = verdict_on(evidence(outage_s=10)).sentence
-    assert "rules out an unobserved outage of 1 s, not of 10 s" in sentence
-    assert "takes a window of about 49 min" in sentence
+    assert "met with an unobserved outage of 1 s, not of 10 s" in sentence
+    assert "requires a window of about 49 min" in sentence
 
 
 def test_mostly_short_outputs_name_the_option_that_allows_them() -> None:

@@ -1,9 +1,8 @@
 """The control laws: token budget and replicas, as pure functions of values.
 
-`control_step` is the body of the control loop. Its drivers (over pods, over local processes, and
-over the emulated fleet) call it once per interval with their observation and apply the result.
-The engine's inner loop calls `prefill_law` before each step. Nothing here reads a clock, a metric
-or a file.
+`control_step` is the body of the control loop. Its drivers (for pods, for local processes, and for
+the emulated fleet) call it once per interval with their observation and apply the result. The
+engine calls `prefill_law` before each step. Nothing here reads a clock, a metric or a file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Device time that traffic demands, and the requests that one replica sustains.
+"""Demanded device time, and the requests that one replica sustains.
 
-Capacity is predicted, because an idle replica does not show it. In the steady state each step
-decodes one token for each of B requests, and prompt tokens come in chunks as large as an engine
-makes them. The largest B whose steps meet the tightest TPOT, and that fits into batch width and KV
-memory, gives the highest rate. Demand is a count with a standard error, which grows with the spread
-of the requests. A decision that takes effect at once uses conservative bounds of the count.
+The device time of a request is predicted, because an idle replica does not show its capacity. In
+the steady state each step decodes one token for each of B requests, and prompts are computed in
+chunks as large as an engine makes them. The highest rate results from the largest B whose steps
+meet the tightest TPOT and whose requests fit into the batch width and the KV memory.
+
+Demand is estimated from a count of arrivals, with a standard error that grows with the differences
+between the requests. Decisions that take effect immediately use conservative bounds of the demand.
 
 This module must not know the number of replicas or whether targets were met.
 """
@@ -36,14 +38,15 @@ __all__ = [
 ]
 
 _KV_IN_USE: Final = 0.9
-"""Share of a full KV cache that requests fill on average: blocks are rounded up."""
+"""Share of a full KV cache that contains tokens on average: the last block of a request is rarely
+full."""
 _SHORT_NS: Final = 60 * NS_PER_S
 LONG_NS: Final = 300 * NS_PER_S
 _ERRORS_TO_BOUND: Final = 2.0
-"""Standard errors between a count and its conservative bound."""
+"""Standard errors between an estimated rate and its conservative bound."""
 _SPANS: Final = 4
-"""A trend must show between all of the last four spans, each half of the horizon."""
-_LEAST_SPAN_NS: Final = 15 * NS_PER_S
+"""The demand must grow from each of the last four spans to the next; a span is half the horizon."""
+_MIN_SPAN_NS: Final = 15 * NS_PER_S
 """Minimum length of a span; in shorter spans, differences are mostly chance."""
 
 
@@ -53,9 +56,9 @@ class ReplicaCapacity:
 
     Args:
         device_s: predicted device seconds of one request, averaged over the mix.
-        spread: mean square of a request's device seconds over the square of their mean, at least
-            1; a measure of the differences between requests.
-        batch: requests that decode at the same time; 0 if fewer than one on average.
+        spread: mean of the squared device seconds of a request, divided by their squared mean, at
+            least 1; a measure of the differences between requests.
+        batch: requests that decode at the same time; 0 if there is fewer than one on average.
         feasible: False if no number of replicas meets the TPOT target. The other fields then
             describe a replica that misses it.
     """
@@ -82,20 +85,20 @@ class _Means:
         return StepShape.of(decodes=batch, decode_context_tokens=math.ceil(batch * self.context))
 
     def even(self, batch: int) -> StepShape:
-        """Return the same step with its share of prompt tokens spread over all steps."""
+        """Return this step with its prompt tokens if prompts are spread over all steps."""
         prompts = batch / self.output
         return self._beside(self.decodes(batch), prompts, math.ceil(prompts * self.computed))
 
     def chunked(self, batch: int, tokens: int) -> StepShape:
-        """Return the same step with one chunk of a prompt."""
+        """Return this step with one chunk of a prompt."""
         return self._beside(self.decodes(batch), tokens / self.computed, tokens)
 
     def _beside(self, decodes: StepShape, prompts: float, tokens: int) -> StepShape:
         if not tokens:
             return decodes
         chunks = math.ceil(prompts)
-        # With one prompt per step or more, each step computes complete prompts. Otherwise it
-        # computes a chunk, which reads half of its prompt on average.
+        # With one prompt per step or more, each step computes complete prompts. Otherwise each
+        # step computes a chunk, which reads half of its prompt on average.
         reads = prompts * self.prompt if prompts >= 1 else (self.prompt + tokens) / 2
         return decodes._replace(
             num_requests=decodes.num_requests + chunks,
@@ -127,18 +130,18 @@ def replica_capacity(
     means = _means(mix)
     if means is None:
         return None
-    room = max(1, int(device.kv_tokens * _KV_IN_USE / max(1.0, means.context)))
-    most = min(max_num_seqs, room)
+    fitting = max(1, int(device.kv_tokens * _KV_IN_USE / max(1.0, means.context)))
+    max_batch = min(max_num_seqs, fitting)
     engine = _EngineModel(device=device, means=means, tpot_ns=tpot_ns, max_tokens=max_tokens)
-    batch = engine.largest_batch(most)
+    batch = engine.largest_batch(max_batch)
     alone = StepShape.of(decodes=1, decode_context_tokens=math.ceil(means.context))
     feasible = device.step_ns(alone) <= tpot_ns
     if batch:
         request_ns = engine.request_ns(batch)
         beside = means.even(batch)
     elif feasible:
-        # Prompts dominate: with so many prompt tokens per decoded one, not even one request
-        # decodes in every step.
+        # Prompts dominate: there are so many prompt tokens for each output token that fewer than
+        # one request decodes in a step on average.
         host_ns = device.host_ns_per_step + 2 * device.host_ns_per_request
         tokens = largest_prefill(
             device.form,
@@ -150,8 +153,8 @@ def replica_capacity(
         beside = alone.with_chunk(0, tokens)
         request_ns = device.step_ns(beside) * means.computed / tokens
     else:
-        beside = means.even(most)
-        request_ns = device.step_ns(beside) * means.output / most
+        beside = means.even(max_batch)
+        request_ns = device.step_ns(beside) * means.output / max_batch
     return ReplicaCapacity(
         device_s=request_ns / NS_PER_S,
         spread=_spread(device, mix, beside),
@@ -169,9 +172,9 @@ class _EngineModel:
     tpot_ns: int
     max_tokens: int
 
-    def largest_batch(self, most: int) -> int:
-        """Return the largest batch up to `most` whose mean step is in time; 0 if none is."""
-        low, high = 0, most
+    def largest_batch(self, limit: int) -> int:
+        """Return the largest batch up to `limit` whose mean step meets the TPOT; 0 if none does."""
+        low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
             step_ns = self.request_ns(middle) * middle / self.means.output
@@ -184,9 +187,9 @@ class _EngineModel:
     def request_ns(self, batch: int) -> float:
         """Return the device time of one request on a device with `batch` decodes.
 
-        An engine does not spread a prompt over the steps until the next one arrives. It computes
-        the prompt at once, in chunks as large as the tightest TPOT and the budget allow, so the
-        arithmetic that steps without a prompt leave unused is lost.
+        An engine does not spread a prompt over all steps until the next prompt arrives. It computes
+        each prompt as soon as possible, in chunks as large as the tightest TPOT and the budget
+        allow. The arithmetic that steps without a prompt leave unused is therefore lost.
         """
         device, means = self.device, self.means
         steps = means.output / batch
@@ -197,7 +200,7 @@ class _EngineModel:
         tokens = self._chunk(decodes)
         chunks = means.computed / tokens
         if chunks >= steps:
-            # Every step has prompt tokens, perhaps more than its budget.
+            # Every step has prompt tokens, perhaps more than its budget; no such batch is in time.
             even = means.even(batch)
             late = 1.0 if even.num_tokens <= self.max_tokens else math.inf
             return late * steps * device.step_ns(even)
@@ -207,12 +210,12 @@ class _EngineModel:
     def _chunk(self, decodes: StepShape) -> int:
         device = self.device
         host_ns = device.host_ns_per_step + device.host_ns_per_request * (decodes.num_requests + 1)
-        most = min(self.max_tokens - decodes.num_decodes, math.ceil(self.means.computed))
+        limit = min(self.max_tokens - decodes.num_decodes, math.ceil(self.means.computed))
         tokens = largest_prefill(
             device.form,
             beside=decodes,
             target_ns=self.tpot_ns - host_ns,
-            most_tokens=max(0, most),
+            most_tokens=max(0, limit),
             start=math.ceil(self.means.prompt / 2),
         )
         return max(1, tokens)
@@ -239,10 +242,10 @@ def _means(mix: LengthMix) -> _Means | None:
 
 
 def _spread(device: DeviceCapacity, mix: LengthMix, beside: StepShape) -> float:
-    """Return the spread, from the cost of one more prompt token and one more decode."""
+    """Return `ReplicaCapacity.spread`, from the costs of a prompt token and of an output token."""
     base_ns = device.step_ns(beside)
-    more = 256
-    prompt_ns = (device.step_ns(beside.with_chunk(0, more)) - base_ns) / more
+    tokens = 256
+    prompt_ns = (device.step_ns(beside.with_chunk(0, tokens)) - base_ns) / tokens
     token_ns = base_ns / max(1, beside.num_requests)
     total = squared = 0.0
     for b in mix.bins:
@@ -274,43 +277,43 @@ class Demand:
     """Demanded device seconds per second.
 
     Args:
-        least: lower bound over one minute or five, whichever is larger.
+        lower: the larger of the lower bounds over one minute and over five.
         likely: the larger of the means over one minute and over five.
         sustained: lower bound over five minutes.
-        most: upper bound over one minute or five, whichever is larger.
+        upper: the larger of the upper bounds over one minute and over five.
     """
 
-    least: float
+    lower: float
     likely: float
     sustained: float
-    most: float
+    upper: float
 
 
 def estimate_demand(
     samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int
 ) -> Demand:
-    """Estimate the demand of the samples; 0 without arrivals."""
+    """Estimate the current demand; 0 without arrivals."""
     short, short_error = _measure_rate(samples, capacity, now_ns - _SHORT_NS, now_ns)
     long, long_error = _measure_rate(samples, capacity, now_ns - LONG_NS, now_ns)
     sustained = max(0.0, long - _ERRORS_TO_BOUND * long_error)
     return Demand(
-        least=max(sustained, short - _ERRORS_TO_BOUND * short_error),
+        lower=max(sustained, short - _ERRORS_TO_BOUND * short_error),
         likely=max(short, long),
         sustained=sustained,
-        most=max(short + _ERRORS_TO_BOUND * short_error, long + _ERRORS_TO_BOUND * long_error),
+        upper=max(short + _ERRORS_TO_BOUND * short_error, long + _ERRORS_TO_BOUND * long_error),
     )
 
 
 def estimate_growth(
     samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int, horizon_ns: int
 ) -> float:
-    """Estimate by how much the demand will have grown after the horizon; 0 without a clear trend.
+    """Estimate the growth of the demand until the horizon has passed; 0 without a clear trend.
 
-    Growth over twice the horizon must exceed chance, and each of the last three spans must show
-    part of it: a ramp grows in all of them, a sudden step in two at most. A horizon below half a
-    minute is judged on one minute.
+    The time before is divided into four spans of half a horizon, at least 15 s each. The growth
+    from the first to the last span must exceed chance, and the demand must grow from each span to
+    the next. A ramp grows in all three transitions, a sudden step in at most two.
     """
-    span_ns = max(horizon_ns // 2, _LEAST_SPAN_NS)
+    span_ns = max(horizon_ns // 2, _MIN_SPAN_NS)
     if not samples or samples[0].at_ns - samples[0].interval_ns > now_ns - _SPANS * span_ns:
         return 0.0
     rates = [
@@ -320,8 +323,8 @@ def estimate_growth(
     (first, first_error), (last, last_error) = rates[0], rates[-1]
     if last - first <= _ERRORS_TO_BOUND * math.hypot(first_error, last_error):
         return 0.0
-    gained = min(after - before for (before, _), (after, _) in pairwise(rates))
-    return max(0.0, gained * horizon_ns / span_ns)
+    growth = min(after - before for (before, _), (after, _) in pairwise(rates))
+    return max(0.0, growth * horizon_ns / span_ns)
 
 
 def recent_lengths(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:
@@ -333,7 +336,7 @@ def recent_lengths(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:
 def _measure_rate(
     samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, begin_ns: int, end_ns: int
 ) -> tuple[float, float]:
-    """Return device seconds per second in (begin, end], and its standard error."""
+    """Return the demanded device seconds per second in (begin, end], and the standard error."""
     inside = [s for s in samples if begin_ns < s.at_ns <= end_ns]
     seconds = sum(s.interval_ns for s in inside) / NS_PER_S
     requests = sum(s.requests for s in inside)

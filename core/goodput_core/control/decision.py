@@ -1,8 +1,8 @@
-"""The law of one service, its decisions, and the changes that they make.
+"""Decisions about one service, and the changes that result from them.
 
 `service_law` runs the token-budget law, then the replica law. It is a pure function, so a decision
-can be recomputed from its recorded inputs. A change is reported with one sentence for status,
-Events and terminals.
+can be recomputed from its recorded inputs. Each change has one sentence for the status, Events and
+terminals.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _REPLICA_CAUSES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """State of both laws between two intervals."""
+    """State of the token-budget law and of the replica law between two intervals."""
 
     bounds: TokenBudgetState = field(default_factory=TokenBudgetState)
     replicas: ReplicaState = field(default_factory=ReplicaState)
@@ -82,7 +82,8 @@ class ServiceDecision:
 
     Args:
         apply_bounds, apply_replicas: limits and replicas that the driver applies.
-        bounds, replicas: decisions of the laws, applied or not; None in mode Manual.
+        bounds: decision of the token-budget law, applied or not; None in mode Manual.
+        replicas: decision of the replica law, applied or not; None in mode Manual.
         observation, params: inputs of the laws.
         at_ns: time of the decision.
     """
@@ -101,9 +102,10 @@ def service_law(
 ) -> tuple[ServiceState, ServiceDecision]:
     """Run both laws for one interval.
 
-    Mode Auto applies the decisions, unless a user or another autoscaler sets the replicas. Mode
-    Recommend computes decisions and applies none. Mode Manual computes none. Both modes use the
-    initial token budget, and `replicas` or `minReplicas`.
+    In mode Auto, the decisions are applied; the replica decision is not if a user or another
+    autoscaler sets the replicas. In mode Recommend, decisions are computed and not applied. In mode
+    Manual, none are computed. In these two modes, the initial token budget applies, and `replicas`
+    or, if it is not set, `minReplicas`.
 
     Args:
         state: state after the last interval; a new one at the start or after a restart.
@@ -186,7 +188,7 @@ def token_budget_change(
 
 
 def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Change | None:
-    """Return the change of the number of replicas; None if it is unchanged.
+    """Return the change of the replica count; None if it is unchanged.
 
     Args:
         decision: decision of this interval.
@@ -201,7 +203,7 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
     cause = _REPLICA_CAUSES[law.reason].format(
         min_replicas=params.min_replicas,
         max_replicas=params.max_replicas,
-        # Known whenever the sentence contains it.
+        # The load is known whenever the cause contains it.
         load="" if law.load is None else f"{law.load:.2f}",
         each=f"{law.capacity:.2f}",
         horizon=f"{law.horizon_ns / NS_PER_S:.0f}",
@@ -220,14 +222,14 @@ def _change(knob: Knob, reason: str, message: str, *, applied: bool) -> Change:
 
 
 def _applied_reason(decision: ServiceDecision, before: Bounds) -> tuple[str, str]:
-    """Return reason and cause of limits that differ from those before."""
+    """Return the reason and the cause of a change of the applied limits."""
     law, params = decision.bounds, decision.params
     if law is not None and params.mode is ControlMode.AUTO:
         cause = _BUDGET_CAUSES.get(law.reason)
         if cause is not None:
             return law.reason, cause
-        wider = replace(before, max_num_seqs=max(before.max_num_seqs, params.max_num_seqs))
-        if decision.apply_bounds == wider:
+        widened = replace(before, max_num_seqs=max(before.max_num_seqs, params.max_num_seqs))
+        if decision.apply_bounds == widened:
             return _MORE_REPLICAS, "more replicas share the requests"
     return _SPEC_CHANGED, "the spec has changed"
 
@@ -244,7 +246,7 @@ def _differences(before: Bounds, after: Bounds) -> Iterator[str]:
 
 
 def json_value(value: object) -> str:
-    """Encode a value of a decision for which JSON has no type; only exact fractions occur.
+    """Encode a value of a decision that has no JSON type; only exact fractions occur.
 
     Raises:
         NotImplementedError: the value has another type.
@@ -255,7 +257,7 @@ def json_value(value: object) -> str:
 
 
 def decision_summary(decision: ServiceDecision) -> dict[str, Any]:
-    """Return inputs and results of a decision in JSON types for logs, summed over replicas."""
+    """Return the inputs (summed over replicas) and the results of a decision, for logs."""
     observed, params = decision.observation, decision.params
     return {
         "interval_seconds": observed.interval_ns / NS_PER_S,

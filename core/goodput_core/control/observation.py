@@ -1,8 +1,8 @@
 """Inputs of the control laws: one interval of one service, and the manifest's parameters.
 
-Drivers fill them from metrics, the emulated fleet from its own objects. Counters are differences
-since the last observation. Values that could not be read are marked as missing or failed and are
-never set to zero.
+Drivers fill them from metrics, and the emulated fleet fills them from its own objects. Counters are
+differences since the last observation. Values that could not be read are marked as missing or
+failed; they are never replaced by zeros.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Signal(StrEnum):
     FRESH = "fresh"
     """The values belong to this interval; zeros mean that no request arrived."""
     MISSING = "missing"
-    """A process responded without the values, or this is its first reading."""
+    """A process responded without the values, or was read for the first time."""
     FAILED = "failed"
     """A process did not respond in time."""
 
@@ -52,7 +52,7 @@ class ReplicaPhase(StrEnum):
     READY = "ready"
     """Routable."""
     DRAINING = "draining"
-    """Finishes its requests and admits none."""
+    """Finishing its requests, and admitting no new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Traffic:
     Args:
         signal: state of the measurement; the other fields are valid only if this is FRESH.
         arrivals: requests that arrived, rejected ones included.
-        in_flight: requests without an outcome.
+        in_flight: requests that have not ended.
         finished: lengths of the requests that finished in the interval.
     """
 
@@ -74,7 +74,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaWindow:
-    """One replica over one interval.
+    """Measurements of one replica over one interval.
 
     Args:
         name: unique within the service.
@@ -102,9 +102,9 @@ class DeviceCapacity:
     """The device behind a replica.
 
     Args:
-        form: predicts the time of a step.
+        form: step-time form that predicts the device time of a step.
         kv_tokens: capacity of the KV cache in tokens.
-        host_ns_per_step, host_ns_per_request: host time of a step beside the device's time.
+        host_ns_per_step, host_ns_per_request: host time of a step, which adds to its device time.
     """
 
     form: StepTimeForm
@@ -113,14 +113,14 @@ class DeviceCapacity:
     host_ns_per_request: int = 0
 
     def step_ns(self, shape: StepShape) -> int:
-        """Predict the time of a step of this shape."""
+        """Predict the time of a step of this shape, including the host's."""
         host_ns = self.host_ns_per_step + self.host_ns_per_request * shape.num_requests
         return self.form.step_ns(shape) + host_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceObservation:
-    """One interval of one service.
+    """Observation of one service over one interval.
 
     Args:
         interval_ns: length of the interval, above 0.
@@ -129,7 +129,7 @@ class ServiceObservation:
         replicas: all existing replicas.
         desired_replicas: desired replicas of the workload; different from the last decision only
             if another controller changed them.
-        startups_ns: start-up times of the latest replicas, from created to routable.
+        startups_ns: start-up times of the latest replicas, from creation until routable.
         device: the replicas' device; None if no replica has reported it yet.
     """
 
@@ -148,12 +148,12 @@ class ServiceObservation:
 
     @property
     def fresh(self) -> tuple[ReplicaWindow, ...]:
-        """Routable replicas with valid numbers."""
+        """Routable replicas with valid measurements."""
         return tuple(r for r in self.ready if r.signal is Signal.FRESH)
 
     @property
     def waiting(self) -> int:
-        """Queued requests of the replicas with valid numbers."""
+        """Queued requests of the routable replicas with valid measurements."""
         return sum(r.waiting for r in self.fresh)
 
 
@@ -164,13 +164,13 @@ class ServiceParams:
     Args:
         mode: Auto, Recommend or Manual.
         classes: the SLO classes.
-        replicas: number set by a user or another autoscaler, so that the replica law only
-            recommends; None if not set.
+        replicas: replica count set by a user or another autoscaler; the replica law then only
+            recommends. None if not set.
         min_replicas, max_replicas: bounds of the replicas.
         min_tokens, max_tokens, initial_tokens: bounds and initial value of the token budget.
         max_num_seqs: the initial batch width, and its upper bound.
-        stabilization_ns: time for which fewer replicas must suffice before the number is lowered.
-        default_startup_ns: assumed start-up time until one has been measured.
+        stabilization_ns: time for which fewer replicas must suffice before replicas are removed.
+        default_startup_ns: start-up time that is assumed until one has been measured.
     """
 
     mode: ControlMode
@@ -204,7 +204,7 @@ class ServiceParams:
 
     @property
     def initial_replicas(self) -> int:
-        """Number of replicas at the start and in the modes other than Auto."""
+        """Replica count at the start, and in the modes other than Auto."""
         return self.min_replicas if self.replicas is None else self.replicas
 
     @property

@@ -1,9 +1,9 @@
 """The prefill budget: the prompt tokens that the next step may compute beside its decodes.
 
-The engine calls `prefill_law` before each step. Every decode takes as long as the complete step, so
-the law limits prompt tokens such that the step meets the tightest TPOT of its decodes. Decodes are
-never cut. The module must not know about requests, blocks or policies. Its inputs are the shape of
-the step's decodes and the tightest target among them.
+The engine calls `prefill_law` before each step. Every decode takes as long as the complete step.
+Therefore the law limits the prompt tokens such that the step meets the tightest TPOT of its
+decodes. It never limits the decodes. The module must not know about requests, blocks or policies.
+Its inputs are the shape of the step's decodes and the tightest target among them.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ __all__ = [
 ]
 
 QUANTUM_TOKENS: Final = 64
-"""Unit of the budget. A step with decodes and fewer tokens left computes no prompt tokens."""
-_MOST_SKIPPED: Final = 8
-"""Steps in a row that may compute no prompt tokens while a prompt is past its TTFT target."""
-_FOLLOW: Final = 0.2
+"""Unit of the budget. A step with decodes computes no prompt tokens if fewer than this are left."""
+_MAX_SKIPPED: Final = 8
+"""Maximum steps in a row without prompt tokens while a prompt is past its TTFT target."""
+_NEWEST_WEIGHT: Final = 0.2
 """Weight of the newest step in the moving average."""
-_RISE: Final = 8
-"""The budget rises by at most an eighth in one step, or by one quantum."""
+_RISE_DIVISOR: Final = 8
+"""The budget rises by at most this fraction (an eighth) in one step, or by one quantum if that is
+more."""
 
 
 class PrefillReason(StrEnum):
     """Reason of a prefill budget; a contract of `/control/state`."""
 
     CEILING = "Ceiling"
-    """All tokens that the step's budget leaves beside the decodes."""
+    """All tokens of the step's budget that the decodes leave."""
     UNPROMISED = "Unpromised"
-    """All tokens left, because no decode has a target for the time per token."""
+    """All tokens left, because the step has no decode with a target for the time per token."""
     KEEPS_TPOT = "KeepsTPOT"
-    """The most tokens that meet the tightest TPOT."""
+    """The largest number of tokens with which the step meets the tightest TPOT."""
     RISING = "Rising"
-    """Fewer than would meet the tightest TPOT, because the budget rises slowly."""
+    """Fewer tokens than the tightest TPOT allows, because the budget rises slowly."""
     FLOOR = "Floor"
-    """More than meet the tightest TPOT, because of `tokenBudget.min`."""
+    """More tokens than the tightest TPOT allows, because of `tokenBudget.min`."""
     SKIPPED = "Skipped"
     """No prompt tokens, because fewer than 64 are left."""
     OVERDUE = "Overdue"
@@ -57,10 +58,10 @@ class PrefillReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillParams:
-    """Parameters, which may change between two steps.
+    """Parameters of the law; they may change between two steps.
 
     Args:
-        law: law that decides.
+        law: how the budget is computed.
         min_tokens, max_tokens: bounds of the complete step, including its decodes.
         safety_percent: share of the tightest TPOT that a step is planned to take.
         form: step-time model, corrected by measured times; only for law `model`.
@@ -80,9 +81,10 @@ class PrefillObservation:
     Args:
         decodes: shape of the step without prompts.
         tightest_ns: the tightest TPOT target among the decodes; None if none has one.
-        begun_tokens: computed tokens of the prompt in progress, which its next chunk reads.
-        overdue: True if a prompt is past its TTFT target; only read if `PrefillState.at_limit`.
-        measured: latest step that computed prompt tokens, passed once; only for law `ema`.
+        begun_tokens: computed tokens of the prompt in progress; its next chunk reads them.
+        overdue: True if a prompt is past its TTFT target; used only if `PrefillState.at_limit`.
+        measured: the latest timed step with prompt tokens, if it was not passed before; None
+            otherwise. Used only by law `ema`.
     """
 
     decodes: StepShape
@@ -99,7 +101,7 @@ class PrefillState:
     Args:
         ns_per_token: moving average of the time per token over steps with prompt tokens; 0 before
             the first one.
-        share: the latest budget decided by a law; None before the first one.
+        share: the latest budget that was computed from a TPOT target; None before the first one.
         skipped: steps in a row that computed no prompt tokens although prompts were unfinished.
     """
 
@@ -110,12 +112,12 @@ class PrefillState:
     @property
     def at_limit(self) -> bool:
         """True if an overdue prompt must not be skipped again."""
-        return self.skipped >= _MOST_SKIPPED
+        return self.skipped >= _MAX_SKIPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillDecision:
-    """One decision.
+    """One decision of the prefill law.
 
     Args:
         tokens: prompt tokens that the step may compute.
@@ -136,10 +138,10 @@ def prefill_law(
 ) -> tuple[PrefillState, PrefillDecision]:
     """Decide the prompt tokens of one step.
 
-    The budget falls at once and rises slowly. If fewer than 64 tokens are left for prompts, the
-    step computes none, because a smaller chunk is not worth its overhead. Prompts never starve:
-    after eight such steps in a row a prompt past its TTFT target gets 64 tokens, as far as the
-    upper bound allows.
+    The budget falls immediately and rises slowly. If fewer than 64 tokens are left for prompts, the
+    step computes none, because a smaller chunk is not worth its overhead. To prevent starvation, a
+    prompt past its TTFT target gets 64 tokens after eight such steps in a row, as far as
+    `max_tokens` allows.
 
     Source: Agrawal et al., "Sarathi-Serve", OSDI 2024, section 4.3, which sizes chunks by the
     target for the time between tokens, once and offline.
@@ -154,9 +156,9 @@ def prefill_law(
         target_ns = observation.tightest_ns * params.safety_percent // 100
         share, reason = _tokens_in_time(average, target_ns, observation, params, left)
         share, reason = _limit_rise(share, reason, state.share)
-        least = _round_up(params.min_tokens - beside.num_decodes)
-        if share < min(least, left):
-            share, reason = min(least, left), PrefillReason.FLOOR
+        minimum = min(left, _round_up(params.min_tokens - beside.num_decodes))
+        if share < minimum:
+            share, reason = minimum, PrefillReason.FLOOR
         decided = share
     skipped = 0
     if share < QUANTUM_TOKENS and beside.num_decodes:
@@ -180,14 +182,14 @@ def _tokens_in_time(
     params: PrefillParams,
     left: int,
 ) -> tuple[int, PrefillReason]:
-    """Return the most prompt tokens with which the step meets the target, and the reason."""
+    """Return the largest number of prompt tokens that meets the target, and the reason."""
     beside = observation.decodes
     if params.law is BudgetLaw.EMA:
         # Before the first step with a prompt there is no average.
-        fits = target_ns / average - beside.num_decodes if average else QUANTUM_TOKENS
-        share = int(max(0, min(left, fits)))
+        fitting = target_ns / average - beside.num_decodes if average else QUANTUM_TOKENS
+        share = int(max(0, min(left, fitting)))
     else:
-        assert params.form is not None, "law `model` predicts by a form"
+        assert params.form is not None, "law `model` needs a form"
         share = largest_prefill(
             params.form,
             beside=beside,
@@ -203,16 +205,16 @@ def _tokens_in_time(
 def _limit_rise(share: int, reason: PrefillReason, last: int | None) -> tuple[int, PrefillReason]:
     if last is None:
         return share, reason
-    most = last + max(QUANTUM_TOKENS, last // _RISE)
-    most -= most % QUANTUM_TOKENS
-    return (most, PrefillReason.RISING) if share > most else (share, reason)
+    limit = last + max(QUANTUM_TOKENS, last // _RISE_DIVISOR)
+    limit -= limit % QUANTUM_TOKENS
+    return (limit, PrefillReason.RISING) if share > limit else (share, reason)
 
 
 def _moving_average(average: float, measured: StepSample | None) -> float:
     if measured is None:
         return average
     newest = measured.step_ns / measured.shape.num_tokens
-    return average + (newest - average) * _FOLLOW if average else newest
+    return average + (newest - average) * _NEWEST_WEIGHT if average else newest
 
 
 def _round_up(tokens: int) -> int:

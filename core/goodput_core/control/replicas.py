@@ -1,10 +1,9 @@
 """The replica law: a chain of checks over demand and capacity; the first that applies decides.
 
-It runs after the token-budget law, because replicas cost money and take minutes to start. The
-capacity of a replica is predicted. An observed load that a replica served with slack can only raise
-the prediction, because an idle replica does not show its capacity. An observed load at which it
-missed a target lowers the prediction. Both observations expire. The law must not know about pods,
-metrics or clocks.
+It runs after the token-budget law, because replicas cost money and take minutes to start. A replica
+is assumed to sustain 0.8 device seconds per second. A higher load that was served with slack raises
+this capacity, and a load at which a target was missed lowers it. Both observations expire. A low
+load proves nothing. The law must not know about pods, metrics or clocks.
 """
 
 from __future__ import annotations
@@ -33,24 +32,28 @@ from goodput_core.units import NS_PER_S
 __all__ = ["ReplicaDecision", "ReplicaReason", "ReplicaState", "replica_law"]
 
 _MIN_STEP_LIMIT: Final = 4
-"""One decision at most doubles the replicas, or adds this many."""
-_IDLE: Final = 0.5
-"""A lower use of the replicas' capacity cannot be the cause of a missed target."""
+"""One decision at most doubles the replicas, or adds this many if that is more."""
+_LOW_LOAD: Final = 0.5
+"""A load below this share of the capacity cannot be the cause of a missed target."""
 _PATIENCE: Final = 2
-"""Start-up times after which a replica that does not start no longer freezes the number."""
+"""Start-up times after which a replica that has not started no longer freezes the replica count."""
 _MIN_PATIENCE_NS: Final = 300 * NS_PER_S
+"""Minimum of that time."""
 _UNSETTLED_NS: Final = 60 * NS_PER_S
-"""Unsettled token budgets freeze the number for at most this long."""
+"""Unsettled token budgets freeze the replica count for at most this long."""
 _BUSY: Final = 0.8
 """Share of its time that a replica may be busy on average, so that queues stay short."""
 _MARGIN: Final = 0.9
 """Share of their capacity that the remaining replicas may use after scaling down."""
 _BELOW_FAILED: Final = 0.95
+"""Capacity as a share of the lowest load at which a target was missed."""
 _REMEMBER_NS: Final = 6 * 3600 * NS_PER_S
+"""Observed loads expire after this time."""
 _GAP_NS: Final = 60 * NS_PER_S
-"""A longer gap in the numbers restarts the stabilisation window."""
-_MAX_HORIZON_NS: Final = 1800 * NS_PER_S
+"""A longer gap between two known needs restarts the stabilisation window."""
+_MAX_STARTUP_NS: Final = 1800 * NS_PER_S
 _STARTUP_QUANTILE: Final = Fraction(9, 10)
+"""Quantile of the latest start-up times that the law expects of a new replica."""
 
 
 class ReplicaReason(StrEnum):
@@ -61,15 +64,15 @@ class ReplicaReason(StrEnum):
     ABOVE_CEILING = "AboveCeiling"
     """The workload has more desired replicas than `maxReplicas`."""
     METRICS_MISSING = "MetricsMissing"
-    """Routers returned no measurements, so the number stays."""
+    """Routers returned no measurements, so the replica count stays."""
     SCRAPE_FAILED = "ScrapeFailed"
-    """A router did not respond, so the number stays."""
+    """A router did not respond, so the replica count stays."""
     WOKEN = "Woken"
     """Requests arrive and there is no replica."""
     STARTING = "Starting"
-    """Some replicas are not routable yet, so the number is frozen."""
+    """Some replicas are not routable yet, so the replica count is frozen."""
     UNSETTLED = "Unsettled"
-    """Token budgets still adapt to a change of their devices, so the number is frozen."""
+    """Token budgets still adapt to a change of their devices, so the replica count is frozen."""
     DEMAND = "Demand"
     """The demanded device time exceeds the capacity of the replicas."""
     TREND = "Trend"
@@ -77,7 +80,7 @@ class ReplicaReason(StrEnum):
     MISSED = "Missed"
     """A target is missed that the token-budget law cannot meet, so one replica is added."""
     NOT_LOAD = "NotLoad"
-    """A target is missed by replicas with little load, so more of them would not help."""
+    """A target is missed at a low load, so more replicas would not help."""
     QUEUE_DRAINING = "QueueDraining"
     """A target is missed, but the queue is getting shorter."""
     INFEASIBLE = "Infeasible"
@@ -89,9 +92,9 @@ class ReplicaReason(StrEnum):
     NO_TRAFFIC = "NoTraffic"
     """No request arrived during the complete window."""
     UNKNOWN_CAPACITY = "UnknownCapacity"
-    """The device is not known yet, or no request has finished yet."""
+    """No engine has reported its device yet, or no request has finished yet."""
     STEADY = "Steady"
-    """The number matches the demand."""
+    """The replica count matches the demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +105,16 @@ class ReplicaState:
         samples: traffic of the last minutes, oldest first.
         mix: latest known lengths of requests.
         needs: (time, sufficient replicas) within the stabilisation window, oldest first.
-        needs_since_ns: start of the window without a gap.
-        proven, proven_ns: the highest load, in device seconds per second, that one replica served
-            with slack, and its time; 0 if none was observed.
-        failed, failed_ns: the lowest load at which a target was missed, and its time; 0 if none.
+        needs_since_ns: start of the part of `needs` without a gap.
+        proven_load, proven_ns: the highest load, in device seconds per second, that one replica
+            served with slack, and the time of the observation; 0 if none was observed.
+        failed_load, failed_ns: the lowest load of one replica at which a target was missed, and
+            the time of the observation; 0 if none was observed.
         desired: desired replicas at the last interval.
-        short_since_ns: time since which fewer replicas than desired are routable; None if all are.
-        unsettled_since_ns: time since which token budgets adapt to their devices; None if none
-            adapts.
+        incomplete_since_ns: time at which fewer replicas than desired became routable; None if all
+            are routable.
+        unsettled_since_ns: time at which a token budget began to adapt to a change of its device;
+            None if all are settled.
         waiting: queued requests at the last interval.
     """
 
@@ -117,12 +122,12 @@ class ReplicaState:
     mix: LengthMix = field(default_factory=LengthMix)
     needs: tuple[tuple[int, int], ...] = ()
     needs_since_ns: int = 0
-    proven: float = 0.0
+    proven_load: float = 0.0
     proven_ns: int = 0
-    failed: float = 0.0
+    failed_load: float = 0.0
     failed_ns: int = 0
     desired: int = 0
-    short_since_ns: int | None = None
+    incomplete_since_ns: int | None = None
     unsettled_since_ns: int | None = None
     waiting: int = 0
 
@@ -141,7 +146,7 @@ class ReplicaDecision:
         needed: replicas that the demand needs now; None if not known.
         held: replicas that sufficed during the complete stabilisation window; None if the need
             has not been known for that long.
-        horizon_ns: start-up time of a replica.
+        horizon_ns: start-up time of a replica, from its creation until it is routable.
         at_ns: time of the decision.
     """
 
@@ -163,26 +168,28 @@ class ReplicaInputs:
 
     Args:
         observation, budget, params: arguments of the law.
-        horizon_ns: start-up time of a replica, from created to routable.
-        short_ns, unsettled_ns: duration for which replicas have been starting, or token budgets
-            adapting to their devices; None if none does.
+        startup_ns: start-up time of a replica, from its creation until it is routable.
+        incomplete_ns: duration for which fewer replicas than desired have been routable; None if
+            all are routable.
+        unsettled_ns: duration for which token budgets have been adapting to their devices; None if
+            all are settled.
         was_waiting, waiting: queued requests an interval ago and now.
         feasible: False if no number of replicas meets the tightest TPOT.
         demand: demanded device seconds per second; None if not known.
         capacity: device seconds per second that one replica sustains.
-        needed: replicas that the demand needs, above the current number only if the lower bound
-            of the demand exceeds the capacity; None if not known.
+        needed: replicas that the demand needs; exceeds `current` only if even the lower bound of
+            the demand exceeds the current capacity. None if not known.
         expected: replicas needed once a new replica has started, at least `needed`.
         fewest: replicas that suffice with a margin; None if not known.
-        held: the largest `fewest` within the stabilisation window; None if it has not been known
-            for that long.
+        sufficed: the largest `fewest` within the stabilisation window; None if it has not been
+            known for that long.
     """
 
     observation: ServiceObservation
     budget: TokenBudgetDecision
     params: ServiceParams
-    horizon_ns: int
-    short_ns: int | None
+    startup_ns: int
+    incomplete_ns: int | None
     unsettled_ns: int | None
     was_waiting: int
     waiting: int
@@ -192,7 +199,7 @@ class ReplicaInputs:
     needed: int | None
     expected: int
     fewest: int | None
-    held: int | None
+    sufficed: int | None
 
     @property
     def current(self) -> int:
@@ -217,11 +224,11 @@ def replica_law(
         now_ns: end of the interval.
     """
     state, inputs = _observe(state, observation, budget, params, now_ns)
-    found = (outcome for check in _CHECKS if (outcome := check(inputs)) is not None)
-    wanted, reason = next(found, (inputs.current, ReplicaReason.STEADY))
+    outcomes = (outcome for check in _CHECKS if (outcome := check(inputs)) is not None)
+    wanted, reason = next(outcomes, (inputs.current, ReplicaReason.STEADY))
     demand, ready = inputs.demand, len(observation.ready)
-    if reason is ReplicaReason.MISSED and demand is not None and demand.most and ready:
-        state = _record_failure(state, demand.most / ready, now_ns)
+    if reason is ReplicaReason.MISSED and demand is not None and demand.upper and ready:
+        state = _record_failure(state, demand.upper / ready, now_ns)
     if reason is ReplicaReason.FEWER_SUFFICE:
         state = replace(state, needs=())  # a new stabilisation window
     return state, ReplicaDecision(
@@ -232,8 +239,8 @@ def replica_law(
         load=None if demand is None else demand.likely,
         capacity=inputs.capacity,
         needed=inputs.needed,
-        held=inputs.held,
-        horizon_ns=inputs.horizon_ns,
+        held=inputs.sufficed,
+        horizon_ns=inputs.startup_ns,
         at_ns=now_ns,
     )
 
@@ -270,8 +277,8 @@ def _without_replicas(inputs: ReplicaInputs) -> _Outcome | None:
 
 
 def _frozen(inputs: ReplicaInputs) -> _Outcome | None:
-    patience_ns = max(_PATIENCE * inputs.horizon_ns, _MIN_PATIENCE_NS)
-    if inputs.short_ns is not None and inputs.short_ns <= patience_ns:
+    patience_ns = max(_PATIENCE * inputs.startup_ns, _MIN_PATIENCE_NS)
+    if inputs.incomplete_ns is not None and inputs.incomplete_ns <= patience_ns:
         return inputs.current, ReplicaReason.STARTING
     if inputs.unsettled_ns is not None and inputs.unsettled_ns <= _UNSETTLED_NS:
         return inputs.current, ReplicaReason.UNSETTLED
@@ -292,7 +299,7 @@ def _missed(inputs: ReplicaInputs) -> _Outcome | None:
     if not inputs.feasible:
         return inputs.current, ReplicaReason.INFEASIBLE
     demand, ready = inputs.demand, len(inputs.observation.ready)
-    if demand is not None and ready and demand.likely / ready < _IDLE * inputs.capacity:
+    if demand is not None and ready and demand.likely / ready < _LOW_LOAD * inputs.capacity:
         return inputs.current, ReplicaReason.NOT_LOAD
     if inputs.waiting < inputs.was_waiting:
         return inputs.current, ReplicaReason.QUEUE_DRAINING
@@ -300,19 +307,19 @@ def _missed(inputs: ReplicaInputs) -> _Outcome | None:
 
 
 def _fewer(inputs: ReplicaInputs) -> _Outcome | None:
-    current, fewest, held = inputs.current, inputs.fewest, inputs.held
+    current, fewest, sufficed = inputs.current, inputs.fewest, inputs.sufficed
     if fewest is None:
         return current, ReplicaReason.UNKNOWN_CAPACITY
-    least = inputs.params.min_replicas
-    if inputs.budget.missed or max(least, fewest) >= current:
+    minimum = inputs.params.min_replicas
+    if inputs.budget.missed or max(minimum, fewest) >= current:
         return None
-    if held is None or held >= current:
+    if sufficed is None or sufficed >= current:
         return current, ReplicaReason.STABILIZING
-    if not held:
-        return least, ReplicaReason.NO_TRAFFIC
-    # Remove at most half of the replicas. A new window follows, because the predicted capacity of
-    # the remaining ones has not been observed.
-    return max(held, least, math.ceil(current / 2)), ReplicaReason.FEWER_SUFFICE
+    if not sufficed:
+        return minimum, ReplicaReason.NO_TRAFFIC
+    # Remove at most half of the replicas, and begin a new window before more are removed: no
+    # observation shows yet that the remaining replicas have the assumed capacity.
+    return max(sufficed, minimum, math.ceil(current / 2)), ReplicaReason.FEWER_SUFFICE
 
 
 _CHECKS: Final = (
@@ -324,7 +331,7 @@ _CHECKS: Final = (
     _missed,
     _fewer,
 )
-"""In this order; if none applies, the number stays."""
+"""The checks, in this order; if none applies, the replica count stays."""
 
 
 def _clamp(replicas: int, params: ServiceParams) -> int:
@@ -343,10 +350,10 @@ def _observe(
     now_ns: int,
 ) -> tuple[ReplicaState, ReplicaInputs]:
     """Add one interval to the state, and compute the inputs of the checks."""
-    horizon_ns = _horizon_ns(observation, params)
-    window_ns = max(params.stabilization_ns, horizon_ns)
+    startup_ns = _startup_ns(observation, params)
+    window_ns = max(params.stabilization_ns, startup_ns)
     was_waiting = state.waiting
-    state = _add_interval(state, observation, now_ns, max(LONG_NS, 2 * horizon_ns, window_ns))
+    state = _add_interval(state, observation, now_ns, max(LONG_NS, 2 * startup_ns, window_ns))
     traffic = observation.traffic
     fresh = traffic.signal is Signal.FRESH
     idle = not traffic.in_flight and not any(s.requests for s in state.samples)
@@ -359,30 +366,30 @@ def _observe(
             max_num_seqs=budget.bounds.max_num_seqs,
             max_tokens=budget.bounds.max_tokens,
         )
-    demand, more = None, 0.0
+    demand, growth = None, 0.0
     if fresh and idle:
-        demand = Demand(least=0.0, likely=0.0, sustained=0.0, most=0.0)
+        demand = Demand(lower=0.0, likely=0.0, sustained=0.0, upper=0.0)
     elif fresh and predicted is not None:
         demand = estimate_demand(state.samples, predicted, now_ns)
-        more = estimate_growth(state.samples, predicted, now_ns, horizon_ns)
+        growth = estimate_growth(state.samples, predicted, now_ns, startup_ns)
     state = _record_proven(state, observation, budget, demand, now_ns)
     capacity = _capacity(state)
     needed = fewest = None
     expected = 0
     if demand is not None:
-        needed = math.ceil(demand.least / capacity)
+        needed = math.ceil(demand.lower / capacity)
         if needed > observation.desired_replicas:
             needed = math.ceil(demand.likely / capacity)  # add enough for the mean
-        expected = max(needed, math.ceil((demand.least + more) / capacity))
-        spare = capacity * _MARGIN
-        fewest = max(expected, math.ceil((demand.likely + more) / spare), int(not idle))
+        expected = max(needed, math.ceil((demand.lower + growth) / capacity))
+        usable = capacity * _MARGIN
+        fewest = max(expected, math.ceil((demand.likely + growth) / usable), int(not idle))
         state = _add_need(state, fewest, now_ns, window_ns)
     return state, ReplicaInputs(
         observation=observation,
         budget=budget,
         params=params,
-        horizon_ns=horizon_ns,
-        short_ns=_since(state.short_since_ns, now_ns),
+        startup_ns=startup_ns,
+        incomplete_ns=_since(state.incomplete_since_ns, now_ns),
         unsettled_ns=_since(state.unsettled_since_ns, now_ns),
         was_waiting=was_waiting,
         waiting=state.waiting,
@@ -392,39 +399,39 @@ def _observe(
         needed=needed,
         expected=expected,
         fewest=fewest,
-        held=_held(state, now_ns, window_ns),
+        sufficed=_sufficed(state, now_ns, window_ns),
     )
 
 
-def _record_failure(state: ReplicaState, each: float, now_ns: int) -> ReplicaState:
-    """Record that a target was missed at this load per replica.
+def _record_failure(state: ReplicaState, load: float, now_ns: int) -> ReplicaState:
+    """Record that a target was missed at this load of one replica.
 
-    The load is an upper bound. While the load grows, the miss occurs above its mean.
+    The load must be an upper bound: while the load grows, its mean over a minute is too low.
     """
-    failed = min(each, state.failed) if state.failed else each
-    proven = min(state.proven, failed * _BELOW_FAILED)
-    return replace(state, failed=failed, failed_ns=now_ns, proven=proven)
+    failed_load = min(load, state.failed_load) if state.failed_load else load
+    proven_load = min(state.proven_load, failed_load * _BELOW_FAILED)
+    return replace(state, failed_load=failed_load, failed_ns=now_ns, proven_load=proven_load)
 
 
-def _horizon_ns(observation: ServiceObservation, params: ServiceParams) -> int:
+def _startup_ns(observation: ServiceObservation, params: ServiceParams) -> int:
     if not observation.startups_ns:
         return params.default_startup_ns
-    return min(quantile(observation.startups_ns, _STARTUP_QUANTILE), _MAX_HORIZON_NS)
+    return min(quantile(observation.startups_ns, _STARTUP_QUANTILE), _MAX_STARTUP_NS)
 
 
 def _add_interval(
     state: ReplicaState, observation: ServiceObservation, now_ns: int, keep_ns: int
 ) -> ReplicaState:
-    """Add the traffic of one interval, and update since when the number is frozen."""
+    """Add the traffic of one interval, and update the times at which a freeze began."""
     desired, traffic = observation.desired_replicas, observation.traffic
-    short_since_ns: int | None = None
+    incomplete_since_ns: int | None = None
     unsettled_since_ns: int | None = None
     if len(observation.ready) < desired:
-        known = state.short_since_ns is not None and desired <= state.desired
-        short_since_ns = state.short_since_ns if known else now_ns
+        continues = state.incomplete_since_ns is not None and desired <= state.desired
+        incomplete_since_ns = state.incomplete_since_ns if continues else now_ns
     if any(not r.settled for r in observation.fresh):
-        known = state.unsettled_since_ns is not None
-        unsettled_since_ns = state.unsettled_since_ns if known else now_ns
+        continues = state.unsettled_since_ns is not None
+        unsettled_since_ns = state.unsettled_since_ns if continues else now_ns
     samples = tuple(s for s in state.samples if s.at_ns > now_ns - keep_ns)
     if traffic.signal is Signal.FRESH:
         arrivals = ArrivalSample(
@@ -440,7 +447,7 @@ def _add_interval(
         samples=samples,
         mix=mix if mix.bins else state.mix,
         desired=desired,
-        short_since_ns=short_since_ns,
+        incomplete_since_ns=incomplete_since_ns,
         unsettled_since_ns=unsettled_since_ns,
         waiting=observation.waiting,
     )
@@ -454,32 +461,32 @@ def _record_proven(
     now_ns: int,
 ) -> ReplicaState:
     """Record the load that a replica serves with slack; drop expired observations."""
-    if state.proven and now_ns - state.proven_ns > _REMEMBER_NS:
-        state = replace(state, proven=0.0)
-    if state.failed and now_ns - state.failed_ns > _REMEMBER_NS:
-        state = replace(state, failed=0.0)
+    if state.proven_load and now_ns - state.proven_ns > _REMEMBER_NS:
+        state = replace(state, proven_load=0.0)
+    if state.failed_load and now_ns - state.failed_ns > _REMEMBER_NS:
+        state = replace(state, failed_load=0.0)
     ready = len(observation.ready)
-    proven = demand.sustained / ready if demand is not None and ready else 0.0
-    if budget.slack_ns >= LONG_NS and proven > state.proven:
-        failed = 0.0 if proven >= state.failed else state.failed
-        state = replace(state, proven=proven, proven_ns=now_ns, failed=failed)
+    load = demand.sustained / ready if demand is not None and ready else 0.0
+    if budget.slack_ns >= LONG_NS and load > state.proven_load:
+        failed_load = 0.0 if load >= state.failed_load else state.failed_load
+        state = replace(state, proven_load=load, proven_ns=now_ns, failed_load=failed_load)
     return state
 
 
 def _capacity(state: ReplicaState) -> float:
-    capacity = max(_BUSY, state.proven)
-    return min(capacity, state.failed * _BELOW_FAILED) if state.failed else capacity
+    capacity = max(_BUSY, state.proven_load)
+    return min(capacity, state.failed_load * _BELOW_FAILED) if state.failed_load else capacity
 
 
 def _add_need(state: ReplicaState, fewest: int, now_ns: int, window_ns: int) -> ReplicaState:
     """Add one interval to the stabilisation window; a long gap restarts it."""
     if not state.needs or now_ns - state.needs[-1][0] > _GAP_NS:
         return replace(state, needs=((now_ns, fewest),), needs_since_ns=now_ns)
-    kept = tuple(n for n in state.needs if n[0] > now_ns - window_ns)
-    return replace(state, needs=(*kept, (now_ns, fewest)))
+    in_window = tuple(n for n in state.needs if n[0] > now_ns - window_ns)
+    return replace(state, needs=(*in_window, (now_ns, fewest)))
 
 
-def _held(state: ReplicaState, now_ns: int, window_ns: int) -> int | None:
+def _sufficed(state: ReplicaState, now_ns: int, window_ns: int) -> int | None:
     if not state.needs or now_ns - state.needs_since_ns < window_ns:
         return None
     return max(n for _, n in state.needs)

@@ -1,9 +1,9 @@
-"""The SLO window of the control laws: met and missed targets of each class, as counts.
+"""The SLO window of the control laws: counts of met and missed targets by class.
 
-The token-budget law needs to know which target is missed and whether the other one has slack.
-Therefore each request counts for TTFT and for TPOT separately. A request that met a target with
-less than a fifth to spare counts as close. A target has slack if the objective would also be met
-with the target a fifth tighter.
+The token-budget law must distinguish a missed TTFT target from a missed TPOT target, and needs to
+know whether the other one has slack. Therefore each request counts for TTFT and for TPOT
+separately. A request that met a target with less than a fifth to spare counts as close. A target
+has slack if the objective would also be met with the target a fifth tighter.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
     "TargetCounts",
     "TargetStatus",
     "WindowTally",
-    "count_request",
     "merge_windows",
+    "request_counts",
     "target_status",
     "wilson_upper",
 ]
@@ -42,21 +42,22 @@ __all__ = [
 _COUNTED: Final = frozenset({JudgementKind.ATTAINED, JudgementKind.MISSED})
 _UNRELATED_TO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.SHORT})
 _SLOW: Final = frozenset({MissReason.TPOT, MissReason.TBT, MissReason.TIMEOUT})
-_SLACK: Final = Fraction(4, 5)
+_TIGHTENED: Final = Fraction(4, 5)
+"""A request that exceeds this share of a target is close to missing it."""
 LEAST_REQUESTS: Final = 20
-"""Minimum number of requests for a status."""
+"""Targets with fewer requests have the status UNKNOWN."""
 WINDOW_NS: Final = 300 * NS_PER_S
-"""Requests that ended longer ago are not counted."""
+"""Length of the window: requests that ended longer ago are not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetCounts:
-    """Numbers of requests that met or missed one target.
+    """Counts of the requests that met or missed one target.
 
     Args:
         judged: requests that have the target.
-        missed: judged requests that missed it.
-        close: judged requests that met it with less than a fifth to spare.
+        missed: judged requests that missed the target.
+        close: judged requests that met the target with less than a fifth to spare.
     """
 
     judged: int = 0
@@ -73,12 +74,12 @@ class TargetCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassWindow:
-    """Counts of one class over one interval.
+    """Counts of one class: of one request, of an interval or of a complete window.
 
     Args:
         name: name of the class.
-        ttft: counts for the time to first token. Requests shed, or timed out without a token,
-            missed it.
+        ttft: counts for the time to first token. A request that was shed, or that timed out
+            without a token, counts as missed.
         tpot: counts for the mean time per token, and for the p99 of the gaps if the class has that
             target.
     """
@@ -99,7 +100,8 @@ class TargetStatus(StrEnum):
     MISSED = "missed"
     """The upper bound of the attainment is below the objective."""
     KEPT = "kept"
-    """Neither missed nor with slack."""
+    """Neither missed nor with slack. (The result `kept` of `goodput_promises_total` has another
+    meaning: it counts requests that met a target with at least a fifth to spare.)"""
     SLACK = "slack"
     """The objective would also be met with the target a fifth tighter."""
 
@@ -119,7 +121,7 @@ def target_status(counts: TargetCounts, objective: Fraction) -> TargetStatus:
 def wilson_upper(good: int, total: int) -> float:
     """Return Wilson's upper bound of good/total at 95 %, for independent requests.
 
-    The control laws must act within seconds, so they do not wait for the verdict's interval,
+    The control laws must act within seconds. Therefore they do not use the verdict's interval,
     which accounts for bursts of misses and needs many more requests.
 
     Source: Wilson, "Probable Inference, the Law of Succession, and Statistical Inference",
@@ -133,10 +135,10 @@ def wilson_upper(good: int, total: int) -> float:
     return min(1.0, max(share, (share + square / 2 + spread) / (1 + square)))
 
 
-def count_request(
+def request_counts(
     record: RequestRecord, targets: Targets, judgement: Judgement
 ) -> ClassWindow | None:
-    """Return the counts of one request that ended; None if its outcome is unrelated to load.
+    """Return the counts of one request that ended.
 
     A request that missed only its end-to-end target counts as missed for both TTFT and TPOT, so
     that the law does not trade one for the other.
@@ -145,24 +147,28 @@ def count_request(
         record: the request.
         targets: targets of the request's class, overridden by its own.
         judgement: judgement of the request by these targets.
+
+    Returns:
+        The counts; None if the request is excluded or unjudged, or missed for a reason that is
+        unrelated to load.
     """
     reasons = judgement.reasons
     if judgement.kind not in _COUNTED or not _UNRELATED_TO_LOAD.isdisjoint(reasons):
         return None
     only_e2e = reasons == (MissReason.E2E,)
-    begun = record.first_token_ns is not None
+    has_token = record.first_token_ns is not None
     ttft, tpot = TargetCounts(), TargetCounts()
-    if targets.ttft_ns is not None or not begun:
-        late = only_e2e or not begun or MissReason.TTFT in reasons
+    if targets.ttft_ns is not None or not has_token:
+        late = only_e2e or not has_token or MissReason.TTFT in reasons
         ttft = _count_target(record.ttft_ns, targets.ttft_ns, missed=late)
     if targets.pace_ns is not None and record.tpot_ns is not None:
-        late = only_e2e or not _SLOW.isdisjoint(reasons)
-        tpot = _count_target(record.tpot_ns, targets.tpot_ns, missed=late)
+        slow = only_e2e or not _SLOW.isdisjoint(reasons)
+        tpot = _count_target(record.tpot_ns, targets.tpot_ns, missed=slow)
     return ClassWindow(name=record.slo_class, ttft=ttft, tpot=tpot)
 
 
 class WindowTally:
-    """Counts of requests by class, since the start or since the last `take`."""
+    """Counts of requests by class since the start, or since the last `take`."""
 
     def __init__(self) -> None:
         self._classes: dict[str, ClassWindow] = {}
@@ -170,8 +176,8 @@ class WindowTally:
     def add(
         self, record: RequestRecord, targets: Targets, judgement: Judgement | None = None
     ) -> None:
-        """Count a request that ended; see `count_request`. Without a judgement, judge it first."""
-        window = count_request(record, targets, judgement or judge(record, targets))
+        """Count a request that ended; see `request_counts`. Without a judgement, judge it first."""
+        window = request_counts(record, targets, judgement or judge(record, targets))
         if window is not None:
             _add_window(self._classes, window)
 
@@ -187,7 +193,7 @@ class WindowTally:
 
 
 def merge_windows(windows: Iterable[ClassWindow]) -> dict[str, ClassWindow]:
-    """Add up windows of several intervals by class."""
+    """Add up the counts of several intervals by class."""
     sums: dict[str, ClassWindow] = {}
     for window in windows:
         _add_window(sums, window)
@@ -195,8 +201,8 @@ def merge_windows(windows: Iterable[ClassWindow]) -> dict[str, ClassWindow]:
 
 
 def _add_window(sums: dict[str, ClassWindow], window: ClassWindow) -> None:
-    known = sums.get(window.name)
-    sums[window.name] = window if known is None else known + window
+    earlier = sums.get(window.name)
+    sums[window.name] = window if earlier is None else earlier + window
 
 
 def _count_target(latency_ns: float | None, target_ns: int | None, *, missed: bool) -> TargetCounts:
@@ -205,6 +211,6 @@ def _count_target(latency_ns: float | None, target_ns: int | None, *, missed: bo
     close = (
         latency_ns is not None
         and target_ns is not None
-        and latency_ns * _SLACK.denominator > target_ns * _SLACK.numerator
+        and latency_ns * _TIGHTENED.denominator > target_ns * _TIGHTENED.numerator
     )
     return TargetCounts(judged=1, close=int(close))

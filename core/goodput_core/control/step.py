@@ -1,7 +1,7 @@
 """The body of the control loop: one interval of one service, as a pure function of one value.
 
 Each driver observes its engines, calls `control_step`, and applies the result: it pushes limits to
-engines, sets the replicas and reports the changes. Beside the laws this module determines the
+engines, sets the replicas and reports the changes. `control_step` runs the laws, and determines the
 revision of the limits and the engines to which they must be pushed.
 """
 
@@ -49,13 +49,13 @@ __all__ = [
 ]
 
 _MAX_EXCEEDED: Final = MAX_LIMITS_REVISION // 2
-"""The largest revision of an engine that the controller exceeds. Only another client can have set
-a larger one, and exceeding it could use up all revisions up to the maximum."""
+"""Larger revisions of an engine are ignored. Only another client can have set one, and a revision
+above it could leave none for later changes."""
 
 Law = Callable[
     [ServiceState, ServiceObservation, ServiceParams, int], tuple[ServiceState, ServiceDecision]
 ]
-"""A function with the signature of `service_law`, which other laws replace for comparisons."""
+"""A function with the signature of `service_law`, so that comparisons can run another law."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,14 @@ class EngineReading:
 
     Args:
         name: name of the pod, process or emulated replica.
-        signal: state of the reading; the other fields are valid only if this is FRESH.
+        signal: state of the reading; the following fields are valid only if this is FRESH.
         state: counters, requests and limits of the engine.
         preemptions: preemptions in the interval.
         settled: False while the engine's token budget adapts to a change of the device.
         token_bounds: lower and upper bound of the token budget in the manifest that the engine has
             read; None if not known.
         max_width: upper bound of the batch width in that manifest; None if not known.
-        device: step-time law and memory of the device; None if not known yet.
+        device: step times and memory of the device; None if not known yet.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ControlState:
 
     Args:
         setpoint: limits and replicas in force.
-        law: state of the laws. A new state, as after a restart, continues from the setpoint.
+        law: state of the laws. A new state, as after a restart, starts from the setpoint's limits.
         reported: limits after the last reported change; None before the first step.
         recommended: replicas of the last decision; None before the first one.
     """
@@ -136,9 +136,9 @@ class ControlInput:
         engines: readings of the engines that have an address.
         phases: phase of every existing engine, by name.
         desired_replicas: desired replicas of the workload.
-        startups_ns: start-up times of the latest engines, from created to routable.
+        startups_ns: start-up times of the latest engines, from creation until routable.
         now_ns: end of the interval on a monotonic clock.
-        law: control law; drivers replace it for comparisons only.
+        law: control law; replaced only for comparisons.
     """
 
     state: ControlState
@@ -169,7 +169,7 @@ class LimitsPush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlStep:
-    """Result of one step.
+    """Result of one control step.
 
     Args:
         state: state for the next step. The driver applies its setpoint.
@@ -185,12 +185,12 @@ class ControlStep:
 
 
 def control_step(inputs: ControlInput) -> ControlStep:
-    """Run one interval of control."""
+    """Run the laws for one interval, and return what the driver must do."""
     state, params, last = inputs.state, inputs.params, inputs.state.setpoint
     law_state = state.law
     if law_state.bounds.bounds is None and params.mode is ControlMode.AUTO:
-        # Start with the current routable replicas: a restart of the controller does not change
-        # their number.
+        # Start with the current number of routable replicas, because a restart of the controller
+        # does not change it.
         ready = sum(phase is ReplicaPhase.READY for phase in inputs.phases.values())
         law_state = replace(law_state, bounds=TokenBudgetState(bounds=last.bounds, ready=ready))
     readings = {reading.name: reading for reading in inputs.engines}
@@ -205,7 +205,7 @@ def control_step(inputs: ControlInput) -> ControlStep:
         startups_ns=inputs.startups_ns,
         device=_find_device(inputs.engines),
     )
-    after, decision = inputs.law(law_state, observation, params, inputs.now_ns)
+    new_law_state, decision = inputs.law(law_state, observation, params, inputs.now_ns)
     setpoint = Setpoint(
         limits_revision=_next_revision(last, decision.apply_bounds, inputs.engines),
         bounds=decision.apply_bounds,
@@ -219,7 +219,7 @@ def control_step(inputs: ControlInput) -> ControlStep:
     return ControlStep(
         state=ControlState(
             setpoint=setpoint,
-            law=after,
+            law=new_law_state,
             reported=setpoint.bounds,
             recommended=None if decision.replicas is None else decision.replicas.replicas,
         ),
@@ -247,22 +247,22 @@ def _replica_window(name: str, phase: ReplicaPhase, reading: EngineReading | Non
 
 
 def _find_device(engines: Iterable[EngineReading]) -> DeviceCapacity | None:
-    """Return the first known device: all engines of a service run on equal devices."""
+    """Return the first known device; all engines of a service run on equal devices."""
     return next((e.device for e in engines if e.signal is Signal.FRESH and e.device), None)
 
 
 def _next_revision(last: Setpoint, bounds: Bounds, engines: Sequence[EngineReading]) -> int:
     """Return the revision of the limits, above that of every engine whose limits must change.
 
-    Another client, or the controller before its restart, may have set a higher revision. An engine
-    may also have the current revision with limits that its earlier manifest clamped. It ignores a
-    second push of the same revision, so the limits need a new one.
+    Another client, or this controller before its restart, may have set a higher revision. An engine
+    may also have limits of the current revision that were clamped to an earlier manifest. An engine
+    ignores a second push of the same revision, so the limits need a new revision.
     """
     fresh = [engine for engine in engines if engine.signal is Signal.FRESH]
     revisions = (engine.state.limits_revision for engine in fresh)
-    ahead = max((number for number in revisions if number <= _MAX_EXCEEDED), default=0)
-    if ahead > last.limits_revision:
-        return ahead + 1
+    highest = max((number for number in revisions if number <= _MAX_EXCEEDED), default=0)
+    if highest > last.limits_revision:
+        return highest + 1
     pushed = (engine for engine in fresh if engine.state.limits_revision == last.limits_revision)
     changed = bounds != last.bounds or not all(_has_limits(engine, bounds) for engine in pushed)
     return last.limits_revision + changed
@@ -277,19 +277,19 @@ def _list_pushes(setpoint: Setpoint, engines: Iterable[EngineReading]) -> Iterat
 
 
 def _clamp_limits(engine: EngineReading, bounds: Bounds) -> dict[str, int]:
-    """Return the limits, clamped to the manifest that the engine has read; it rejects others."""
-    least, most = engine.token_bounds or (bounds.max_tokens, bounds.max_tokens)
+    """Return the limits clamped to the engine's manifest, because it rejects limits outside."""
+    min_tokens, max_tokens = engine.token_bounds or (bounds.max_tokens, bounds.max_tokens)
     width = bounds.max_num_seqs if engine.max_width is None else engine.max_width
     limits = {
-        "token_budget": min(max(bounds.max_tokens, least), most),
+        "token_budget": min(max(bounds.max_tokens, min_tokens), max_tokens),
         "max_num_seqs": min(bounds.max_num_seqs, width),
     }
-    if engine.state.budget_law:  # otherwise no law uses a safety factor
+    if engine.state.budget_law:  # without a budget law, nothing uses the safety factor
         limits["safety_percent"] = bounds.safety_percent
     return limits
 
 
 def _has_limits(engine: EngineReading, bounds: Bounds) -> bool:
-    """True if the engine reports the limits to push; 0 means not reported."""
+    """True if the engine reports the limits that would be pushed; 0 means not reported."""
     limits = _clamp_limits(engine, bounds)
     return all(getattr(engine.state, name) in {0, value} for name, value in limits.items())

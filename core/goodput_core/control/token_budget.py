@@ -1,9 +1,9 @@
-"""The token-budget law, which changes the step size according to the missed SLO target.
+"""The token-budget law: it adapts the size of a step to the SLO target that is missed.
 
 It runs once per control interval, before the replica law, because a change takes effect within
-seconds and costs nothing. It sets the maximum tokens of a step, the safety factor of the engine's
-prefill budget and, at the bounds of both, the batch width. It must not know the number of
-replicas, only its changes.
+seconds and costs nothing. It sets the maximum tokens of a step and the safety factor of the
+engine's prefill budget. Once both are at their bounds, it changes the batch width. It must not know
+the number of replicas, only changes of that number.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = [
 ]
 
 _SETTLE_NS: Final = 30 * NS_PER_S
-"""Requests that end within this time after a change were mostly served before it."""
-_CHURN: Final = 10
-"""A change of the number of routable replicas by a tenth or more counts."""
+"""Requests that end within this time after a change were mostly served before the change."""
+_CHURN_DIVISOR: Final = 10
+"""A change of the number of routable replicas by a tenth or more discards the evidence."""
 _INITIAL_SAFETY_PERCENT: Final = 90
 _MIN_SAFETY_PERCENT: Final = 60
 _MAX_SAFETY_PERCENT: Final = 95
 _SAFETY_STEP: Final = 5
 _STEP_TOKENS: Final = 64
 _FULL_PERCENT: Final = 95
-"""Minimum use of the batch width, or of the KV cache, that counts as full."""
+"""Use at which the batch, or the KV cache, counts as full."""
 _MIN_WIDTH_DIVISOR: Final = 8
-"""The batch width never falls below an eighth of the manifest's."""
+"""The batch width never falls below an eighth of `maxNumSeqs`."""
 
 
 class TokenBudgetReason(StrEnum):
@@ -77,11 +77,12 @@ class TokenBudgetReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The limits of every engine of a service.
+    """The limits that apply to every engine of a service.
 
     Args:
         min_tokens, max_tokens: bounds of the tokens of one step.
-        safety_percent: share of the tightest TPOT that a step is planned to take.
+        safety_percent: share of the tightest TPOT that a step is planned to take; a lower value is
+            more cautious.
         max_num_seqs: batch width, the number of requests that may run at the same time.
     """
 
@@ -92,7 +93,7 @@ class Bounds:
 
     @classmethod
     def initial(cls, params: ServiceParams) -> Bounds:
-        """Return the manifest's limits, in force before any observation and outside mode Auto."""
+        """Return the manifest's limits; they apply before any observation and outside mode Auto."""
         return cls(
             min_tokens=params.min_tokens,
             max_tokens=params.initial_tokens,
@@ -101,7 +102,7 @@ class Bounds:
         )
 
     def within(self, params: ServiceParams) -> Bounds:
-        """Clamp to the manifest's bounds, which may have changed."""
+        """Return these limits clamped to the manifest's bounds, which may have changed."""
         return Bounds(
             min_tokens=params.min_tokens,
             max_tokens=min(max(self.max_tokens, params.min_tokens), params.max_tokens),
@@ -118,11 +119,11 @@ class TokenBudgetState:
         bounds: the limits in force; None before the first decision.
         evidence: counts of the requests that ended in each interval since the last change, with
             the end of the interval.
-        quiet_until_ns: requests that end before this are not counted.
+        quiet_until_ns: requests that end before this time are not counted.
         backlog: the shortest queue since the last change; None once the requests that were queued
             at the change have ended.
-        slack_since_ns: time since which every target with enough requests has had slack; None if
-            one has none.
+        slack_since_ns: time at which every target with enough requests began to have slack; None
+            if one of them has none, or if no target has enough requests.
         ready: routable replicas at the last change of their number.
     """
 
@@ -142,7 +143,8 @@ class TokenBudgetDecision:
         bounds: new limits.
         reason: reason of the decision.
         ttft, tpot: status of the targets over all classes.
-        slack_ns: duration for which every target with enough requests has had slack.
+        slack_ns: duration for which every target with enough requests has had slack; 0 if one of
+            them has none.
         at_ns: time of the decision.
     """
 
@@ -160,7 +162,7 @@ class TokenBudgetDecision:
 
     @property
     def missed(self) -> bool:
-        """True if a target is missed beyond chance."""
+        """True if a target is missed by more than chance explains."""
         return TargetStatus.MISSED in (self.ttft, self.tpot)
 
 
@@ -169,9 +171,10 @@ def token_budget_law(
 ) -> tuple[TokenBudgetState, TokenBudgetDecision]:
     """Run the token-budget law for one interval.
 
-    If TPOT is missed and TTFT has slack, it lowers the budget; if TTFT is missed and TPOT has
-    slack, it raises it. At a bound, or if neither target has slack, it changes the batch width
-    where that or KV memory is the cause, and otherwise leaves the target to the replica law.
+    If TPOT is missed and TTFT has slack, the law lowers the token budget. If TTFT is missed and
+    TPOT has slack, the law raises the token budget. If the budget is at its bound, or the other
+    target has no slack, the law changes the batch width, provided that the batch width or the KV
+    memory is the cause. Otherwise it leaves the missed target to the replica law.
     """
     state = _update_evidence(state, observation, params, now_ns)
     old = (Bounds.initial(params) if state.bounds is None else state.bounds).within(params)
@@ -199,14 +202,14 @@ def token_budget_law(
 def _update_evidence(
     state: TokenBudgetState, observation: ServiceObservation, params: ServiceParams, now_ns: int
 ) -> TokenBudgetState:
-    """Add the requests that ended, and drop those served under earlier conditions."""
+    """Add the requests that ended, and drop requests that were served under earlier conditions."""
     ready = len(observation.ready)
-    if ready != state.ready and abs(ready - state.ready) * _CHURN >= state.ready:
+    if ready != state.ready and abs(ready - state.ready) * _CHURN_DIVISOR >= state.ready:
         first = not state.ready and not state.evidence
         if ready > state.ready and state.bounds is not None:
-            # A batch that was too wide for fewer replicas may fit more of them.
-            wide = replace(state.bounds, max_num_seqs=params.max_num_seqs)
-            state = replace(state, bounds=wide)
+            # A batch width that was too large with fewer replicas may be right with more.
+            widened = replace(state.bounds, max_num_seqs=params.max_num_seqs)
+            state = replace(state, bounds=widened)
         state = replace(state, ready=ready)
         if not first:
             state = _restart_evidence(state, observation, now_ns)
@@ -250,13 +253,13 @@ def _target_statuses(
 
 def _worst(statuses: set[TargetStatus]) -> TargetStatus:
     order = (TargetStatus.MISSED, TargetStatus.KEPT, TargetStatus.SLACK)
-    return next((one for one in order if one in statuses), TargetStatus.UNKNOWN)
+    return next((status for status in order if status in statuses), TargetStatus.UNKNOWN)
 
 
 def _undecided(
     state: TokenBudgetState, observation: ServiceObservation
 ) -> TokenBudgetReason | None:
-    """Return the reason why no decision is possible; None if one is."""
+    """Return the reason why no decision is possible; None if a decision is possible."""
     traffic = observation.traffic
     if traffic.signal is Signal.MISSING:
         return TokenBudgetReason.METRICS_MISSING
@@ -319,7 +322,7 @@ def _apply(
         tokens += max(_STEP_TOKENS, tokens // 4)
         safety = min(safety + _SAFETY_STEP, _MAX_SAFETY_PERCENT)
     elif reason in (TokenBudgetReason.BATCH_TOO_WIDE, TokenBudgetReason.KV_EXHAUSTED):
-        # A width above the largest batch has no effect.
+        # Start from the largest batch, because a width above it has no effect.
         largest = max((r.running for r in observation.fresh), default=0)
         width = max(1, min(width, largest))
         width -= max(1, width // 4)

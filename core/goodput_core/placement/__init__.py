@@ -1,7 +1,7 @@
 """Placement of requests on replicas, the same in the HTTP router and in virtual time.
 
-A policy is a function of the replicas' loads; the caller keeps the state between requests. It must
-not know about HTTP, health checks or clocks.
+A policy is a function of the replicas' loads; the caller keeps the state between requests. Policies
+must not know about HTTP, health checks or clocks.
 """
 
 from __future__ import annotations

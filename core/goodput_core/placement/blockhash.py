@@ -1,7 +1,8 @@
 """Hashes of KV blocks: the keys of prefix reuse and of placement by prefix.
 
 A block's hash covers every token before it, so equal hashes mean equal prefixes. Engines, routers
-and virtual time must use the same function, else a router's keys would not match an engine's cache.
+and virtual time must use the same function; otherwise a router's keys would not match the keys of
+an engine's cache.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def block_hashes(tokens: Sequence[int], block_size: int, *, salt: bytes = b"") -
     Args:
         tokens: token ids, each in 0 … 2**32 − 1.
         block_size: tokens per block.
-        salt: separates caches that must not share (a tenant, an adapter).
+        salt: bytes that separate prompts that must not share blocks (of a tenant, an adapter).
 
     Returns:
         `len(tokens) // block_size` unsigned 64-bit integers.
@@ -41,7 +42,7 @@ def byte_block_hashes(data: bytes, block_bytes: int, *, salt: bytes = b"") -> tu
     Args:
         data: the bytes.
         block_bytes: bytes per block.
-        salt: as of `block_hashes`.
+        salt: as in `block_hashes`.
 
     Returns:
         `len(data) // block_bytes` unsigned 64-bit integers.

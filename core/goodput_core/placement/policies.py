@@ -1,4 +1,4 @@
-"""The placement policies, and the values that they use.
+"""The placement policies, and their inputs and results.
 
 Only replicas that are ready, not saturated and not draining are candidates. Ties are broken by the
 order of names, starting after the replica that was selected last.
@@ -33,17 +33,18 @@ __all__ = [
 ]
 
 MAX_KEYS: Final = 512
-"""Maximum keys of one prompt that are used, to bound the cost of a placement."""
+"""Maximum keys of one prompt that are used; this limits the cost of a placement."""
 
 _MAX_OF_ONE: Final = 32_768
+"""Maximum keys of one replica, about 130 bytes each."""
 _MAX_OF_ALL: Final = 524_288
-"""Maximum keys of one replica and of all together, about 130 bytes each."""
+"""Maximum keys of all replicas together."""
 
 _NAME: Final = attrgetter("name")
 _MASK: Final = (1 << 64) - 1
 _HALF: Final = 32
 _BOUND: Final = Fraction(5, 4)
-"""1 + ε: a replica may hold a quarter more requests than the mean."""
+"""1 + ε: a replica may have a quarter more requests than the mean."""
 
 
 class PlacementReason(StrEnum):
@@ -53,9 +54,9 @@ class PlacementReason(StrEnum):
     LEAST_LOADED = "least-loaded"
     LESS_LOADED_OF_TWO = "less-loaded-of-two"
     KNOWN_PREFIX = "known-prefix"
-    """The longest part of this prompt was sent to this candidate before."""
+    """The candidate was sent the longest known prefix of this prompt before."""
     BOUNDED_LOAD = "bounded-load"
-    """A longer part was sent to another replica, which has more than its share of requests."""
+    """Another candidate was sent a longer prefix, but has more than its share of requests."""
     ALL_SATURATED = "all-saturated"
     """All ready replicas are saturated; the router responds with 429."""
     NONE_READY = "none-ready"
@@ -68,10 +69,10 @@ class ReplicaLoad:
 
     Args:
         name: unique among the replicas.
-        in_flight: running and waiting requests, as counted by the caller.
+        in_flight: running and waiting requests, counted by the caller.
         waiting: waiting requests, as last reported.
-        kv_used_blocks, kv_total_blocks: blocks of the KV cache, as last reported; 0 of 0 if
-            unknown.
+        kv_used_blocks, kv_total_blocks: used blocks and all blocks of the KV cache, as last
+            reported; both 0 if unknown.
         ready: True if the replica responds.
         saturated: True if the replica should get no more requests (`is_saturated`).
         draining: True if the replica is being stopped.
@@ -88,23 +89,24 @@ class ReplicaLoad:
 
     @property
     def kv_tenths(self) -> int:
-        """Share of its KV blocks in use, in whole tenths; 0 if unknown."""
+        """Share of the KV blocks in use, in whole tenths; 0 if unknown."""
         return 10 * self.kv_used_blocks // (self.kv_total_blocks or 1)
 
 
 class KnownPrefixes:
     """The prompts that were sent to each replica: an estimate of its prefix cache.
 
-    The estimate needs no report of the replica. A table for each replica holds the keys of the
-    prompts that were sent to it and, like the replica's own cache, evicts the least recently used
-    first. A key stands for its block and all blocks before it. Keys of a prompt are added from the
-    last to the first, so each key is more recent than those that follow it. The known keys of a
-    prompt are therefore its first ones, and binary search finds their number.
+    The estimate needs no report from the replica. For each replica, a table contains the keys of
+    the prompts that were sent to the replica. Like the replica's own cache, the table evicts the
+    least recently used key first. A key stands for its block and all blocks before it. The keys of
+    a prompt are added from the last to the first, so each key is more recent than its successors.
+    Therefore the keys of a prompt that are in the table are always its first ones, and binary
+    search finds their number.
 
     Args:
         most_of_one: maximum keys of one replica.
-        most_of_all: maximum keys of all replicas; each has an equal share, but at least enough
-            for one prompt.
+        most_of_all: maximum keys of all replicas. Each replica has an equal share of them, at least
+            `MAX_KEYS`.
     """
 
     __slots__ = ("_most_of_all", "_most_of_one", "_tables")
@@ -119,7 +121,7 @@ class KnownPrefixes:
         return sum(map(len, self._tables.values()))
 
     def length(self, replica: str, keys: Sequence[int]) -> int:
-        """Return how many of a prompt's first keys were sent to the replica."""
+        """Return the number of a prompt's first keys that are in the replica's table."""
         table = self._tables.get(replica)
         if table is None or not keys or keys[0] not in table:
             return 0
@@ -131,13 +133,14 @@ class KnownPrefixes:
         Args:
             replica: name of the replica.
             keys: the prompt's first keys, at most `MAX_KEYS`.
-            present: names of all replicas; tables of others are dropped if there are too many.
+            present: names of all replicas. If there are too many tables, those of other replicas
+                are dropped.
         """
         table = self._tables.get(replica)
         if table is None:
             if len(self._tables) >= 2 * len(present):
-                kept = set(present)
-                self._tables = {n: t for n, t in self._tables.items() if n in kept}
+                names = set(present)
+                self._tables = {n: t for n, t in self._tables.items() if n in names}
             table = self._tables[replica] = OrderedDict()
         for key in reversed(keys):
             table[key] = None
@@ -151,11 +154,11 @@ class KnownPrefixes:
 class PlacementState:
     """State of a policy between two requests; the caller keeps one for each router.
 
-    Frozen except for `prefixes`, which this state shares with its successors.
+    A state is immutable except for `prefixes`, which it shares with its successors.
 
     Args:
         last: replica selected last; empty before the first placement.
-        drawn: number of placed requests, which determines random choices together with the seed.
+        drawn: number of placed requests; together with the seed it determines random choices.
         seed: seed of random choices.
         prefixes: prompts that were sent to each replica.
     """
@@ -168,13 +171,13 @@ class PlacementState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One decision.
+    """One decision of a placement policy.
 
     Args:
-        policy: policy that decided.
+        policy: the policy.
         replica: name of the selected replica; None if the request is rejected.
         reason: reason of the decision.
-        considered: loads on which the decision is based.
+        considered: loads of all replicas, on which the decision is based.
         at_ns: time of the decision.
     """
 
@@ -189,15 +192,15 @@ Place: TypeAlias = Callable[
     [PlacementState, Sequence[ReplicaLoad], Sequence[int], int],
     tuple[PlacementState, Placement],
 ]
-"""`place(state, replicas, keys, now_ns)`; `keys` are the hashes of the prompt's full blocks.
+"""A policy: `place(state, replicas, keys, now_ns)` returns the new state and a placement.
 
-A key stands for its block and every block before it (`goodput_core.placement.blockhash`). Only the
-first `MAX_KEYS` are used."""
+`keys` are the hashes of the prompt's full blocks. A key stands for its block and every block before
+it (`goodput_core.placement.blockhash`). Only the first `MAX_KEYS` are used."""
 
 _Select: TypeAlias = Callable[
     [PlacementState, list[ReplicaLoad], Sequence[int]], tuple[str, PlacementReason]
 ]
-"""Select one of at least one candidate."""
+"""Select one of the candidates, of which there is at least one."""
 
 
 def _place(
@@ -236,18 +239,18 @@ def _round_robin(
 def _least_loaded(
     state: PlacementState, candidates: list[ReplicaLoad], _keys: Sequence[int]
 ) -> tuple[str, PlacementReason]:
-    """Select the replica with the fewest requests in flight; ties by queue, KV in use, order."""
+    """Select the least loaded replica by requests in flight, then by queue and KV in use."""
     return _select_next(_find_emptiest(candidates), state.last), PlacementReason.LEAST_LOADED
 
 
 def _power_of_two(
     state: PlacementState, candidates: list[ReplicaLoad], _keys: Sequence[int]
 ) -> tuple[str, PlacementReason]:
-    """Select the less loaded of two replicas drawn at random; of equal ones the first drawn.
+    """Select the less loaded of two replicas drawn at random; the first drawn if they are equal.
 
-    Otherwise several routers, each with only its own requests or with old reports, would all select
-    the same replica. The draw is determined by the state's seed and the number of placed requests,
-    so a run can be repeated.
+    Several routers, each of which counts only its own requests or has old reports, would otherwise
+    all select the same replica. The draw is determined by the state's seed and the number of placed
+    requests, so a run can be repeated.
 
     Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
     """
@@ -258,24 +261,25 @@ def _power_of_two(
 def _prefix_affinity(
     state: PlacementState, candidates: list[ReplicaLoad], keys: Sequence[int]
 ) -> tuple[str, PlacementReason]:
-    """Select the replica that was sent the longest part of this prompt, within a bounded load.
+    """Select the replica that was sent the longest prefix of the prompt, within a bounded load.
 
-    Replicas that would hold more than (1 + ε) times the mean are skipped; at least one candidate
-    always remains. Ties and unknown prompts go to the least loaded replica, then to the next in
-    order. A hot prefix therefore spreads over as many replicas as its load needs. If a replica is
-    removed, only its own prompts move. A new replica gets no prompt for which the others have
-    capacity.
+    Replicas that would have more than (1 + ε) times the mean load are skipped; at least one
+    candidate always remains. Of replicas with prefixes of equal length, the least loaded is
+    selected, then the next in the order of names. A prompt whose prefix is unknown is placed in the
+    same way on any candidate. A frequent prefix therefore spreads over as many replicas as its load
+    requires. If a replica is removed, only its own prompts move. A known prefix moves to a new
+    replica only if the replicas that have it are at the bound.
 
     Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018,
-    for the bound; Zheng et al., "SGLang", 2024, for following the longest shared prefix.
+    for the bound; Zheng et al., "SGLang", 2024, for the longest shared prefix.
     """
-    most = most_in_flight(sum(r.in_flight for r in candidates), len(candidates))
+    bound = most_in_flight(sum(r.in_flight for r in candidates), len(candidates))
     holders: list[ReplicaLoad] = []
     longest = longest_of_all = 0
     for replica in candidates:
         length = state.prefixes.length(replica.name, keys)
         longest_of_all = max(longest_of_all, length)
-        if replica.in_flight >= most or length < longest:
+        if replica.in_flight >= bound or length < longest:
             continue
         if length > longest:
             longest = length
@@ -307,9 +311,9 @@ def _find_emptiest(replicas: Sequence[ReplicaLoad]) -> list[ReplicaLoad]:
     """Return the replicas with the fewest requests in flight; ties by queue, then tenths of KV.
 
     Requests in flight come first because the caller counts them itself. The other values are as
-    old as the last report. If they came first, every request between two reports would go to the
-    same replica. Small differences in KV are ignored for the same reason: a report that arrived
-    with a response still counts the blocks of that response.
+    old as the last report. If those came first, every request between two reports would go to the
+    same replica. Small differences in KV are ignored because reports are inexact: a report that
+    arrived with a response still counts the blocks of that response.
     """
     fewest = min((r.in_flight, r.waiting) for r in replicas)
     equal = [r for r in replicas if (r.in_flight, r.waiting) == fewest]
@@ -368,16 +372,17 @@ def is_saturated(
 ) -> bool:
     """True if a replica would reject one more request, or has full KV memory and half a queue.
 
-    A busy replica usually has full memory, and a long queue alone may be admitted with the next
-    step. Both together mean that a new request waits until running ones finish.
+    Neither full memory nor a long queue alone means saturation: a busy replica usually has full
+    memory, and the next step may admit a long queue. Together they mean that a new request waits
+    until running requests finish.
 
     Args:
         running: running requests.
         max_num_seqs: maximum running requests.
         waiting: waiting requests.
         max_waiting: maximum waiting requests; with 0, a request is accepted only if it can run.
-        kv_used_blocks: blocks of the KV cache in use, without reusable ones. Memory is full at
-            95 %; the rest is for the next tokens of running requests.
+        kv_used_blocks: used blocks of the KV cache, without reusable ones. Memory counts as full
+            at 95 %; the rest is for the next tokens of running requests.
         kv_total_blocks: all blocks of the KV cache; 0 if unknown.
     """
     if not max_waiting:

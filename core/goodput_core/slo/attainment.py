@@ -1,7 +1,7 @@
 """Attainment and goodput: exact counts of judged requests, per class and overall.
 
-Ratios stay (good, total) until they are printed, so that two runs can be added and no percentage
-is frozen as a float. `judging` decides how a request counts.
+A ratio is stored as the two counts (good, total) until it is printed. Therefore the counts of two
+runs can be added, and nothing is rounded early. `judging` determines how a request counts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondCounts:
-    """One class's judged requests by second of a window; intervals are computed from these.
+    """One class's judged requests by second of a window, from which intervals are computed.
 
     Args:
         good: requests that attained, one entry per second.
@@ -84,11 +84,11 @@ class ClassCounts:
     Args:
         name: the class; empty for requests without one, and for all classes together.
         attainment: counts of attained and judged requests.
-        excluded: number of requests that the trace itself cancelled in time.
-        unjudged: number of requests without a target, or with a target that the record does not
-            suffice to judge.
+        excluded: number of cancelled requests that had not missed their TTFT target.
+        unjudged: number of requests without a target, or whose record does not suffice to judge
+            them.
         outcomes: requests by outcome; adds up to `rows`.
-        misses: missed requests by reason; one request may have several reasons.
+        misses: missed requests by reason; a request with several reasons counts for each of them.
     """
 
     name: str
@@ -142,11 +142,11 @@ class AttainmentTally:
 
 
 def goodput_per_s(good: int, window_ns: int) -> Fraction:
-    """Return attained requests per second of the window, exactly.
+    """Return the exact number of attained requests per second of the window.
 
     Args:
         good: requests that attained.
-        window_ns: the length of the window in which they were scheduled, above 0.
+        window_ns: length of the window in which the requests were scheduled, above 0.
     """
     return Fraction(good * NS_PER_S, window_ns)
 

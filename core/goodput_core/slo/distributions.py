@@ -1,8 +1,8 @@
 """Quantiles of the chi-square, beta and Student t distributions, with real parameters.
 
-The intervals of an attainment need them. The base install has no scipy, and the standard library
-has only `lgamma` and the normal distribution. Results are accurate to nine digits; the tests
-compare them with scipy's.
+The intervals of an attainment are computed from these quantiles. The base install has no scipy, and
+the standard library has only `lgamma` and the normal distribution. The quantiles are accurate to
+nine digits; the tests compare them with scipy's.
 
 Source: Press et al., "Numerical Recipes", 3rd edition, chapter 6 (incomplete gamma and beta
 functions); Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.4.
@@ -24,8 +24,8 @@ _NORMAL: Final = NormalDist()
 _EPSILON: Final = 1e-13
 _TINY: Final = 1e-300
 _SMALL: Final = 1e-20
-_LAST_STEP: Final = 1e-6  # relative; the error after a Newton step is about its square
-_STIRLING: Final = 10.0  # least argument of Stirling's series
+_LAST_STEP: Final = 1e-6  # relative; the remaining error is about the square of the last step
+_STIRLING: Final = 10.0  # minimum argument of Stirling's series
 _MAX_TERMS: Final = 200_000
 _MAX_STEPS: Final = 200
 _MANY_DEGREES: Final = 4_000.0
@@ -56,7 +56,7 @@ def chi_square_quantile(p: float, degrees: float) -> float:
     cube = 1 - 2 / (9 * degrees) + z * math.sqrt(2 / (9 * degrees))
     near_zero = math.exp((math.log(p) + math.lgamma(shape + 1)) / shape)
     if near_zero < _SMALL:
-        return 2 * near_zero  # further terms of the series vanish
+        return 2 * near_zero  # the further terms of the series are negligible
     guess = shape * cube**3 if cube > 0 and degrees > 1 else near_zero
     high = shape + 40 * math.sqrt(shape) + 100  # above the quantile of any p below 1
     return 2 * _invert(lambda x: _lower_gamma(shape, x), density, p, guess, high)
@@ -67,10 +67,10 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 
     Args:
         p: 0 < p < 1.
-        a: its first parameter, above 0.
-        b: its second parameter, above 0.
+        a: first parameter of the distribution, above 0.
+        b: second parameter of the distribution, above 0.
     """
-    if a > b:  # near 1, the distance to 1 is more accurate
+    if a > b:  # the quantile is nearer to 1; its distance from 1 is more accurate
         return 1 - beta_quantile(1 - p, b, a)
 
     def density(x: float) -> float:
@@ -157,7 +157,7 @@ def _lower_gamma(shape: float, x: float) -> float:
             if term < total * _EPSILON:
                 break
         return total * math.exp(log_scale)
-    # Lentz's continued fraction of the upper function; here its denominators are never zero.
+    # Lentz's continued fraction of the upper function, whose denominators are never zero here.
     b = x + 1 - shape
     c, d = 1 / _TINY, 1 / b
     fraction = d

@@ -3,8 +3,8 @@
 Misses come in bursts, so a thousand requests carry the information of fewer independent ones. The
 variance of the number of misses is estimated from blocks of seconds at several scales. A gamma
 distribution with that variance bounds the true number, and the scale with the widest bound is
-used. If misses are far apart, the bounds are those of independent requests. They are never
-narrower than the exact (Clopper–Pearson) bounds. docs/verdicts.md has the formula, an example and
+used. If misses are far apart, the bounds are those of independent requests. The bounds are never
+tighter than the exact (Clopper–Pearson) bounds. docs/verdicts.md has the formula, an example and
 the measured coverage.
 
 Source: Fay and Feuer, "Confidence intervals for directly standardized rates: a method based on
@@ -46,8 +46,8 @@ __all__ = [
 DEFAULT_CONFIDENCE: Final = 0.95
 LEAST_CONFIDENCE: Final = 0.5
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
-# t/z is 0/0 at a confidence of 0.5, and nearly constant below this one.
-_LEAST_INFLATED: Final = 0.75
+# At a confidence of 0.5, t/z is 0/0. Below this confidence it is nearly constant.
+_MIN_INFLATED: Final = 0.75
 _OUTAGE_PRECISION: Final = 1e-2
 
 
@@ -55,9 +55,9 @@ class IntervalMethod(StrEnum):
     """The source of an interval's bounds."""
 
     BLOCKS = "blocks"
-    """The variance between blocks of seconds, never narrower than independent requests."""
+    """The variance between blocks of seconds; never tighter than for independent requests."""
     EXACT = "exact"
-    """Independent requests: the window is a single second, which has no blocks."""
+    """The bounds of independent requests, because a window of one second has no blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +100,10 @@ class _Scale:
     """The misses of a window, cut into blocks of one length.
 
     Args:
-        blocks: number of blocks; 1 if the window is a single second, or if all requests attained
-            or all missed, so that there are no residuals.
+        blocks: number of blocks; 1 if there are no residuals, because the window is a single
+            second, all requests attained or all missed.
         variance: variance of the window's number of misses, from the spread between blocks.
-        worst: the largest excess of misses over the expected share in any block, at any offset.
+        worst: the largest excess of misses over the expected share in a block at any offset.
     """
 
     blocks: int
@@ -139,8 +139,9 @@ class WindowEstimate:
 
         Args:
             confidence: confidence of each one-sided bound, at least 0.5 and below 1.
-            classes: largest number of classes that may share the error of the upper bound.
-            outage_s: length of the longest unobserved outage, which the lower bound includes.
+            classes: maximum number of classes that may share the permitted error probability of the
+                upper bound.
+            outage_s: length of the longest unobserved outage for which the lower bound allows.
 
         Raises:
             ValueError: the confidence is out of bounds.
@@ -150,14 +151,14 @@ class WindowEstimate:
         uppers = [self._upper(1 - (1 - confidence) / share) for share in range(1, classes + 1)]
         return Interval(
             lower=min(self._lower(confidence, outage_s), self._exact_lower(confidence)),
-            # Rounding must not put the bounds out of order.
+            # Keep the bounds in order despite rounding errors.
             uppers=tuple(accumulate(uppers, max)),
             confidence=confidence,
             effective=self._effective(confidence),
             method=IntervalMethod.BLOCKS if self._seconds > 1 else IntervalMethod.EXACT,
         )
 
-    def excluded_outage_s(
+    def tolerated_outage_s(
         self, objective: Fraction, confidence: float = DEFAULT_CONFIDENCE
     ) -> float:
         """Return the longest unobserved outage with which the objective would still be met.
@@ -168,8 +169,8 @@ class WindowEstimate:
         """
         low, high = 0.0, self._seconds * float(1 - objective)
         if not self._missed:
-            clean = high / -math.log(1 - confidence)
-            return clean if self._lower(confidence, 0.0) >= objective else 0.0
+            tolerated_s = high / -math.log(1 - confidence)
+            return tolerated_s if self._lower(confidence, 0.0) >= objective else 0.0
         if self._lower(confidence, low) < objective:
             return 0.0
         while high - low > _OUTAGE_PRECISION * high:
@@ -183,18 +184,19 @@ class WindowEstimate:
     def _lower(self, confidence: float, outage_s: float) -> float:
         if self._total == 0:
             return 0.0
-        least = max(1.0, outage_s * self._total / self._seconds)
+        min_unseen = max(1.0, outage_s * self._total / self._seconds)
         most_missed = 0.0
         for scale in self._scales:
-            # Count the worst block once more: the window may have missed another one by chance.
-            unseen = max(scale.worst, least)
+            # Count the worst block once more, because the true rate may include another such block
+            # that did not occur in the window by chance.
+            unseen = max(scale.worst, min_unseen)
             mean = self._missed + unseen
             variance = self._variance(scale, confidence) + unseen**2
             most_missed = max(most_missed, _gamma_quantile(confidence, mean, variance))
         return min(max(0.0, 1 - most_missed / self._total), self._good / self._total)
 
     def _exact_lower(self, confidence: float) -> float:
-        """Return the exact bound; the gamma bound may exceed it at confidences near 50 %."""
+        """Return the exact lower bound. The gamma bound may exceed it at confidences near 50 %."""
         if not self._good:
             return 0.0
         return beta_quantile(1 - confidence, self._good, self._missed + 1)
@@ -206,7 +208,7 @@ class WindowEstimate:
             _gamma_quantile(1 - confidence, self._missed, self._variance(scale, confidence))
             for scale in self._scales
         )
-        # The gamma bound alone is slightly narrower than the exact one here.
+        # The upper gamma bound alone would be slightly tighter than the exact one.
         exact = beta_quantile(confidence, self._good + 1, self._missed)
         return max(1 - fewest_missed / self._total, exact, self._good / self._total)
 
@@ -224,19 +226,19 @@ def count_blocks(seconds: int) -> int:
 
 
 def requests_needed(objective: Fraction, confidence: float = DEFAULT_CONFIDENCE) -> int:
-    """Return the fewest requests that could show the objective if all of them attained.
+    """Return the minimum number of requests that can show the objective if all of them attain.
 
-    Without a miss the bound is −ln(1 − confidence) misses: about 3 at 95 % (the rule of three),
-    so 99 % needs 300 requests.
+    Without a miss, the upper bound on the misses is −ln(1 − confidence), about 3 at 95 % (the rule
+    of three). An objective of 99 % therefore requires 300 requests.
     """
     return math.ceil(-math.log(1 - confidence) / float(1 - objective))
 
 
 def _scales(counts: SecondCounts) -> Iterator[_Scale]:
-    """Cut the window into blocks at each scale; a window below 60 s has one-second blocks too.
+    """Divide the window into blocks at each scale; the finest scale below 60 s is one second.
 
-    Residuals are the misses of a second beyond its share, times the number of requests, so that
-    sums stay exact integers and do not depend on their order.
+    The residual of a second is its misses minus its expected share. Residuals are multiplied by the
+    number of requests, so that their sums are exact integers and do not depend on the order.
     """
     attainment, seconds = counts.attainment, len(counts.total)
     total, good = attainment.total, attainment.good
@@ -248,7 +250,7 @@ def _scales(counts: SecondCounts) -> Iterator[_Scale]:
     finest = count_blocks(seconds)
     for blocks in (finest, *(b for b in _BLOCK_COUNTS if b < finest)):
         length = seconds // blocks
-        around = [*sums[length:], *sums[1:length]]  # the residuals add up to 0, so the window wraps
+        around = [*sums[length:], *sums[1:length]]  # all residuals add up to 0, so wrap
         block_sums = [(sums[(b + 1) * length] - sums[b * length]) / total for b in range(blocks)]
         yield _Scale(
             blocks=blocks,
@@ -268,7 +270,7 @@ def _inflation(blocks: int, confidence: float) -> float:
     """Return (t/z)², which corrects for the uncertainty of a variance from few blocks."""
     if blocks < 2:
         return 1.0
-    level = max(confidence, _LEAST_INFLATED)
+    level = max(confidence, _MIN_INFLATED)
     return (student_t_quantile(level, blocks - 1) / normal_quantile(level)) ** 2
 
 

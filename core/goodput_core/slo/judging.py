@@ -1,8 +1,8 @@
 """Judging one request: attained or missed, and the reasons of a miss.
 
-Live displays, reports, verdicts, routers and control laws all use `judge`, so they cannot
-disagree. It uses one record and one set of targets. Objectives, windows and statistics are
-elsewhere.
+Live displays, reports, verdicts, routers and control laws all use `judge`, so they cannot disagree.
+`judge` uses one record and one set of targets. Objectives, windows and statistics are in other
+modules.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class JudgementKind(StrEnum):
     MISSED = "missed"
     """At least one target was missed. Counts in the denominator only."""
     EXCLUDED = "excluded"
-    """The trace itself cancelled the request in time. Counted separately."""
+    """The request was cancelled and had not missed its TTFT target. Counted separately."""
     UNJUDGED = "unjudged"
     """There is no target, or the record does not suffice to judge. Counted separately."""
 
 
 class MissReason(StrEnum):
-    """Reason of a miss. A finished request can miss for several reasons at once."""
+    """Reason of a miss. A finished request can have several reasons."""
 
     TTFT = "ttft"
     TPOT = "tpot"
@@ -93,9 +93,9 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
       cancellation.
     - An output of one token has no TPOT and no gaps, so it is judged by the other targets. An
       output without tokens misses its TTFT target.
-    - Fewer tokens than pinned: missed (`short`), in addition to any other reason.
-    - A TBT target, but neither gaps nor `tbt_p99_us` recorded: unjudged, unless another target was
-      missed.
+    - An output with fewer tokens than pinned: missed (`short`), in addition to any other reason.
+    - A TBT target without recorded gaps and without `tbt_p99_us`: unjudged, unless another target
+      was missed.
     """
     if targets.empty:
         return _UNJUDGED
@@ -115,7 +115,7 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
 def without_lag(record: RequestRecord) -> RequestRecord:
     """Return the same request as if the client had sent it on time.
 
-    The scheduled arrival becomes the actual send time. If a request misses with the send lag and
+    Its scheduled arrival becomes the actual send time. If a request misses with the send lag and
     attains without it, the client caused the miss.
     """
     lag_ns = record.lag_ns
@@ -171,7 +171,7 @@ def _misses_tpot(record: RequestRecord, bound_ns: int) -> bool:
 
 
 def _tbt_ns(record: RequestRecord) -> int | None:
-    """Return the p99 of the request's own gaps; None if none were kept."""
+    """Return the p99 of the request's own gaps; None if no gaps were recorded."""
     if record.gaps_us:
         return quantile(record.gaps_us, P99) * NS_PER_US
     return None if record.tbt_p99_us is None else record.tbt_p99_us * NS_PER_US

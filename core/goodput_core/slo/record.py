@@ -1,4 +1,4 @@
-"""The record of one request, on which judging, reports and intervals are based."""
+"""The record of one request, the input of judging, reports and intervals."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Outcome(StrEnum):
     ERROR = "error"
     """Rejected, malformed or closed early for any other reason."""
     TIMEOUT = "timeout"
-    """The response did not end within the client's time limit."""
+    """The response did not end within the time limit of the client."""
     CANCELLED = "cancelled"
-    """The trace or the client cancelled it."""
+    """The trace or the client cancelled the request."""
     UNSENT = "unsent"
     """The client never sent this row of the window."""
 
@@ -37,11 +37,11 @@ class RequestRecord:
     Times are nanoseconds since the start of the run, on one monotonic clock.
 
     Args:
-        request_id: identifier from the trace; it pairs requests of two runs of the same trace.
+        request_id: identifier from the trace, which is the same in every run of that trace.
         slo_class: SLO class; empty if the run has no classes.
         scheduled_ns: arrival time according to the trace. Latencies start here, so a slow client
             cannot hide queueing.
-        sent_ns: time at which its bytes were passed to the socket; None if never sent.
+        sent_ns: time at which the request was written to the socket; None if never sent.
         first_token_ns: arrival time of the first non-empty token; None without a token.
         last_token_ns: arrival time of the last non-empty token; None without a token.
         end_ns: time at which the response ended or failed; None if never sent.
@@ -51,14 +51,14 @@ class RequestRecord:
             recorded; None if unknown or if `gaps_us` has the gaps.
         input_tokens: prompt tokens, as sent.
         output_tokens: output tokens, reasoning tokens included.
-        pinned_output_tokens: required number of output tokens; fewer is a miss. None if the length
-            is not pinned.
+        pinned_output_tokens: required number of output tokens; an output with fewer is a miss. None
+            if the length is not pinned.
         outcome: outcome of the request.
         targets: the row's own targets; each overrides the target of the class.
         cancel_after_ns: time from `scheduled_ns` at which the trace cancels the request; None if
             the trace does not cancel it.
         status: HTTP status; None without a response.
-        detail: the problem in one short sentence, without prompt text.
+        detail: the problem in one short sentence, without any text of the prompt.
         replica: name of the replica that served the request; empty if the response lacks it.
         revision: revision of that replica; empty if the response lacks it.
         cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
@@ -118,7 +118,7 @@ class RequestRecord:
 
     @property
     def client_error(self) -> bool:
-        """True if the server rejected the request as wrong: 4xx other than 408 and 429."""
+        """True if the server rejected the request as invalid: 4xx other than 408 and 429."""
         return (
             self.outcome is Outcome.ERROR
             and self.status is not None

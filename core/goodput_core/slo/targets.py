@@ -1,4 +1,4 @@
-"""Latency targets, and the SLO classes of a manifest that have them."""
+"""Latency targets, and the SLO classes of a manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PERCENTAGE: Final = r"^(100|[0-9]{1,2})(\.[0-9]{1,6})?%$"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Upper bounds of one request's latencies; None if there is no target.
+    """Upper bounds of one request's latencies; None for each latency without a target.
 
     Args:
         ttft_ns: time to first token, from the scheduled arrival.
@@ -34,7 +34,7 @@ class Targets:
 
     @property
     def empty(self) -> bool:
-        """True if there is no target, so that there is nothing to judge."""
+        """True if there is no target."""
         return (
             self.ttft_ns is None
             and self.tpot_ns is None
@@ -44,14 +44,14 @@ class Targets:
 
     @property
     def pace_ns(self) -> int | None:
-        """Longest step that meets the targets: the smaller of TPOT and TBT; None without either."""
+        """Longest step that meets both the TPOT and the TBT target; None if there is neither."""
         tpot_ns, tbt_ns = self.tpot_ns, self.tbt_p99_ns
         if tpot_ns is None or (tbt_ns is not None and tbt_ns < tpot_ns):
             return tbt_ns
         return tpot_ns
 
     def overridden_by(self, row: Targets) -> Targets:
-        """Return these targets, each replaced by the row's own where it has one."""
+        """Return these targets, each replaced by the target of the row if the row has one."""
         return Targets(
             ttft_ns=self.ttft_ns if row.ttft_ns is None else row.ttft_ns,
             tpot_ns=self.tpot_ns if row.tpot_ns is None else row.tpot_ns,
@@ -76,7 +76,7 @@ def parse_objective(text: str) -> Fraction:
 
 
 def format_objective(objective: Fraction) -> str:
-    """Return the percentage that `parse_objective` reads back exactly."""
+    """Return a percentage from which `parse_objective` returns the same fraction."""
     percent = objective * 100
     rounded = round(Decimal(percent.numerator) / percent.denominator, 6)
     return f"{rounded.normalize():f}%"

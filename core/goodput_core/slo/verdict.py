@@ -1,7 +1,7 @@
 """The verdict on a run or a rolling window: PASS, FAIL, INCONCLUSIVE or INVALID, and its reason.
 
-The replayer, the operator and a gate share these rules, so they reach the same verdict. The rules
-are pure functions of counts, so each can be tested with values computed by hand.
+The replayer and the operator share these rules, so they reach the same verdict. The rules are pure
+functions of counts, so each can be tested with values computed by hand.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
     "format_share",
 ]
 
-# A shorter window has too few one-second blocks to estimate the spread between them.
+# A window of fewer seconds has too few one-second blocks to estimate the spread between blocks.
 MIN_BLOCKS: Final = 20
-_LEAST_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
-_MOST_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
-_LAG_SHARE: Final = 20  # of the tightest TTFT: 5 %
+_MIN_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
+_MAX_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
+_LAG_DIVISOR: Final = 20  # 5 % of the tightest TTFT
 
 
 class VerdictKind(StrEnum):
@@ -76,9 +76,9 @@ class Reason(StrEnum):
     BACKLOG = "Backlog"
     """No longer emitted: the interval accounts for long backlogs. Kept for older summaries."""
     TOO_FEW_BLOCKS = "TooFewBlocks"
-    """INCONCLUSIVE: the window is too short to see how its seconds differ."""
+    """INCONCLUSIVE: the window is too short to estimate the spread between its seconds."""
     TOO_FEW_REQUESTS = "TooFewRequests"
-    """INCONCLUSIVE: so few requests could not show the objective even if all attained."""
+    """INCONCLUSIVE: even if all requests attained, the lower bound would be below the objective."""
     INTERVAL_SPANS_OBJECTIVE = "IntervalSpansObjective"
     """INCONCLUSIVE: the objective lies between the bounds."""
     INCOMPLETE = "Incomplete"
@@ -90,7 +90,7 @@ class Reason(StrEnum):
     CLIENT_LAG_DECIDES = "ClientLagDecides"
     """INVALID: without the client's send lag the verdict on a class would change."""
     CLIENT_ERROR = "ClientError"
-    """INVALID: most misses are requests that the server rejected as wrong (4xx)."""
+    """INVALID: most misses are requests that the server rejected as invalid (4xx)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +99,15 @@ class ClassEvidence:
 
     Args:
         name: the class.
-        objective: the share that must attain; None if the class is reported, not judged.
+        objective: share of requests that must attain; None if the class is reported, not judged.
         attainment: counts of attained and judged requests.
         interval: bounds of the attainment; None if no request was judged.
-        unjudged: requests in neither count because the record does not suffice to judge them.
+        unjudged: requests that count neither as attained nor as missed, because their records do
+            not suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
         window_ns: the length of the window.
-        outage_ns: the longest outage that the lower bound includes (`slo.outageSeconds`).
-        excluded_outage_ns: the longest unobserved outage with which the lower bound still meets
+        outage_ns: the longest outage for which the lower bound allows (`slo.outageSeconds`).
+        tolerated_outage_ns: the longest unobserved outage with which the lower bound still meets
             the objective.
     """
 
@@ -118,7 +119,7 @@ class ClassEvidence:
     short: int = 0
     window_ns: int
     outage_ns: int = 0
-    excluded_outage_ns: int = 0
+    tolerated_outage_ns: int = 0
 
     @property
     def blocks(self) -> int:
@@ -135,11 +136,12 @@ class ValidityEvidence:
         tightest_ttft_ns: the smallest TTFT target of any request; None without TTFT targets.
         unsent: rows of the window that were never sent.
         missed: number of judged requests that missed.
-        client_errors: number of missed requests that the server rejected as wrong (4xx other
+        client_errors: number of missed requests that the server rejected as invalid (4xx other
             than 408 and 429).
-        baseline_answered: True if a baseline served the same requests, so that the rejections
-            are the service's fault.
-        incomplete: reason why the run ended early, as the end of a sentence; empty if it did not.
+        baseline_answered: True if a baseline served the same requests, so that the requests are
+            valid and the rejections are misses of the service.
+        incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
+            complete.
         without_lag: evidence about the same classes, in the same order, computed as if each
             request had been sent on time.
     """
@@ -156,8 +158,8 @@ class ValidityEvidence:
     @property
     def lag_limit_ns(self) -> int:
         """Limit of the p99 send lag: max(10 ms, min(5 % of the tightest TTFT, 100 ms))."""
-        share_ns = (self.tightest_ttft_ns or 0) // _LAG_SHARE
-        return max(_LEAST_LAG_LIMIT_NS, min(share_ns, _MOST_LAG_LIMIT_NS))
+        share_ns = (self.tightest_ttft_ns or 0) // _LAG_DIVISOR
+        return max(_MIN_LAG_LIMIT_NS, min(share_ns, _MAX_LAG_LIMIT_NS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,21 +206,21 @@ def class_evidence(
 
     Args:
         name: the class.
-        objective: the share that must attain; None if the class is reported, not judged.
+        objective: share of requests that must attain; None if the class is reported, not judged.
         counts: judged requests, one entry per second of the window.
         confidence: confidence of each one-sided bound.
-        classes: number of classes that share the error of the upper bound.
-        outage_s: the longest outage that a PASS must exclude, `slo.outageSeconds`.
-        unjudged: requests that the records do not suffice to judge.
+        classes: number of classes that share the permitted error probability of FAIL.
+        outage_s: the longest outage for which a PASS must allow, `slo.outageSeconds`.
+        unjudged: requests whose records do not suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
     """
     attainment = counts.attainment
-    interval, excluded_s = None, 0.0
+    interval, tolerated_s = None, 0.0
     if attainment.total:
         estimate = WindowEstimate(counts)
         interval = estimate.interval(confidence, classes=classes, outage_s=outage_s)
         if objective is not None:
-            excluded_s = estimate.excluded_outage_s(objective, confidence)
+            tolerated_s = estimate.tolerated_outage_s(objective, confidence)
     return ClassEvidence(
         name=name,
         objective=objective,
@@ -228,7 +230,7 @@ def class_evidence(
         short=short,
         window_ns=len(counts.total) * NS_PER_S,
         outage_ns=outage_s * NS_PER_S,
-        excluded_outage_ns=int(excluded_s * NS_PER_S),
+        tolerated_outage_ns=int(tolerated_s * NS_PER_S),
     )
 
 
@@ -240,7 +242,7 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
     enough, even if other classes are undecided. PASS is last because it needs every class.
 
     FAIL is tested for each class with Holm's step-down correction, so that more classes do not
-    make a false alarm likelier. PASS needs no correction, because it requires all classes at once.
+    make a wrong FAIL likelier. PASS needs no correction, because every class must pass.
 
     Args:
         classes: every class that has an objective or a request.
@@ -251,7 +253,7 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
     verdicts = _judge_classes(classes)
     kind, reason, sentence = _combine(verdicts, any_objective=bool(with_objective))
     if skipped:
-        sentence += f" Skipped, without a judged request: {', '.join(skipped)}."
+        sentence += f" Classes without a judged request: {', '.join(skipped)}."
     if validity is not None:
         problems = list(_validity_problems(verdicts, validity))
         if problems:
@@ -292,9 +294,9 @@ def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]
 def _find_failed(classes: Sequence[ClassEvidence]) -> dict[str, float]:
     """Return the upper bound of each class that is below its objective, by name.
 
-    This is Holm's procedure on bounds. The classes that have not failed share the error. Every
-    class whose upper bound lies below its objective fails, and the rest is tested again with
-    fewer classes to share the error.
+    This is Holm's procedure on bounds. The classes that have not failed share the permitted error
+    probability. Every class whose upper bound lies below its objective fails. The remaining classes
+    are then tested again, with a larger share for each.
 
     Source: Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
     """
@@ -324,44 +326,47 @@ def _judge_class(
 ) -> ClassVerdict:
     good, total = evidence.attainment.good, evidence.attainment.total
     goal = f"the objective is {format_objective(objective)}"
-    sure = f"with {interval.confidence * 100:.4g}% confidence"
-    outage, excluded = evidence.outage_ns, evidence.excluded_outage_ns
+    confidence = f"with {interval.confidence * 100:.4g}% confidence"
+    outage_ns, tolerated_ns = evidence.outage_ns, evidence.tolerated_outage_ns
     kind, reason = VerdictKind.INCONCLUSIVE, Reason.INTERVAL_SPANS_OBJECTIVE
     if evidence.unjudged:
         reason = Reason.UNJUDGED
         text = f"but {evidence.unjudged} could not be judged from the records"
     elif failed_at is not None:
         kind, reason = VerdictKind.FAIL, Reason.BELOW_OBJECTIVE
-        text = f"at most {format_share(failed_at)} {sure}, {goal}"
+        text = f"at most {format_share(failed_at)} {confidence}, {goal}"
     elif evidence.blocks < MIN_BLOCKS:
         reason = Reason.TOO_FEW_BLOCKS
         window = format_duration(evidence.window_ns)
-        text = f"but a PASS takes a window of at least {MIN_BLOCKS} s, and this one has {window}"
+        text = f"but a PASS requires a window of at least {MIN_BLOCKS} s; this one is {window} long"
     elif total < (needed := requests_needed(objective, interval.confidence)):
         reason = Reason.TOO_FEW_REQUESTS
-        text = f"but an objective of {format_objective(objective)} takes at least {needed} requests"
+        text = (
+            f"but an objective of {format_objective(objective)} requires at least {needed} requests"
+        )
     elif interval.lower >= objective:
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
-        unseen = format_duration(max(outage, excluded))
+        unobserved = format_duration(max(outage_ns, tolerated_ns))
         text = (
-            f"at least {format_share(interval.lower)} {sure}, {goal}; it would still be met "
-            f"with one unobserved outage of {unseen}"
+            f"at least {format_share(interval.lower)} {confidence}, {goal}; it would still be met "
+            f"with one unobserved outage of {unobserved}"
         )
-    elif 0 < excluded < outage:
-        takes = format_duration(evidence.window_ns * outage // excluded)
+    elif 0 < tolerated_ns < outage_ns:
+        required = format_duration(evidence.window_ns * outage_ns // tolerated_ns)
         text = (
-            f"but the window rules out an unobserved outage of {format_duration(excluded)}, not of "
-            f"{format_duration(outage)}, which takes a window of about {takes}"
+            "but the objective would still be met with an unobserved outage of "
+            f"{format_duration(tolerated_ns)}, not of {format_duration(outage_ns)}; "
+            f"that requires a window of about {required}"
         )
     else:
         text = (
             f"between {format_share(interval.lower)} and {format_share(interval.upper)}, each "
-            f"bound {sure}, {goal}"
+            f"bound {confidence}, {goal}"
         )
     if kind is not VerdictKind.PASS and 2 * evidence.short > total:
         text += (
-            f"; {evidence.short} outputs had fewer tokens than their rows, and if the model may "
-            "end its outputs itself, use --length-pinning none"
+            f"; {evidence.short} outputs had fewer tokens than their rows; if the model is meant "
+            "to choose its output lengths, use --length-pinning none"
         )
     sentence = f"{evidence.name}: {good} of {total} attained, {text}"
     return ClassVerdict(name=evidence.name, kind=kind, reason=reason, sentence=sentence)
@@ -370,14 +375,14 @@ def _judge_class(
 def _validity_problems(
     verdicts: Sequence[ClassVerdict], validity: ValidityEvidence
 ) -> Iterator[tuple[Reason, str]]:
-    """Yield every reason why the run measured the client rather than the service."""
+    """Yield every reason why the run is invalid, with the text of each."""
     if validity.incomplete:
         yield Reason.INCOMPLETE, f"it is incomplete, {validity.incomplete}"
     if validity.unsent:
         yield Reason.UNSENT_ROWS, f"{validity.unsent} rows were never sent"
     if 2 * validity.client_errors > validity.missed and not validity.baseline_answered:
         rejected = f"{validity.client_errors} of the {validity.missed} missed requests"
-        yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as wrong (4xx)"
+        yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as invalid (4xx)"
     if validity.lag_p99_ns is not None and validity.lag_p99_ns > validity.lag_limit_ns:
         lag, limit = format_duration(validity.lag_p99_ns), format_duration(validity.lag_limit_ns)
         yield (
@@ -393,5 +398,5 @@ def _validity_problems(
 
 
 def format_share(share: float) -> str:
-    """Return a percentage with two decimals, cut off: a missed objective never looks met."""
+    """Return a percentage truncated to two decimals, so that a missed objective never looks met."""
     return f"{int(share * 10_000) / 100:.2f}%"

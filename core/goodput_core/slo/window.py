@@ -1,7 +1,7 @@
 """The last hour of a service: a bounded ring of per-second counts, and the verdict on it.
 
-Routers count into a ring, and the operator sums the routers' rings into one of its own; both use
-this class. The verdict is that of a run (`verdict.decide`) on the shortest window that decides.
+Each router counts in a ring, and the operator adds the routers' counts to a ring of its own. The
+verdict follows the rule for a run (`verdict.decide`), on the shortest window that is conclusive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ZEROS: Final = array("I", [0]) * RING_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentSeconds:
-    """The counts of consecutive seconds; a router publishes these, and an operator adds them up.
+    """Counts of consecutive seconds; routers publish these, and the operator adds them up.
 
     Args:
         first_s: number of the first second.
@@ -54,8 +54,8 @@ class RecentSeconds:
 class SecondRing:
     """Counts of judged requests per class for each of the last 3,600 seconds.
 
-    Seconds are numbered on one clock of the caller. The ring advances to the newest second that
-    was counted or read. Counts more than an hour older are dropped.
+    Seconds are numbered by a clock of the caller. The ring advances to the newest second that was
+    counted or read. Counts that are more than an hour older are dropped.
 
     Args:
         first_s: number of the first second.
@@ -87,11 +87,11 @@ class SecondRing:
         self._end_s = end_s
 
     def extend_back(self, first_s: int) -> None:
-        """Move the first second back, as far as the ring reaches."""
+        """Move the first second back, at most by the length of the ring."""
         self._first_s = min(self._first_s, first_s)
 
     def add(self, name: str, second: int, *, good: int, total: int) -> None:
-        """Add requests of one second; ignored if it is older than the ring.
+        """Add requests of one second; ignore seconds older than the ring.
 
         Args:
             name: the class.
@@ -104,9 +104,9 @@ class SecondRing:
             return
         if name not in self._classes:
             self._classes[name] = (_ZEROS[:], _ZEROS[:])
-        place = second % RING_S
+        index = second % RING_S
         for counts, more in zip(self._classes[name], (good, total), strict=True):
-            counts[place] = min(counts[place] + more, _MAX_COUNT)
+            counts[index] = min(counts[index] + more, _MAX_COUNT)
 
     def counts(self, name: str, first_s: int, end_s: int) -> SecondCounts:
         """Return the counts of the seconds from `first_s` up to, but excluding, `end_s`.
@@ -135,7 +135,7 @@ class SecondRing:
         for name in self._classes if first_s < end_s else ():
             counts = self.counts(name, first_s, end_s)
             if any(counts.total):
-                # Convert to lists, which can be encoded.
+                # Convert to lists, because arrays cannot be encoded.
                 classes[name] = SecondCounts(good=list(counts.good), total=list(counts.total))
         return RecentSeconds(first_s=first_s, end_s=end_s, classes=classes)
 
@@ -163,22 +163,23 @@ def judge_rolling(
     outage_s: int = 0,
     windows_s: Sequence[int] = WINDOWS_S,
 ) -> RollingVerdict:
-    """Judge the shortest of the last 5, 15 and 60 minutes that decides; the longest if none does.
+    """Judge the shortest conclusive window of 5, 15 and 60 minutes; the longest if none is.
 
-    Each window has a third of the error probability, so that three attempts do not make an error
-    likelier. If the counts begin later than a window, the window is shortened.
+    A window is conclusive if its verdict is PASS or FAIL. Each window has a third of the permitted
+    error probability, so that three attempts do not make an error likelier. If the counts begin
+    later than a window, the window is shortened.
 
     Args:
         seconds: counts of each class up to the present, all of the same length.
         classes: the classes with their objectives; at least one.
         confidence: confidence of each one-sided bound, over the three windows together.
-        outage_s: the longest outage that a PASS must exclude.
+        outage_s: the longest outage for which a PASS must allow.
         windows_s: the windows to try, a subset of `WINDOWS_S`.
     """
     each = 1 - (1 - confidence) / len(WINDOWS_S)
     sharers = max(1, sum(c.objective is not None for c in classes))
-    held_s = min((len(seconds[c.name].total) for c in classes), default=0)
-    for window_s in sorted({min(w, held_s) for w in windows_s}):
+    available_s = min((len(seconds[c.name].total) for c in classes), default=0)
+    for window_s in sorted({min(w, available_s) for w in windows_s}):
         evidence = tuple(
             class_evidence(
                 c.name,
@@ -190,10 +191,11 @@ def judge_rolling(
             )
             for c in classes
         )
-        found = RollingVerdict(window_s=window_s, classes=evidence, verdict=decide(evidence, None))
-        if found.verdict.kind is not VerdictKind.INCONCLUSIVE:
+        verdict = decide(evidence, None)
+        rolling = RollingVerdict(window_s=window_s, classes=evidence, verdict=verdict)
+        if verdict.kind is not VerdictKind.INCONCLUSIVE:
             break
-    return found
+    return rolling
 
 
 def _last(counts: SecondCounts, window_s: int) -> SecondCounts:
@@ -201,7 +203,7 @@ def _last(counts: SecondCounts, window_s: int) -> SecondCounts:
 
 
 def _put(ring: array[int], first_s: int, values: array[int]) -> None:
-    """Write consecutive seconds, at most as many as the ring has."""
+    """Write the values of consecutive seconds, at most `RING_S` of them."""
     start = first_s % RING_S
     until_wrap = min(len(values), RING_S - start)
     ring[start : start + until_wrap] = values[:until_wrap]

@@ -1,7 +1,7 @@
 """`status` of an LLMService, for users, `kubectl` and autoscalers; only the operator writes it.
 
-No decision depends on it. A restarted operator only keeps stored values until it has new ones, and
-the history of decisions.
+A restarted operator continues from few of the stored fields: the current revision, the decisions,
+the times of transitions and, until its own first measurement, the measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Truth(StrEnum):
-    """The status of a condition."""
+    """Value of the field `status` of a condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -31,14 +31,14 @@ class Truth(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionStatus:
-    """One condition, with Kubernetes' own fields."""
+    """One condition of the service, with the fields of Kubernetes' own conditions."""
 
     type: str = spec_field("Type of the condition.", max_length=64)
     status: Truth = spec_field("True, False or Unknown.")
     reason: str = spec_field("Reason, in one word.", max_length=64)
     message: str = spec_field("Reason, in a sentence.", default="", max_length=2048)
     last_transition_time: str = spec_field(
-        "Time of the last change of the status.", max_length=32, format="date-time"
+        "Time of the last change of the condition's status.", max_length=32, format="date-time"
     )
     observed_generation: int = spec_field(
         "Generation of the spec that the condition describes.", minimum=0
@@ -47,7 +47,7 @@ class ConditionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassStatus:
-    """Attainment of one class over the window that SLOAttained names."""
+    """Attainment of one class over the window of the condition `SLOAttained`."""
 
     name: str = spec_field("The class's name.", max_length=40)
     good: int = spec_field("Requests that met every target.", minimum=0)
@@ -85,13 +85,11 @@ class DecisionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryStatus:
-    """The strings of `kubectl get`'s columns."""
+    """Contents of the columns of `kubectl get`."""
 
-    replicas: str | None = spec_field(
-        "Numbers of ready and of desired engines.", default=None, max_length=32
-    )
+    replicas: str | None = spec_field("Ready and desired replicas.", default=None, max_length=32)
     attainment: str | None = spec_field(
-        "Attainment of the class that is closest to its objective.",
+        "Attainment and objective of the class with the smallest margin.",
         default=None,
         max_length=64,
     )
@@ -129,9 +127,9 @@ class LLMServiceStatus:
         "Requests per second that met their targets.", default=None, max_length=32
     )
     summary: SummaryStatus | None = spec_field(
-        "Strings of the columns of `kubectl get`.", default=None
+        "Contents of the columns of `kubectl get`.", default=None
     )
-    current_revision: str | None = spec_field("Revision that serves.", default=None, max_length=63)
+    current_revision: str | None = spec_field("The serving revision.", default=None, max_length=63)
     update_revision: str | None = spec_field(
         "Revision of the spec as last applied.", default=None, max_length=63
     )

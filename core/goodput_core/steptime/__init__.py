@@ -1,7 +1,7 @@
-"""Step time: forms of device profiles, fitting to logs, and learning while serving.
+"""Step time: forms of device profiles, fitted to logs or learned while an engine serves.
 
-The emulated executor, the engine's budget law and the replica law predict with the same objects, so
-they agree on the cost of a step. Nothing here reads a file.
+The emulated executor, the prefill law and the replica law predict with the same objects, so they
+agree on the cost of a step. Nothing here reads a file.
 """
 
 from __future__ import annotations

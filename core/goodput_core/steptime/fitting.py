@@ -1,12 +1,12 @@
 """Fitting of a roofline to timed steps, and least squares without negative coefficients.
 
 A log does not state which steps are bound by memory and which by arithmetic. Therefore every
-position of the bend is tried; on each side of it the law is linear. Errors are relative, so that a
-short step counts as much as a long one.
+position of the bend between them is tried. On each side of the bend the step time is linear. Errors
+are relative, so that a short step counts as much as a long one.
 
-Coefficients are not negative, because a budget law would act on a negative cost, which is noise.
-The exact solution for at most four unknowns is found by trying all sets of zero coefficients. It
-needs only sums and no numerical library, so an engine can fit while it serves.
+Coefficients are not negative. A negative cost would be noise, and the prefill law would act on it.
+The exact solution for at most four unknowns is found by trying all sets of coefficients that may be
+zero. It needs only sums and no numerical library, so an engine can fit while it serves.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["StepSample", "errors_ppm", "fit_roofline", "hold_out", "nonnegative_least_squares"]
 
-_BLOCKS: Final = 25
-_FINALISTS: Final = 8
+_SECTIONS: Final = 25
+_FINALISTS: Final = 8  # the best positions of the bend; one of them is selected
 # In the largest step, arithmetic must take this many times as long as reading the weights, and in
-# the smallest step the reverse. Otherwise the bend is not in the log.
-_CLEARLY: Final = 1.1
+# the smallest step the weights must take this many times as long as arithmetic. Otherwise the bend
+# is not in the log.
+_MIN_RATIO: Final = 1.1
 # Columns scaled to length one are dependent if a pivot is smaller than this.
 _SINGULAR: Final = 1e-10
 
@@ -48,7 +49,7 @@ class StepSample(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over steps, of 1, the context x and the requests b, each over the step's time t."""
+    """Sums over steps: of 1, context x and requests b, each divided by the step's time."""
 
     steps: float = 0
     one: float = 0
@@ -76,7 +77,7 @@ class _Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The steps with the same number of tokens."""
+    """The sums of the steps with one number of tokens."""
 
     tokens: int
     sums: _Sums
@@ -85,18 +86,18 @@ class _Group:
 def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> RooflineForm:
     """Return the roofline with the least squared relative error.
 
-    For every position of the bend, non-negative least squares give c0 from the steps before it,
-    c1 from those after it, and c2 and c4 from all steps. Among the best positions, the one whose
-    complete law, including the maximum, is nearest to the steps is selected.
+    For every position of the bend, non-negative least squares give c0 from the steps before the
+    bend, c1 from the steps after it, and c2 and c4 from all steps. Of the best positions, the one
+    is selected whose complete form, including the maximum, has the smallest error.
 
     Args:
         samples: steps, in any order.
-        least_per_side: steps that must lie before the bend, and after it.
+        least_per_side: minimum number of steps before the bend, and after it.
 
     Raises:
-        ValueError: the steps are too few or cover only one side of the bend; the message names it.
+        ValueError: the steps are too few or cover only one side of the bend.
     """
-    groups = _grouped(samples)
+    groups = _group_by_tokens(samples)
     total = sum(group.sums.steps for group in groups)
     zero = _Sums()
     before = list(accumulate((g.sums for g in groups), _Sums.plus, initial=zero))
@@ -105,28 +106,28 @@ def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> 
             (g.sums.times_tokens(g.tokens) for g in reversed(groups)), _Sums.plus, initial=zero
         )
     )[::-1]
-    tried: list[tuple[float, RooflineForm]] = []
+    fits: list[tuple[float, RooflineForm]] = []
     for low, high in zip(before, after, strict=True):
         if min(low.steps, high.steps) >= least_per_side:
             form, explained = _fit_sides(low, high)
-            tried.append((total - explained, form))
-    if not tried:
+            fits.append((total - explained, form))
+    if not fits:
         raise ValueError(
             f"{total:.0f} steps of {len(groups)} different sizes are too few: "
             f"{least_per_side} smaller and {least_per_side} larger ones are needed"
         )
-    best = heapq.nsmallest(_FINALISTS, tried, key=lambda item: item[0])
+    best = heapq.nsmallest(_FINALISTS, fits, key=lambda fit: fit[0])
     form = min((form for _, form in best), key=lambda form: _squared_error(form, groups))
     smallest, largest = groups[0].tokens, groups[-1].tokens
-    if form.c1_ns_per_token * largest < form.c0_ns * _CLEARLY:
+    if form.c1_ns_per_token * largest < form.c0_ns * _MIN_RATIO:
         raise ValueError(
             "no step is large enough for arithmetic to take longer than reading the weights; "
-            "log some with longer prompts or a larger token budget"
+            "log steps with longer prompts or a larger token budget"
         )
-    if form.c0_ns < form.c1_ns_per_token * smallest * _CLEARLY:
+    if form.c0_ns < form.c1_ns_per_token * smallest * _MIN_RATIO:
         raise ValueError(
             "no step is small enough for reading the weights to take longer than arithmetic; "
-            "log some that only decode"
+            "log steps that only decode"
         )
     return form
 
@@ -134,9 +135,9 @@ def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> 
 def hold_out(samples: Sequence[StepSample]) -> tuple[list[StepSample], list[StepSample]]:
     """Split steps into four fifths to fit and one fifth to evaluate the fit.
 
-    Neighbouring steps are alike, so every fifth of 25 equal sections is held out.
+    Neighbouring steps are similar, so every fifth of 25 equal sections is held out.
     """
-    bounds = [len(samples) * i // _BLOCKS for i in range(_BLOCKS + 1)]
+    bounds = [len(samples) * i // _SECTIONS for i in range(_SECTIONS + 1)]
     fit: list[StepSample] = []
     held: list[StepSample] = []
     for i, (start, end) in enumerate(pairwise(bounds)):
@@ -149,7 +150,7 @@ def errors_ppm(form: StepTimeForm, samples: Iterable[StepSample]) -> list[int]:
     return [abs(form.step_ns(shape) - step_ns) * 1_000_000 // step_ns for shape, step_ns in samples]
 
 
-def _grouped(samples: Iterable[StepSample]) -> list[_Group]:
+def _group_by_tokens(samples: Iterable[StepSample]) -> list[_Group]:
     groups: dict[int, list[float]] = {}
     for shape, step_ns in samples:
         one = 1 / step_ns
@@ -162,7 +163,7 @@ def _grouped(samples: Iterable[StepSample]) -> list[_Group]:
 
 
 def _fit_sides(low: _Sums, high: _Sums) -> tuple[RooflineForm, float]:
-    """Return the best coefficients for one position of the bend, and the explained part of Σ 1."""
+    """Return the best form for one position of the bend, and the explained part of Σ 1."""
     gram = [
         [low.one_one, 0, low.one_x, low.one_b],
         [0, high.one_one, high.one_x, high.one_b],
@@ -202,10 +203,10 @@ def nonnegative_least_squares(
         right: Aᵀb, [n].
 
     Returns:
-        x, [n]. Columns of zeros, and linear combinations of others, may get 0.
+        x, [n]. Columns of zeros get 0; linear combinations of other columns may get 0.
 
-    Source: Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23: the solution
-    is the unconstrained one of the columns that are not zero in it.
+    Source: Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23. The solution
+    equals the unconstrained solution of those columns whose x is not zero.
     """
     columns = [i for i in range(len(right)) if gram[i][i] > 0]
     best, best_gain = [0.0] * len(right), 0.0
@@ -229,7 +230,7 @@ def nonnegative_least_squares(
 def _solve(
     gram: Sequence[Sequence[float]], right: Sequence[float], chosen: tuple[int, ...]
 ) -> list[float] | None:
-    """Solve some columns without constraint by Gaussian elimination; None if dependent."""
+    """Solve the chosen columns by Gaussian elimination; None if the columns are dependent."""
     scale = [gram[i][i] ** -0.5 for i in chosen]
     rows = [
         [*(gram[i][j] * si * sj for j, sj in zip(chosen, scale, strict=True)), right[i] * si]
@@ -247,6 +248,6 @@ def _solve(
                 rows[row][at] -= factor * rows[column][at]
     solution = [0.0] * size
     for row in range(size - 1, -1, -1):
-        known = sum(rows[row][at] * solution[at] for at in range(row + 1, size))
-        solution[row] = (rows[row][size] - known) / rows[row][row]
+        solved = sum(rows[row][at] * solution[at] for at in range(row + 1, size))
+        solution[row] = (rows[row][size] - solved) / rows[row][row]
     return [x * s for x, s in zip(solution, scale, strict=True)]

@@ -1,8 +1,9 @@
 """Forms of step time: functions from the shape of a step to its device time.
 
-A form has a few coefficients. Each device profile contains one, and the emulated executor takes its
-step times from it. The engine and the operator size steps with its inverse (`largest_prefill`).
-This module reads no file, and its forms do not change.
+A form has a few coefficients. Each device profile contains a form, from which the emulated executor
+takes its step times. The engine and the operator use the inverse of a form (`largest_prefill`) to
+size steps. This module reads no file. Its forms are immutable, unlike the learned form of
+`goodput_core.steptime.online`.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ __all__ = [
 class StepShape(NamedTuple):
     """The shape of a step, summed over its requests.
 
-    A request either decodes, one token on top of a known context, or has a *chunk*: some tokens
-    of its prompt (or, after a preemption, of the tokens to recompute).
+    Each request either decodes one token, or computes a *chunk*: some tokens of its prompt (or,
+    after a preemption, of the tokens to recompute).
 
     Args:
         num_requests: B, requests with at least one token in the step.
-        num_tokens: N, computed tokens of prompt chunks and decodes together.
+        num_tokens: N, tokens computed in the step, in chunks and decodes together.
         context_tokens: tokens that attention reads, summed over all requests: those already in the
             KV cache plus those computed in the step.
         max_chunk_tokens: the largest number of tokens of one request.
         num_decodes: requests that decode.
         decode_context_tokens: the part of `context_tokens` that decodes read.
-        prefill_squares: sum of end² − start² over the chunks, twice the number of token pairs in
-            attention. Over all chunks of a prompt it is the square of the prompt's length.
+        prefill_squares: sum of end² − start² over the chunks, which is about twice the number of
+            token pairs in attention. All chunks of a prompt add up to the square of its length.
     """
 
     num_requests: int
@@ -70,7 +71,7 @@ class StepShape(NamedTuple):
             decodes: requests that decode.
             decode_context_tokens: context of these requests, including the tokens computed in the
                 step.
-            chunks: (tokens computed before, tokens computed in the step) of every other request.
+            chunks: (tokens computed before the step, tokens computed in it) of every other request.
         """
         context, longest = decode_context_tokens, 1 if decodes else 0
         shape = cls(decodes, decodes, context, longest, decodes, context, 0)
@@ -108,7 +109,7 @@ class StepTimeForm(Protocol):
         ...
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
-        """Return the longest chunk with which a step stays within a time: the inverse of `step_ns`.
+        """Return the longest chunk with which a step stays within a time; the inverse of `step_ns`.
 
         Args:
             beside: the shape of the step without the chunk.
@@ -123,10 +124,10 @@ class StepTimeForm(Protocol):
 
 
 class DeviceForm(StepTimeForm, Protocol):
-    """The form of a device profile; it does not change."""
+    """The form of a device profile; it is immutable."""
 
     def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
-        """Return `step_ns` of steps that only decode, faster than by single calls.
+        """Return `step_ns` of steps that only decode, faster than one call for each.
 
         Args:
             num_decodes: requests of each step, at least 1.
@@ -149,26 +150,26 @@ def largest_prefill(
 ) -> int:
     """Return the longest chunk with which a step is predicted to take at most `target_ns`.
 
-    The form is inverted in closed form (a line for rooflines and tables, a quadratic for
-    DistServe's form), so the cost does not depend on the budget.
+    The inverse is computed analytically (from a linear equation for rooflines and tables, from a
+    quadratic one for DistServe's form), so the cost of a call does not depend on the budget.
 
     Args:
         form: the step-time form.
         beside: the shape of the step without the chunk.
-        target_ns: the time that the tightest running request has left for the step.
-        most_tokens: upper bound: the rest of the budget or of the prompt.
+        target_ns: maximum time of the step, from the running request with the tightest target.
+        most_tokens: maximum tokens, such as the rest of the budget or of the prompt.
         start: tokens of the chunk's request that are computed already.
         multiple: round down to a multiple of this.
 
     Returns:
-        Tokens, 0 to `most_tokens`; 0 if even one is too many.
+        Tokens, 0 to `most_tokens`; 0 if even one token is too many.
     """
     if target_ns < 1:
         return 0
-    # Half a nanosecond, because predictions are rounded.
+    # Add half a nanosecond, because predictions are rounded.
     guess = form.chunk_within(beside, start, target_ns + 0.5)
     tokens = most_tokens if guess >= most_tokens else max(0, math.floor(guess))
-    # A rounding error of the guess may move it across an integer.
+    # A rounding error may have moved the guess across an integer.
     if tokens > 0 and form.step_ns(beside.with_chunk(start, tokens)) > target_ns:
         tokens -= 1
     elif tokens < most_tokens and (form.step_ns(beside.with_chunk(start, tokens + 1)) <= target_ns):
@@ -178,7 +179,7 @@ def largest_prefill(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitForm:
-    """A step takes one unit, or ceil(largest chunk / chunk_tokens) units; for textbook schedules.
+    """A step takes one unit, or ceil(largest chunk / chunk_tokens) units; for worked examples.
 
     Args:
         unit_ns: length of one unit.
@@ -213,6 +214,8 @@ class UnitForm:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineForm:
     """max(c0, c1·N) + c2·context + c4·B: a step is bound by reading weights or by arithmetic.
+
+    There is no c3; the numbers are those of the fields.
 
     Args:
         c0_ns: time to read all weights once.
@@ -254,7 +257,7 @@ class RooflineForm:
             - self.c4_ns_per_request * (beside.num_requests + 1)
         )
         c1, c2 = self.c1_ns_per_token, self.c2_ns_per_context_token
-        # The maximum is within the time if both are.
+        # The maximum of two terms is in time if each of them is.
         return min(
             tokens_in_time(room_ns - self.c0_ns, linear=c2),
             tokens_in_time(room_ns - c1 * beside.num_tokens, linear=c1 + c2),
@@ -263,7 +266,7 @@ class RooflineForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTime:
-    """Time of a step that decodes: fixed + context + requests.
+    """Linear time of a step: fixed + context + requests.
 
     Args:
         fixed_ns: time of every step.
@@ -280,18 +283,18 @@ class LinearTime:
 class DistServeForm:
     """Prefill: p0 + p1·n + p2·Σ length². Decode: d0 + d1·context + d2·B, in two regimes of B.
 
-    The published form describes steps with complete prompts or with decodes. Here a chunk costs
-    end² − start² of the square of its prompt, so the chunks of a prompt cost as much as the prompt,
-    plus p0 for each step with a chunk. A step of both kinds takes the sum of both times; a device
-    that fuses them is faster. At the threshold the published decode time may fall by a few percent,
-    and so does this form.
+    The published form describes steps with only complete prompts or only decodes. Here a chunk
+    costs its share, end² − start², of the prompt's square. All chunks of a prompt together cost as
+    much as the unsplit prompt, plus p0 for each further step. A step with chunks and decodes takes
+    the sum of the two times; a device that fuses them is faster. At the threshold the published
+    decode time may fall by a few percent, and this form reproduces that.
 
     Args:
-        prefill_fixed_ns: p0, time of every step with a prefill.
+        prefill_fixed_ns: p0, time of every step with a chunk.
         prefill_ns_per_token: p1, time for each prompt token.
         prefill_ns_per_square: p2, time for each unit of Σ length².
-        small: time of decodes below the threshold.
-        large: time of decodes from the threshold on.
+        small: decode time with fewer requests than the threshold.
+        large: decode time with at least as many requests as the threshold.
         large_from_requests: the threshold, in requests that decode.
 
     Source: Zhong et al., "DistServe", OSDI 2024, appendix A, in the form of its simulator
@@ -314,9 +317,9 @@ class DistServeForm:
 
     def decode_times(self, num_decodes: int, contexts: Sequence[int]) -> list[int]:
         """Return the times of steps that only decode; see `DeviceForm`."""
-        law = self._decode_regime(num_decodes)
-        requests_ns = law.ns_per_request * num_decodes
-        return _linear_times(law.fixed_ns, law.ns_per_context_token, requests_ns, contexts)
+        decode = self._decode_regime(num_decodes)
+        requests_ns = decode.ns_per_request * num_decodes
+        return _linear_times(decode.fixed_ns, decode.ns_per_context_token, requests_ns, contexts)
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         """Invert the form; see `StepTimeForm`."""
@@ -335,11 +338,11 @@ class DistServeForm:
     def _decode_ns(self, shape: StepShape) -> float:
         if not shape.num_decodes:
             return 0
-        law = self._decode_regime(shape.num_decodes)
+        decode = self._decode_regime(shape.num_decodes)
         return (
-            law.fixed_ns
-            + law.ns_per_context_token * shape.decode_context_tokens
-            + law.ns_per_request * shape.num_decodes
+            decode.fixed_ns
+            + decode.ns_per_context_token * shape.decode_context_tokens
+            + decode.ns_per_request * shape.num_decodes
         )
 
     def _decode_regime(self, num_decodes: int) -> LinearTime:
@@ -348,14 +351,14 @@ class DistServeForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableForm:
-    """Measured step times by decodes and prefill tokens, interpolated along both.
+    """Measured step times by decodes and prefill tokens, interpolated along both axes.
 
     A published table seldom covers every step. Outside the table, these rules apply:
-    - Fewer decodes than in the first row take the times of that row, an upper bound.
-    - Each decode beyond the last row counts as one prefill token, since both compute one token.
+    - Steps with fewer decodes than the first row take the times of that row, an upper bound.
+    - Each decode beyond the last row counts as one prefill token, since each computes one token.
     - Beyond the last column, the slope of the last two columns continues.
 
-    Context has no effect: the times are those of the contexts at which they were measured.
+    Context has no effect: the times hold for the contexts at which they were measured.
 
     Args:
         decodes: numbers of decodes, increasing; one row for each.
@@ -378,16 +381,19 @@ class TableForm:
             ValueError: the message names the violated condition.
         """
         for name, values in (("decodes", self.decodes), ("prefill_tokens", self.prefill_tokens)):
-            if any(one >= next_ for one, next_ in pairwise(values)):
-                raise ValueError(f"{name} must rise")
+            if any(a >= b for a, b in pairwise(values)):
+                raise ValueError(f"{name} must increase")
         width = len(self.prefill_tokens)
         if width < 2 or self.prefill_tokens[0] != 0:
-            raise ValueError("prefill_tokens must begin with 0 and have a second number")
+            raise ValueError("prefill_tokens must begin with 0 and have at least two numbers")
         if [len(row) for row in self.times_ns] != [width] * len(self.decodes):
-            raise ValueError("each of decodes needs a row of times as long as prefill_tokens")
+            raise ValueError(
+                "times must have one row for each of decodes, "
+                "and each row one time for each of prefill_tokens"
+            )
         for line in (*self.times_ns, *zip(*self.times_ns, strict=True)):
-            if any(one > next_ for one, next_ in pairwise(line)):
-                raise ValueError("times must not fall as decodes or prefill tokens grow")
+            if any(a > b for a, b in pairwise(line)):
+                raise ValueError("times must not decrease as decodes or prefill tokens increase")
 
     def step_ns(self, shape: StepShape) -> int:
         """Return the device time of a step of this shape, in nanoseconds, at least 1."""
@@ -435,9 +441,9 @@ class TableForm:
 def _linear_times(
     base_ns: float, ns_per_context_token: float, requests_ns: float, contexts: Sequence[int]
 ) -> list[int]:
-    """Return base + context + requests for each context, added in the order of `step_ns`.
+    """Return base + context + requests for each context.
 
-    Sums of floats depend on the order.
+    The terms are added in the order of `step_ns`, because sums of floats depend on the order.
     """
     return [
         time_ns
@@ -448,9 +454,9 @@ def _linear_times(
 
 
 def tokens_in_time(room_ns: float, *, linear: float, square: float = 0.0) -> float:
-    """Return the tokens q with square·q² + linear·q = room, accurate for a small `square` too.
+    """Return the tokens q with square·q² + linear·q = room_ns, accurate for a small `square` too.
 
-    Negative if even no token is in time; infinite if tokens cost nothing.
+    The result is negative if there is no time left at all, and infinite if tokens cost nothing.
     """
     if room_ns < 0:
         return -1

@@ -1,9 +1,9 @@
-"""A step-time law that is learned while an engine serves, for its budgets and deadlines.
+"""A step-time form that is learned while an engine serves, for its budgets and deadlines.
 
-Each timed step is one equation for the law. The weight of old equations decays, and every 32 steps
-the best fit to all equations is computed exactly. Between two fits, predictions are multiplied by a
-correction, the recent ratio of measured to predicted times. The law therefore adapts to a device
-that slows down at once, and learns the cost of a token more slowly.
+Each timed step is one equation for the coefficients. The weight of old equations decays, and every
+32 steps the best fit to all equations is computed exactly. Predictions are multiplied by a
+correction, the recent ratio of measured to fitted times. Through the correction, predictions adapt
+to a slower device within twenty steps; the costs of tokens are learned more slowly.
 
 The caller supplies the times; this module reads no clock and no device.
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ArithmeticTime", "OnlineStepTime", "RegimesForm"]
 
-# For an unknown device only proportions matter; the first step gives the scale. On an accelerator
-# 200 tokens of arithmetic take about as long as reading the weights.
-_UNKNOWN: Final = RooflineForm(
+# For an unknown device only proportions matter, because the first step gives the scale. On an
+# accelerator 200 tokens of arithmetic take about as long as reading the weights.
+_UNKNOWN_DEVICE: Final = RooflineForm(
     c0_ns=1e6, c1_ns_per_token=5e3, c2_ns_per_context_token=8, c4_ns_per_request=1e3
 )
-# Steps at which an initial law is read, and their weight beside a timed step.
-_TYPICAL: Final = (
+# Steps to which the initial coefficients are fitted, and their weight relative to a timed step.
+_TYPICAL_STEPS: Final = (
     *(
         StepShape.of(decodes=decodes, decode_context_tokens=decodes * context)
         for decodes in (1, 16, 128)
@@ -50,21 +50,21 @@ _TYPICAL_WEIGHT: Final = 0.001
 
 _MEMORY_STEPS: Final = 512
 _GROWTH: Final = 1 / (1 - 1 / _MEMORY_STEPS)
-# Samples of one regime fade while only the other one runs, up to this many steps.
+# While all steps update one line, the equations of the other fade, for at most this many steps.
 _LONGEST_GAP_STEPS: Final = 4 * _MEMORY_STEPS
 _RENORMALISE_ABOVE: Final = 1e50
-# A coefficient that no step depends on stays near its previous value.
+# A coefficient on which no step depends stays near its previous value.
 _INERTIA: Final = 1e-3
 _FIT_EVERY: Final = 32
 _FIRST_FITS: Final = frozenset({1, 2, 4, 8, 16})
 
 # Within 20 steps the correction covers 1 − 0.85²⁰ = 96 % of a change.
-_FOLLOW: Final = 0.15
-_LEAST_CORRECTION: Final = 0.25
-_MOST_CORRECTION: Final = 4.0
-_ERROR_SHARE: Final = 0.05
-# A step with prompts that takes this many times the memory law is bound by arithmetic.
-_CLEARLY: Final = 1.1
+_CORRECTION_WEIGHT: Final = 0.15
+_MIN_CORRECTION: Final = 0.25
+_MAX_CORRECTION: Final = 4.0
+_ERROR_WEIGHT: Final = 0.05
+# A step with prompts is bound by arithmetic if it takes this many times the memory line's time.
+_ARITHMETIC_RATIO: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +86,15 @@ class ArithmeticTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegimesForm:
-    """Two linear laws: memory for decoding, max(memory, arithmetic) for steps with prompts.
+    """Two linear forms: memory for decoding, max(memory, arithmetic) for steps with prompts.
 
-    This form can be learned while a device serves. A roofline has this form while steps that only
-    decode stay before its bend. DistServe's form has it while each step with prompts also decodes.
-    No coefficient is negative.
+    This form can be learned while a device serves. It equals a roofline if all steps that only
+    decode lie before the bend, and DistServe's form if each step with prompts also decodes. No
+    coefficient is negative.
 
     Args:
         memory: time of a step that reads weights, keys and values, and computes little.
-        arithmetic: time of a step whose prompts are long enough to dominate.
+        arithmetic: time of a step whose prompts are so long that arithmetic dominates.
 
     Source: the regimes of a roofline (Williams et al., CACM 2009), as a maximum of lines (Magnani
     and Boyd, "Convex piecewise-linear fitting", 2009).
@@ -104,26 +104,26 @@ class RegimesForm:
     arithmetic: ArithmeticTime
 
     def memory_ns(self, shape: StepShape) -> float:
-        """Memory law of this step, not rounded."""
-        law = self.memory
+        """Return the memory line's time of this step, not rounded."""
+        memory = self.memory
         return (
-            law.fixed_ns
-            + law.ns_per_context_token * shape.context_tokens
-            + law.ns_per_request * shape.num_requests
+            memory.fixed_ns
+            + memory.ns_per_context_token * shape.context_tokens
+            + memory.ns_per_request * shape.num_requests
         )
 
     def arithmetic_ns(self, shape: StepShape) -> float:
-        """Arithmetic law of this step, not rounded; valid for a step with prompts."""
-        law = self.arithmetic
+        """Return the arithmetic line's time of a step with prompts, not rounded."""
+        arithmetic = self.arithmetic
         return (
-            law.fixed_ns
-            + law.ns_per_token * shape.num_tokens
-            + law.ns_per_context_token * shape.context_tokens
-            + law.ns_per_square * shape.prefill_squares
+            arithmetic.fixed_ns
+            + arithmetic.ns_per_token * shape.num_tokens
+            + arithmetic.ns_per_context_token * shape.context_tokens
+            + arithmetic.ns_per_square * shape.prefill_squares
         )
 
     def time_ns(self, shape: StepShape) -> float:
-        """Device time, not rounded."""
+        """Return the device time of this step, not rounded."""
         if shape.num_tokens == shape.num_decodes:
             return self.memory_ns(shape)
         return max(self.memory_ns(shape), self.arithmetic_ns(shape))
@@ -133,7 +133,7 @@ class RegimesForm:
         return max(1, round(self.time_ns(shape)))
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
-        """Invert the law; see `StepTimeForm`."""
+        """Invert the form; see `StepTimeForm`."""
         memory, arithmetic = self.memory, self.arithmetic
         by_memory = tokens_in_time(
             limit_ns
@@ -149,7 +149,7 @@ class RegimesForm:
             + 2 * arithmetic.ns_per_square * start,
             square=arithmetic.ns_per_square,
         )
-        # The maximum is within the time if both are.
+        # The maximum of two terms is in time if each of them is.
         return min(by_memory, by_arithmetic)
 
 
@@ -157,21 +157,21 @@ class OnlineStepTime:
     """Predicts step times from observed ones; a `StepTimeForm`.
 
     Use:
-        law = OnlineStepTime()                       # or OnlineStepTime(prior=profile.form)
-        law.observe(shape, step_ns)                  # after each step: a few microseconds
-        law.step_ns(shape)                           # valid before the first step too
-        largest_prefill(law, beside=…, target_ns=…, most_tokens=…)
+        form = OnlineStepTime()                      # or OnlineStepTime(prior=profile.form)
+        form.observe(shape, step_ns)                 # after each step: a few microseconds
+        form.step_ns(shape)                          # valid before the first step too
+        largest_prefill(form, beside=…, target_ns=…, most_tokens=…)
 
-    The law is a `RegimesForm`: two linear laws, each fitted by recursive least squares with
-    forgetting, in the variant that keeps the sums and solves them for non-negative coefficients.
-    Errors are relative. A timed step updates the law that explains it: the memory law for a step
-    that only decodes, the arithmetic law for one with prompts, unless memory took as long.
+    The fitted form is a `RegimesForm` of two lines. Each line is fitted by recursive least squares
+    with forgetting, in the variant that keeps the sums and solves them for non-negative
+    coefficients. Errors are relative. A timed step updates one line: the memory line if the step
+    only decodes or was bound by memory, otherwise the arithmetic line.
 
-    A step that was delayed by the host has little effect on the law. Its relative error is at most
+    A step that was delayed by the host has little effect on the fit. Its relative error is at most
     1, and the correction counts it as at most four times as slow.
 
     Args:
-        prior: law before the first observation, for example the form of a device profile. If None,
+        prior: form before the first observation, for example that of a device profile. If None,
             use proportions that are usual on accelerators, scaled to the first observed step, and
             at least 1 ms before that step.
 
@@ -194,16 +194,16 @@ class OnlineStepTime:
         self._arithmetic = _Line(4)
         self._correction = 1.0
         self._scaled = prior is not None
-        self._law = self._begin(_UNKNOWN if prior is None else prior, scale=1.0)
+        self._law = self._begin(_UNKNOWN_DEVICE if prior is None else prior, scale=1.0)
         self.steps = 0
         """Observed steps."""
         self.error = 0.0
-        """Mean of |measured / predicted − 1| over about twenty steps, each predicted before it was
+        """Mean of |measured / predicted − 1| over about twenty steps, predicted before they were
         observed."""
 
     @property
     def law(self) -> RegimesForm:
-        """The fitted law, without the correction."""
+        """The fitted form, without the correction."""
         return self._law
 
     def step_ns(self, shape: StepShape) -> int:
@@ -211,7 +211,7 @@ class OnlineStepTime:
         return max(1, round(self._correction * self._law.time_ns(shape)))
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
-        """Invert the law; see `StepTimeForm`."""
+        """Invert the form; see `StepTimeForm`."""
         return self._law.chunk_within(beside, start, limit_ns / self._correction)
 
     def observe(self, shape: StepShape, step_ns: int) -> None:
@@ -223,17 +223,17 @@ class OnlineStepTime:
         """
         if not shape.num_requests:
             return
-        wrong = abs(step_ns / self.step_ns(shape) - 1)
+        error = abs(step_ns / self.step_ns(shape) - 1)
         self.steps += 1
-        self.error += (wrong - self.error) * max(_ERROR_SHARE, 1 / self.steps)
+        self.error += (error - self.error) * max(_ERROR_WEIGHT, 1 / self.steps)
         if not self._scaled:
             self._scaled = True
-            self._law = self._begin(_UNKNOWN, scale=step_ns / _UNKNOWN.step_ns(shape))
-        law, correction = self._law, self._correction
-        predicted_ns = max(law.time_ns(shape), 1.0)
+            self._law = self._begin(_UNKNOWN_DEVICE, scale=step_ns / _UNKNOWN_DEVICE.step_ns(shape))
+        correction = self._correction
+        predicted_ns = max(self._law.time_ns(shape), 1.0)
         ratio = step_ns / predicted_ns
-        ratio = min(_MOST_CORRECTION, max(_LEAST_CORRECTION, ratio))
-        self._correction = correction = correction + _FOLLOW * (ratio - correction)
+        ratio = min(_MAX_CORRECTION, max(_MIN_CORRECTION, ratio))
+        self._correction = correction = correction + _CORRECTION_WEIGHT * (ratio - correction)
         if self._is_arithmetic(shape, step_ns / correction, predicted_ns):
             line, other = self._arithmetic, self._memory
             fit = line.observe(_arithmetic_features(shape), step_ns, self.steps)
@@ -242,13 +242,14 @@ class OnlineStepTime:
             fit = line.observe(_memory_features(shape), step_ns, self.steps)
         if fit:
             line.fit()
-            # The fitted law now includes the correction. The other law is scaled by it, because the
-            # device is assumed to be slower, not only steps of this kind.
-            kept = correction * predicted_ns / max(self._lines().time_ns(shape), 1.0)
+            # The new fit includes the correction, or a part of it; the rest remains. The other line
+            # is scaled by the included part, because the device is assumed to be slower, not only
+            # steps of this kind.
+            remaining = correction * predicted_ns / max(self._lines().time_ns(shape), 1.0)
             if correction > 1:
-                self._correction = min(correction, max(1.0, kept))
+                self._correction = min(correction, max(1.0, remaining))
             else:
-                self._correction = max(correction, min(1.0, kept))
+                self._correction = max(correction, min(1.0, remaining))
             other.scale(correction / self._correction)
             self._law = self._lines()
 
@@ -258,19 +259,19 @@ class OnlineStepTime:
         Args:
             shape: shape of the step.
             time_ns: measured time divided by the correction.
-            predicted_ns: time predicted by the fitted law.
+            predicted_ns: time predicted by the fitted form.
         """
         if shape.num_tokens == shape.num_decodes:
             return False
         memory_ns = self._law.memory_ns(shape)
-        # A step for which arithmetic was predicted to dominate updates the arithmetic law, even if
-        # that prediction was too high.
-        return predicted_ns > memory_ns or time_ns > _CLEARLY * memory_ns
+        # If arithmetic was predicted to dominate, the step updates the arithmetic line, even if the
+        # prediction was too high.
+        return predicted_ns > memory_ns or time_ns > _ARITHMETIC_RATIO * memory_ns
 
     def _begin(self, form: StepTimeForm, *, scale: float) -> RegimesForm:
-        """Return the law that is nearest to a form at typical steps."""
+        """Fit both lines to a form at typical steps, and return them."""
         self._memory, self._arithmetic = _Line(3), _Line(4)
-        for shape in _TYPICAL:
+        for shape in _TYPICAL_STEPS:
             time_ns = form.step_ns(shape) * scale
             if shape.prefill_tokens:
                 self._arithmetic.add(_arithmetic_features(shape), time_ns, _TYPICAL_WEIGHT)
@@ -304,10 +305,10 @@ def _arithmetic_features(shape: StepShape) -> tuple[int, ...]:
 
 
 class _Line:
-    """The decaying sums of one linear law, and the coefficients that fit them best.
+    """The decaying sums of one linear form, and the coefficients that fit them best.
 
-    The sums are of products of features, each feature over the time of its step. Instead of
-    reducing all old weights at each step, the weight of new equations grows.
+    The sums are of products of features, each divided by the time of its step. The weight of new
+    equations grows, which is the same as reducing all old weights at each step.
 
     Args:
         width: number of features.
@@ -324,7 +325,7 @@ class _Line:
         self._seen = 0
 
     def observe(self, features: tuple[int, ...], time_ns: float, step: int) -> bool:
-        """Add a step with its number; return True if the law should be fitted again."""
+        """Add a step with its number; return True if the line should be fitted again."""
         gap = min(step - self._last_step, _LONGEST_GAP_STEPS)
         self._last_step = step
         self._weight *= _GROWTH**gap
@@ -336,23 +337,23 @@ class _Line:
         """Add the equation features · coefficients = time_ns."""
         gram, right = self._gram, self._right
         per_ns = 1 / time_ns
-        at = 0
+        index = 0
         for row, feature in enumerate(features):
             share = feature * per_ns
             weighted = weight * share
             right[row] += weighted
             weighted *= per_ns
             for other in features[: row + 1]:
-                gram[at] += weighted * other
-                at += 1
+                gram[index] += weighted * other
+                index += 1
 
     def scale(self, factor: float) -> None:
-        """Multiply the coefficients, if they are known, until the next fit."""
+        """Multiply the coefficients until the next fit, if enough steps have been observed."""
         if self._seen >= _FIT_EVERY and factor != 1:
             self.coefficients = [factor * coefficient for coefficient in self.coefficients]
 
     def fit(self) -> None:
-        """Fit the coefficients."""
+        """Fit the coefficients to the sums."""
         if self._weight > _RENORMALISE_ABOVE:
             self._gram = [value / self._weight for value in self._gram]
             self._right = [value / self._weight for value in self._right]
@@ -362,10 +363,10 @@ class _Line:
         for (row, column), value in zip(_triangle(width), self._gram, strict=True):
             gram[row][column] = gram[column][row] = value
         right = list(self._right)
-        for at, coefficient in enumerate(self.coefficients):
-            inertia = _INERTIA * gram[at][at]
-            gram[at][at] += inertia
-            right[at] += inertia * coefficient
+        for i, coefficient in enumerate(self.coefficients):
+            inertia = _INERTIA * gram[i][i]
+            gram[i][i] += inertia
+            right[i] += inertia * coefficient
         self.coefficients = nonnegative_least_squares(gram, right)
 
 

@@ -121,7 +121,7 @@ def _samples(rates: list[float]) -> list[ArrivalSample]:
 def test_demand_is_the_counted_load_with_a_lower_bound() -> None:
     found = estimate_demand(_samples([9.0] * 60), CAPACITY, 600 * S)
     assert found.likely == pytest.approx(0.9)
-    assert 0.8 < found.sustained <= found.least < 0.9
+    assert 0.8 < found.sustained <= found.lower < 0.9
 
 
 def test_few_or_uneven_requests_lower_the_bound_of_the_demand() -> None:
@@ -132,8 +132,8 @@ def test_few_or_uneven_requests_lower_the_bound_of_the_demand() -> None:
         ReplicaCapacity(device_s=0.1, spread=9.0, batch=1, feasible=True),
         300 * S,
     )
-    assert few.least / few.likely < many.least / many.likely
-    assert uneven.least < many.least
+    assert few.lower / few.likely < many.lower / many.likely
+    assert uneven.lower < many.lower
     assert uneven.likely == many.likely
 
 

@@ -195,10 +195,10 @@ def test_what_is_wrong_is_said_with_file_and_field(
         (["table", "decodes"], [], "table.decodes: expected `array` of length >= 1"),
         (["table", "decodes"], [1.5], "table.decodes[0]: expected `int`, got `float`"),
         (["table", "prefill_tokens"], [*range(300)], "prefill_tokens: expected `array` of length"),
-        (["table", "prefill_tokens"], [0, 9, 9, 9, 9], "table: prefill_tokens must rise"),
-        (["table", "step_ms"], [[21]], "table: each of decodes needs a row of times as long as"),
+        (["table", "prefill_tokens"], [0, 9, 9, 9, 9], "table: prefill_tokens must increase"),
+        (["table", "step_ms"], [[21]], "table: times must have one row for each of decodes"),
         (["table", "step_ms"], [[1, 2, 3, 4, "x"]], "table.step_ms[0][4]: expected `int | fl"),
-        (["table", "step_ms"], [[9, 8, 7, 6, 5]], "table: times must not fall"),
+        (["table", "step_ms"], [[9, 8, 7, 6, 5]], "table: times must not decrease"),
         (["numbers", "c0_ms"], {"value": 1, "from": "x"}, "numbers: object contains unknown field"),
     ],
 )
