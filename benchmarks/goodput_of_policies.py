@@ -214,8 +214,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for scale in scales:
         ours = served[scale, Policy.SLO]
-        print(f"\n{float(scale / half):.0%} of it: {ours.requests} requests")
-        print("policy       met   interactive  batch   slo's goodput over it (95 %)   shed")
+        print(f"\nAt {float(scale / half):.0%} of that rate: {ours.requests} requests")
+        print("policy       met   interactive  batch   goodput, slo / policy (95 %)   shed")
         for policy in sorted(policies, key=lambda p: -served[scale, p].good):
             one = served[scale, policy]
             shares = [f"{good / max(total, 1):.1%}" for good, total in one.classes.values()]

@@ -1,8 +1,8 @@
-"""The messages between the HTTP process and the engine core, exchanged once per step.
+"""The messages between the HTTP process and the engine core.
 
-They are `msgspec` structs because they cross a process boundary on the hot path: tagged, compact
-MessagePack without pickle. The scheduler never sees a message's `executor` part, so a replayed
-row's true length cannot reach a policy.
+They are `msgspec` structs because they cross a process boundary on the hot path: they are encoded
+as compact, tagged MessagePack, without pickle. The scheduler never sees the `executor` part of a
+`Submit`, so the true length of a replayed request cannot reach a policy.
 """
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Configure(_Message, frozen=True, kw_only=True):
-    """The core's configuration: the first message. The reply is `Ready` or `Failed`.
+    """The first message: configure the core. The reply is `Ready` or `Failed`.
 
     Args:
-        device: a shipped device profile's name, or the path of a profile's YAML.
+        device: name of a shipped device profile, or path of a profile's YAML file.
         policy: a name of `goodput_core.spec.choices.Policy`.
         preemption: a name of `goodput_core.spec.choices.Preemption`.
         token_budget: initial number of tokens that one step may compute.
         min_token_budget, max_token_budget: bounds of a later budget, which is clamped to them.
-        max_num_seqs: initial number of requests that may run at once.
+        max_num_seqs: initial number of requests that may run concurrently.
         max_waiting: initial number of requests that may wait.
-        budget_law: a name of `goodput_core.spec.choices.BudgetLaw`, the law that sizes the prefill
-            budget; None if only the token budget limits a step.
-        batch_timeout_ns: longest wait of a policy that collects batches; None for its default.
-        ageing_ns: waiting time that raises a request by one priority level; None for the
-            policy's default.
+        budget_law: a name of `goodput_core.spec.choices.BudgetLaw`. The law sizes the *prefill
+            budget*: the prompt tokens of a step, within the token budget. None if only the token
+            budget limits a step.
+        batch_timeout_ns: longest wait of an incomplete batch under `static` or `dynamic`; None
+            for the policy's default.
+        ageing_ns: waiting time that raises a request by one level under `priority`, or makes it
+            overdue under `sjf`; None for the policy's default.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
-        depth: plans queued on the device beside the running one, 0 to 2; None for the device
+        depth: plans queued on the device behind the running one, 0 to 2; None for the device
             profile's value.
         step_log: absolute path of the step log; None if none is written.
     """
@@ -81,9 +83,10 @@ class Configure(_Message, frozen=True, kw_only=True):
 
 
 class FollowManifest(_Message, frozen=True, kw_only=True):
-    """The fields of a `Configure` that a running core follows when the manifest changes.
+    """New values of the fields of `Configure` that may change while the core runs.
 
-    The budget in force is clamped to the bounds, and the law becomes the manifest's.
+    They are sent when the manifest changes. The current token budget is clamped to the new bounds,
+    and `budget_law` replaces the current law.
 
     Args:
         min_token_budget, max_token_budget, budget_law: see `Configure`.
@@ -98,9 +101,10 @@ class ExecutorInput(_Value, frozen=True, kw_only=True):
     """The part of a request that only the executor may see.
 
     Args:
-        output_tokens: the true output length of a replayed request; None if the executor decides.
-        min_tokens: number of tokens before which the output does not stop.
-        ignore_eos: True to run to the limit.
+        output_tokens: the true output length of a replayed request; None if the executor
+            determines the length.
+        min_tokens: minimum number of output tokens.
+        ignore_eos: True to generate up to the limit, ignoring the end-of-sequence token.
         token_ids: token ids of the prompt, for executors that compute; empty on an emulated
             device.
     """
@@ -115,13 +119,13 @@ class Submit(_Message, frozen=True, kw_only=True):
     """A new request.
 
     Args:
-        rid: the request's number, never reused within a process.
+        rid: number of the request, never reused within a process.
         arrival_ns: arrival time, on the machine's monotonic clock.
         input_tokens: number of prompt tokens.
-        max_output_tokens: the client's limit; None for the model's.
+        max_output_tokens: the client's limit of output tokens; None for the model's limit.
         block_hashes: hashes of the prompt's full blocks, in order.
         slo_class: name of the request's class.
-        targets: its SLO targets; those of the request override those of its class.
+        targets: SLO targets of the request, already merged from its headers and its class.
         priority: the request's priority; larger is more urgent.
         executor: input for the executor only.
     """
@@ -150,8 +154,9 @@ class Limits(_Value, frozen=True, kw_only=True):
         token_budget: number of tokens that one step may compute.
         max_num_seqs: number of requests that may run at once.
         max_waiting: number of requests that may wait.
-        budget_law: the law that sizes the prefill budget.
-        safety_percent: share of the tightest TPOT that a step is planned to take.
+        budget_law: the law that sizes the prefill budget; see `Configure`.
+        safety_percent: share of the tightest TPOT target that a step is planned to take; a lower
+            value is more cautious.
     """
 
     token_budget: int | None = None
@@ -183,9 +188,11 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
         rid: the request's number.
         new_tokens: number of tokens that the request gained.
         token_ids: ids of these tokens; empty on an emulated device.
-        finish_reason: "stop" or "length" with the last tokens; None before.
-        cached_tokens: prompt tokens taken from the prefix cache, with the first token.
-        first_scheduled_ns: time when it was first part of a plan, with the first token.
+        finish_reason: "stop" or "length" in the last output of the request, else None.
+        cached_tokens: prompt tokens taken from the prefix cache; set only in the output with the
+            first token.
+        first_scheduled_ns: time when the request was first part of a plan; set only in the output
+            with the first token.
     """
 
     rid: int
@@ -197,11 +204,11 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """The core is ready; includes the device facts that the HTTP process needs.
+    """The core is ready. The message has the properties of the device for the HTTP process.
 
     Args:
-        device: the profile's name.
-        vocab_size: size of the vocabulary; token ids are smaller.
+        device: name of the device profile.
+        vocab_size: size of the vocabulary; every token id is smaller.
         max_model_tokens: limit of prompt and output tokens together.
         state: the core's state before its first step, with block size and limits.
     """
@@ -213,12 +220,12 @@ class Ready(_Message, frozen=True, kw_only=True):
 
 
 class Failed(_Message, frozen=True, kw_only=True):
-    """The core cannot start or continue, and ends.
+    """The core cannot start or continue, and its process ends.
 
     Args:
         detail: one sentence for the user.
         exit_code: a value of `goodput_core.errors.ExitCode`: 64 if the user can correct the
-            problem, else 70.
+            problem, otherwise 70.
     """
 
     detail: str
@@ -226,12 +233,14 @@ class Failed(_Message, frozen=True, kw_only=True):
 
 
 class StepOutputs(_Message, frozen=True, kw_only=True):
-    """The outputs of one step; also sent when an idle core's state changes, and as a heartbeat.
+    """The outputs of one step.
+
+    Also sent without outputs when the state of an idle core changes, and as a heartbeat.
 
     Args:
         at_ns: time when the step's results were available, on the machine's monotonic clock.
         step_ns: device time of the step; 0 if there was none.
-        outputs: one entry per request that gained tokens or finished.
+        outputs: one entry for each request that gained tokens or finished.
         state: the core's state after the step.
     """
 
@@ -258,4 +267,6 @@ class Rejected(_Message, frozen=True, kw_only=True):
 
 
 FrontMessage = Configure | FollowManifest | Submit | Cancel | SetLimits | Drain | EndProcess
+"""A message from the HTTP process to the core."""
 CoreMessage = Ready | Failed | StepOutputs | Rejected
+"""A message from the core to the HTTP process."""

@@ -1,5 +1,6 @@
-"""The scheduler: which requests compute how many tokens in the next step.
+"""The scheduler: it selects the requests and the number of tokens that the next step computes.
 
-It sees lengths, block hashes, classes and deadlines. It must not know of text, token ids, true
-output lengths, torch, sockets or clocks; nothing in it imports the executors or the messages.
+It has access to lengths, block hashes, classes and deadlines, but must not have access to text,
+token ids, true output lengths, torch, sockets or clocks. No module in it imports the executors or
+the messages.
 """

@@ -1,7 +1,8 @@
 """Admission of requests to the queue.
 
-A request is rejected if its length can never be served, or if the queue or host memory is full.
-Every request in the queue could run alone, so the scheduler cannot deadlock.
+A request is rejected if the engine cannot serve its length, if the queue or host memory is full, or
+if the policy rejects it. Every request in the queue could run alone, so the scheduler cannot
+deadlock.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Admission", "Rejection", "host_memory_is_full"]
 
 _REMEMBERED_STARTS: Final = 64
+"""Latest starts from which the wait of a rejected request is predicted."""
 _MAX_RETRY_S: Final = 60
-_FULL_SHARE: Final = 10
+_FULL_DIVISOR: Final = 10
 """Host memory is full if less than a tenth of it is free, as in FastServe."""
 
 
@@ -50,23 +52,24 @@ def host_memory_is_full(*, free_blocks: int, total_blocks: int, mean_blocks: int
     Args:
         free_blocks: free blocks of host memory.
         total_blocks: all blocks of host memory.
-        mean_blocks: mean blocks of a running request, the expected size of the next copy.
+        mean_blocks: mean number of blocks of a running request, the expected size of the next
+            copy.
     """
-    short = free_blocks * _FULL_SHARE < total_blocks or free_blocks < mean_blocks
-    return short and free_blocks < total_blocks
+    scarce = free_blocks * _FULL_DIVISOR < total_blocks or free_blocks < mean_blocks
+    return scarce and free_blocks < total_blocks
 
 
 class Admission:
     """Admits or rejects the new requests of one scheduler.
 
     Args:
-        policy: the policy.
-        table: the requests.
-        view: the scheduler.
+        policy: may reject requests, and gives the headroom of an admission.
+        table: requests of the scheduler; admitted requests are added to its queue.
+        view: state and limits of the scheduler.
 
     Attributes:
-        starts_ns: start times of the latest requests to start, oldest first.
-        shed: requests rejected because of load.
+        starts_ns: times of the latest starts of requests, oldest first.
+        shed: number of requests rejected because of load.
     """
 
     __slots__ = ("_policy", "_table", "_view", "shed", "starts_ns")
@@ -81,7 +84,7 @@ class Admission:
         self.shed = 0
 
     def admit(self, request: ScheduledRequest) -> Rejection | None:
-        """Enqueue a new request, or return why it is rejected."""
+        """Enqueue a new request; return the rejection if it is rejected instead."""
         table, view = self._table, self._view
         # Requests that the next plan can start do not count as waiting.
         free_blocks = view.free_blocks - table.waiting_blocks
@@ -152,7 +155,7 @@ class Admission:
         )
 
     def _host_memory_is_full(self, request: ScheduledRequest) -> bool:
-        """True if a request must not wait for memory: measure 3 of `preemption`."""
+        """Return True if a request must not wait for memory (measure 3 of `preemption`)."""
         free, total = self._view.host_blocks
         used = self._view.total_blocks - self._view.free_blocks
         mean = used // max(1, self._view.num_running)
@@ -162,8 +165,8 @@ class Admission:
     def _retry_after_s(self, waiting: int) -> int:
         """Predict the wait, 1 to 60 seconds, in a queue of this length.
 
-        The prediction is the length divided by the rate of the latest starts. The rate is measured
-        up to now, so it falls while no request starts.
+        The prediction is the length of the queue divided by the rate of the latest starts. The rate
+        is measured up to now, so it falls while no request starts.
         """
         if not self.starts_ns:
             return 1

@@ -2,8 +2,9 @@
 
 In steady decoding, two steps differ only in that every member has one more token. The batch
 therefore does not visit its members in each step. It counts *epochs*, the steps that decode. A
-member stores the epoch in which it joined, and its counters follow by subtraction. The next event
-of a member (it needs a block, or decodes for the last time) is filed under its epoch.
+member stores the epoch after which it joined; its token counts follow from the epochs since then.
+The next *event* of a member is the epoch in which it needs a block or decodes for the last time.
+The batch files each member under that epoch.
 
 `schedule_decodes` plans the decodes of a step.
 """
@@ -38,10 +39,10 @@ class DecodeBatch:
 
     Attributes:
         members: the requests by rid.
-        epoch: number of steps that decode so far, those in flight included.
-        committed_epoch: number of committed ones.
-        last_plan: plan of the latest epoch.
-        total_context: computed tokens of all members, those in flight included.
+        epoch: number of steps so far that decode, those in flight included.
+        committed_epoch: number of committed steps that decode.
+        last_plan: number of the plan of the latest epoch.
+        total_context: number of computed tokens of all members, those in flight included.
     """
 
     __slots__ = (
@@ -68,7 +69,7 @@ class DecodeBatch:
         self._joined: list[ScheduledRequest] = []
         self._left: list[int] = []
         self._tpots_ns: dict[int, int] = {}
-        """Members by their target time per token."""
+        """Number of members by their target time per token."""
 
     @property
     def tightest_ns(self) -> int | None:
@@ -77,9 +78,10 @@ class DecodeBatch:
 
     # --- members -----------------------------------------------------------------------------
     def join(self, request: ScheduledRequest) -> None:
-        """Add a request; it decodes from the next epoch on.
+        """Add a request, which decodes from the next epoch.
 
-        It needs a slot for the next token's keys and values, and must be below its output limit.
+        Its blocks must have room for the keys and values of its next token, and it must be below
+        its output limit.
         """
         request.batch = self
         request.state = RequestState.DECODING
@@ -114,7 +116,7 @@ class DecodeBatch:
             self._joined.remove(request)
 
     def take_changes(self) -> tuple[tuple[Join, ...], tuple[int, ...]]:
-        """Return and clear the requests that joined and left since the previous plan."""
+        """Return and clear the requests that joined or left since the previous plan."""
         joined: tuple[Join, ...] = ()
         left: tuple[int, ...] = ()
         if self._joined:
@@ -129,7 +131,7 @@ class DecodeBatch:
         return joined, left
 
     def decoded_in(self, epoch: int) -> list[int]:
-        """Return the rids of the members that decoded in an epoch, in order."""
+        """Return the rids of the members that decoded in an epoch, in the order of joining."""
         members = self.members
         later = 0
         for request in reversed(members.values()):
@@ -149,9 +151,9 @@ class DecodeBatch:
         """Count several epochs in which no member joins or leaves.
 
         Args:
-            epochs: number of epochs.
+            epochs: number of epochs to count.
             committed: the latest committed epoch.
-            plan_id: plan of the latest epoch.
+            plan_id: number of the plan of the latest epoch.
         """
         self.epoch += epochs
         self.committed_epoch = committed
@@ -160,17 +162,17 @@ class DecodeBatch:
 
     # --- blocks ------------------------------------------------------------------------------
     def file(self, request: ScheduledRequest) -> None:
-        """File the next event of a member: its blocks are full, or it decodes for the last time."""
-        slots = len(request.blocks) * self._block_size - request.base_computed
-        self._file(request, min(request.joined_epoch + slots + 1, request.last_epoch))
+        """File the next event of a member: it needs a block, or decodes for the last time."""
+        room = len(request.blocks) * self._block_size - request.base_computed
+        self._file(request, min(request.joined_epoch + room + 1, request.last_epoch))
 
     def _file(self, request: ScheduledRequest, epoch: int) -> None:
         request.event_epoch = epoch
-        filed = self._events.get(epoch)
-        if filed is None:
+        requests = self._events.get(epoch)
+        if requests is None:
             self._events[epoch] = [request]
         else:
-            filed.append(request)
+            requests.append(request)
 
     @property
     def event_epochs(self) -> Container[int]:
@@ -179,11 +181,11 @@ class DecodeBatch:
 
     def take_events(self, epoch: int) -> list[ScheduledRequest]:
         """Remove and return the members with an event in this epoch."""
-        filed = self._events.pop(epoch, None)
-        if filed is None:
+        requests = self._events.pop(epoch, None)
+        if requests is None:
             return []
         due: list[ScheduledRequest] = []
-        for request in filed:
+        for request in requests:
             if request.batch is not None and request.event_epoch == epoch:
                 request.event_epoch = 0  # a member that left and joined again may be filed twice
                 due.append(request)
@@ -193,38 +195,38 @@ class DecodeBatch:
         """Allocate the blocks that members need for an epoch.
 
         Args:
-            epoch: the next epoch; events are filed under it.
-            kv: the pool.
-            spare: blocks that must stay free.
+            epoch: a future epoch under which members are filed.
+            kv: the pool of KV blocks.
+            spare: number of blocks that must stay free.
 
         Returns:
-            The allocated (rid, block) pairs. None, without a change, if there may be too few
-            blocks or a member decodes for the last time.
+            The allocated (rid, block) pairs. None if there may be too few blocks, or if a member
+            decodes for the last time; nothing is changed then.
         """
-        filed = self._events[epoch]
-        if len(filed) > kv.free_blocks - spare:
+        requests = self._events[epoch]
+        if len(requests) > kv.free_blocks - spare:
             return None
-        for request in filed:
+        for request in requests:
             if request.last_epoch == epoch and request.event_epoch == epoch:
                 return None
         del self._events[epoch]
         next_epoch = epoch + self._block_size
-        given: list[tuple[int, int]] = []
-        for request in filed:
+        new_blocks: list[tuple[int, int]] = []
+        for request in requests:
             if request.event_epoch == epoch and request.batch is not None:
                 block = kv.allocate_one()
                 assert block is not None
                 request.blocks.append(block)
-                given.append((request.rid, block))
+                new_blocks.append((request.rid, block))
                 self._file(request, min(next_epoch, request.last_epoch))
-        return given
+        return new_blocks
 
     def needs_block(self, request: ScheduledRequest) -> bool:
-        """True if a member has no slot for its next token."""
+        """Return True if the blocks of a member have no room for its next token."""
         return request.computed_tokens == len(request.blocks) * self._block_size
 
     def max_blocks_needed(self, epochs: int) -> int:
-        """Return an upper bound of the blocks that members need in the next epochs."""
+        """Return an upper bound of the number of blocks that members need in the next epochs."""
         return len(self.members) * (-(-epochs // self._block_size))
 
     def members_needing_blocks(self, epochs: int) -> list[ScheduledRequest]:
@@ -259,11 +261,11 @@ def schedule_decodes(
     """Schedule every decode that the phase, the budget and the blocks allow.
 
     Args:
-        step: the next plan.
-        table: the requests.
-        phase: the phase; requests that fail its filter are held back.
-        evictor: evicts requests if blocks run out. If the budget is too small, the requests with
-            the largest eviction keys are held back.
+        step: the plan under construction.
+        table: requests and memory of the scheduler.
+        phase: kinds of work of the step; requests that fail its filter are held back.
+        evictor: evicts requests if blocks run out. Its eviction keys also determine the requests
+            that are held back if the budget is too small: those with the largest keys.
     """
     batch, only = table.batch, phase.only
     if table.host.free_blocks:
@@ -280,7 +282,7 @@ def schedule_decodes(
         if len(ready) > min(-excess, table.kv.free_blocks):
             ready = heapq.nsmallest(-excess, ready, key=evictor.key)
         _join_ready(ready, step, table, evictor)
-    _give_slots(step, table, evictor)
+    _extend_members(step, table, evictor)
     step.decodes = len(batch.members)
     step.left -= step.decodes
 
@@ -288,11 +290,11 @@ def schedule_decodes(
 def _join_ready(
     ready: Iterable[ScheduledRequest], step: StepBuilder, table: RequestTable, evictor: Evictor
 ) -> None:
-    """Let ready requests join the decode batch, each with a slot for its next token."""
+    """Add ready requests to the decode batch, each with room for its next token."""
     block_size = table.kv.block_size
     for request in ready:
         if request.state is not RequestState.READY:
-            continue  # evicted for an earlier one
+            continue  # evicted for an earlier request
         full = request.base_computed == len(request.blocks) * block_size
         if full and not _claim_block(request, step, table, evictor):
             continue
@@ -300,8 +302,8 @@ def _join_ready(
         table.batch.join(request)
 
 
-def _give_slots(step: StepBuilder, table: RequestTable, evictor: Evictor) -> None:
-    """Give each member a slot for its next token, or hold it back."""
+def _extend_members(step: StepBuilder, table: RequestTable, evictor: Evictor) -> None:
+    """Add a block to each member that needs one for its next token, or hold the member back."""
     batch = table.batch
     epoch = batch.epoch + 1
     due = batch.take_events(epoch)
@@ -309,7 +311,7 @@ def _give_slots(step: StepBuilder, table: RequestTable, evictor: Evictor) -> Non
         due.sort(key=evictor.key)
     for request in due:
         if request.batch is None:
-            continue  # evicted for an earlier one
+            continue  # evicted for an earlier request
         if batch.needs_block(request) and not _claim_block(request, step, table, evictor):
             if request.batch is not None:
                 table.hold_back(request)

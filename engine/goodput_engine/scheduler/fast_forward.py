@@ -1,10 +1,10 @@
-"""Fast-forward: many decode-only steps at once, without a plan for each.
+"""Fast-forward: many decode-only steps together, without a plan for each of them.
 
-If a plan holds only one token for every member of the decode batch, the next plan holds the same,
-until a request arrives, ends or is cancelled, a limit changes, a member decodes for the last time,
-or blocks run short. Until then a step only changes a few counters and sometimes allocates a block.
-In virtual time an executor takes such steps at once. Afterwards the scheduler, plans in flight
-included, is in the same state as if each step had been planned and committed.
+If a plan only decodes one token of every member of the decode batch, so does the next plan, until a
+request arrives, ends or is cancelled, a limit changes, a member decodes for the last time, or
+blocks run short. Until then a step only changes a few counters and sometimes allocates a block. In
+virtual time an executor takes such steps together. Afterwards the state of the scheduler, plans in
+flight included, is the same as if each step had been planned and committed.
 
 The policy's hooks are not called for these steps; see `SchedulingPolicy.can_fast_forward`.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FastForward", "SkippedSteps", "SteadyDecoding"]
 
-_MOST_STEPS: Final = 1024
+_MAX_STEPS: Final = 1024
 _STEP_HOOKS: Final = ("preempt_ahead", "phase", "after_step")
 _ADMISSION_HOOKS: Final = (
     "new_queue",
@@ -41,15 +41,15 @@ _ADMISSION_HOOKS: Final = (
 
 
 class SkippedSteps(NamedTuple):
-    """Steps that were committed at once.
+    """Steps that were committed together.
 
     Each step gave every member of the decode batch one token. No request joined, left or ended,
     and no blocks were released.
 
     Args:
-        plans: the plans, in flight before, in which requests joined or left, oldest first.
+        plans: plans that were in flight before and in which requests joined or left, oldest first.
         first_epoch: epoch of the first step; the following steps have consecutive epochs.
-        ends_ns: end of each step, in order, array of int64, at least one.
+        ends_ns: end times of the steps, in order, at least one; an array of int64.
     """
 
     plans: Sequence[StepPlan]
@@ -61,13 +61,13 @@ class SteadyDecoding:
     """A scheduler that can be fast-forwarded.
 
     Args:
-        scheduler: the scheduler.
-        table: its requests.
-        spare: KV blocks that must stay free.
+        scheduler: the scheduler that is fast-forwarded.
+        table: requests and memory of the scheduler.
+        spare: number of KV blocks that must stay free.
 
     Attributes:
-        num_decodes: requests that decode in each step.
-        context_tokens: their context in the latest plan in flight.
+        num_decodes: number of requests that decode in each step.
+        context_tokens: number of their context tokens in the latest plan in flight.
         epoch: epoch of the latest plan in flight.
         plan_id: number of the latest plan in flight.
         most_steps: upper bound of the steps that the blocks allow.
@@ -97,21 +97,21 @@ class SteadyDecoding:
         self.plan_id = table.in_flight[-1].plan.plan_id
         # A member needs one block every `block_size` steps.
         rounds = (table.kv.free_blocks - spare) // self.num_decodes + 1
-        self.most_steps = min(_MOST_STEPS, rounds * table.kv.block_size)
+        self.most_steps = min(_MAX_STEPS, rounds * table.kv.block_size)
 
     def plan(self, steps: int) -> int:
-        """Plan steps: allocate the blocks that the members need in them.
+        """Plan up to this many steps: allocate the blocks that the members need in them.
 
         Returns:
-            The number of planned steps. It is smaller than `steps` if a member decodes for the
-            last time, or blocks run short, in the step after them.
+            The number of planned steps. It is smaller than `steps` if, in the step after these, a
+            member decodes for the last time or blocks run short.
         """
         batch, kv, events = self._table.batch, self._table.kv, self._table.batch.event_epochs
         for epoch in filter(events.__contains__, range(self.epoch + 1, self.epoch + steps + 1)):
-            given = batch.give_blocks(epoch, kv, self._spare)
-            if given is None:
+            new_blocks = batch.give_blocks(epoch, kv, self._spare)
+            if new_blocks is None:
                 return epoch - self.epoch - 1
-            self._new_blocks[epoch] = given
+            self._new_blocks[epoch] = new_blocks
         return steps
 
     def commit(
@@ -120,9 +120,9 @@ class SteadyDecoding:
         """Commit steps, and put the same number of new ones in flight.
 
         Args:
-            ends_ns: end of each committed step, in order, at least one.
-            planned_ns: planning times of the plans that are new in flight.
-            step_ns: summed device time of the committed steps.
+            ends_ns: end times of the committed steps, in order, at least one.
+            planned_ns: planning times of the new plans that stay in flight, in order.
+            step_ns: total device time of the committed steps.
             last_step_ns: device time of the last committed step.
         """
         batch, in_flight, decodes = self._table.batch, self._table.in_flight, self.num_decodes
@@ -150,7 +150,7 @@ class SteadyDecoding:
                 num_decodes=decodes,
             )
             in_flight.append(InFlight(plan, []))
-        self._scheduler.count(
+        self._scheduler.add_steps(
             steps=steps,
             step_ns=step_ns,
             scheduled_tokens=tokens,
@@ -161,11 +161,11 @@ class SteadyDecoding:
 
 
 class FastForward:
-    """Decides when a scheduler can be fast-forwarded.
+    """Decides whether a scheduler can be fast-forwarded.
 
     Args:
-        scheduler: the scheduler; its policy is set.
-        table: its requests.
+        scheduler: the scheduler; its attribute `policy` must be set.
+        table: requests and memory of the scheduler.
         evictor: gives the number of blocks that must stay free.
         depth: plans that may wait behind the running one.
     """
@@ -180,11 +180,11 @@ class FastForward:
         self._evictor = evictor
         self._depth = depth
         kind = type(scheduler.policy)
-        self._possible = _vouches_for(kind, _STEP_HOOKS)
-        self._ignores_queue = _vouches_for(kind, _ADMISSION_HOOKS)
+        self._possible = _covers(kind, _STEP_HOOKS)
+        self._ignores_queue = _covers(kind, _ADMISSION_HOOKS)
 
     def steady(self) -> SteadyDecoding | None:
-        """Return the steady state of the scheduler; None if the next step must be planned."""
+        """Return the scheduler as `SteadyDecoding`; None if the next step must be planned."""
         table, scheduler = self._table, self._scheduler
         if not table.settled or not self._possible:
             return None
@@ -207,11 +207,14 @@ class FastForward:
         return SteadyDecoding(scheduler=scheduler, table=table, spare=spare)
 
 
-def _vouches_for(kind: type[SchedulingPolicy], hooks: Sequence[str]) -> bool:
-    """True if no subclass of the class that defines `can_fast_forward` overrides these hooks."""
+def _covers(kind: type[SchedulingPolicy], hooks: Sequence[str]) -> bool:
+    """Return True if `can_fast_forward` of a policy covers these hooks.
+
+    It does not cover hooks that a subclass of its class overrides.
+    """
 
     def defining_class(name: str) -> type:
         return next(base for base in kind.__mro__ if name in vars(base))
 
-    vouching = defining_class("can_fast_forward")
-    return all(issubclass(vouching, defining_class(hook)) for hook in hooks)
+    covering = defining_class("can_fast_forward")
+    return all(issubclass(covering, defining_class(hook)) for hook in hooks)

@@ -1,11 +1,11 @@
 """Plans, results and outcomes: the values that scheduler and executor exchange.
 
-A plan contains changes. It names the members of the decode batch, which decode one token in every
-step, only when they join and when they leave; an executor keeps them as its persistent batch. All
-other tokens of a step are in `Chunk`s.
+Members of the decode batch decode one token in every step. A plan names them only when they join
+and when they leave; the executor stores the current members. All other tokens of a step are in
+`Chunk`s.
 
-The values are named tuples, not frozen dataclasses. Both are immutable, but a named tuple takes a
-third of the time to create, and creation was half of the cost of a step.
+The values are named tuples, not frozen dataclasses. Both are immutable, but a named tuple is
+created in a third of the time, and creation was half of the cost of a step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Admitted(NamedTuple):
 
     Args:
         rid: the request.
-        blocks: its complete block table, which replaces an earlier one.
+        blocks: its complete block table, which replaces any earlier one.
         cached_tokens: leading tokens that are not computed, because the blocks hold them or a
             copy will fill them.
     """
@@ -48,14 +48,15 @@ class Admitted(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens of one request outside the decode batch.
+    """Tokens to compute for one request outside the decode batch.
 
     Args:
         rid: the request.
-        start: its tokens computed before, those in flight included.
-        num_tokens: tokens to compute, at least 1.
-        samples: True if they are its last ones, so that the step samples its next token.
-        output_tokens: its output tokens before, those in flight included.
+        start: number of its tokens computed before this step, those in flight included.
+        num_tokens: number of tokens to compute, at least 1.
+        samples: True if no tokens of the request remain to be computed afterwards, so that the
+            step samples its next token.
+        output_tokens: number of its output tokens before this step, those in flight included.
     """
 
     rid: int
@@ -70,8 +71,8 @@ class Join(NamedTuple):
 
     Args:
         rid: the request.
-        start: its tokens computed before, those in flight included.
-        output_tokens: its output tokens before, those in flight included.
+        start: number of its tokens computed before this step, those in flight included.
+        output_tokens: number of its output tokens before this step, those in flight included.
     """
 
     rid: int
@@ -88,7 +89,7 @@ class Copy(NamedTuple):
     Args:
         rid: the request.
         to_host: True for device to host, False for host to device.
-        device_blocks, host_blocks: pairs of blocks to copy, at equal positions.
+        device_blocks, host_blocks: blocks to copy; equal positions form a pair.
     """
 
     rid: int
@@ -98,21 +99,23 @@ class Copy(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step. An executor applies the fields in their order.
+    """One step.
 
-    A plan with copies alone computes nothing.
+    An executor applies the fields from `left` to `chunks` in their order. A plan may consist of
+    copies only.
 
     Args:
         plan_id: consecutive number.
         at_ns: time of planning.
-        shape: shape of the step, from which a form predicts its duration.
+        shape: shape of the step, from which a step-time form predicts its duration.
         left: rids that left the decode batch since the previous plan.
         admitted: requests that start or resume, each with its block table.
         copies: blocks to copy while the step computes.
         joined: requests that join the decode batch.
         new_blocks: (rid, block) pairs to append to the block tables of members.
-        decode_epoch: number of this plan among those that decode; 0 if it does not.
-        num_decodes: members of the decode batch that decode in this plan.
+        decode_epoch: consecutive number of this plan among the plans that decode; 0 if it does
+            not decode.
+        num_decodes: number of members of the decode batch that decode in this plan.
         chunks: tokens of other requests to compute.
     """
 
@@ -150,7 +153,7 @@ class Progress(NamedTuple):
 
     Args:
         request: the request; its `output_tokens` include the token.
-        finish_reason: "stop" or "length" with the last token, else None.
+        finish_reason: "stop" or "length" for the last token, else None.
     """
 
     request: ScheduledRequest
@@ -181,18 +184,19 @@ class StepBuilder:
 
     Args:
         plan_id: number of the plan.
-        left: unused tokens of the budget.
+        left: tokens of the budget that are not scheduled yet.
         admitted, chunks, new_blocks: as in `StepPlan`.
-        requests: requests of the chunks, in their order.
+        requests: the requests of the chunks, in the order of the chunks.
         last: requests whose last token is sampled in this plan.
-        ended: chunks that sample a last token. Their requests do not run any more, but count in
-            the width of the batch.
-        decodes: members of the decode batch that decode in this plan.
-        displaced: True if a request was evicted that may have a new block in this plan.
-        tokens, context, squares, longest: sums over the chunks, as in `StepShape`.
-        pending: blocks that commits will free, less those that requests of this plan wait for;
-            None if not counted yet.
-        owed: blocks that ready requests need and that admissions must leave free.
+        ended: number of chunks that sample a last token. Their requests no longer run, but still
+            count in the batch width of this plan.
+        decodes: number of members of the decode batch that decode in this plan.
+        displaced: True if requests were evicted; these may have new blocks in this plan.
+        tokens, context, squares: sums over the chunks, as in `StepShape`.
+        longest: tokens of the longest chunk.
+        pending: number of blocks that commits will free, less those that requests of this plan
+            wait for; None if not counted yet.
+        owed: number of blocks that ready requests need and that admissions must leave free.
         starved: True if a running request found no free block, which prevents admissions.
     """
 

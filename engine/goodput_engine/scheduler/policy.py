@@ -1,14 +1,18 @@
-"""Scheduling policies: the hooks that a policy implements, and what it may read.
+"""Scheduling policies: the hooks that a policy implements, and the state that it may read.
 
-The scheduler owns the mechanism: blocks, budget, plans in flight. It keeps its invariants for any
-decision of a policy. A policy knows lengths, classes and deadlines of requests, and reads the
-engine through `SchedulerView`. It never sees a true output length. A policy object belongs to one
-scheduler and may have state.
+The scheduler manages blocks, the token budget and plans in flight. Its invariants hold for any
+decision of a policy. A policy reads lengths, classes and deadlines of requests, and the state of
+the engine through `SchedulerView`. It has no access to true output lengths. A policy object belongs
+to one scheduler and may have state.
 
-The hooks form three groups. *Order*: which request goes first, and which is evicted first.
-*Admit*: which request may start, and with how many blocks. *Size*: the work that one step may
-hold. `policies/sarathi.py` shows every hook that a policy needs. The other hooks are optional and
-are called only for a policy that overrides them.
+The hooks form three groups:
+
+- *order*: which request goes first, and which is evicted first;
+- *admit*: which request may start, and with how many blocks;
+- *size*: the work that one step may hold.
+
+`policies/sarathi.py` implements every hook that a policy needs. The other hooks are optional, and
+most of them are called only for a policy that overrides them.
 """
 
 from __future__ import annotations
@@ -42,13 +46,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
-    """Settings of a manifest for policies.
+    """Policy settings of a manifest.
 
     Args:
         batch_timeout_ns: longest wait of an incomplete batch of `static` or `dynamic`; None for
             their defaults.
         ageing_ns: waiting time that raises a request by one level of `priority`, and after which
-            a request is overdue for `sjf`, at least 1; None for their defaults.
+            a request is overdue under `sjf`, at least 1; None for their defaults.
     """
 
     batch_timeout_ns: int | None = None
@@ -60,9 +64,9 @@ class SchedulerLimits:
     """Limits that may change between any two plans.
 
     Args:
-        token_budget: tokens that one step may compute, at least 1.
-        max_num_seqs: running requests, at least 1; a lower limit preempts no request.
-        max_waiting: requests that may wait for more than the next step.
+        token_budget: number of tokens that one step may compute, at least 1.
+        max_num_seqs: number of requests that may run, at least 1. Lowering it preempts no request.
+        max_waiting: number of requests that may wait for longer than the next step.
     """
 
     token_budget: int
@@ -77,12 +81,12 @@ class WaitingQueue(Protocol):
         """Add a new request."""
         ...
 
-    def push_back(self, request: ScheduledRequest) -> None:
-        """Add a preempted request: at the head, or at its place in the policy's order."""
+    def requeue(self, request: ScheduledRequest) -> None:
+        """Add a preempted request, at the head or where the policy's order puts it."""
         ...
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:
-        """Return the next request to admit, or None; it stays in the queue."""
+        """Return the next request to admit without removing it; None if there is none."""
         ...
 
     def remove(self, request: ScheduledRequest) -> None:
@@ -95,20 +99,20 @@ class WaitingQueue(Protocol):
 
 
 class SchedulerView:
-    """The state of a scheduler that a policy may read; up to date in every hook.
+    """The state of a scheduler that a policy may read; it is current in every hook.
 
     Args:
-        table: the requests.
+        table: requests and memory of the scheduler.
         limits: the limits in force.
-        max_total_tokens: longest prompt and output together.
+        max_total_tokens: limit of prompt and output tokens together.
         preemption: preemption mode of the manifest.
 
     Attributes:
-        now_ns: time of this plan or commit.
-        waiting: the queue.
+        now_ns: time of the current or last plan, commit or new request.
+        waiting: the queue of waiting requests.
         input_open: True while more requests may arrive.
-        total_blocks: KV blocks on the device.
-        block_size: tokens per KV block.
+        total_blocks: number of KV blocks on the device.
+        block_size: number of tokens per KV block.
     """
 
     def __init__(
@@ -131,37 +135,37 @@ class SchedulerView:
 
     @property
     def num_running(self) -> int:
-        """Admitted requests whose last token is not in flight."""
+        """Number of admitted requests whose last token is not in flight."""
         return self._table.num_running
 
     @property
     def num_decoding(self) -> int:
-        """Members of the decode batch."""
+        """Number of members of the decode batch."""
         return len(self._table.batch.members)
 
     @property
     def num_prefilling(self) -> int:
-        """Admitted requests that are more than one step from their next token."""
+        """Number of requests in the state PREFILLING."""
         return len(self._table.prefilling)
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that can be allocated now."""
+        """Number of KV blocks that can be allocated now."""
         return self._table.kv.free_blocks
 
     @property
     def host_blocks(self) -> tuple[int, int]:
-        """Free and total blocks of host memory."""
+        """Numbers of free and of all blocks of host memory."""
         return self._table.host.free_blocks, self._table.host.total_blocks
 
     @property
     def num_requests(self) -> int:
-        """Requests that wait, run, or hold blocks until a step commits."""
+        """Number of requests that wait, run, or hold blocks until a step commits."""
         return len(self._table.requests)
 
     @property
     def num_in_flight(self) -> int:
-        """Plans that are not committed."""
+        """Number of plans that are not committed."""
         return len(self._table.in_flight)
 
     @property
@@ -171,11 +175,11 @@ class SchedulerView:
 
     @property
     def cached_blocks(self) -> int:
-        """Free KV blocks that hold a reusable prefix."""
+        """Number of free KV blocks that hold a reusable prefix."""
         return self._table.kv.cached_blocks
 
     def pending_blocks(self) -> int:
-        """Return the blocks in use that will be free without a further eviction."""
+        """Return the number of used blocks that will become free without a further eviction."""
         return self._table.pending_blocks()
 
     def plans_in_flight(self) -> Iterator[StepPlan]:
@@ -187,24 +191,27 @@ class SchedulerView:
         return self._table.running()
 
     def prefilling(self) -> Iterable[ScheduledRequest]:
-        """Return the running requests that are more than one step from their next token."""
+        """Return the requests in the state PREFILLING, in order of admission."""
         return self._table.prefilling.values()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every invariant holds; for tests and when idle."""
+        """Raise AssertionError unless every invariant holds; for tests, and while idle."""
         self._table.check_integrity()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """The kinds of work that one step may hold: decodes, then prefills, then admissions.
+    """The kinds of work that one step may hold.
+
+    They are scheduled in the order decodes, prefills, admissions.
 
     Args:
-        decodes, prefills, admissions: True if the step may hold them.
-        prompts_alone: True if decodes come last, and only without a prefill in the step.
-        token_budget: tokens of the step, within the limit in force; None for that limit.
-        only: filter of running requests; a request that fails it keeps its blocks and is not
-            scheduled in this step. None to schedule every request.
+        decodes, prefills, admissions: True if the step may hold work of this kind.
+        prompts_alone: True if decodes are scheduled last, and only if the step has no prompt
+            tokens.
+        token_budget: token limit of the step, within the limit in force; None for that limit.
+        only: filter of running requests. A request for which it returns False keeps its blocks and
+            is not scheduled in this step. None to schedule every request.
     """
 
     decodes: bool = True
@@ -228,8 +235,8 @@ class SchedulingPolicy(ABC):
         name: its name in a manifest.
         uses_prefill_budget: True if `prefill_budget` may limit the prompt tokens of a step to
             protect the TPOT of running requests. False for a policy that does not split prompts,
-            or that sizes steps by deadlines itself.
-        preemption: preemption mode of this policy; None for the manifest's.
+            or that itself sizes steps by deadlines.
+        preemption: preemption mode of this policy; None for the manifest's mode.
         view: the scheduler; set by `attach`.
     """
 
@@ -254,7 +261,7 @@ class SchedulingPolicy(ABC):
 
     @abstractmethod
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """Return the sort key by which running requests are evicted, the largest first."""
+        """Return the eviction key; the running request with the largest key is evicted first."""
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """Order the started prompts, given in order of admission, for the next step."""
@@ -267,40 +274,42 @@ class SchedulingPolicy(ABC):
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:  # noqa: ARG002
         """Return running requests that may be evicted for a waiting one, in the order of eviction.
 
-        Only as many are evicted as the waiting request needs, and none if all of them would not
-        suffice. Requests that are not `displaceable` are skipped.
+        No more requests are evicted than the waiting request needs, and none if all of them
+        together would not suffice. Requests that are not `displaceable` are skipped.
         """
         return ()
 
     def preempt_ahead(self) -> Iterable[ScheduledRequest]:
-        """Return running requests to evict before the next step, although blocks are free."""
+        """Return running requests to evict before the next step even if blocks are free."""
         return ()
 
     # --- admit -------------------------------------------------------------------------------
     def reject(self, request: ScheduledRequest) -> Rejection | None:  # noqa: ARG002
-        """Return why a request is rejected although it could be served later; else None."""
+        """Return a rejection of a request that could be served later; None to accept it."""
         return None
 
     def may_admit(self, request: ScheduledRequest) -> bool:  # noqa: ARG002
-        """True if the head of the queue may start; False ends the admissions of this step."""
+        """Return True if the head of the queue may start; False ends the step's admissions."""
         return True
 
     @abstractmethod
     def reserved_tokens(self, request: ScheduledRequest) -> int:
-        """Return the tokens for which blocks are allocated at admission.
+        """Return the number of tokens for which blocks are allocated at admission.
 
-        The scheduler allocates at least the request's total, so a started prompt can be finished.
+        The scheduler allocates blocks for at least the tokens that the request has, so a started
+        prompt can always be completed.
         """
 
     @abstractmethod
     def headroom_blocks(self) -> int:
-        """Return the blocks that an admission leaves free for running requests."""
+        """Return the number of blocks that an admission must leave free for running requests."""
 
     def wake_ns(self) -> int | None:
-        """Return when to plan again while the engine is idle; None to wait for a request.
+        """Return the time to plan again while the engine is idle; None to wait for a request.
 
-        For a policy that delays requests although they could start. A time that has passed is
-        ignored, because the plan at that time has started the due requests.
+        A policy needs this hook if it delays requests that could start. The hook is called only
+        while requests wait. A time that has passed is ignored, because the last plan has already
+        started the requests that were due.
         """
         return None
 
@@ -311,12 +320,12 @@ class SchedulingPolicy(ABC):
 
     @abstractmethod
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
-        """Return the tokens of a prompt to compute in the next step; 0 for none.
+        """Return the number of tokens of a prompt to compute in the next step; 0 for none.
 
         Args:
-            request: the request.
-            remaining: its tokens that are not computed, at least 1.
-            budget_left: unused token budget of the step, at least 1.
+            request: a started request, or the head of the queue.
+            remaining: number of its tokens that are not computed, at least 1.
+            budget_left: unused tokens of the step's budget, at least 1.
         """
 
     # --- after a step ------------------------------------------------------------------------
@@ -324,16 +333,18 @@ class SchedulingPolicy(ABC):
         """Learn from a committed step, for example its time and the requests that ended."""
 
     def can_fast_forward(self) -> bool:
-        """True if steps that only decode may be taken without calling the policy.
+        """Return True if steps that only decode may be taken without calling the policy.
 
         The hook is called after a plan in which every running request decoded and nothing else
-        happened. If it returns True, every hook must decide as in that plan, and `after_step` must
-        have nothing to learn, until a request arrives, ends or is cancelled, blocks run short, or
-        a limit changes. Neither time nor decoded tokens nor allocated blocks may matter.
+        happened. If it returns True, every hook must return the same as in that plan, and
+        `after_step` must have nothing to learn, until a request arrives, ends or is cancelled,
+        blocks run short, or a limit changes. The results must not depend on time, on decoded
+        tokens or on allocated blocks.
 
-        The hook vouches only for hooks of its own class and its bases. A subclass that overrides
-        `preempt_ahead`, `phase` or `after_step` must override this hook too, or it is never
-        fast-forwarded. The same is true of the hooks of admission while requests wait.
+        The returned value covers only the hooks of the class that defines it, and of its bases. A
+        subclass that overrides `preempt_ahead`, `phase` or `after_step` must override this hook
+        too; otherwise it is never fast-forwarded. The same applies to the hooks of admission while
+        requests wait.
         """
         return False
 
@@ -344,5 +355,5 @@ class SchedulingPolicy(ABC):
 
     @property
     def prediction_error(self) -> PredictionError:
-        """Error of its predicted output lengths; 0 without predictions."""
+        """Error of the predicted output lengths; 0 without predictions."""
         return _NO_PREDICTIONS

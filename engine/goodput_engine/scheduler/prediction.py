@@ -1,8 +1,8 @@
 """Prediction of output lengths.
 
-`LearnedLengths` learns from finished requests, as a server can. `KnownLengths` is an oracle that
-shows the upper bound of better prediction. It exists only in virtual time, and nothing else in the
-scheduler has access to true lengths.
+`LearnedLengths` learns from finished requests, as is possible in a server. `KnownLengths` is an
+oracle, which shows how much perfect prediction could gain. The oracle exists only in virtual time,
+and nothing else in the scheduler has access to true lengths.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _BINS_PER_DOUBLING: Final = 8
 _HALF_LIFE: Final = 1024
 """After this many outputs, the weight of all earlier ones is halved."""
 _MIN_OUTPUTS: Final = 8
-"""A class with fewer outputs has no prediction of its own."""
+"""For a class with fewer outputs, the outputs of all classes are used."""
 _MAX_CLASSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionError:
-    """Error of predictions, each made just before the end of its request.
+    """Error of predictions, each made from the outputs that finished before its request.
 
     Args:
-        judged: outputs since the start.
+        judged: number of outputs since the start.
         mean_abs_log_ratio: mean of |ln(predicted / true)| over recent outputs; 0 before the first
             one. 0.69 is a factor of two.
     """
@@ -45,7 +45,7 @@ class LengthPredictor(Protocol):
 
     @property
     def revision(self) -> int:
-        """Counter that rises when predictions may have changed without a new token."""
+        """Counter that rises when predictions may have changed for another reason than a token."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class LengthPredictor(Protocol):
         ...
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Return the predicted total: more than the present output tokens, within the limit."""
+        """Return the predicted total: more than the tokens so far, and within the limit."""
         ...
 
     def learn(self, request: ScheduledRequest) -> None:
@@ -63,11 +63,12 @@ class LengthPredictor(Protocol):
 
 
 class LearnedLengths:
-    """Predicts the mean of those finished outputs of a class that are longer than the present one.
+    """Predicts the mean length of the outputs that were longer than a request's output so far.
 
-    If the class has too few outputs, those of all classes are used; if these are too few, the
-    request's limit. The weight of old outputs is halved after each 1,024. Memory is bounded by the
-    number of classes times that of logarithmic bins of length.
+    Only outputs of the request's class are used. If the class has too few, the outputs of all
+    classes are used. If these are too few as well, the prediction is the request's limit. After
+    each 1,024 outputs the weight of the earlier ones is halved. Lengths are stored in logarithmic
+    bins, and the number of classes is limited, so memory is bounded.
 
     Source: the conditional mean is the criterion of "shortest expected remaining processing time"
     (Sevcik, "Scheduling for minimum total loss using service time distributions", JACM 1974).
@@ -81,7 +82,7 @@ class LearnedLengths:
 
     @property
     def revision(self) -> int:
-        """Counter that rises when the outputs have grown by an eighth."""
+        """Counter that rises after an eighth more outputs, at the latest after 128."""
         return self._all.revision + sum(lengths.revision for lengths in self._classes.values())
 
     @property
@@ -95,7 +96,7 @@ class LearnedLengths:
         return {name: lengths.error for name, lengths in self._classes.items()}
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Return the predicted total: more than the present output tokens, within the limit."""
+        """Return the predicted total: more than the tokens so far, and within the limit."""
         return self._predict(request, request.sampled_tokens)
 
     def learn(self, request: ScheduledRequest) -> None:
@@ -109,21 +110,21 @@ class LearnedLengths:
             lengths.add(tokens, error)
         self._all.add(tokens, error)
 
-    def _predict(self, request: ScheduledRequest, present: int) -> int:
-        """Predict the length of a request with this many output tokens."""
+    def _predict(self, request: ScheduledRequest, so_far: int) -> int:
+        """Predict the output length of a request with this many output tokens so far."""
         lengths = self._classes.get(request.slo_class)
         if lengths is None or lengths.error.judged < _MIN_OUTPUTS:
             lengths = self._all
         if lengths.error.judged < _MIN_OUTPUTS:
             return request.output_limit
-        return min(max(lengths.expected(present), present + 1), request.output_limit)
+        return min(max(lengths.expected(so_far), so_far + 1), request.output_limit)
 
 
 class KnownLengths:
     """The oracle of true lengths, in virtual time.
 
     Args:
-        length_of: returns the true output tokens of a request by its rid.
+        length_of: returns the true number of output tokens of a request by its rid.
     """
 
     revision: int = 0
@@ -133,7 +134,7 @@ class KnownLengths:
         self._length_of = length_of
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Return the true output tokens within the limit."""
+        """Return the true number of output tokens, within the limit."""
         return min(self._length_of(request.rid), request.output_limit)
 
     def learn(self, request: ScheduledRequest) -> None:
@@ -162,7 +163,7 @@ class _Lengths:
         self._weight = 0.0
         self._weights: list[float] = []
         self._sums: list[float] = []
-        # For each bin, the mean of the lengths in it and in the bins above, as of `revision`.
+        # For each bin, the mean of the lengths in it and in the bins above, at the last revision.
         self._means: list[float] = []
 
     @property
@@ -193,10 +194,10 @@ class _Lengths:
             self.revision += 1
             self._means = self._means_from_above()
 
-    def expected(self, present: int) -> int:
-        """Return the mean of the lengths above the present one; twice that if there are none."""
-        at = _bin(present) + 1 if present else 0
-        return round(self._means[at]) if at < len(self._means) else 2 * present
+    def expected(self, so_far: int) -> int:
+        """Return the mean of the lengths above this one; twice this length if there are none."""
+        at = _bin(so_far) + 1 if so_far else 0
+        return round(self._means[at]) if at < len(self._means) else 2 * so_far
 
     def _means_from_above(self) -> list[float]:
         means = [0.0] * len(self._weights)

@@ -1,21 +1,21 @@
 """Preemption: eviction of running requests, and copies of their blocks.
 
-The blocks of an evicted request are recomputed later, or copied to host memory and back. The
-policy or the manifest sets the mode; `hybrid` selects the mode that resumes the request sooner. If
-host memory has no room, the request is recomputed.
+The tokens of an evicted request are recomputed later, or its blocks are copied to host memory and
+back. The policy or the manifest sets the mode. `hybrid` selects the mode that resumes the request
+sooner. If host memory has no room, the request is recomputed.
 
 With host memory, three measures are taken before KV memory runs out:
 
-1. *Offload ahead.* The next victim is swapped out while there are still blocks for the others, as
-   many steps earlier as its copy takes. So no request waits for the copy.
+1. *Offload ahead.* The next victim is swapped out while other requests can still grow. Its copy
+   starts early enough to end before the blocks run out, so no request waits for it.
 2. *Keep the batch width.* While host memory holds a copy, another request starts only if every
-   running request can still grow by one block. Otherwise the resumed or new request would be
-   evicted again before its copy had paid off.
-3. *Reject.* When host memory is full of copies, a request that would wait for memory is rejected
-   (`admission`). Evicted requests are then recomputed.
+   running request can still grow by one block. Otherwise a request would be evicted again shortly
+   after it was copied back.
+3. *Reject.* When host memory is nearly full of copies, evicted requests would have to be
+   recomputed. A new request that would wait for memory is then rejected (`admission`).
 
-Without host memory none of these is taken: the pool may run full, because freeing blocks takes no
-time.
+Without host memory none of these measures is taken. The pool may then run full, because freeing
+blocks without a copy takes no time.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ if TYPE_CHECKING:
 __all__ = ["Evictor", "room_to_widen"]
 
 _NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
-"""Step time assumed for offloading ahead. Steps are seldom shorter, and if they are longer, a copy
-only ends early. With a measured time, decisions would depend on noise."""
-_PROMPT_WEIGHT: Final = 0.1
+"""Step time assumed for offloading ahead. Steps are seldom shorter; if they are longer, a copy only
+ends earlier than necessary. With a measured time, decisions would depend on noise."""
+_NEWEST_STEP_WEIGHT: Final = 0.1
+"""Weight of the newest step in the moving average of the time per prompt token."""
 
 
 def room_to_widen(*, free_blocks: int, running: int) -> bool:
     """Return True if a request may start while host memory holds copies of others.
 
     Args:
-        free_blocks: blocks left after its start.
-        running: running requests without it.
+        free_blocks: blocks that would be free after the request has started.
+        running: number of running requests before that.
     """
     return not running or free_blocks > running
 
@@ -55,9 +56,9 @@ class Evictor:
     """Evicts requests of one scheduler and copies their blocks.
 
     Args:
-        policy: the policy.
-        table: the requests.
-        view: the scheduler.
+        policy: gives the eviction order, the displaced requests, and possibly the mode.
+        table: requests and memory of the scheduler.
+        view: gives the running requests, the time, and the mode of the manifest.
         depth: plans that may wait behind the running one.
 
     Attributes:
@@ -99,7 +100,7 @@ class Evictor:
     def observe(self, plan: StepPlan, step_ns: int) -> None:
         """Learn from the time of a step that mostly computed prompts."""
         old, new = self.ns_per_prompt_token, step_ns / plan.shape.num_tokens
-        self.ns_per_prompt_token = old + (new - old) * _PROMPT_WEIGHT if old else new
+        self.ns_per_prompt_token = old + (new - old) * _NEWEST_STEP_WEIGHT if old else new
 
     # --- eviction ----------------------------------------------------------------------------
     def victim(self) -> ScheduledRequest | None:
@@ -109,15 +110,15 @@ class Evictor:
     def evict(self, victim: ScheduledRequest) -> int:
         """Evict a running request; return the number of blocks that later commits will free."""
         table = self._table
-        copied = self.blocks_to_copy(victim)
+        num_copied = self.blocks_to_copy(victim)
         table.withdraw(victim, keep_tokens=True)
         victim.ran_ns += self._view.now_ns - victim.admitted_ns
         victim.gained_nothing = victim.total_tokens == victim.admitted_tokens
         victim.state = RequestState.PREEMPTING
         victim.preemptions += 1
         self.preemptions += 1
-        if copied:
-            victim.host_blocks = table.host.allocate(copied)
+        if num_copied:
+            victim.host_blocks = table.host.allocate(num_copied)
             self.swapped_tokens += victim.base_computed
         else:
             self.recomputed_tokens += victim.base_computed
@@ -126,12 +127,12 @@ class Evictor:
             record.releases.append(victim)
         else:
             self.vacate(victim)
-            if not copied:
+            if not num_copied:
                 return 0
         return table.kv.exclusive(victim.blocks)
 
     def blocks_to_copy(self, victim: ScheduledRequest) -> int:
-        """Return the number of blocks that an eviction would copy; 0 to recompute."""
+        """Return the number of blocks that an eviction would copy; 0 if it would recompute."""
         kv, host = self._table.kv, self._table.host
         blocks = kv.blocks_for(victim.computed_tokens)
         if not 0 < blocks <= host.free_blocks:
@@ -141,9 +142,10 @@ class Evictor:
             return blocks
         if mode is Preemption.RECOMPUTE:
             return 0
-        # In both modes the request waits in the queue; a copy also waits for the copies before it.
-        ahead = self._blocks_to_copy_first()
-        swap_ns = (ahead + 2 * blocks) * host.ns_per_block
+        # The request waits in the queue in both modes, so that time does not differ. A copy also
+        # waits for the copies before it.
+        queued = self._queued_copy_blocks()
+        swap_ns = (queued + 2 * blocks) * host.ns_per_block
         recompute_ns = victim.computed_tokens * self.ns_per_prompt_token
         return blocks if swap_ns < recompute_ns else 0
 
@@ -157,18 +159,18 @@ class Evictor:
             self._table.requeue(request)
 
     def swap_in(self, request: ScheduledRequest, *, found: int) -> None:
-        """Start the copy back of an admitted request.
+        """Start the copy of an admitted request from host memory to the device.
 
         Args:
             request: the request; its blocks are allocated.
-            found: leading blocks found in the prefix cache, which are not copied.
+            found: number of leading blocks found in the prefix cache, which are not copied.
         """
         request.state = RequestState.SWAPPING_IN
         request.copied_blocks = found
         self._table.swapping_in[request.rid] = request
 
-    def copied(self, request: ScheduledRequest) -> None:
-        """Requeue or resume a request whose last block was copied."""
+    def finish_copy(self, request: ScheduledRequest) -> None:
+        """Requeue a request that was swapped out, or resume one that was swapped in."""
         table = self._table
         request.copied_blocks = 0
         if request.state is RequestState.SWAPPING_OUT:
@@ -185,8 +187,8 @@ class Evictor:
             request.state = RequestState.PREFILLING
             table.prefilling[request.rid] = request
 
-    def _blocks_to_copy_first(self) -> int:
-        """Return the blocks of earlier copies, in both directions, that are in no plan yet."""
+    def _queued_copy_blocks(self) -> int:
+        """Return the blocks of current copies, in both directions, that are in no plan yet."""
         table = self._table
         return sum(
             len(r.host_blocks) - r.copied_blocks
@@ -195,13 +197,18 @@ class Evictor:
 
     # --- eviction for another request --------------------------------------------------------
     def claim_block(self, request: ScheduledRequest, step: StepBuilder) -> int | None:
-        """Evict requests until a block is free for a running one; None if the request must wait."""
+        """Evict requests until a block is free for a running request.
+
+        Returns:
+            The allocated block. None if the request must wait for a later commit, was itself
+            evicted, or if no request can be evicted.
+        """
         kv = self._table.kv
         step.starved = True
         while (block := kv.allocate_one()) is None:
             if step.pending is None:
                 step.pending = self._table.pending_blocks()
-            if step.pending > 0:  # a later commit frees one
+            if step.pending > 0:  # a later commit will free a block
                 step.pending -= 1
                 return None
             victim = self.victim()
@@ -263,7 +270,7 @@ class Evictor:
 
     # --- offload ahead -----------------------------------------------------------------------
     def offload_ahead(self) -> None:
-        """Swap out the next victim if its copy has to begin now."""
+        """Swap out the next victim if its copy must begin now."""
         table, kv, batch = self._table, self._table.kv, self._table.batch
         if kv.free_blocks >= self.offload_margin():
             return
@@ -279,20 +286,20 @@ class Evictor:
             self.evict(victim)
 
     def offload_margin(self) -> int:
-        """Return the number of free blocks from which on no request need be offloaded."""
+        """Return the number of free blocks at and above which nothing is offloaded."""
         if not self._table.host.free_blocks:
             return 0
         return self._table.batch.max_blocks_needed(self._max_offload_steps() + 1)
 
     def _max_offload_steps(self) -> int:
-        """Return the steps of the longest copy that host memory has room for."""
+        """Return `_offload_steps` of the longest copy that host memory has room for."""
         return self._offload_steps(min(self._table.host.free_blocks, self._table.kv.total_blocks))
 
     def _offload_steps(self, blocks: int) -> int:
-        """Return the plans between an eviction and the first plan that may use its blocks.
+        """Return the plans between an eviction and the first plan that may use the freed blocks.
 
-        Plans in flight still use the blocks, and the same number of plans is made until they
-        commit. Then the blocks are copied beside the following steps.
+        Up to `depth` plans in flight still use the blocks, and as many again are planned before
+        these commit. Then the blocks are copied while the following steps compute.
         """
         copy_ns = blocks * self._table.host.ns_per_block
         return 2 * self._depth + max(1, -(-copy_ns // _NOMINAL_STEP_NS))
@@ -302,20 +309,20 @@ class Evictor:
         """Select the blocks that the next plan copies in each direction, oldest request first.
 
         A copy that takes no longer than its step costs no time. A plan therefore copies as many
-        blocks as fit into the time of the last step, and a longer copy continues in the next plan.
+        blocks as fit into the time of the last step. A longer copy continues in the next plan.
 
         Args:
-            plan_id: number of the plan.
+            plan_id: number of the next plan.
 
         Returns:
             The copies, and the requests whose copy ends with this plan.
         """
         table = self._table
-        most = max(1, self.last_step_ns // table.host.ns_per_block)
+        max_blocks = max(1, self.last_step_ns // table.host.ns_per_block)
         copies: list[Copy] = []
         done: list[ScheduledRequest] = []
         for to_host, requests in ((True, table.swapping_out), (False, table.swapping_in)):
-            left = most
+            left = max_blocks
             for request in requests.values():
                 start, blocks = request.copied_blocks, len(request.host_blocks)
                 end = min(blocks, start + left)

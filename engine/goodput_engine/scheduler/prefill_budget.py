@@ -1,9 +1,10 @@
 """The prefill budget: the number of prompt tokens that a step may compute beside its decodes.
 
-This is the inner loop of the token budget. `goodput_core.control` has the law; this module builds
-its observation from a scheduler, and learns the step-time model. It does not visit the decodes:
-the decode batch stores its tightest target. Steps that only decode need no decision, and the model
-learns nothing from them, so they can be fast-forwarded.
+This is the inner loop of the token-budget control. `goodput_core.control` has the control law. This
+module builds the observation for the law from a scheduler, and learns the step-time model. It does
+not visit the members of the decode batch, because the batch stores its tightest target. Steps that
+only decode need no decision, and the model learns nothing from them, so they can be
+fast-forwarded.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefillBudget"]
 
-_FIRST_SAFETY: Final = 90
+_INITIAL_SAFETY: Final = 90
 
 
 class PrefillBudget:
     """Limits the prompt tokens of one scheduler's steps.
 
     Args:
-        law: the prefill law.
-        min_tokens: lower bound of the tokens of a step, decodes included.
+        law: control law of the prefill budget.
+        min_tokens: lower bound of the token limit of a step, decodes included.
 
     Attributes:
-        latest: the latest decision; None before the first one.
+        latest: latest decision of the law; None before the first one.
     """
 
     __slots__ = ("_measured", "_model", "_params", "_state", "latest")
@@ -46,7 +47,7 @@ class PrefillBudget:
             law=law,
             min_tokens=min_tokens,
             max_tokens=min_tokens,
-            safety_percent=_FIRST_SAFETY,
+            safety_percent=_INITIAL_SAFETY,
             form=self._model,
         )
         self._state = PrefillState()
@@ -55,12 +56,12 @@ class PrefillBudget:
 
     @property
     def law(self) -> BudgetLaw:
-        """The prefill law in force."""
+        """The control law in force."""
         return self._params.law
 
     @property
     def safety_percent(self) -> int:
-        """Share of the tightest time per token that a step is planned to take."""
+        """Share of the tightest target time per token that a step is planned to take."""
         return self._params.safety_percent
 
     @property
@@ -75,7 +76,7 @@ class PrefillBudget:
         safety_percent: int | None = None,
         min_tokens: int | None = None,
     ) -> None:
-        """Change parameters from the next step on; None leaves a parameter unchanged."""
+        """Change parameters for the next and later steps; None leaves a parameter unchanged."""
         params = self._params
         self._params = replace(
             params,
@@ -90,8 +91,8 @@ class PrefillBudget:
         """Return the number of prompt tokens that the next step may compute.
 
         Args:
-            table: the requests.
-            decodes: decodes of the step: the members of the decode batch, or none.
+            table: requests and memory of the scheduler.
+            decodes: number of decodes in the step; 0 if it holds only prompts.
             max_tokens: upper bound of the step's tokens, decodes included.
             now_ns: the current time.
         """
@@ -123,7 +124,7 @@ class PrefillBudget:
 
 
 def _overdue(table: RequestTable, now_ns: int) -> bool:
-    """True if a prompt is past its TTFT target, or has no TTFT target."""
+    """Return True if a prompt is past its TTFT target; without a target, this is at arrival."""
     return any(
         now_ns > request.arrival_ns + (request.targets.ttft_ns or 0)
         for request in chain(table.prefilling.values(), table.waiting)

@@ -1,8 +1,8 @@
 """Requests of one scheduler, their states, and the transitions between them.
 
-`plan` and `commit` both move requests. This module keeps the invariants: each request has one
-state, tokens in flight are emitted or discarded exactly once, and blocks are released when the
-last plan that uses them commits.
+Both `Scheduler.plan` and `Scheduler.commit` change states. This module keeps the invariants: each
+request has one state, tokens in flight are emitted or discarded exactly once, and blocks are
+released when the last plan that uses them commits.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class RequestState(Enum):
     WAITING = auto()
     """In the queue; it has no KV blocks, but may have a copy in host memory."""
     PREFILLING = auto()
-    """Admitted, and more than one step from its next token."""
+    """Admitted; its prompt, or the tokens to recompute, are not completely scheduled."""
     READY = auto()
-    """One token behind; joins the decode batch when budget and blocks allow."""
+    """All its tokens but the newest are computed; joins the decode batch when budget and blocks
+    allow."""
     DECODING = auto()
-    """A member of the decode batch: one token in every step that decodes."""
+    """A member of the decode batch, which decodes one token of each member in a step."""
     FINISHING = auto()
     """Its last token is in flight."""
     PREEMPTING = auto()
@@ -52,11 +53,12 @@ class RequestState(Enum):
     SWAPPING_IN = auto()
     """Admitted; its blocks are being copied back from host memory."""
     RECEIVING = auto()
-    """Arriving from another replica; its blocks are being filled."""
+    """In transfer from another replica; its blocks are being filled."""
     DETACHING = auto()
-    """Leaving for another replica; becomes HELD when the last step that uses its blocks commits."""
+    """In transfer to another replica; becomes HELD when the last step that uses its blocks
+    commits."""
     HELD = auto()
-    """Ended here; it holds its blocks until another replica has copied them."""
+    """No longer scheduled here; holds its blocks until another replica has copied them."""
     FINISHED = auto()
     CANCELLED = auto()
 
@@ -71,19 +73,20 @@ class ScheduledRequest:
     """One request and its mutable state in the scheduler.
 
     The properties are valid in every state. The `base_` counters do not include the tokens that a
-    member of the decode batch gained since it joined: epochs of the batch count those.
+    member of the decode batch gained since it joined. Their number is that of the *epochs*, the
+    steps in which the batch decodes, since then.
 
     Args:
         rid: identifier, never reused within a process.
         arrival_ns: time of arrival.
         input_tokens: tokens of its prompt.
-        max_output_tokens: limit set by the client; None for the model's limit.
+        max_output_tokens: limit of output tokens set by the client; None for the model's limit.
         block_hashes: chained hashes of the full blocks of the prompt. Blocks filled by decoding
             have no hash, because an emulated device does not know their tokens.
         slo_class: name of its class.
         targets: its SLO targets; the first token is due at `arrival_ns + targets.ttft_ns`.
         priority: larger is more urgent.
-        holds_blocks: True if it holds its blocks after its end, until `KVTransfer.release`.
+        holds_blocks: True if it keeps its blocks after its end, until `KVTransfer.release`.
     """
 
     rid: int
@@ -99,24 +102,24 @@ class ScheduledRequest:
     # --- set by the scheduler ----------------------------------------------------------------
     state: RequestState = RequestState.WAITING
     output_limit: int = 0
-    """Upper bound of output tokens: the client's limit, else that of the model and the pool."""
+    """Maximum number of output tokens: the client's limit, or else that of the model and pool."""
     blocks: list[int] = field(default_factory=list)
     published_blocks: int = 0
-    """Leading blocks that are in the prefix cache."""
+    """Number of its leading blocks that are in the prefix cache."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at its first admission."""
     first_scheduled_ns: int = 0
     preemptions: int = 0
     last_plan: int = 0
-    """The last plan that uses its blocks; not updated while it is a member of the batch."""
+    """Number of the last plan that uses its blocks; not updated while it is in the batch."""
     host_blocks: list[int] = field(default_factory=list)
-    """Its copy in host memory, or the blocks reserved for one."""
+    """Blocks of its copy in host memory, or reserved for that copy."""
     copied_blocks: int = 0
-    """During a copy: blocks that are copied, those in flight included."""
+    """During a copy: number of copied blocks, those in flight included."""
     admitted_ns: int = 0
     """Time of its last admission."""
     ran_ns: int = 0
-    """Time it ran before its last eviction."""
+    """Total time that it ran before its last eviction."""
     admitted_tokens: int = 0
     """Its total tokens at its last admission."""
     gained_nothing: bool = False
@@ -124,14 +127,19 @@ class ScheduledRequest:
     first_token_ns: int = 0
     """Commit time of the step that gave its first token; 0 before."""
     batch: DecodeBatch | None = None
+    """The decode batch while it is a member, else None."""
     joined_epoch: int = 0
+    """As a member: the latest epoch before it joined."""
     event_epoch: int = 0
     """As a member: the next epoch in which it needs a block or decodes for the last time."""
     last_epoch: int = 0
     """As a member: the epoch of its last decode, at its output limit."""
     base_computed: int = 0
+    """`computed_tokens` without epochs since it joined."""
     base_sampled: int = 0
+    """`sampled_tokens` without epochs since it joined."""
     base_emitted: int = 0
+    """`output_tokens` without epochs since it joined."""
 
     @property
     def computed_tokens(self) -> int:
@@ -163,8 +171,8 @@ class ScheduledRequest:
     def displaceable(self) -> bool:
         """True if it may be evicted for a waiting request.
 
-        A request that gained no token between two evictions must gain one before the next
-        displacement. So two requests cannot displace each other without progress.
+        After two evictions without a token between them, a request must gain a token before it may
+        be displaced again. So two requests cannot displace each other without progress.
         """
         return not self.gained_nothing or self.total_tokens > self.admitted_tokens
 
@@ -181,7 +189,7 @@ class FcfsQueue:
         """Add a new request at the tail."""
         self._waiting[request.rid] = request
 
-    def push_back(self, request: ScheduledRequest) -> None:
+    def requeue(self, request: ScheduledRequest) -> None:
         """Add a preempted request at the head."""
         self._waiting[request.rid] = request
         self._waiting.move_to_end(request.rid, last=False)
@@ -202,11 +210,11 @@ class FcfsQueue:
 
 
 class InFlight:
-    """A plan that has not been committed.
+    """A plan that has not been committed, and the requests that its commit affects.
 
     Args:
-        plan: the plan.
-        requests: the requests of its chunks, in their order.
+        plan: the plan that the scheduler returned.
+        requests: the requests of its chunks, in the order of the chunks.
         copied: requests whose copy ends with this plan.
     """
 
@@ -224,15 +232,15 @@ class InFlight:
         self.leavers: list[ScheduledRequest] = []
         """Requests that decode in this plan and left the batch afterwards."""
         self.releases: list[ScheduledRequest] = []
-        """Requests whose blocks no later plan uses."""
+        """Requests whose blocks no later plan uses, and which its commit releases."""
 
 
 class RequestTable:
     """All requests of one scheduler.
 
     Args:
-        kv: the pool of KV blocks.
-        host: the pool of copies in host memory.
+        kv: the pool of KV blocks on the device.
+        host: the pool of blocks in host memory.
         waiting: an empty queue.
         batch: an empty decode batch.
 
@@ -246,7 +254,7 @@ class RequestTable:
         in_flight: plans in flight, oldest first, with consecutive ids.
         settled: True if the last plan admitted and starved no request and nothing has changed
             since. Any change that affects plans, except a commit, must set it to False.
-        waiting_blocks: blocks that all waiting requests need for their present tokens.
+        waiting_blocks: number of blocks that all waiting requests need for their current tokens.
     """
 
     __slots__ = (
@@ -284,7 +292,7 @@ class RequestTable:
 
     @property
     def num_running(self) -> int:
-        """Admitted requests whose last token is not in flight."""
+        """Number of admitted requests whose last token is not in flight."""
         copied_in = len(self.swapping_in) + len(self.receiving)
         return len(self.batch.members) + len(self.ready) + len(self.prefilling) + copied_in
 
@@ -320,27 +328,27 @@ class RequestTable:
         request.published_blocks = 0
         request.state = RequestState.WAITING
         self.waiting_blocks += self.kv.blocks_for(request.total_tokens)
-        self.waiting.push_back(request)
+        self.waiting.requeue(request)
 
     @property
     def blocks_owed(self) -> int:
-        """Blocks that ready requests need for their next tokens.
+        """Number of blocks that ready requests need for their next tokens.
 
-        Admissions must leave them free: a request may have been evicted for these blocks, which
-        became free only at a later commit.
+        Admissions must leave them free. A request may have been evicted for these blocks, which
+        became free only at a later commit; an admission must not take them first.
         """
         size = self.kv.block_size
         return sum(r.base_computed == len(r.blocks) * size for r in self.ready.values())
 
     def pending_blocks(self) -> int:
-        """Return the used blocks that will become free without a further eviction."""
+        """Return the number of used blocks that will become free without a further eviction."""
         kv = self.kv
         leaving = chain(self.swapping_out.values(), *(plan.releases for plan in self.in_flight))
         return sum(kv.exclusive(r.blocks) for r in leaving if not r.holds_blocks)
 
     # --- running -----------------------------------------------------------------------------
     def set_ready(self, request: ScheduledRequest) -> None:
-        """Mark a request as ready to decode its next token."""
+        """Make a request ready to decode its next token."""
         request.state = RequestState.READY
         self.ready[request.rid] = request
 
@@ -384,11 +392,11 @@ class RequestTable:
             del self.prefilling[rid]
 
     def publish(self, request: ScheduledRequest, computed: int) -> None:
-        """Put full blocks that a committed step computed into the prefix cache."""
+        """Put the full blocks of the first `computed` tokens into the prefix cache."""
         full = min(computed // self.kv.block_size, len(request.block_hashes))
-        known = request.published_blocks
-        if full > known:
-            self.kv.publish(request.blocks[known:full], request.block_hashes[known:full])
+        first = request.published_blocks
+        if full > first:
+            self.kv.publish(request.blocks[first:full], request.block_hashes[first:full])
             request.published_blocks = full
 
     # --- end ---------------------------------------------------------------------------------
@@ -403,9 +411,9 @@ class RequestTable:
         """Emit one token of a request outside the decode batch; discard it if the request ended.
 
         Args:
-            request: the request.
+            request: a request that sampled in the committed step.
             reason: finish reason if the executor ended the request with this token, else None.
-            now_ns: the current time.
+            now_ns: time of the commit.
             progress: list to which the token is added.
             released: list to which the rid is added if the request is removed.
         """
@@ -426,7 +434,7 @@ class RequestTable:
             request.holds_blocks = False
         if request.state not in _RELEASED_LATER:
             self.withdraw(request)
-            if self.release(request):
+            if self.free_when_unused(request):
                 released.append(request.rid)
         request.state = RequestState.FINISHED
 
@@ -441,11 +449,11 @@ class RequestTable:
             removed = True
         elif request.state not in _RELEASED_LATER:
             self.withdraw(request)
-            removed = self.release(request)
+            removed = self.free_when_unused(request)
         request.state = RequestState.CANCELLED
         return removed
 
-    def release(self, request: ScheduledRequest) -> bool:
+    def free_when_unused(self, request: ScheduledRequest) -> bool:
         """Free an ended request now, or when the last plan that uses its blocks commits.
 
         Returns:
@@ -459,7 +467,7 @@ class RequestTable:
         return False
 
     def free(self, request: ScheduledRequest) -> None:
-        """Remove a request and free its blocks."""
+        """Remove a request and free its blocks on the device and in host memory."""
         self.kv.release(request.blocks)
         self.host.release(request.host_blocks)
         request.blocks = []

@@ -1,17 +1,18 @@
 """The scheduler: one loop for every policy, in real and in virtual time.
 
 Prefill and decode follow one rule: the computed tokens of a request catch up with its total.
-`plan` decides the next step and `commit` takes its result. Between the two, up to `depth` further
-plans may wait, so that a device never waits for the host. Tokens in flight count as computed.
-Therefore
+`plan` decides the next step, and `commit` applies its result. Between the two, up to `depth`
+further plans may be made, so that the device never waits for the host. Tokens of plans that are
+not committed (tokens *in flight*) count as computed. Therefore
 
-- a request that stops may still be in later plans, and its surplus tokens are discarded;
+- a request that stops may still be part of later plans, whose tokens for it are discarded;
 - blocks are released when the last plan that uses them commits, never earlier;
 - a cancelled request frees its blocks within depth + 1 commits.
 
 A plan is built in one pass: decodes, then started prompts, then admissions, as far as the policy's
-phase allows. The pass does not visit the members of the decode batch. A step that only decodes
-costs the same for ten requests as for a thousand, except for the list of advanced requests.
+phase allows. The pass does not visit the members of the decode batch. Planning a step that only
+decodes costs the same for ten requests as for a thousand, except for the list of requests that
+advanced.
 
 `request_table` moves requests between their states, and `decode_batch` schedules the decodes.
 `admission` rejects requests, `preemption` evicts them, and `fast_forward` skips steps that are
@@ -58,21 +59,23 @@ _PREFILLING = RequestState.PREFILLING
 _FINISHING = RequestState.FINISHING
 _PREEMPTING = RequestState.PREEMPTING
 _SWAPPING = (RequestState.SWAPPING_OUT, RequestState.SWAPPING_IN)
-_HELD_AFTER = (RequestState.FINISHED, RequestState.DETACHING)
+# States in which a request with `holds_blocks` becomes HELD when no plan uses its blocks.
+_HELD_ON_RELEASE = (RequestState.FINISHED, RequestState.DETACHING)
 
 
 class Scheduler(SchedulerView):
     """Takes requests and returns plans.
 
     Args:
-        policy: a new policy; it serves this scheduler only.
+        policy: a new policy, used by this scheduler only.
         kv: a new pool of KV blocks.
         limits: the initial limits.
-        max_model_tokens: longest prompt and output together.
+        max_model_tokens: limit of prompt and output tokens together.
         depth: plans that may wait behind the running one, 0 to 2.
-        host: a new pool of blocks in host memory; None to allow no copies.
+        host: a new pool of blocks in host memory; None if host memory is not used.
         preemption: preemption mode of the manifest.
-        prefill_budget: limits the prompt tokens of each step; None to use the token budget alone.
+        prefill_budget: limits the prompt tokens of each step; None if only the token budget
+            limits them.
     """
 
     def __init__(
@@ -115,8 +118,8 @@ class Scheduler(SchedulerView):
         self._limits_admission = _overrides(policy, "may_admit")
         self._displaces = _overrides(policy, "displaced_by")
         self._learns = _overrides(policy, "after_step")
-        # Head of the queue and generation of the pool at the last admission that lacked blocks.
-        # It is not tried again until one of them has changed.
+        # (rid of the head of the queue, generation of the pool) when the head last lacked blocks.
+        # Its admission is not tried again until one of the two changes.
         self._blocked: tuple[int, int] | None = None
         self._steps = self._step_ns = self._scheduled_tokens = self._output_tokens = 0
         self._prefix_queried_tokens = self._prefix_hit_tokens = 0
@@ -141,7 +144,7 @@ class Scheduler(SchedulerView):
 
     # --- requests and limits -----------------------------------------------------------------
     def add(self, request: ScheduledRequest, now_ns: int) -> Rejection | None:
-        """Enqueue a new request, or return why it is rejected."""
+        """Enqueue a new request; return the rejection if it is rejected instead."""
         assert request.rid not in self._table.requests, request.rid
         self.now_ns = now_ns
         return self._admission.admit(request)
@@ -150,7 +153,8 @@ class Scheduler(SchedulerView):
         """Cancel a request; do nothing for an unknown or finished one.
 
         Returns:
-            True if it is removed now. If it is removed later, `released` of an outcome names it.
+            True if it is removed now. Otherwise its rid will be in `StepOutcome.released`, unless
+            the request was unknown or had ended.
         """
         request = self._table.requests.get(rid)
         return request is not None and self._table.cancel(request)
@@ -161,18 +165,18 @@ class Scheduler(SchedulerView):
         self._table.settled = False
 
     def set_limits(self, limits: SchedulerLimits) -> None:
-        """Set the limits from the next plan on."""
+        """Set the limits of the next and later plans."""
         self.limits = limits
         self._table.settled = False
 
     def set_prefill_budget(self, prefill_budget: PrefillBudget | None) -> None:
-        """Replace the limit of prompt tokens from the next plan on; None for no limit."""
+        """Set the limit of prompt tokens of the next and later plans; None for no limit."""
         self.prefill_budget = prefill_budget
         self._table.settled = False
 
     # --- plan --------------------------------------------------------------------------------
     def plan(self, now_ns: int) -> StepPlan | None:
-        """Decide the next step; None if nothing can be computed or `depth` plans wait."""
+        """Return the next step; None if there is nothing to do or the limit of plans is reached."""
         table, policy = self._table, self.policy
         if len(table.in_flight) > self.depth:
             return None
@@ -187,16 +191,16 @@ class Scheduler(SchedulerView):
         step = StepBuilder(plan_id=self.next_plan_id, left=budget)
         self._fill(step, phase)
         if phase.only is not None and not table.in_flight and _is_empty(step):
-            # Nothing is runnable: ignore the filter, or the engine would deadlock.
+            # Nothing is runnable. Ignore the filter; otherwise the engine would deadlock.
             self._fill(step, replace(phase, only=None))
-        # A step with copies alone is planned only if no step in flight precedes it.
+        # A step that only copies is planned only if no step is in flight.
         copies_wait = table.swapping_out or table.swapping_in
         if _is_empty(step) and (table.in_flight or not copies_wait):
             return None
         return self._seal(step)
 
     def wake_ns(self) -> int | None:
-        """Return when to plan again although nothing happened; None for never."""
+        """Return the time to plan again if nothing happens before; None if there is none."""
         if self._table.in_flight or not len(self.waiting):
             return None
         wake_ns = self.policy.wake_ns()
@@ -316,13 +320,13 @@ class Scheduler(SchedulerView):
         """Add a chunk of a prefilling request to the plan."""
         start = request.base_computed
         end = start + tokens
-        samples = end == request.input_tokens + request.base_sampled
+        is_last = end == request.input_tokens + request.base_sampled
         step.chunks.append(
             Chunk(
                 rid=request.rid,
                 start=start,
                 num_tokens=tokens,
-                samples=samples,
+                samples=is_last,
                 output_tokens=request.base_sampled,
             )
         )
@@ -334,7 +338,7 @@ class Scheduler(SchedulerView):
         step.longest = max(step.longest, tokens)
         request.base_computed = end
         request.last_plan = step.plan_id
-        if not samples:
+        if not is_last:
             return
         del self._table.prefilling[request.rid]
         request.base_sampled += 1
@@ -347,7 +351,7 @@ class Scheduler(SchedulerView):
 
     # --- plan: result ------------------------------------------------------------------------
     def _seal(self, step: StepBuilder) -> StepPlan:
-        """Return the step as a plan in flight."""
+        """Turn the finished step into a plan, and put it in flight."""
         table, batch, decodes = self._table, self._table.batch, step.decodes
         epoch, decode_context, longest = 0, 0, step.longest
         if decodes:
@@ -357,7 +361,7 @@ class Scheduler(SchedulerView):
             longest = longest or 1
         joined, left = batch.take_changes()
         new_blocks = step.new_blocks
-        if step.displaced:  # a request with a new block may have been evicted
+        if step.displaced:  # omit the blocks of requests that have been evicted
             new_blocks = [(rid, block) for rid, block in new_blocks if rid in batch.members]
         copies: tuple[Copy, ...] = ()
         copied: list[ScheduledRequest] = []
@@ -436,14 +440,14 @@ class Scheduler(SchedulerView):
         for request in record.releases:
             if request.state is _PREEMPTING:
                 self._evictor.vacate(request)
-            elif request.holds_blocks and request.state in _HELD_AFTER:
+            elif request.holds_blocks and request.state in _HELD_ON_RELEASE:
                 request.state = RequestState.HELD
             else:
                 table.free(request)
                 released.append(request.rid)
         for request in record.copied:
             if request.state in _SWAPPING:
-                self._evictor.copied(request)
+                self._evictor.finish_copy(request)
         outcome = StepOutcome(
             plan=plan,
             result=result,
@@ -456,7 +460,7 @@ class Scheduler(SchedulerView):
         return outcome
 
     def _observe(self, outcome: StepOutcome) -> None:
-        """Count a step that computed, and let evictor, prefill budget and policy learn from it."""
+        """Count a step that computed; evictor, prefill budget and policy learn from it."""
         plan, step_ns = outcome.plan, outcome.result.step_ns
         tokens = plan.shape.num_tokens
         self._steps += 1
@@ -471,7 +475,7 @@ class Scheduler(SchedulerView):
         if self._learns:
             self.policy.after_step(outcome)
 
-    def count(
+    def add_steps(
         self,
         *,
         steps: int,
@@ -480,7 +484,7 @@ class Scheduler(SchedulerView):
         output_tokens: int,
         last_step_ns: int,
     ) -> None:
-        """Add steps that were committed at once to the statistics."""
+        """Add steps that were committed together, by fast-forward, to the statistics."""
         self._steps += steps
         self._step_ns += step_ns
         self._scheduled_tokens += scheduled_tokens

@@ -1,1 +1,1 @@
-"""The policies that are built, by the name that manifests use."""
+"""The scheduling policies of this version, a module each."""

@@ -1,4 +1,4 @@
-"""Batching: a batch fills before it starts, and ends before the next one starts.
+"""Batching: a batch is collected before it starts, and ends before the next one starts.
 
 `static` and `dynamic` share this class. They differ in how long an incomplete batch waits.
 """
@@ -24,11 +24,11 @@ _NO_BATCH: frozenset[int] = frozenset()
 class BatchingPolicy(SchedulingPolicy):
     """One batch after the other, first come, first served.
 
-    A batch is full when it has `max_num_seqs` requests, or when the KV blocks hold no more. A full
-    batch starts at once, and so does an incomplete one when no more requests can arrive. If its
-    prompts exceed the token budget, it starts over several steps; no other request joins it. The
-    place of a request that ends early stays empty. Each request gets blocks for its longest
-    output, so none is ever evicted.
+    A batch is full when it has `max_num_seqs` requests, or when the KV blocks do not suffice for
+    another one. A full batch starts immediately, and so does an incomplete one when no more
+    requests can arrive. If the prompts of a batch exceed the token budget, they are computed over
+    several steps, and no other request joins the batch. The slot of a request that ends early stays
+    empty. Each request gets blocks for its longest output, so none is ever evicted.
 
     Args:
         timeout_ns: longest wait of an incomplete batch; None for `DEFAULT_TIMEOUT_NS`.
@@ -47,10 +47,10 @@ class BatchingPolicy(SchedulingPolicy):
 
     @abstractmethod
     def start_ns(self, batch: Sequence[ScheduledRequest]) -> int:
-        """Return when an incomplete batch starts.
+        """Return the time at which an incomplete batch starts.
 
         Args:
-            batch: its requests in order of arrival, at least one.
+            batch: requests of the batch in order of arrival, at least one.
         """
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class BatchingPolicy(SchedulingPolicy):
         return (request.arrival_ns, request.rid)
 
     def may_admit(self, request: ScheduledRequest) -> bool:
-        """Only requests of the batch."""
+        """True for the requests of the current batch."""
         return request.rid in self._batch
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
@@ -74,11 +74,11 @@ class BatchingPolicy(SchedulingPolicy):
         return self.start_ns(self._collect()[0])
 
     def phase(self) -> Phase:
-        """New requests only while requests of a batch have not started."""
+        """Admissions only while requests of a batch have not started."""
         view = self.view
         head = view.waiting.peek(view.now_ns)
         if head is not None and head.rid not in self._batch:
-            # The last batch has started, and has ended when all blocks are free.
+            # The last batch has started completely. It has ended when all blocks are free.
             drained = view.free_blocks == view.total_blocks
             self._batch = self._next_batch() if drained else _NO_BATCH
         return Phase(admissions=bool(self._batch))

@@ -1,4 +1,4 @@
-"""Dynamic batching: a maximum batch size and a timeout."""
+"""Dynamic batching: batches with a maximum size and a timeout."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["DynamicPolicy"]
 class DynamicPolicy(BatchingPolicy):
     """A batch starts when it is full or its oldest request has waited for the timeout.
 
-    The batch runs to its end. By then the next batch has usually waited for longer than the
-    timeout, by default 100 ms, and starts at once.
+    The batch runs to its end. By then the requests of the next batch have usually waited for longer
+    than the timeout (by default 100 ms), and start immediately.
 
     Source: Crankshaw et al., "Clipper", NSDI 2017, section 4.3 (delayed batching); as in Triton
     Inference Server's dynamic batcher: max_batch_size and max_queue_delay_microseconds.

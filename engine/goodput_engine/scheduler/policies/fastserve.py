@@ -27,30 +27,32 @@ _LOWEST: Final = 15
 """The quantum of this level is more than five minutes: longer than requests run."""
 _PROMOTE_NS: Final = 3 * NS_PER_S
 _SWEEP_STEPS: Final = 1000
+"""Number of steps after which the entries of requests cancelled while waiting are removed."""
 _ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
-_RESERVE_SHARE: Final = 10
+_RESERVE_DIVISOR: Final = 10
+"""A tenth of the pool bounds the reserve, and a tenth of host memory stays free for evictions."""
 
 
 class FastServePolicy(SarathiPolicy):
     """`sarathi`, but requests that have run for a short time go first.
 
-    So short requests finish first although no output length is known. `FeedbackQueue` has the
-    levels and the moves between them. A waiting request without a place or without blocks
-    displaces running requests of lower levels, and is swapped in before them. While host memory
-    has room, evicted requests are swapped even if recomputation is cheaper: a request that is
-    evicted after each quantum would otherwise be recomputed each time.
+    So short requests finish first although output lengths are unknown. `FeedbackQueue` has the
+    levels and moves requests between them. A waiting request that lacks a slot or blocks displaces
+    running requests of lower levels. While host memory has room, evicted requests are swapped even
+    if recomputation is cheaper: a request that is evicted after each quantum would otherwise be
+    recomputed each time.
 
     Swapping is proactive. By swapping out the lowest levels, the policy keeps a reserve of free
-    blocks: as many as requests may run at once, but at most a tenth of the pool. A swapped request
-    resumes only if the reserve remains. While less than a tenth of host memory is free, no new
-    prompt starts, so that swapped requests resume first.
+    blocks: one for each request that may run, but at most a tenth of the pool. A swapped request
+    resumes only if the reserve remains complete. While less than a tenth of host memory is free, no
+    new prompt starts, so that swapped requests resume first.
 
-    The paper keeps preempted requests on the device until their blocks are needed, and prefetches
-    the highest levels. Here only running requests are on the device, and the copy back begins at
-    admission.
+    In the paper, preempted requests stay on the device until their blocks are needed, and requests
+    of the highest levels are copied back before they are scheduled. Here only running requests are
+    on the device, and the copy back begins at admission.
 
     Args:
-        model: predicts the time of a prompt; None for one that learns.
+        model: predicts the prefill time of a prompt; None for a model that learns it.
 
     Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (FastServe),
     NSDI 2026, sections 4.1 (skip-join MLFQ) and 4.2 (proactive swapping); parameters as in its
@@ -90,11 +92,11 @@ class FastServePolicy(SarathiPolicy):
         """Every kind of work; new prompts only while host memory has room for evictions."""
         view = self.view
         free, total = view.host_blocks
-        self._queue.copies_only = free * _RESERVE_SHARE < total and view.num_running > 0
+        self._queue.copies_only = free * _RESERVE_DIVISOR < total and view.num_running > 0
         return MIXED
 
     def may_admit(self, request: ScheduledRequest) -> bool:
-        """False for a swapped request that would use the reserve."""
+        """False for a swapped request that would use blocks of the reserve."""
         view = self.view
         if not request.host_blocks or not view.num_running:
             return True
@@ -124,19 +126,19 @@ class FastServePolicy(SarathiPolicy):
         return self._queue.level(waiting) < self._queue.level(prefilling)
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Charge the requests of the step, and learn the time of prompts."""
+        """Charge the time of the step to its requests, and learn the time of prompts."""
         self._queue.charge(outcome)
         if outcome.plan.chunks:
             self._learned.observe(outcome.plan.shape, outcome.result.step_ns)
 
     def can_fast_forward(self) -> bool:
-        """False: every step is charged to its requests."""
+        """False: the time of every step is charged to its requests."""
         return False
 
     def _reserve_blocks(self) -> int:
-        """Return the blocks that swapping keeps free."""
+        """Return the number of blocks that swapping keeps free."""
         view = self.view
-        return min(view.limits.max_num_seqs, view.total_blocks // _RESERVE_SHARE)
+        return min(view.limits.max_num_seqs, view.total_blocks // _RESERVE_DIVISOR)
 
 
 @dataclass(slots=True)
@@ -144,14 +146,14 @@ class _Entry:
     """A request, its level, and the used part of the level's quantum.
 
     Args:
-        request: the request.
-        level: its level.
-        waits_from_ns: time from which its waiting counts.
-        used_ns: used part of the quantum, except the decoding steps since `joined_ns`.
-        joined_ns: summed time of decoding steps when it joined the decode batch; None if it is
+        request: a request that waits or runs.
+        level: its current level; 0 is the highest.
+        waits_from_ns: time at which it last began to wait.
+        used_ns: used part of the quantum, without the decoding steps since `joined_ns`.
+        joined_ns: total time of decoding steps when it joined the decode batch; None if it is
             not a member.
-        expires_ns: as a member: summed time of decoding steps at which its quantum ends.
-        key: its place in the queue; None if it does not wait.
+        expires_ns: as a member: total time of decoding steps at which its quantum ends.
+        key: its sort key in the queue; None if it does not wait.
         ran_ns: its running time when it last began to wait.
     """
 
@@ -169,12 +171,13 @@ class FeedbackQueue:
     """A multi-level feedback queue: levels of all requests, and the order of the waiting ones.
 
     Level p has a quantum of 10 ms × 2^p; level 0 is the highest. A request starts at the highest
-    level whose quantum covers its expected prefill. After it has run for more than the quantum,
-    it moves down by one level. After it has waited for 3 s, it moves to level 0. Within a level
-    the oldest request goes first.
+    level whose quantum covers its expected prefill time. After it has run for more than the
+    quantum, it moves down by one level. After it has waited for 3 s, it moves to level 0. Within a
+    level the oldest request goes first.
 
-    Members of the decode batch are not charged step by step. The time of all decoding steps is
-    summed, and a member is charged the difference since it joined.
+    The time of a step is *charged* to a request when it counts as a part of the request's quantum.
+    Members of the decode batch are not charged step by step. Instead, the times of all decoding
+    steps are added up, and the increase since a member joined is charged to it.
 
     Args:
         prefill_ns: returns the expected prefill time of a request.
@@ -201,7 +204,7 @@ class FeedbackQueue:
         self._below_top: list[tuple[int, int]] = []
         """(time from which it waits, rid) of the waiting requests below level 0."""
         self._clock_ns = 0
-        """Summed time of decoding steps."""
+        """Total time of decoding steps."""
         self._expiries: list[tuple[int, int]] = []
         """Heap of (end of the quantum, rid) of members of the decode batch."""
         self._steps = 0
@@ -212,8 +215,8 @@ class FeedbackQueue:
         """Add a new request at the level of its prompt."""
         self._file(self._new_entry(request))
 
-    def push_back(self, request: ScheduledRequest) -> None:
-        """Add a preempted request at its present level."""
+    def requeue(self, request: ScheduledRequest) -> None:
+        """Add a preempted request at its current level."""
         entry = self._entries.get(request.rid)
         if entry is None or entry.request is not request:  # transferred from another replica
             entry = self._new_entry(request)
@@ -253,7 +256,7 @@ class FeedbackQueue:
         return level
 
     def charge(self, outcome: StepOutcome) -> None:
-        """Charge the requests of a committed step with its time."""
+        """Charge the time of a committed step to its requests."""
         plan, step_ns = outcome.plan, outcome.result.step_ns
         for rid in plan.left:
             entry = self._entries.get(rid)
@@ -281,7 +284,7 @@ class FeedbackQueue:
         for rid in outcome.released:
             self._entries.pop(rid, None)
         self._steps += 1
-        if self._steps % _SWEEP_STEPS == 0:  # no outcome has a request cancelled while it waited
+        if self._steps % _SWEEP_STEPS == 0:  # outcomes omit requests cancelled while waiting
             self._entries = {
                 r: entry for r, entry in self._entries.items() if entry.request.state not in _ENDED
             }
@@ -293,7 +296,7 @@ class FeedbackQueue:
         return entry
 
     def _charge_from_now(self, entry: _Entry) -> None:
-        """Start charging a member at its level."""
+        """Begin to charge decoding steps to a member."""
         entry.joined_ns = self._clock_ns
         entry.expires_ns = self._clock_ns + (_QUANTUM_NS << entry.level) - entry.used_ns
         heapq.heappush(self._expiries, (entry.expires_ns, entry.request.rid))
@@ -318,6 +321,6 @@ class FeedbackQueue:
         assert entry.key is not None
         del self._order[bisect_left(self._order, entry.key)]
         if entry.level:
-            place = (entry.waits_from_ns, entry.request.rid)
-            del self._below_top[bisect_left(self._below_top, place)]
+            key = (entry.waits_from_ns, entry.request.rid)
+            del self._below_top[bisect_left(self._below_top, key)]
         entry.key = None

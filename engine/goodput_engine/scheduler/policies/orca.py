@@ -14,12 +14,12 @@ __all__ = ["OrcaPolicy"]
 
 
 class OrcaPolicy(SchedulingPolicy):
-    """A finished request leaves after its step and the next one joins; prompts are not split.
+    """When a request has ended, the next one starts in the next step; prompts are not split.
 
-    First come, first served. A step mixes decodes and prompts, so decodes take as long as the
-    prompts beside them. The paper has no token budget; here a prompt longer than the budget is
-    split. At its start, a request gets blocks for the longest sequence of the engine. So no
-    request is ever evicted, but fewer run at once than the blocks could hold.
+    Requests are served first come, first served. A step has decodes and prompts, so decodes take as
+    long as the prompts beside them. The paper has no token budget; here a prompt longer than the
+    budget is split. At its start, a request gets blocks for the longest sequence of the engine. So
+    no request is ever evicted, but fewer requests run than the blocks could hold.
 
     Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative
     Models", OSDI 2022, sections 3.1 and 4.2, algorithm 1.
@@ -50,5 +50,5 @@ class OrcaPolicy(SchedulingPolicy):
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """True: a place becomes free only when a request ends."""
+        """True: a slot becomes free only when a request ends."""
         return True

@@ -31,24 +31,24 @@ _DECODES: Final = (RequestState.DECODING, RequestState.READY)
 class PriorityPolicy(SarathiPolicy):
     """`sarathi`, but the highest level goes first in every decision.
 
-    Levels are realtime, high, normal and low. A request that waits for `ageing_ns` rises by one
-    level. Prompts of higher levels start and continue before those of lower levels. A waiting
-    request without a place or without blocks displaces running requests of lower levels, the
-    lowest and newest first. It never displaces a request of its own level. If blocks run out, the
-    newest request of the lowest level is evicted.
+    Levels are realtime, high, normal and low. Waiting for `ageing_ns` raises a request by a level.
+    Prompts of higher levels start and continue before those of lower levels. A waiting request that
+    lacks a slot or blocks displaces running requests of lower levels, the lowest and newest first.
+    It never displaces a request of its own level. If blocks run out, the newest request of the
+    lowest level is evicted.
 
     If a realtime or high request with a TPOT or TBT target has too little slack, lower levels are
     paused: their requests keep their blocks and are not scheduled. They are not evicted, because
     an urgent decode that is late lacks time, not memory. Eviction would not make a step shorter,
-    and to resume would cost a copy or a recomputation after a pause of a few steps. If blocks run
-    out as well, paused requests are evicted first.
+    and resuming would cost a copy or a recomputation after a pause of a few steps. If blocks also
+    run out, paused requests are evicted first.
 
     Args:
-        ageing_ns: waiting time that raises a request by one level; None for half a minute.
+        ageing_ns: waiting time that raises a request by one level; None for 30 s.
 
     Source: levels and ageing as in multi-level schedulers since Corbató et al., "An Experimental
-    Time-Sharing System", AFIPS 1962; displacement for a place as well as for blocks as requested
-    in vLLM issue 40004.
+    Time-Sharing System", AFIPS 1962; displacement for a slot, and not only for blocks: vLLM issue
+    40004.
     """
 
     name: ClassVar[Policy] = Policy.PRIORITY
@@ -64,43 +64,44 @@ class PriorityPolicy(SarathiPolicy):
 
     # --- order -------------------------------------------------------------------------------
     def new_queue(self) -> AgeingQueue:
-        """Order by level, then by age."""
+        """Return a queue that is ordered by level, then by age."""
         return AgeingQueue(self._ageing)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
         """The lowest level first; within a level, the newest request first."""
-        return (-self._ageing.running(request), self._ageing.top_ns(request), request.rid)
+        return (-self._ageing.running_level(request), self._ageing.top_ns(request), request.rid)
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The highest level first; within a level, the oldest admission first."""
-        return sorted(prefilling, key=self._ageing.running, reverse=True)
+        return sorted(prefilling, key=self._ageing.running_level, reverse=True)
 
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
         """A higher level starts before a lower one continues."""
-        level = self._ageing.waiting(waiting, self.view.now_ns)
-        return level > self._ageing.running(prefilling)
+        level = self._ageing.waiting_level(waiting, self.view.now_ns)
+        return level > self._ageing.running_level(prefilling)
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
         """Requests of lower levels, the lowest and newest first."""
-        level = self._ageing.waiting(request, self.view.now_ns)
-        lower = [r for r in self.view.running() if self._ageing.running(r) < level]
+        level = self._ageing.waiting_level(request, self.view.now_ns)
+        lower = [r for r in self.view.running() if self._ageing.running_level(r) < level]
         return sorted(lower, key=self.eviction_key, reverse=True)
 
     # --- admit -------------------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:
         """False while requests of its level are paused."""
         now_ns = self.view.now_ns
-        return self._ageing.waiting(request, now_ns) >= self._pauses.threshold(now_ns)
+        level = self._ageing.waiting_level(request, now_ns)
+        return level >= self._pauses.update_threshold(now_ns)
 
     # --- size --------------------------------------------------------------------------------
     def phase(self) -> Phase:
         """Every kind of work, without the paused requests."""
-        if not self._pauses.threshold(self.view.now_ns):
+        if not self._pauses.update_threshold(self.view.now_ns):
             return MIXED
         return Phase(only=self._is_scheduled)
 
     def _is_scheduled(self, request: ScheduledRequest) -> bool:
-        return self._pauses.schedules(self._ageing.running(request), self.view.now_ns)
+        return self._pauses.schedules(self._ageing.running_level(request), self.view.now_ns)
 
     # --- after a step ------------------------------------------------------------------------
     def after_step(self, outcome: StepOutcome) -> None:
@@ -108,7 +109,7 @@ class PriorityPolicy(SarathiPolicy):
         self._pauses.observe(outcome, self.view.now_ns)
 
     def can_fast_forward(self) -> bool:
-        """True if no request waits, which time could raise, and no urgent one can become late."""
+        """True if no request waits (its level could rise) and none is urgent (it could be late)."""
         return not len(self.view.waiting) and self._pauses.idle
 
 
@@ -122,7 +123,10 @@ class PriorityLevel(IntEnum):
 
     @classmethod
     def of(cls, request: ScheduledRequest) -> PriorityLevel:
-        """Return a request's own level: realtime from priority 2 on, high 1, normal 0, else low."""
+        """Return a request's own level, without ageing.
+
+        Priority 2 or more is realtime, 1 is high, 0 is normal, and a negative one is low.
+        """
         return cls(min(cls.REALTIME, max(cls.LOW, request.priority + cls.NORMAL)))
 
 
@@ -146,28 +150,28 @@ class Ageing:
     def __init__(self, ageing_ns: int) -> None:
         self.ageing_ns = ageing_ns
 
-    def waiting(self, request: ScheduledRequest, now_ns: int) -> int:
+    def waiting_level(self, request: ScheduledRequest, now_ns: int) -> int:
         """Return the level of a waiting request."""
         waited_ns = now_ns - request.arrival_ns - request.ran_ns
         return min(
             PriorityLevel.REALTIME, PriorityLevel.of(request) + max(0, waited_ns) // self.ageing_ns
         )
 
-    def running(self, request: ScheduledRequest) -> int:
+    def running_level(self, request: ScheduledRequest) -> int:
         """Return the level of a running request: its level at admission."""
-        return self.waiting(request, request.admitted_ns)
+        return self.waiting_level(request, request.admitted_ns)
 
     def top_ns(self, request: ScheduledRequest) -> int:
-        """Return when a waiting request reaches, or reached, the top level."""
-        to_go = PriorityLevel.REALTIME - PriorityLevel.of(request)
-        return request.arrival_ns + request.ran_ns + to_go * self.ageing_ns
+        """Return the time at which a waiting request reaches, or reached, the top level."""
+        levels = PriorityLevel.REALTIME - PriorityLevel.of(request)
+        return request.arrival_ns + request.ran_ns + levels * self.ageing_ns
 
 
 class AgeingQueue:
     """The waiting requests, ordered by level and age.
 
     Args:
-        ageing: the levels.
+        ageing: gives the levels of requests.
     """
 
     __slots__ = ("_ageing", "_order", "_waiting")
@@ -182,9 +186,9 @@ class AgeingQueue:
         self._waiting[request.rid] = request
         insort(self._order, self._key(request))
 
-    push_back = push
+    requeue = push
 
-    def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - time keeps the order
+    def peek(self, now_ns: int) -> ScheduledRequest | None:  # noqa: ARG002 - time does not change the order
         """Return the most urgent request."""
         return self._waiting[self._order[0][1]] if self._order else None
 
@@ -208,10 +212,10 @@ class _UrgentRequest:
     """A high or realtime request with a target for its token times.
 
     Args:
-        request: the request.
-        level: its own level.
-        tokens: its output tokens.
-        last_ns: time of the last of them.
+        request: the scheduled request.
+        level: its own level, without ageing.
+        tokens: number of its output tokens.
+        last_ns: time of its last output token.
     """
 
     request: ScheduledRequest
@@ -235,12 +239,13 @@ class Pauses:
 
     The *slack* of an urgent request is the time by which its next token will be early. While an
     urgent request has less than 10 ms of slack, each step pauses one more of the levels below it,
-    the lowest first. When all urgent requests have at least 20 ms, each step resumes one level.
-    In between nothing changes; otherwise requests would be paused and resumed in every step.
+    the lowest first. When all urgent requests have at least 20 ms of slack, each step resumes one
+    level. Between these two values nothing changes; otherwise requests would be paused and resumed
+    in alternate steps.
     Requests without a TPOT or TBT target cause no pauses.
 
     Args:
-        ageing_ns: a level that was paused for this time counts as one level higher, as if its
+        ageing_ns: duration of a pause after which a level counts as one level higher, as if its
             requests had waited.
     """
 
@@ -255,7 +260,7 @@ class Pauses:
         self._step_ns = 0
         """Device time of the last step that decoded."""
         self._observed = False
-        """True if a step was observed since the threshold was last changed."""
+        """True if a step was observed that has not yet affected the threshold."""
 
     def observe(self, outcome: StepOutcome, now_ns: int) -> None:
         """Update the urgent requests after a committed step."""
@@ -280,7 +285,7 @@ class Pauses:
         """True if there is no urgent request."""
         return not self._urgent
 
-    def threshold(self, now_ns: int) -> int:
+    def update_threshold(self, now_ns: int) -> int:
         """Update and return the level below which requests are paused; 0 for no pause."""
         ended = [rid for rid, u in self._urgent.items() if u.request.state in _ENDED]
         for rid in ended:

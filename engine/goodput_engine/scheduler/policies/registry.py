@@ -52,13 +52,13 @@ def build_policy(name: str, settings: PolicySettings = _DEFAULTS) -> SchedulingP
     """Build the policy of one scheduler.
 
     Args:
-        name: its name in a manifest.
-        settings: its settings.
+        name: name of the policy in a manifest.
+        settings: settings of the manifest for policies.
 
     Raises:
         InputError: there is no such policy.
     """
     if name not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
-        raise InputError(f"policy {name!r} is not a policy; this version has {known}")
+        names = ", ".join(sorted(POLICIES))
+        raise InputError(f"policy {name!r} is not a policy; this version has {names}")
     return POLICIES[name].configured(settings)

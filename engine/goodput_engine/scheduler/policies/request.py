@@ -14,11 +14,11 @@ __all__ = ["RequestPolicy"]
 
 
 class RequestPolicy(SchedulingPolicy):
-    """Requests that wait while the engine is idle start together; none joins until all ended.
+    """Requests that wait while the engine is idle start together; none joins until all have ended.
 
-    The engine does not wait for a batch to fill: it starts as many waiting requests as the batch
-    width, the token budget and the blocks allow. The place of a request that ends early stays
-    empty. At its start, a request gets blocks for its longest output, so none is ever evicted.
+    The engine does not wait for a full batch: it starts as many waiting requests as the batch
+    width, the token budget and the blocks allow. The slot of a request that ends early stays empty.
+    At its start, a request gets blocks for its longest output, so none is ever evicted.
 
     Source: Yu et al., "Orca", OSDI 2022, section 3 and figure 3 (the scheduling it argues against).
     """
@@ -38,7 +38,7 @@ class RequestPolicy(SchedulingPolicy):
         return 0
 
     def phase(self) -> Phase:
-        """New requests only while none runs."""
+        """Admissions only while no request runs."""
         return Phase(admissions=self.view.num_running == 0)
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:  # noqa: ARG002
@@ -46,5 +46,5 @@ class RequestPolicy(SchedulingPolicy):
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """True: no request joins while one runs."""
+        """True: no request starts while one runs."""
         return True

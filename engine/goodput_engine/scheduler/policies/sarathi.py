@@ -16,12 +16,14 @@ __all__ = ["SarathiPolicy"]
 class SarathiPolicy(SchedulingPolicy):
     """Decodes first, then started prompts, then new ones, all within the token budget.
 
-    A prefill never delays a decode: prompts share the budget that the decodes leave, so a long
-    prompt is computed in chunks. First come, first served. A request starts when there are free
-    blocks for its prompt and a hundredth of all blocks besides. If blocks run out, the newest
-    request is evicted and returns to the head of the queue.
+    A prefill never displaces a decode from a step: prompts share the part of the budget that the
+    decodes leave, so a long prompt is computed in chunks. Requests are served first come, first
+    served. A request starts when the free blocks suffice for its prompt and, if other requests run,
+    for a hundredth of all blocks in addition. If blocks run out, the newest request is evicted and
+    returns to the head of the queue.
 
-    `splitfuse`, `sjf`, `priority` and `fastserve` derive from it and override what differs.
+    `splitfuse`, `sjf`, `priority` and `fastserve` are derived from this policy and override some of
+    its hooks.
 
     Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with
     Sarathi-Serve", OSDI 2024, algorithm 3.

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 __all__ = ["ShortestFirst", "SjfPolicy"]
 
 _STARTS_BETWEEN: Final = 3
-"""Starts of the shortest request between two starts of overdue ones. Without these starts, a queue
-in which every request is overdue would be served first come, first served."""
+"""Number of starts by length between two starts of overdue requests. Without the starts by length,
+a queue in which every request is overdue would be served first come, first served."""
 _AGEING_NS: Final = 30 * NS_PER_S
 
 
 def _left_tokens(request: ScheduledRequest, predictor: LengthPredictor) -> int:
-    """Return the tokens left to compute in the prompt and in the predicted output."""
+    """Return the number of tokens left to compute in the prompt and the predicted output."""
     output = predictor.output_tokens(request) - request.sampled_tokens
     return request.total_tokens - request.computed_tokens + output - 1
 
 
 def _age(request: ScheduledRequest) -> tuple[int, int]:
-    """Return a sort key: the longer a request has waited, running time excluded, the smaller."""
+    """Return a sort key, lower for a longer wait; running time is not part of the wait."""
     return request.arrival_ns + request.ran_ns, request.rid
 
 
 class ShortestFirst:
-    """The request with the fewest predicted tokens first; every fourth start for an overdue one.
+    """The waiting requests, by predicted tokens; every fourth start is for an overdue request.
 
     Args:
         predictor: predicts output lengths.
@@ -67,20 +67,20 @@ class ShortestFirst:
         self._by_age: list[tuple[int, int]] = []
 
     def push(self, request: ScheduledRequest) -> None:
-        """Add a new or preempted request by the tokens that it has left."""
+        """Add a new or preempted request by its predicted number of tokens left."""
         self._waiting[request.rid] = request
         self._keys[request.rid] = key = self._key(request)
         insort(self._by_length, key)
         insort(self._by_age, _age(request))
 
-    push_back = push
+    requeue = push
 
     def peek(self, now_ns: int) -> ScheduledRequest | None:
-        """Return the shortest request, or the oldest if it is overdue and may start."""
+        """Return the shortest request, or the oldest if an overdue request is to start."""
         if not self._waiting:
             return None
-        since_ns, rid = self._by_age[0]
-        if self._starts_until_overdue or now_ns - since_ns < self._patience_ns:
+        waits_from_ns, rid = self._by_age[0]
+        if self._starts_until_overdue or now_ns - waits_from_ns < self._patience_ns:
             if self._revision != self._predictor.revision:
                 self._sort()
             rid = self._by_length[0][-1]
@@ -116,20 +116,21 @@ class ShortestFirst:
 class SjfPolicy(SarathiPolicy):
     """`sarathi`, but the request with the fewest tokens left starts first.
 
-    The output length is predicted from finished outputs of the same class. A waiting request never
-    displaces a longer one. If blocks run out, the request with the most tokens left is evicted.
+    Output lengths are predicted from finished outputs of the same class. A waiting request never
+    displaces a longer running one. If blocks run out, the request with the most tokens left is
+    evicted.
 
-    A request that has waited for `ageing_ns` is overdue. The oldest overdue request gets every
-    fourth start and is evicted last, so no request starves. The other starts go to the shortest
-    requests, however long the queue is.
+    A request that has waited for `ageing_ns` is overdue. Every fourth start is for the oldest
+    overdue request. Requests that were overdue at admission are evicted last, so no request
+    starves. All other starts are for the shortest request.
 
     Args:
         predictor: predicts output lengths; None for one that learns.
-        ageing_ns: waiting time after which a request is overdue; None for half a minute.
+        ageing_ns: waiting time after which a request is overdue; None for 30 s.
 
     Source: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024 (order by
-    predicted length, with a bound on waiting against starvation). Their model predicts the length
-    from the prompt; this policy learns lengths while serving.
+    predicted length, and a bound of the waiting time against starvation). In the paper a model
+    predicts the length from the prompt; this policy learns lengths while serving.
     """
 
     name: ClassVar[Policy] = Policy.SJF
@@ -146,11 +147,11 @@ class SjfPolicy(SarathiPolicy):
         return cls(ageing_ns=settings.ageing_ns)
 
     def new_queue(self) -> ShortestFirst:
-        """Order by predicted tokens left."""
+        """Return a queue that is ordered by predicted tokens left."""
         return ShortestFirst(self.predictor, self._patience_ns)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The most tokens left first; requests admitted as overdue last."""
+        """The most tokens left first; requests that were overdue at admission last."""
         age = _age(request)
         if request.admitted_ns - age[0] >= self._patience_ns:
             return (0, *age)

@@ -17,10 +17,10 @@ __all__ = ["StaticPolicy"]
 
 
 class StaticPolicy(BatchingPolicy):
-    """A full batch starts and runs to its end, then the next full one.
+    """A full batch starts and runs to its end; then the next full batch starts.
 
-    A server never knows that its input has ended, so an incomplete batch starts when no request
-    has arrived for the timeout, by default one second.
+    A server cannot know that its input has ended, so an incomplete batch starts when no request has
+    arrived for the timeout (by default one second).
 
     Source: Yu et al., "Orca", OSDI 2022, section 2 (request-level batches of a fixed size, as
     FasterTransformer runs them).

@@ -18,9 +18,10 @@ _PROMPTS_FIRST: Final = Phase(prompts_alone=True)
 class VllmPolicy(SchedulingPolicy):
     """While a prompt can start, a step holds only unsplit prompts; otherwise all requests decode.
 
-    First come, first served. Blocks are allocated as tokens are computed; an admission leaves a
-    hundredth of all blocks free. If blocks run out, the newest request is evicted and returns to
-    the head of the queue. vLLM rejects a prompt longer than the token budget; here it is split.
+    Requests are served first come, first served. Blocks are allocated as tokens are computed. While
+    requests run, an admission leaves a hundredth of all blocks free. If blocks run out, the newest
+    request is evicted and returns to the head of the queue. vLLM rejects a prompt longer than the
+    token budget; here it is split.
 
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention", SOSP 2023, section 4.5; the order of a step as in vLLM 0.2.
@@ -41,7 +42,7 @@ class VllmPolicy(SchedulingPolicy):
         return self.view.total_blocks // 100
 
     def phase(self) -> Phase:
-        """Decodes only if no prompt can be computed."""
+        """Decodes only if the step has no prompt tokens."""
         return _PROMPTS_FIRST
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
@@ -51,5 +52,5 @@ class VllmPolicy(SchedulingPolicy):
         return min(remaining, budget_left)
 
     def can_fast_forward(self) -> bool:
-        """True: a place or blocks become free only when a request ends."""
+        """True: a slot or blocks become free only when a request ends."""
         return True

@@ -1,12 +1,12 @@
 """KV transfer: requests that move between replicas with their keys and values.
 
-If a request is prefilled on one replica and decoded on another, the destination reserves blocks
-for its computed tokens, and lets it decode when they are filled. The source holds the blocks of
-the request until the destination has copied them.
+If a request is prefilled on one replica and decoded on another, the destination reserves blocks for
+its computed tokens, and the request decodes there when these are filled. The source keeps the
+blocks of the request until the destination has copied them.
 
-If a request moves while it decodes, the reservation grows until most of the request is copied;
-then the source detaches it. The caller decides how long a copy takes and which link it uses. This
-module copies nothing.
+If a request moves while it decodes, the reservation grows until most of the request is copied.
+Then the source detaches the request. This module copies nothing: the caller determines the link of
+a copy and the time that it takes.
 
 Source: Zhong et al., "DistServe", OSDI 2024, section 4.3: the decode side pulls when it has room,
 and the memory of the prefill side is the queue. Sun et al., "Llumnix", OSDI 2024, section 4.2.
@@ -27,13 +27,13 @@ __all__ = ["KVTransfer"]
 
 
 class KVTransfer:
-    """Transfers of one scheduler.
+    """Transfers to and from one scheduler.
 
     Args:
-        policy: the policy, for the headroom of an admission.
-        table: the requests.
+        policy: gives the headroom of an admission.
+        table: requests and memory of the scheduler.
         admission: gives the output limit of a request.
-        view: the scheduler.
+        view: state and limits of the scheduler.
     """
 
     __slots__ = ("_admission", "_policy", "_table", "_view")
@@ -53,15 +53,16 @@ class KVTransfer:
 
     # --- destination -------------------------------------------------------------------------
     def reserve(self, request: ScheduledRequest, *, emitted: int, first_token_ns: int) -> bool:
-        """Reserve blocks and a place for a request with tokens from another replica.
+        """Reserve blocks and a slot for a request that started on another replica.
 
         Args:
-            request: the request, as new.
-            emitted: its output tokens; all but the last one are computed.
+            request: the request, without any scheduler state.
+            emitted: number of its output tokens; all but the last one are computed.
             first_token_ns: time of its first token.
 
         Returns:
-            False if there is no room, or if requests wait here. No request is evicted for it.
+            False if there is no slot, if there are too few blocks, or if requests wait here. No
+            request is evicted for a transfer.
         """
         table, kv, view = self._table, self._table.kv, self._view
         assert request.rid not in table.requests, request.rid
@@ -83,7 +84,7 @@ class KVTransfer:
         return True
 
     def grow(self, rid: int, *, emitted: int) -> bool:
-        """Extend a reservation to the tokens emitted by the source; False if there is no room."""
+        """Extend a reservation to this many output tokens; return False if blocks are lacking."""
         kv, request = self._table.kv, self._table.receiving[rid]
         more = kv.blocks_for(request.input_tokens + emitted) - len(request.blocks)
         if more > kv.free_blocks:
@@ -92,7 +93,7 @@ class KVTransfer:
         return True
 
     def finish(self, rid: int) -> None:
-        """Let a request decode after its reserved blocks were filled."""
+        """Make a request ready to decode after its reserved blocks were filled."""
         table = self._table
         table.settled = False
         request = table.receiving.pop(rid)
