@@ -11,8 +11,7 @@ not committed (tokens *in flight*) count as computed. Therefore
 
 A plan is built in one pass: decodes, then started prompts, then admissions, as far as the policy's
 phase allows. The pass does not visit the members of the decode batch. Planning a step that only
-decodes costs the same for ten requests as for a thousand, except for the list of requests that
-advanced.
+decodes costs the same for ten requests as for a thousand, except for the list of advanced ones.
 
 `request_table` moves requests between their states, and `decode_batch` schedules the decodes.
 `admission` rejects requests, `preemption` evicts them, and `fast_forward` skips steps that are
@@ -74,8 +73,7 @@ class Scheduler(SchedulerView):
         depth: plans that may wait behind the running one, 0 to 2.
         host: a new pool of blocks in host memory; None if host memory is not used.
         preemption: preemption mode of the manifest.
-        prefill_budget: limits the prompt tokens of each step; None if only the token budget
-            limits them.
+        prefill_budget: limit of the prompt tokens of each step; None if there is none.
     """
 
     def __init__(
@@ -153,8 +151,7 @@ class Scheduler(SchedulerView):
         """Cancel a request; do nothing for an unknown or finished one.
 
         Returns:
-            True if it is removed now. Otherwise its rid will be in `StepOutcome.released`, unless
-            the request was unknown or had ended.
+            True if it is removed now. If it is removed later, its rid is in `StepOutcome.released`.
         """
         request = self._table.requests.get(rid)
         return request is not None and self._table.cancel(request)
