@@ -1,8 +1,8 @@
 """Hashes of KV blocks: the keys of prefix reuse and of placement by prefix.
 
-A block's hash covers every token before it, so equal hashes mean equal prefixes. Engines, routers
-and virtual time must use the same function; otherwise a router's keys would not match the keys of
-an engine's cache.
+A block's hash covers every token before it, so equal hashes mean equal prefixes. Engines and
+routers must use the same function; otherwise a router's keys would not match the keys of an
+engine's cache. Virtual time has no tokens to hash and takes the hashes of the trace.
 """
 
 from __future__ import annotations
