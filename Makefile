@@ -61,7 +61,7 @@ check: lint types arch ## lint, types and import contracts
 lint: $(VENV)/.dev ## ruff check, ruff format, and the language rules of CONTRIBUTING.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tools/check_language.py --counts
+	$(BIN)/python tools/check_language.py
 
 types: $(VENV)/.dev ## mypy --strict for code, tests, benchmarks and tools
 	$(BIN)/mypy

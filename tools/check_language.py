@@ -1,8 +1,7 @@
 """Reject wording that CONTRIBUTING.md's language rules exclude, in code, tests and docs.
 
-    python tools/check_language.py              # every violation, and a count per folder
-    python tools/check_language.py engine       # of one folder or file
-    python tools/check_language.py --counts     # counts, and violations that fail
+    python tools/check_language.py              # the whole repository
+    python tools/check_language.py engine       # one folder or file
 
 Docstrings, comments, messages, help texts, Markdown, and the names of modules, classes and tests
 are read; code quoted in backticks or fences is not. A line that needs a rejected word ends in
@@ -35,8 +34,6 @@ FOLDERS: Final = (
 PAGES: Final = ("README.md", "CONTRIBUTING.md")
 # They spell out what is rejected.
 EXEMPT: Final = ("tools/check_language.py", "tests/architecture/test_language.py")
-# Folders with violations, which are reported and do not fail the check; may only shrink.
-NOT_YET_CLEAN: Final = ("docs",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,22 +248,16 @@ def folder_of(path: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Print the violations; return 1 if a folder that must be clean has one."""
+    """Print the violations, with a count for each folder; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("paths", nargs="*", help="folders or files; the whole repository if absent")
-    parser.add_argument(
-        "--counts", action="store_true", help="print counts, and only violations that fail"
-    )
-    args = parser.parse_args(argv)
-    found = [v for path in files(args.paths or (*FOLDERS, *PAGES)) for v in check(path)]
-    counts = Counter(folder_of(v.path) for v in found)
-    failed = sorted(set(counts) - set(NOT_YET_CLEAN))
+    paths = parser.parse_args(argv).paths
+    found = [v for path in files(paths or (*FOLDERS, *PAGES)) for v in check(path)]
     for violation in found:
-        if not args.counts or folder_of(violation.path) in failed:
-            print(violation)
-    for folder, count in sorted(counts.items()):
-        print(f"{count:6} {folder}{'' if folder in failed else ' (not enforced yet)'}")
-    return 1 if failed else 0
+        print(violation)
+    for folder, count in sorted(Counter(folder_of(v.path) for v in found).items()):
+        print(f"{count:6} {folder}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
