@@ -47,7 +47,7 @@ def break_down(*_: object) -> None:
 
 if __name__ == "__main__":
     if os.environ.get("UP_BREAKS"):
-        setattr(Reporter, "ready", break_down)  # noqa: B010 - a bug, for a test
+        setattr(Reporter, "report_ready", break_down)  # noqa: B010 - a bug, for a test
     try:
         sys.exit(run_up(parse_options(sys.argv[1:]), StandIns))
     except GoodputError as error:
