@@ -7,6 +7,7 @@ import subprocess
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+import pytest
 from tools.cluster.layout import NODES
 from tools.cluster.manifests import pod, shell
 
@@ -60,6 +61,7 @@ def test_every_node_renews_its_lease(own_cluster: OwnCluster) -> None:
     assert renewed == {node.name for node in NODES}
 
 
+@pytest.mark.timeout(200)
 def test_a_pod_that_exceeds_its_volumes_size_limit_is_evicted(
     own_cluster: OwnCluster, namespace: str
 ) -> None:
@@ -70,7 +72,9 @@ def test_a_pod_that_exceeds_its_volumes_size_limit_is_evicted(
         own_cluster.apply(
             pod(name, shell(script, volumeMounts=mounts), volumes=volumes), "-n", namespace
         )
-    own_cluster.wait("jsonpath={.status.reason}=Evicted", "pod/growing", "-n", namespace)
+    # The kubelet measures volumes once a minute and evicts every ten seconds.
+    evicted = "jsonpath={.status.reason}=Evicted"
+    own_cluster.wait(evicted, "pod/growing", "-n", namespace, timeout_s=100)
     growing, small = (
         own_cluster.get("pod", name, "-n", namespace)["status"] for name in ("growing", "small")
     )
