@@ -2,8 +2,8 @@
 
 It runs once per control interval, before the replica law, because a change takes effect within
 seconds and costs nothing. It sets the maximum tokens of a step and the safety factor of the
-engine's prefill budget. Once both are at their bounds, it changes the batch width. It must not know
-the number of replicas, only changes of that number.
+engine's prefill budget. If neither can change, or the other target has no slack, it changes the
+batch width.
 """
 
 from __future__ import annotations
@@ -279,7 +279,10 @@ def _decide(
     ttft: TargetStatus,
     tpot: TargetStatus,
 ) -> TokenBudgetReason:
-    """Return the first remedy that changes the bounds; NEEDS_REPLICAS if none does."""
+    """Return the first remedy that changes the bounds, or NEEDS_REPLICAS if none does.
+
+    Return KEPT or TOO_FEW if no target is missed.
+    """
     slow, late = tpot is TargetStatus.MISSED, ttft is TargetStatus.MISSED
     if not slow and not late:
         unknown = ttft is tpot is TargetStatus.UNKNOWN

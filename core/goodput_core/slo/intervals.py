@@ -46,7 +46,7 @@ __all__ = [
 DEFAULT_CONFIDENCE: Final = 0.95
 LEAST_CONFIDENCE: Final = 0.5
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
-# At a confidence of 0.5, t/z is 0/0. Below this confidence it is nearly constant.
+# t/z is 0/0 at a confidence of 0.5 and nearly constant below this one, so it is taken from here.
 _MIN_INFLATED: Final = 0.75
 _OUTAGE_PRECISION: Final = 1e-2
 
@@ -100,8 +100,8 @@ class _Scale:
     """The misses of a window, cut into blocks of one length.
 
     Args:
-        blocks: number of blocks; 1 if there are no residuals, because the window is a single
-            second, all requests attained or all missed.
+        blocks: number of blocks; 1 if there are no residuals: in a window of one second,
+            or if all requests attained or all missed.
         variance: variance of the window's number of misses, from the spread between blocks.
         worst: the largest excess of misses over the expected share in a block at any offset.
     """
@@ -163,9 +163,9 @@ class WindowEstimate:
     ) -> float:
         """Return the longest unobserved outage with which the objective would still be met.
 
-        During an outage every request is missed, at the window's mean rate. Without misses the
-        result is about window · (1 − objective) / 3. It is 0 if the objective is not met even
-        without an outage.
+        During an outage, requests arrive at the window's mean rate and all are missed. Without
+        misses the result is about window · (1 − objective) / 3. It is 0 if the objective is not met
+        even without an outage.
         """
         low, high = 0.0, self._seconds * float(1 - objective)
         if not self._missed:
@@ -235,7 +235,7 @@ def requests_needed(objective: Fraction, confidence: float = DEFAULT_CONFIDENCE)
 
 
 def _scales(counts: SecondCounts) -> Iterator[_Scale]:
-    """Divide the window into blocks at each scale; the finest scale below 60 s is one second.
+    """Divide the window into blocks at each scale; in a window below 60 s, some are single seconds.
 
     The residual of a second is its misses minus its expected share. Residuals are multiplied by the
     number of requests, so that their sums are exact integers and do not depend on the order.

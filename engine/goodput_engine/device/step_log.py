@@ -42,8 +42,8 @@ _FLUSH_STEPS: Final = 1024
 class StepLog:
     """Writes steps to a hidden file, and renames the file when the log is closed or full.
 
-    Rows are collected in memory and written in batches of 1,024. If a write fails, the log ends
-    and the engine continues. A log without steps leaves no file.
+    Rows are collected in memory and written in batches of 1,024. If a write fails, the
+    file is deleted and the engine continues. A log without steps leaves no file.
 
     Args:
         path: the final name of the file, which must not exist.

@@ -122,7 +122,7 @@ class BlockPool:
         return block
 
     def publish(self, blocks: Sequence[int], block_hashes: Sequence[int]) -> None:
-        """Make live blocks, full and computed, available by their hashes.
+        """Allow the reuse, by their hashes, of live blocks that are full and computed.
 
         A second block with an equal prefix is not published; it becomes blank when it is freed.
         """

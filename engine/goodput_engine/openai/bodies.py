@@ -166,7 +166,8 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     web_search_options: msgspec.Raw = _ABSENT
 
 
-# Values of rejected fields that are accepted, besides null: they request the normal behaviour.
+# An otherwise rejected field is accepted if it is null or has one of these values, which request
+# the normal behaviour.
 _COMMON_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
     "logprobs": (False,),

@@ -165,7 +165,7 @@ class Proxy:
         state.receive(body, self._clock())
         compressed = "Content-Encoding" in request.headers
         header = request.headers.get(HEADER_SLO_CLASS)
-        # Only the class is read from the body; the engine reports other errors.
+        # Only the class is validated here; the engine reports other errors of the body.
         in_body = None if header is not None or compressed else _class_in(state.body)
         state.slo = self._classes.resolve(
             read_targets(request.headers), header=header, body=in_body
@@ -296,7 +296,7 @@ class Proxy:
         return replica
 
     def _take_report(self, replica: Replica, text: str | None) -> bool:
-        """Store the load report in a response's header; return False if it has no valid one."""
+        """Store the load report of a response's header; return False if there is no valid one."""
         report = None if text is None else read_report(text)
         if report is None:
             return False

@@ -196,7 +196,7 @@ class RequestParser:
         return ids
 
     def _check_count(self, data: bytes) -> None:
-        """Reject an overlong list before decoding it, because that takes ten times its memory."""
+        """Reject an overlong list before decoding, which takes ten times the memory of its text."""
         commas = 0
         for at in range(0, len(data), _SLICE_BYTES):
             commas += data.count(b",", at, at + _SLICE_BYTES)

@@ -104,7 +104,7 @@ class Supervisor:
             self._woken.set()
 
     def stop(self, reason: str) -> None:
-        """Start the shutdown within the grace period; a repeated call has no effect."""
+        """Start the shutdown, for which processes have the grace period; do nothing if repeated."""
         if self._stop is None:
             self._stop = Stop(reason=reason)
             if self._control_task is not None:

@@ -1,9 +1,9 @@
 """The revisions of a service, and the distribution of its engines over them during a rollout.
 
 A rollout surges in steps. The engines of both revisions together exceed the service's replicas by a
-quarter at most. The old revision shrinks by the number of serving engines of the new revision, so
-the number of serving engines never falls below the replicas of the service. If the new revision
-loses engines, the stable revision (the one that served before) replaces them.
+quarter at most, rounded up. The old revision shrinks by the number of serving engines of the new
+revision, so the number of serving engines never falls below the replicas of the service. If the new
+revision loses engines, the stable revision (the one that served before) replaces them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 _UNUSED_REVISIONS: Final = 5
 """Number of unused revisions that are kept, so that a rollback finds its own template."""
 _SURGE: Final = 4
-"""One engine per this many replicas may exist beyond the service's replicas, and at least one."""
+"""Besides the service's replicas, one engine may exist for this many of them or a part of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +178,8 @@ def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
     """Distribute the engines over the existing revisions.
 
     A Deployment whose ControllerRevision was deleted can be neither scaled nor repaired. Such a
-    Deployment is not counted. It stays unchanged until the update revision serves, and is then
-    deleted.
+    Deployment is not counted. It stays unchanged until the rollout is finished or the service
+    has no replicas, and is then deleted.
 
     Args:
         view: classified objects of the service.

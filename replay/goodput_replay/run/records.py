@@ -39,7 +39,7 @@ __all__ = [
 
 _MAX_GAP_US: Final = 2**31 - 1
 # Writing a row group blocks the sender's event loop for about 3 ms (measured with 512 requests of
-# 200 gaps), which must stay well below the send lag of a valid run.
+# 200 gaps). This must stay well below the limit of the send lag, which is at least 10 ms.
 _GROUP_ROWS: Final = 512
 _GROUP_GAPS: Final = 1 << 18
 _BATCH_ROWS: Final = 4096

@@ -86,9 +86,9 @@ async def replay(plan: RunPlan, writer: RunWriter, console: Console) -> Finished
         console: console on stderr, for messages and the live display.
 
     Raises:
-        UnreachableError: no valid response from the target; no request was sent.
-        UsageError: the target cannot serve the plan; no request was sent.
-        Interrupted: a signal arrived before any request was sent.
+        UnreachableError: no valid response from the target; no request of the trace was sent.
+        UsageError: the target cannot serve the plan; no request of the trace was sent.
+        Interrupted: a signal arrived before any request of the trace was sent.
         DiskFullError: the disk is full; the records that fitted are kept.
     """
     task = asyncio.current_task()

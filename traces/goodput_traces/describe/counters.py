@@ -219,7 +219,7 @@ class ArrivalCounts:
         """Count a batch of sorted arrivals in nanoseconds, `[rows]`."""
         since = times - self._first_ns
         self._rows += len(times)
-        # Divide before multiplying: the nanoseconds of some months times 60 overflow 64 bits.
+        # Divide before multiplying: the nanoseconds of five years times 60 overflow 64 bits.
         width = self._span_ns // _TIME_BINS + 1
         self._bins += np.bincount(since // width, minlength=_TIME_BINS)
         for windows in (self._seconds, self._minutes, self._times):

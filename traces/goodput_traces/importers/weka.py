@@ -147,6 +147,6 @@ def _get_list(record: Record, column: str) -> list[Any]:
 def _session_salt(session: str) -> int:
     """Return a 63-bit salt that makes a session's hashes distinct from those of other sessions.
 
-    Exclusive-or with the salt is one-to-one, so equal hashes of one session stay equal.
+    Exclusive-or with the salt is one-to-one, so distinct hashes of one session stay distinct.
     """
     return int.from_bytes(blake2b(session.encode(), digest_size=8).digest(), "little") >> 1
