@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
+from tests.builders.schedulers import make_configure
 
 from goodput_core.slo.targets import SLOClass
 from goodput_engine.core_client import CoreClient
 from goodput_engine.http_server import listen
-from goodput_engine.messages import Configure, FollowManifest
+from goodput_engine.messages import FollowManifest
 from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.server.app import serving_app
 from goodput_engine.server.manifest_watch import FollowedFields
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFIGURE", "server_state", "serving"]
 
-CONFIGURE = Configure(
-    device="unit",
-    policy="sarathi",
-    preemption="recompute",
+CONFIGURE = make_configure(
     token_budget=2048,
     min_token_budget=256,
     max_token_budget=8192,
