@@ -1,0 +1,244 @@
+"""Cells of the comparison of policies: a load on a fleet, and the kept promises of one run.
+
+A run takes the product's own path: the emulated fleet in virtual time, with the router's placement,
+and the house's judgement of each record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from benchmarks.loads import Load, OfferedRequest, offered
+
+from goodput_core.slo.judging import JudgementKind, judge
+from goodput_core.slo.record import Outcome
+from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
+from goodput_core.spec.workloads import EngineSpec, TokenBudgetSpec
+from goodput_core.units import NS_PER_S
+from goodput_engine.core.build import configuration
+from goodput_engine.device.load import load_profile
+from goodput_replay.emulation.emulate import emulate
+from goodput_replay.emulation.settings import FleetSettings
+from goodput_replay.plan import PlannedRequest, PromptKey
+from goodput_replay.run.slo import SLOClasses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_core.slo.record import RequestRecord
+    from goodput_engine.device.profile import DeviceProfile
+
+__all__ = ["Cell", "Fleet", "Kept", "fleet_settings", "planned_requests", "run_cell"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Replicas of one device.
+
+    Args:
+        device: name or path of a device profile.
+        kv_blocks: KV blocks of a replica; None for the profile's.
+        swap_gb_per_s: bandwidth between device and host memory; None for the profile's.
+        max_num_seqs: slots of a replica.
+        token_budget: initial token budget of a step. As by default, the law `model` sizes the
+            prompt tokens of a step for the policies that use it.
+        swap_gib: host memory for the KV blocks of preempted requests.
+        replicas: number of replicas.
+        placement: placement policy of the router.
+        max_waiting: number of requests that may wait on a replica.
+    """
+
+    device: str = "llama-3-8b-h100"
+    kv_blocks: int | None = None
+    swap_gb_per_s: float | None = None
+    max_num_seqs: int = 256
+    token_budget: int = 2048
+    swap_gib: int = 16
+    replicas: int = 1
+    placement: RouterPolicy = RouterPolicy.PREFIX_AFFINITY
+    max_waiting: int = 1024
+
+    def profile(self) -> DeviceProfile:
+        """Return the profile of every replica."""
+        profile = load_profile(self.device)
+        if self.kv_blocks is not None:
+            profile = replace(profile, kv_blocks=self.kv_blocks)
+        if self.swap_gb_per_s is not None:
+            profile = replace(profile, swap_bytes_per_s=round(self.swap_gb_per_s * 1e9))
+        return profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A load on a fleet.
+
+    Args:
+        name: unique name.
+        load: the load.
+        fleet: the fleet.
+        factor: rate in multiples of the knee; None if the cell has a fixed rate.
+        preemption: preemption mode of every replica.
+        timeout_s: time after which a client gives up.
+    """
+
+    name: str
+    load: Load
+    fleet: Fleet
+    factor: float | None = None
+    preemption: Preemption = Preemption.HYBRID
+    timeout_s: float = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Kept promises of one run.
+
+    Args:
+        offered, kept: numbers of requests, and of those that met all their targets.
+        offered_weight, kept_weight: the same, weighted.
+        levels: offered and kept weight of each priority level.
+        classes: offered and kept requests of each class.
+        admitted, admitted_kept: requests that were not refused, and those of them that were kept.
+        refused: requests refused at once or later, or too long for the device.
+        timeouts: requests whose client gave up.
+        preemptions: preemptions on all replicas.
+        last_arrival_ns: arrival of the last request.
+        end_ns: end of the last request.
+        wall_s: seconds of CPU time that the run took.
+    """
+
+    offered: int
+    kept: int
+    offered_weight: float
+    kept_weight: float
+    levels: Mapping[int, tuple[float, float]]
+    classes: Mapping[str, tuple[int, int]]
+    admitted: int
+    admitted_kept: int
+    refused: int
+    timeouts: int
+    preemptions: int
+    last_arrival_ns: int
+    end_ns: int
+    wall_s: float
+
+    @property
+    def share(self) -> float:
+        """Kept share of the offered weight."""
+        return self.kept_weight / self.offered_weight if self.offered_weight else 1.0
+
+
+def run_cell(
+    cell: Cell,
+    policy: str = Policy.SLO,
+    seed: int = 1,
+    preemption: str | None = None,
+    *,
+    requests: Sequence[OfferedRequest] | None = None,
+) -> Kept:
+    """Serve a cell once and return the kept promises.
+
+    Args:
+        cell: the cell.
+        policy: name of the policy of every replica.
+        seed: seed of the load and of the router.
+        preemption: preemption mode in place of that of the cell; None for that of the cell.
+        requests: requests to serve in place of those of the cell; None for those of the cell.
+    """
+    mode = cell.preemption if preemption is None else preemption
+    requests = offered(cell.load, seed) if requests is None else requests
+    by_id = {f"{seed}-{number}": request for number, request in enumerate(requests)}
+    offered_levels: defaultdict[int, float] = defaultdict(float)
+    kept_levels: defaultdict[int, float] = defaultdict(float)
+    offered_classes: Counter[str] = Counter()
+    kept_classes: Counter[str] = Counter()
+    outcomes: Counter[Outcome] = Counter()
+
+    def on_record(planned: PlannedRequest, record: RequestRecord) -> None:
+        request = by_id[planned.request_id]
+        met = judge(record, request.targets).kind is JudgementKind.ATTAINED
+        outcomes[record.outcome] += 1
+        offered_levels[request.priority] += request.weight
+        offered_classes[request.slo_class] += 1
+        if met:
+            kept_levels[request.priority] += request.weight
+            kept_classes[request.slo_class] += 1
+
+    started = time.process_time()
+    totals = emulate(
+        iter(planned_requests(by_id)), fleet_settings(cell, policy, seed, mode), on_record
+    )
+    kept = sum(kept_classes.values())
+    refused = outcomes[Outcome.SHED] + outcomes[Outcome.ERROR]
+    return Kept(
+        offered=len(requests),
+        kept=kept,
+        offered_weight=sum(offered_levels.values()),
+        kept_weight=sum(kept_levels.values()),
+        levels={
+            level: (offered_levels[level], kept_levels[level])
+            for level in sorted(offered_levels, reverse=True)
+        },
+        classes={name: (offered_classes[name], kept_classes[name]) for name in offered_classes},
+        admitted=len(requests) - refused,
+        admitted_kept=kept,
+        refused=refused,
+        timeouts=outcomes[Outcome.TIMEOUT],
+        preemptions=totals.preemptions,
+        last_arrival_ns=requests[-1].arrival_ns if requests else 0,
+        end_ns=totals.end_ns,
+        wall_s=time.process_time() - started,
+    )
+
+
+def planned_requests(requests: Mapping[str, OfferedRequest]) -> list[PlannedRequest]:
+    """Return offered requests, by id, as the fleet receives them."""
+    return [
+        PlannedRequest(
+            request_id=name,
+            scheduled_ns=request.arrival_ns,
+            slo_class=request.slo_class,
+            targets=request.targets,
+            priority=request.priority,
+            prompt=PromptKey(
+                request_id=name,
+                input_tokens=request.prompt_tokens,
+                hashes=request.hashes,
+                block_size=request.block_size,
+            ),
+            output_tokens=request.output_tokens,
+            max_output_tokens=request.max_tokens,
+            cancel_after_ns=None,
+        )
+        for name, request in requests.items()
+    ]
+
+
+def fleet_settings(cell: Cell, policy: str, seed: int, preemption: str) -> FleetSettings:
+    """Return the settings of a fleet that serves a cell."""
+    fleet = cell.fleet
+    return FleetSettings(
+        service="cell",
+        profile=fleet.profile(),
+        configure=configuration(
+            EngineSpec(
+                policy=Policy(policy),
+                preemption=Preemption(preemption),
+                swap_space_gib=fleet.swap_gib,
+                token_budget=TokenBudgetSpec(initial=fleet.token_budget),
+                max_num_seqs=fleet.max_num_seqs,
+                max_waiting=fleet.max_waiting,
+            ),
+            mode=ControlMode.AUTO,
+            device=fleet.device,
+        ),
+        replicas=fleet.replicas,
+        placement=fleet.placement,
+        slo=SLOClasses(),
+        timeout_ns=round(cell.timeout_s * NS_PER_S),
+        seed=seed,
+    )

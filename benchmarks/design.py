@@ -1,0 +1,321 @@
+"""The cells of the comparison of policies: a pairwise design over the factors of a load.
+
+In a pairwise design, each two values of two different factors occur together in at least one cell.
+The cells are the same in every run: the design is greedy, and its draws have a fixed seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.cells import Cell, Fleet, run_cell
+from benchmarks.loads import TEXTBOOK, TEXTBOOK_RATE_PER_S, Arrivals, Load, TraceWindow
+
+from goodput_core.slo.targets import Targets
+from goodput_core.spec.choices import Policy, Preemption
+from goodput_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["FACTORS", "Setting", "cell_of", "covering", "find_knee", "read_knees", "settings"]
+
+FACTORS: Final = (0.5, 0.8, 1.0, 1.2, 2.0, 4.0)
+_KNEES: Final = Path(__file__).parent / "knees.json"
+_KNEE_SHARE: Final = 0.95
+_KNEE_SEEDS: Final = (1, 2, 3)
+# The other policies do not reach the knee of any of these before they break down.
+_KNEE_POLICIES: Final = (
+    Policy.SLO,
+    Policy.SARATHI,
+    Policy.SJF,
+    Policy.PRIORITY,
+    Policy.VLLM,
+)
+_UNIT: Final = Fleet(device="unit", kv_blocks=120, max_num_seqs=24, token_budget=8192)
+_AZURE: Final = TraceWindow(
+    path="",
+    keep=0.15,
+    interactive=Targets(ttft_ns=500 * NS_PER_MS, tpot_ns=50 * NS_PER_MS),
+    batch=Targets(ttft_ns=10 * NS_PER_S, tpot_ns=200 * NS_PER_MS),
+)
+_MOONCAKE: Final = TraceWindow(
+    path="",
+    keep=0.1,
+    long_prompt=16_384,
+    interactive=Targets(ttft_ns=10 * NS_PER_S, tpot_ns=100 * NS_PER_MS),
+    batch=Targets(ttft_ns=30 * NS_PER_S, tpot_ns=200 * NS_PER_MS),
+)
+TRACES: Final = {"azure": _AZURE, "mooncake": _MOONCAKE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value of each factor.
+
+    Args:
+        mix: name of a mix or of a trace.
+        factor: rate in multiples of the knee.
+        arrivals: arrival process.
+        replicas: number of replicas.
+        preemption: preemption mode.
+        known_lengths: True if the engine knows the output lengths.
+        small_kv: True for a small KV pool.
+        slow_swap: True for an eighth of the bandwidth to host memory.
+    """
+
+    mix: str
+    factor: float
+    arrivals: Arrivals
+    replicas: int
+    preemption: Preemption
+    known_lengths: bool
+    small_kv: bool
+    slow_swap: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    """A fleet for a mix, with the duration of its arrivals."""
+
+    fleet: Fleet
+    small_blocks: int
+    horizon_s: float
+
+
+_BENCHES: Final[Mapping[str, _Bench]] = {
+    "chat": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=5),
+    "uniform": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=6),
+    "bimodal": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
+    "kv-bound": _Bench(fleet=Fleet(kv_blocks=1024), small_blocks=512, horizon_s=8),
+    "long-prompt": _Bench(fleet=Fleet(token_budget=1024), small_blocks=4096, horizon_s=20),
+    "deadline": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
+    "two-classes": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
+    "three-classes": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
+    "tight-deadlines": _Bench(fleet=_UNIT, small_blocks=60, horizon_s=1),
+    "azure": _Bench(fleet=Fleet(), small_blocks=4096, horizon_s=600),
+    "mooncake": _Bench(fleet=Fleet(), small_blocks=13_337, horizon_s=600),
+}
+
+
+def settings(mixes: Sequence[str]) -> list[Setting]:
+    """Return the settings of a pairwise design over these mixes and traces."""
+    values: list[Sequence[object]] = [
+        mixes,
+        FACTORS,
+        tuple(Arrivals),
+        (1, 4),
+        tuple(Preemption),
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    names = [factor.name for factor in fields(Setting)]
+    return [Setting(**dict(zip(names, row, strict=True))) for row in covering(values)]
+
+
+def covering(
+    values: Sequence[Sequence[object]], *, seed: int = 1, tries: int = 30
+) -> list[tuple[Any, ...]]:
+    """Return rows in which every two values of two factors occur together.
+
+    Args:
+        values: the values of each factor.
+        seed: seed of the draws.
+        tries: candidate rows per row; a higher number gives fewer rows.
+    """
+    rng = random.Random(seed)
+    factors = range(len(values))
+    missing = {
+        (i, a, j, b)
+        for i, j in itertools.combinations(factors, 2)
+        for a in range(len(values[i]))
+        for b in range(len(values[j]))
+    }
+    rows: list[tuple[int, ...]] = []
+    while missing:
+        best: tuple[int, ...] = ()
+        most = -1
+        for _ in range(tries):
+            row = _candidate(values, missing, rng)
+            covered = sum(
+                (i, row[i], j, row[j]) in missing for i, j in itertools.combinations(factors, 2)
+            )
+            if covered > most:
+                best, most = row, covered
+        missing -= {(i, best[i], j, best[j]) for i, j in itertools.combinations(factors, 2)}
+        rows.append(best)
+    rows.sort()
+    return [tuple(values[i][at] for i, at in enumerate(row)) for row in rows]
+
+
+def _candidate(
+    values: Sequence[Sequence[object]], missing: set[tuple[int, int, int, int]], rng: random.Random
+) -> tuple[int, ...]:
+    """Return a row that starts with a missing pair and covers as many others as it greedily can."""
+    first = rng.choice(sorted(missing))
+    row = {first[0]: first[1], first[2]: first[3]}
+    others = [i for i in range(len(values)) if i not in row]
+    rng.shuffle(others)
+    for factor in others:
+        gains = []
+        for at in range(len(values[factor])):
+            pairs = (
+                (
+                    min(factor, i),
+                    (at if factor < i else b),
+                    max(factor, i),
+                    (b if factor < i else at),
+                )
+                for i, b in row.items()
+            )
+            gains.append(sum(pair in missing for pair in pairs))
+        best = max(gains)
+        row[factor] = rng.choice([at for at, gain in enumerate(gains) if gain == best])
+    return tuple(row[i] for i in range(len(values)))
+
+
+def cell_of(setting: Setting, knees: Mapping[str, float], paths: Mapping[str, str]) -> Cell:
+    """Return the cell of a setting.
+
+    Args:
+        setting: the setting.
+        knees: rate of the knee of one replica, by `knee_key`.
+        paths: Parquet files of the traces, by name.
+    """
+    knee = knees[knee_key(setting.mix, small_kv=setting.small_kv)]
+    bench = _BENCHES[setting.mix]
+    fleet = _fleet(setting.mix, small_kv=setting.small_kv)
+    fleet = replace(
+        fleet, replicas=setting.replicas, swap_gb_per_s=50 / 8 if setting.slow_swap else None
+    )
+    is_trace = setting.mix in TRACES
+    parts = [
+        setting.mix,
+        f"{setting.factor:g}x",
+        "trace" if is_trace else setting.arrivals,
+        f"{setting.replicas}r",
+        setting.preemption,
+        "known" if setting.known_lengths else "hidden",
+        "small" if setting.small_kv else "full",
+        "slow" if setting.slow_swap else "fast",
+    ]
+    return Cell(
+        name="/".join(parts),
+        load=_load(
+            setting.mix,
+            paths,
+            arrivals=setting.arrivals,
+            rate_per_s=knee * setting.factor * setting.replicas,
+            # More replicas and higher rates do not make a run longer without bound.
+            horizon_s=bench.horizon_s / max(1, setting.replicas * setting.factor / 4),
+            known_lengths=setting.known_lengths,
+        ),
+        fleet=fleet,
+        factor=setting.factor,
+        preemption=setting.preemption,
+    )
+
+
+def textbook_cells() -> list[Cell]:
+    """Return the published generator, at its own rate, in every preemption mode."""
+    return [
+        Cell(
+            name=f"{TEXTBOOK}/{mode}",
+            load=Load(mix=TEXTBOOK, rate_per_s=TEXTBOOK_RATE_PER_S),
+            fleet=_UNIT,
+            preemption=mode,
+        )
+        for mode in Preemption
+    ]
+
+
+def knee_key(mix: str, *, small_kv: bool) -> str:
+    """Return the name of a knee."""
+    return f"{mix}/{'small' if small_kv else 'full'}"
+
+
+def read_knees() -> dict[str, float]:
+    """Return the recorded knees, requests per second of one replica."""
+    knees: dict[str, float] = json.loads(_KNEES.read_text())
+    return knees
+
+
+def write_knees(knees: Mapping[str, float]) -> None:
+    """Record knees."""
+    _KNEES.write_text(json.dumps(dict(sorted(knees.items())), indent=2) + "\n")
+
+
+def find_knee(mix: str, *, small_kv: bool, paths: Mapping[str, str]) -> float:
+    """Return the largest rate at which the best policy keeps 95 % of the requests on one replica.
+
+    Arrivals are Poisson, and lengths are known. The rate is found by bisection within 3 %.
+    """
+    fleet = _fleet(mix, small_kv=small_kv)
+    # Policies in the order of their last success, as one success is enough.
+    order = list(_KNEE_POLICIES)
+
+    def holds(rate: float) -> bool:
+        cell = Cell(
+            name="knee",
+            load=_load(
+                mix,
+                paths,
+                arrivals=Arrivals.POISSON,
+                rate_per_s=rate,
+                horizon_s=2 * _BENCHES[mix].horizon_s,
+                known_lengths=True,
+            ),
+            fleet=fleet,
+        )
+        for policy in list(order):
+            for mode in (Preemption.RECOMPUTE, Preemption.HYBRID):
+                kept = total = 0
+                for seed in _KNEE_SEEDS:
+                    run = run_cell(cell, policy, seed, mode)
+                    kept, total = kept + run.kept, total + run.offered
+                    if kept < 0.9 * total:
+                        break
+                if kept >= _KNEE_SHARE * total:
+                    order.remove(policy)
+                    order.insert(0, policy)
+                    return True
+        return False
+
+    low, high = 0.25, 0.5
+    while holds(high):
+        low, high = high, 2 * high
+    while high > 1.03 * low:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return float(f"{low:.3g}")
+
+
+def _fleet(mix: str, *, small_kv: bool) -> Fleet:
+    bench = _BENCHES[mix]
+    return replace(bench.fleet, kv_blocks=bench.small_blocks) if small_kv else bench.fleet
+
+
+def _load(
+    mix: str,
+    paths: Mapping[str, str],
+    *,
+    arrivals: Arrivals,
+    rate_per_s: float,
+    horizon_s: float,
+    known_lengths: bool,
+) -> Load:
+    trace = replace(TRACES[mix], path=paths[mix]) if mix in TRACES else None
+    return Load(
+        mix="" if trace else mix,
+        arrivals=arrivals,
+        rate_per_s=rate_per_s,
+        horizon_s=horizon_s,
+        known_lengths=known_lengths,
+        trace=trace,
+    )

@@ -1,0 +1,522 @@
+"""Loads of the comparison of policies, as plain frozen values.
+
+A *mix* is a set of kinds of requests with their lengths, targets and importance. A *load* is a mix
+with an arrival process and a rate; a seed turns it into requests. Everything is drawn from one
+`random.Random(seed)`, so the same load and seed give the same requests in every process. This
+module knows neither policies nor devices.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.slo.targets import Targets
+from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_traces.format.reader import open_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "MIXES",
+    "Arrivals",
+    "Kind",
+    "Load",
+    "Mix",
+    "OfferedRequest",
+    "Range",
+    "TraceWindow",
+    "offered",
+]
+
+
+class Arrivals(StrEnum):
+    """Arrival processes, all with the mean rate of their load."""
+
+    EVEN = "even"
+    """Evenly spaced."""
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    """Independent gaps with a Gamma distribution and a coefficient of variation of 3."""
+    ON_OFF = "on-off"
+    """Poisson at three times the rate for a third of each period, and silence for the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedRequest:
+    """A request that a client sends.
+
+    Args:
+        arrival_ns: arrival time.
+        prompt_tokens: length of the prompt.
+        output_tokens: true length of the output, which only the device knows.
+        max_tokens: the client's limit, which the engine knows; None for the model's limit.
+        slo_class: name of the class.
+        priority: priority level; a request of a higher level outweighs all of lower ones.
+        weight: weight within the level.
+        targets: all targets of the request.
+        hashes: prefix hashes, one per block of the trace; empty if no prefix is shared.
+        block_size: tokens per hash.
+    """
+
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int | None
+    slo_class: str
+    priority: int = 0
+    weight: float = 1
+    targets: Targets
+    hashes: Sequence[int] = ()
+    block_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Uniformly distributed whole numbers, both bounds included."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        """Draw a number."""
+        return rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of requests.
+
+    Args:
+        share: share of the requests of the mix.
+        prompt, output: lengths in tokens.
+        slo_class: name of the class.
+        priority, weight: importance; see `OfferedRequest`.
+        ttft_ms, tpot_ms: targets; None for none.
+        slack_ms: distribution of the end-to-end target; None for none.
+    """
+
+    share: float
+    prompt: Range
+    output: Range
+    slo_class: str = "all"
+    priority: int = 0
+    weight: float = 1
+    ttft_ms: int | None = None
+    tpot_ms: int | None = None
+    slack_ms: Range | None = None
+
+    def draw(self, rng: random.Random, arrival_ns: int) -> OfferedRequest:
+        """Draw a request with a known length: its limit is its output length."""
+        prompt, output = self.prompt.draw(rng), self.output.draw(rng)
+        e2e_ms = None if self.slack_ms is None else self.slack_ms.draw(rng)
+        return OfferedRequest(
+            arrival_ns=arrival_ns,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            max_tokens=output,
+            slo_class=self.slo_class,
+            priority=self.priority,
+            weight=self.weight,
+            targets=Targets(
+                ttft_ns=None if self.ttft_ms is None else self.ttft_ms * NS_PER_MS,
+                tpot_ns=None if self.tpot_ms is None else self.tpot_ms * NS_PER_MS,
+                e2e_ns=None if e2e_ms is None else e2e_ms * NS_PER_MS,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """Kinds of requests.
+
+    Args:
+        name: name of the mix.
+        kinds: the kinds; their shares sum to 1.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+
+    @property
+    def longest_output(self) -> int:
+        """Maximum number of output tokens."""
+        return max(kind.output.high for kind in self.kinds)
+
+    def pick(self, rng: random.Random) -> Kind:
+        """Draw a kind."""
+        at = rng.random()
+        for kind in self.kinds[:-1]:
+            if at < kind.share:
+                return kind
+            at -= kind.share
+        return self.kinds[-1]
+
+
+_SHORT: Final = Kind(
+    share=0.7, prompt=Range(low=8, high=40), output=Range(low=8, high=32), slo_class="short"
+)
+_LONG: Final = Kind(
+    share=0.3, prompt=Range(low=64, high=200), output=Range(low=160, high=320), slo_class="long"
+)
+
+
+def _mixes() -> Iterator[Mix]:
+    yield Mix(
+        name="chat",
+        kinds=(
+            Kind(
+                share=1,
+                prompt=Range(low=1024, high=1024),
+                output=Range(low=60, high=60),
+                ttft_ms=500,
+                tpot_ms=50,
+            ),
+        ),
+    )
+    yield Mix(
+        name="uniform",
+        kinds=(
+            Kind(
+                share=1,
+                prompt=Range(low=64, high=2048),
+                output=Range(low=8, high=192),
+                ttft_ms=600,
+                tpot_ms=40,
+            ),
+        ),
+    )
+    yield Mix(
+        name="bimodal",
+        kinds=(
+            Kind(
+                share=0.85,
+                prompt=Range(low=50, high=400),
+                output=Range(low=20, high=100),
+                slo_class="chat",
+                ttft_ms=400,
+                tpot_ms=40,
+            ),
+            Kind(
+                share=0.15,
+                prompt=Range(low=3000, high=6000),
+                output=Range(low=150, high=400),
+                slo_class="document",
+                ttft_ms=1500,
+                tpot_ms=40,
+            ),
+        ),
+    )
+    # On a device with a small KV pool, the long outputs fill it.
+    yield Mix(
+        name="kv-bound",
+        kinds=(
+            Kind(
+                share=0.8,
+                prompt=Range(low=32, high=128),
+                output=Range(low=8, high=48),
+                slo_class="short",
+                ttft_ms=500,
+                tpot_ms=50,
+            ),
+            Kind(
+                share=0.2,
+                prompt=Range(low=128, high=512),
+                output=Range(low=400, high=800),
+                slo_class="long",
+                ttft_ms=3000,
+                tpot_ms=50,
+            ),
+        ),
+    )
+    yield Mix(
+        name="long-prompt",
+        kinds=(
+            Kind(
+                share=0.75,
+                prompt=Range(low=100, high=600),
+                output=Range(low=20, high=120),
+                slo_class="chat",
+                ttft_ms=500,
+                tpot_ms=50,
+            ),
+            Kind(
+                share=0.25,
+                prompt=Range(low=8000, high=24000),
+                output=Range(low=20, high=80),
+                slo_class="report",
+                ttft_ms=4000,
+                tpot_ms=100,
+            ),
+        ),
+    )
+    yield Mix(
+        name="deadline",
+        kinds=(
+            Kind(
+                share=0.6,
+                prompt=Range(low=100, high=800),
+                output=Range(low=10, high=60),
+                slo_class="quick",
+                slack_ms=Range(low=700, high=2000),
+            ),
+            Kind(
+                share=0.4,
+                prompt=Range(low=500, high=3000),
+                output=Range(low=80, high=240),
+                slo_class="slow",
+                slack_ms=Range(low=3000, high=10_000),
+            ),
+        ),
+    )
+    yield Mix(
+        name="two-classes",
+        kinds=(
+            Kind(
+                share=0.4,
+                prompt=Range(low=64, high=1024),
+                output=Range(low=20, high=100),
+                slo_class="interactive",
+                priority=1,
+                ttft_ms=500,
+                tpot_ms=40,
+            ),
+            Kind(
+                share=0.6,
+                prompt=Range(low=256, high=3000),
+                output=Range(low=40, high=200),
+                slo_class="batch",
+                ttft_ms=5000,
+                tpot_ms=100,
+            ),
+        ),
+    )
+    yield Mix(
+        name="three-classes",
+        kinds=(
+            Kind(
+                share=0.25,
+                prompt=Range(low=32, high=512),
+                output=Range(low=10, high=60),
+                slo_class="voice",
+                priority=1,
+                ttft_ms=250,
+                tpot_ms=30,
+            ),
+            Kind(
+                share=0.45,
+                prompt=Range(low=64, high=1500),
+                output=Range(low=20, high=150),
+                slo_class="chat",
+                ttft_ms=800,
+                tpot_ms=50,
+            ),
+            Kind(
+                share=0.3,
+                prompt=Range(low=500, high=5000),
+                output=Range(low=50, high=250),
+                slo_class="batch",
+                ttft_ms=6000,
+                tpot_ms=120,
+            ),
+        ),
+    )
+    # The kinds of the generator of `textbook`, with any arrival process and rate.
+    yield Mix(
+        name="tight-deadlines",
+        kinds=(
+            _with_slack(_SHORT, Range(low=31, high=61)),
+            _with_slack(_LONG, Range(low=221, high=361)),
+        ),
+    )
+
+
+def _with_slack(kind: Kind, slack_ms: Range) -> Kind:
+    return Kind(
+        share=kind.share,
+        prompt=kind.prompt,
+        output=kind.output,
+        slo_class=kind.slo_class,
+        slack_ms=slack_ms,
+    )
+
+
+MIXES: Final = {mix.name: mix for mix in _mixes()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWindow:
+    """A window of a recorded trace, at a changed rate.
+
+    A seed determines where in the trace the window starts.
+
+    Args:
+        path: Parquet file of `goodput trace import`.
+        window_s: length of the window by the clock of the trace.
+        long_prompt: prompts of at least this length have the class `batch`, others the class
+            `interactive`.
+        keep: share of the requests, chosen at random, that is offered.
+        interactive, batch: targets of the two classes.
+    """
+
+    path: str
+    window_s: int = 600
+    long_prompt: int = 2048
+    keep: float = 1
+    interactive: Targets
+    batch: Targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests of a run, but for the seed.
+
+    Args:
+        mix: name of a mix, or `textbook`; ignored with a trace.
+        arrivals: arrival process; ignored with a trace.
+        rate_per_s: mean rate. The window of a trace is compressed to this rate, by the mean rate
+            of the complete trace.
+        horizon_s: duration of the arrivals; ignored with a trace.
+        known_lengths: True if the limit of each request is its output length; False if the limit is
+            so high that no request reaches it, which hides the lengths.
+        trace: a window of a trace in place of a mix; None for a mix.
+    """
+
+    mix: str = ""
+    arrivals: Arrivals = Arrivals.POISSON
+    rate_per_s: float
+    horizon_s: float = 10
+    known_lengths: bool = True
+    trace: TraceWindow | None = field(default=None)
+
+
+TEXTBOOK: Final = "textbook"
+TEXTBOOK_RATE_PER_S: Final = 400.0
+_TEXTBOOK_SPAN_MS: Final = 200
+
+
+def offered(load: Load, seed: int) -> list[OfferedRequest]:
+    """Return the requests of a load, by arrival."""
+    rng = random.Random(seed)
+    if load.trace is not None:
+        requests = _trace_requests(load.trace, load.rate_per_s, rng)
+        longest = 4096
+    elif load.mix == TEXTBOOK:
+        requests = list(
+            textbook(rng, span_ms=TEXTBOOK_RATE_PER_S / load.rate_per_s * _TEXTBOOK_SPAN_MS)
+        )
+        longest = 320
+    else:
+        mix = MIXES[load.mix]
+        requests = [mix.pick(rng).draw(rng, at_ns) for at_ns in arrival_times(load, rng)]
+        longest = mix.longest_output
+    if load.known_lengths:
+        return requests
+    limit = 1 << longest.bit_length()
+    return [_with_limit(request, limit) for request in requests]
+
+
+def textbook(rng: random.Random, span_ms: float = _TEXTBOOK_SPAN_MS) -> Iterator[OfferedRequest]:
+    """Yield 80 short and long requests with end-to-end targets, by arrival.
+
+    For a device whose steps take 1 ms, with 120 blocks of 16 tokens, 24 slots and a budget of
+    8,192 tokens: a prompt takes one step, which emits the first token.
+
+    Args:
+        rng: source of randomness.
+        span_ms: last possible arrival; 200 in the published generator.
+    """
+    drawn = []
+    for _ in range(80):
+        arrival = rng.randint(0, _TEXTBOOK_SPAN_MS)
+        if rng.random() < 0.7:
+            kind, lengths = _SHORT, (rng.randint(8, 40), rng.randint(8, 32), rng.randint(30, 60))
+        else:
+            kind = _LONG
+            lengths = (rng.randint(64, 200), rng.randint(160, 320), rng.randint(220, 360))
+        drawn.append((arrival, kind.slo_class, *lengths))
+    drawn.sort(key=lambda entry: entry[0])
+    for arrival, slo_class, prompt, output, slack in drawn:
+        yield OfferedRequest(
+            arrival_ns=round(arrival * span_ms / _TEXTBOOK_SPAN_MS * NS_PER_MS),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            max_tokens=output,
+            slo_class=slo_class,
+            targets=Targets(e2e_ns=(slack + 1) * NS_PER_MS),
+        )
+
+
+def arrival_times(load: Load, rng: random.Random) -> Iterator[int]:
+    """Yield the arrival times of a load, nanoseconds."""
+    rate, process = load.rate_per_s, load.arrivals
+    at_s = 0.0
+    if process is Arrivals.EVEN:
+        for number in range(round(rate * load.horizon_s)):
+            yield round(number / rate * NS_PER_S)
+        return
+    # About ten bursts in a run.
+    period_s = load.horizon_s / 10
+    shape = 1 / 3**2
+    while True:
+        if process is Arrivals.GAMMA:
+            at_s += rng.gammavariate(shape, 1 / (rate * shape))
+        else:
+            at_s += rng.expovariate(rate)
+        if at_s >= load.horizon_s:
+            return
+        if process is Arrivals.ON_OFF:
+            # Poisson arrivals, each period compressed into its first third.
+            period, within_s = divmod(at_s, period_s)
+            yield round((period * period_s + within_s / 3) * NS_PER_S)
+        else:
+            yield round(at_s * NS_PER_S)
+
+
+def _with_limit(request: OfferedRequest, limit: int) -> OfferedRequest:
+    return replace(request, max_tokens=max(limit, request.output_tokens))
+
+
+@lru_cache(maxsize=2)
+def _rows(path: str) -> tuple[tuple[int, int, int, tuple[int, ...], int], ...]:
+    """Return arrival, lengths and prefix hashes of all rows of a trace."""
+    trace = open_trace(path)
+    return tuple(
+        (
+            row.timestamp_start_unix_ns - trace.first_ns,
+            row.input_tokens,
+            row.output_tokens,
+            tuple(row.total_hashes),
+            row.block_size or 0,
+        )
+        for row in trace.rows()
+    )
+
+
+def _trace_requests(
+    window: TraceWindow, rate_per_s: float, rng: random.Random
+) -> list[OfferedRequest]:
+    rows = _rows(window.path)
+    last_ns = rows[-1][0]
+    length_ns = window.window_s * NS_PER_S
+    start_ns = rng.randrange(max(1, last_ns - length_ns))
+    scale = rate_per_s / (len(rows) * window.keep * NS_PER_S / last_ns)
+    return [
+        OfferedRequest(
+            arrival_ns=round((at_ns - start_ns) / scale),
+            prompt_tokens=prompt,
+            output_tokens=max(1, output),
+            max_tokens=max(1, output),
+            slo_class="batch" if prompt >= window.long_prompt else "interactive",
+            targets=window.batch if prompt >= window.long_prompt else window.interactive,
+            hashes=hashes,
+            block_size=block_size,
+        )
+        for at_ns, prompt, output, hashes, block_size in rows
+        if start_ns <= at_ns < start_ns + length_ns and rng.random() < window.keep
+    ]

@@ -1,0 +1,119 @@
+"""`hybrid` against `swap` and `recompute`, over KV sizes and bandwidths to host memory.
+
+The rule: with no policy that preempts, `hybrid` keeps on average over the seeds more than 1 % of
+the requests less than the better of the two others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.cells import run_cell
+from benchmarks.design import Setting, cell_of, textbook_cells
+from benchmarks.loads import Arrivals
+
+from goodput_core.spec.choices import Policy, Preemption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+
+    from benchmarks.cells import Cell
+
+__all__ = ["MODE_POLICIES", "ModeResult", "compare_modes", "mode_cells"]
+
+TOLERANCE: Final = 0.01
+MODE_POLICIES: Final = (
+    Policy.SLO,
+    Policy.SJF,
+    Policy.PRIORITY,
+    Policy.SARATHI,
+    Policy.VLLM,
+    Policy.SPLITFUSE,
+    Policy.FASTSERVE,
+)
+"""The policies that preempt for memory."""
+_MIXES: Final = ("kv-bound", "tight-deadlines", "deadline")
+_POOLS: Final = (1.0, 0.6)
+_GB_PER_S: Final = (1.0, 8.0, 64.0)
+_FACTOR: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeResult:
+    """Kept shares of one policy in a cell, mean over the seeds.
+
+    Args:
+        cell: name of the cell.
+        policy: the policy.
+        shares: kept share of the offered weight, by preemption mode.
+        preemptions: preemptions in all modes and seeds.
+    """
+
+    cell: str
+    policy: str
+    shares: Mapping[str, float]
+    preemptions: int
+
+    @property
+    def difference(self) -> float:
+        """`hybrid` minus the better of the two others."""
+        others = (self.shares[Preemption.SWAP], self.shares[Preemption.RECOMPUTE])
+        return self.shares[Preemption.HYBRID] - max(others)
+
+    @property
+    def broken(self) -> bool:
+        """True if the rule is broken."""
+        return self.difference < -TOLERANCE
+
+
+def mode_cells(knees: Mapping[str, float]) -> list[Cell]:
+    """Return cells with little memory: KV sizes and bandwidths of three mixes, and the textbook."""
+    cells = [textbook_cells()[0]]
+    for mix in _MIXES:
+        setting = Setting(
+            mix=mix,
+            factor=_FACTOR,
+            arrivals=Arrivals.POISSON,
+            replicas=1,
+            preemption=Preemption.HYBRID,
+            known_lengths=False,
+            small_kv=True,
+            slow_swap=False,
+        )
+        cell = cell_of(setting, knees, {})
+        assert cell.fleet.kv_blocks is not None
+        for pool in _POOLS:
+            blocks = round(cell.fleet.kv_blocks * pool)
+            for bandwidth in _GB_PER_S:
+                fleet = replace(cell.fleet, kv_blocks=blocks, swap_gb_per_s=bandwidth)
+                name = f"{mix}/{_FACTOR:g}x/{blocks} blocks/{bandwidth:g} GB/s"
+                cells.append(replace(cell, name=name, fleet=fleet))
+    return [replace(cell, name=f"modes/{cell.name}") for cell in cells]
+
+
+def compare_modes(
+    pool: Executor,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    policies: Sequence[str] = MODE_POLICIES,
+) -> list[ModeResult]:
+    """Serve the cells in every mode; cells in which a policy does not preempt are left out."""
+    futures = [
+        pool.submit(_compare, cell, policy, list(seeds)) for cell in cells for policy in policies
+    ]
+    results = [future.result() for future in futures]
+    return [result for result in results if result.preemptions]
+
+
+def _compare(cell: Cell, policy: str, seeds: list[int]) -> ModeResult:
+    runs = {mode: [run_cell(cell, policy, seed, mode) for seed in seeds] for mode in Preemption}
+    return ModeResult(
+        cell=cell.name,
+        policy=policy,
+        shares={mode: statistics.fmean(run.share for run in runs[mode]) for mode in Preemption},
+        preemptions=sum(run.preemptions for mode in Preemption for run in runs[mode]),
+    )

@@ -1,0 +1,221 @@
+"""The comparison of policies: its rule, its runs, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from benchmarks.cells import Cell, Fleet, Kept, planned_requests, run_cell
+from benchmarks.design import read_knees
+from benchmarks.loads import Load, offered
+from benchmarks.plateau import Curve, Point
+from benchmarks.policies_everywhere import compare, judge_cell, main, student_t95
+from benchmarks.preemption_modes import ModeResult, mode_cells
+
+from goodput_core.slo.judging import JudgementKind, judge
+from goodput_core.spec.llmservice import LLMService
+from goodput_core.units import NS_PER_S
+from goodput_replay.emulation.emulate import emulate
+from goodput_replay.emulation.settings import fleet_settings
+
+if TYPE_CHECKING:
+    from goodput_core.slo.record import RequestRecord
+    from goodput_replay.plan import PlannedRequest
+
+CELL = Cell(
+    name="small",
+    load=Load(mix="chat", rate_per_s=45, horizon_s=4),
+    fleet=Fleet(replicas=2),
+)
+
+
+def kept(*levels: tuple[int, float, float]) -> Kept:
+    """Return a run with offered and kept weight by priority level."""
+    whole, good = sum(level[1] for level in levels), sum(level[2] for level in levels)
+    return Kept(
+        offered=int(whole),
+        kept=int(good),
+        offered_weight=whole,
+        kept_weight=good,
+        levels={level: (offered, won) for level, offered, won in levels},
+        classes={},
+        admitted=int(whole),
+        admitted_kept=int(good),
+        refused=0,
+        timeouts=0,
+        preemptions=0,
+        last_arrival_ns=0,
+        end_ns=0,
+        wall_s=0,
+    )
+
+
+def flat(*counts: int) -> dict[int, Kept]:
+    return {seed: kept((0, 100, count)) for seed, count in enumerate(counts)}
+
+
+def test_the_rule_holds_for_equal_policies() -> None:
+    result = judge_cell("cell", {"slo": flat(90, 91, 92), "sjf": flat(90, 91, 92)})
+    assert not result.broken
+    assert result.differences[0].low == 0
+    assert result.worst_seed == 1
+
+
+def test_the_rule_is_broken_by_a_lower_mean() -> None:
+    result = judge_cell("cell", {"slo": flat(88, 89, 90), "sjf": flat(90, 91, 92)})
+    assert result.mean_broken
+    assert not result.seed_broken
+    assert result.differences[0].mean == pytest.approx(-0.02)
+
+
+def test_the_rule_is_broken_by_an_uncertain_mean() -> None:
+    result = judge_cell("cell", {"slo": flat(85, 95, 97), "sjf": flat(88, 90, 91)})
+    assert result.differences[0].mean > 0
+    assert result.mean_broken
+
+
+def test_the_rule_is_broken_by_one_seed() -> None:
+    ours, theirs = [99] * 20, [97] * 20
+    ours[7], theirs[7] = 92, 97
+    result = judge_cell("cell", {"slo": flat(*ours), "sjf": flat(*theirs)})
+    assert not result.mean_broken
+    assert result.seed_broken
+    assert result.worst_seed_number == 7
+    assert result.worst_seed == pytest.approx(92 / 97)
+
+
+def test_the_best_policy_of_each_seed_counts() -> None:
+    runs = {"slo": flat(95, 95), "sjf": flat(99, 50), "vllm": flat(50, 99)}
+    result = judge_cell("cell", runs)
+    assert result.worst_seed == pytest.approx(95 / 99)
+
+
+def test_a_higher_level_outweighs_a_lower_one() -> None:
+    ours, theirs = kept((1, 50, 50), (0, 50, 10)), kept((1, 50, 40), (0, 50, 50))
+    assert compare([ours], [theirs]) == (1, [0.2])
+    assert compare([theirs], [ours]) == (1, [-0.2])
+
+
+def test_lower_levels_count_where_the_higher_ones_are_equal() -> None:
+    ours, theirs = kept((1, 50, 50), (0, 50, 10)), kept((1, 50, 50), (0, 50, 20))
+    assert compare([ours], [theirs]) == (0, [-0.1])
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(3, 2.3534), (4, 2.1318), (9, 1.8331), (19, 1.7291), (99, 1.6604)]
+)
+def test_the_quantile_of_students_t(degrees: int, quantile: float) -> None:
+    assert student_t95(degrees) == pytest.approx(quantile, rel=0.01)
+
+
+def test_a_run_depends_on_its_seed_only() -> None:
+    one, again = run_cell(CELL, "slo", 3), run_cell(CELL, "slo", 3)
+    assert replace(one, wall_s=0) == replace(again, wall_s=0)
+    assert one.offered != run_cell(CELL, "slo", 4).offered
+
+
+def test_counts_of_a_run_agree() -> None:
+    run = run_cell(replace(CELL, load=replace(CELL.load, rate_per_s=150)), "slo", 1)
+    assert run.offered == run.admitted + run.refused
+    assert sum(offered for offered, _ in run.classes.values()) == run.offered
+    assert sum(good for _, good in run.classes.values()) == run.kept == run.kept_weight
+    assert 0 < run.kept < run.offered
+    assert run.refused > 0
+
+
+@pytest.mark.parametrize("policy", ["slo", "sarathi"])
+def test_a_run_is_the_run_of_a_manifest(policy: str) -> None:
+    """A manifest with the values of the cell keeps the same requests."""
+    service = LLMService.from_dict(
+        {
+            "apiVersion": "goodput.dev/v1alpha1",
+            "kind": "LLMService",
+            "metadata": {"name": "cell"},
+            "spec": {
+                "model": {"source": "emulated://llama-3-8b-h100"},
+                "engine": {"policy": policy, "preemption": "hybrid"},
+                "replicas": 2,
+                "slo": {
+                    "classes": [{"name": "all", "ttftMs": 500, "tpotMs": 50}],
+                    "default": "all",
+                },
+            },
+        }
+    )
+    requests = offered(CELL.load, 5)
+    good = 0
+
+    def on_record(planned: PlannedRequest, record: RequestRecord) -> None:
+        nonlocal good
+        good += judge(record, planned.targets).kind is JudgementKind.ATTAINED
+
+    emulate(
+        iter(planned_requests({f"5-{i}": request for i, request in enumerate(requests)})),
+        fleet_settings(service, device=None, source="test", timeout_ns=120 * NS_PER_S, seed=5),
+        on_record,
+    )
+    assert good == run_cell(CELL, policy, 5, "hybrid").kept
+
+
+def point(factor: float, kept_per_s: float) -> Point:
+    return Point(factor=factor, offered_per_s=10 * factor, kept_per_s=kept_per_s, admitted_kept=1)
+
+
+@pytest.mark.parametrize(
+    ("kept_per_s", "lowest", "broken"),
+    [
+        ((5, 10, 10, 10), 1, False),
+        ((5, 10, 9.8, 9.9), 0.98, False),
+        ((5, 10, 9.5, 10), 0.95, True),
+        ((5, 10, 12, 11), 11 / 12, True),
+    ],
+    ids=["plateau", "within-3-percent", "dip", "fall-from-a-late-peak"],
+)
+def test_a_plateau_keeps_what_a_lower_load_kept(
+    kept_per_s: tuple[float, ...], lowest: float, broken: bool
+) -> None:
+    points = tuple(point(factor, kept) for factor, kept in enumerate(kept_per_s, start=1))
+    curve = Curve(mix="chat", policy="slo", points=points)
+    assert curve.lowest == pytest.approx(lowest)
+    assert curve.broken == broken
+
+
+@pytest.mark.parametrize(("hybrid", "broken"), [(0.7, False), (0.695, False), (0.685, True)])
+def test_hybrid_is_compared_to_the_better_mode(hybrid: float, broken: bool) -> None:
+    result = ModeResult(
+        cell="cell",
+        policy="slo",
+        shares={"recompute": 0.5, "swap": 0.7, "hybrid": hybrid},
+        preemptions=1,
+    )
+    assert result.broken == broken
+
+
+def test_cells_of_little_memory_hold_every_request() -> None:
+    for cell in mode_cells(read_knees()):
+        profile = cell.fleet.profile()
+        capacity = profile.kv_blocks * profile.block_size
+        longest = max(r.prompt_tokens + r.output_tokens for r in offered(cell.load, 1))
+        assert longest <= capacity, cell.name
+
+
+def test_the_command_prints_json_and_fails_where_the_rule_is_broken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = main(
+        ["--cells", "textbook/recompute", "--seeds", "2", "--policies", "slo,orca", "--json"]
+    )
+    document = json.loads(capsys.readouterr().out)
+    (cell,) = document["rule"]
+    assert cell["cell"] == "textbook/recompute"
+    assert set(cell["shares"]) == {"slo", "orca"}
+    assert code == int(document["broken"] > 0)
+
+
+def test_the_command_lists_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    names = capsys.readouterr().out.splitlines()
+    assert len(set(names)) == len(names)
+    assert {"textbook/hybrid", "plateau/chat"} <= set(names)
