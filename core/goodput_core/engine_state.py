@@ -28,7 +28,7 @@ class EngineStatistics:
         swapped_tokens: computed tokens copied to host memory by evictions.
         prefix_queried_tokens: tokens of admitted requests looked up in the prefix cache.
         prefix_hit_tokens: tokens found in the prefix cache.
-        shed: requests rejected because of load.
+        shed: requests rejected, displaced or dropped because of load.
     """
 
     steps: int = 0

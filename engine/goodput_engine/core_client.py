@@ -62,7 +62,8 @@ class RequestStream:
         first_token_ns, last_token_ns: times of the first and of the last token so far; 0 before
             the first token.
         finish_reason: "stop" or "length" once all tokens have arrived; None before.
-        rejected: the core's rejection; None if the request was not rejected.
+        rejected: the core's rejection, which may follow tokens; None if the request was not
+            rejected.
         lost: True if the core ended before the request did, or the request was abandoned.
     """
 
@@ -118,7 +119,7 @@ class RequestStream:
             self._wake()
 
     def reject(self, rejected: Rejected) -> None:
-        """Record that the request was not admitted, and wake the reader."""
+        """Record that the request was not admitted or was removed, and wake the reader."""
         self.rejected = rejected
         self._wake()
 

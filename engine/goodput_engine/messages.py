@@ -60,6 +60,7 @@ class Configure(_Message, frozen=True, kw_only=True):
             for the policy's default.
         ageing_ns: waiting time that raises a request by one level under `priority`, or makes it
             overdue under `sjf`; None for the policy's default.
+        late_requests: a name of `goodput_core.spec.choices.LateRequests`.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
         depth: plans queued on the device behind the running one, 0 to 2; None for the device
             profile's value.
@@ -77,6 +78,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     budget_law: str | None = None
     batch_timeout_ns: int | None = None
     ageing_ns: int | None = None
+    late_requests: str = "finish"
     swap_space_bytes: int = 0
     depth: int | None = None
     step_log: str | None = None
@@ -251,11 +253,14 @@ class StepOutputs(_Message, frozen=True, kw_only=True):
 
 
 class Rejected(_Message, frozen=True, kw_only=True):
-    """A request that was not admitted.
+    """A request that was not admitted, or that was removed afterwards.
+
+    A removed request may already have emitted tokens; no output follows the message.
 
     Args:
         rid: the request's number.
-        reason: "queue_full", "memory_full", "unattainable", "too_long", "draining" or "invalid".
+        reason: "queue_full", "memory_full", "unattainable", "too_long", "draining" or "invalid"
+            for a request that was not admitted; "displaced" or "late" for a removed one.
         detail: one sentence for the client.
         retry_after_s: seconds after which to retry; 0 if a retry cannot help.
     """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.spec.choices import Preemption
+from goodput_core.slo.targets import Targets
+from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.messages import Configure
 from goodput_engine.scheduler.plan import StepResult
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulingPolicy
 
 __all__ = [
+    "NO_TARGETS",
     "add_request",
     "commit_plan",
     "make_configure",
@@ -27,6 +29,9 @@ __all__ = [
     "plan_chunks",
     "take_step",
 ]
+
+
+NO_TARGETS = Targets()
 
 
 def make_scheduler(
@@ -42,6 +47,7 @@ def make_scheduler(
     host: int = 0,
     ns_per_block: int = 1,
     preemption: Preemption | None = None,
+    late_requests: LateRequests = LateRequests.FINISH,
 ) -> Scheduler:
     """Build a scheduler; with host blocks it swaps unless another preemption is given."""
     if preemption is None:
@@ -54,6 +60,7 @@ def make_scheduler(
         depth=depth,
         host=HostPool(total_blocks=host, ns_per_block=ns_per_block),
         preemption=preemption,
+        late_requests=late_requests,
     )
 
 
@@ -82,6 +89,7 @@ def add_request(
     arrival_ns: int | None = None,
     priority: int = 0,
     hashes: Sequence[int] = (),
+    targets: Targets = NO_TARGETS,
 ) -> ScheduledRequest:
     """Add an accepted request; it arrives at its rid, in nanoseconds, unless given."""
     request = ScheduledRequest(
@@ -91,6 +99,7 @@ def add_request(
         max_output_tokens=max_output,
         priority=priority,
         block_hashes=hashes,
+        targets=targets,
     )
     assert scheduler.add(request, at_ns) is None
     return request

@@ -39,6 +39,7 @@ ENGINE: Final[dict[str, Any]] = {
     "preemption": "recompute",
     "batchTimeoutMs": 7,
     "ageingSeconds": 7,
+    "lateRequests": "drop",
     "swapSpaceGib": 7,
     "maxNumSeqs": 7,
     "maxWaiting": 7,

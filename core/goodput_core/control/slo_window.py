@@ -41,7 +41,7 @@ __all__ = [
 
 _COUNTED: Final = frozenset({JudgementKind.ATTAINED, JudgementKind.MISSED})
 _UNRELATED_TO_LOAD: Final = frozenset({MissReason.ERROR, MissReason.UNSENT, MissReason.SHORT})
-_SLOW: Final = frozenset({MissReason.TPOT, MissReason.TBT, MissReason.TIMEOUT})
+_SLOW: Final = frozenset({MissReason.TPOT, MissReason.TBT, MissReason.TIMEOUT, MissReason.SHED})
 _TIGHTENED: Final = Fraction(4, 5)
 """A request that exceeds this share of a target is close to missing it."""
 LEAST_REQUESTS: Final = 20
@@ -141,7 +141,8 @@ def request_counts(
     """Return the counts of one request that ended.
 
     A request that missed only its end-to-end target counts as missed for both TTFT and TPOT, so
-    that the law does not trade one for the other.
+    that the law does not trade one for the other. A request that was dropped or timed out after its
+    first token counts as missed for TPOT.
 
     Args:
         record: the request.
@@ -159,7 +160,8 @@ def request_counts(
     has_token = record.first_token_ns is not None
     ttft, tpot = TargetCounts(), TargetCounts()
     if targets.ttft_ns is not None or not has_token:
-        late = only_e2e or not has_token or MissReason.TTFT in reasons
+        # The single reason of a dropped request or a timeout does not contain the TTFT target.
+        late = only_e2e or _exceeds(record.ttft_ns, targets.ttft_ns)
         ttft = _count_target(record.ttft_ns, targets.ttft_ns, missed=late)
     if targets.pace_ns is not None and record.tpot_ns is not None:
         slow = only_e2e or not _SLOW.isdisjoint(reasons)
@@ -203,6 +205,11 @@ def merge_windows(windows: Iterable[ClassWindow]) -> dict[str, ClassWindow]:
 def _add_window(sums: dict[str, ClassWindow], window: ClassWindow) -> None:
     earlier = sums.get(window.name)
     sums[window.name] = window if earlier is None else earlier + window
+
+
+def _exceeds(latency_ns: int | None, target_ns: int | None) -> bool:
+    """Return True if a latency is unknown or above its target."""
+    return latency_ns is None or (target_ns is not None and latency_ns > target_ns)
 
 
 def _count_target(latency_ns: float | None, target_ns: int | None, *, missed: bool) -> TargetCounts:

@@ -19,7 +19,7 @@ class Outcome(StrEnum):
 
     OK = "ok"
     SHED = "shed"
-    """Rejected for load: 429 or 503 before the first token."""
+    """Rejected for load: 429 or 503 before the first token, or dropped after it as late."""
     ERROR = "error"
     """Rejected, malformed or closed early for any other reason."""
     TIMEOUT = "timeout"

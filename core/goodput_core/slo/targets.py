@@ -43,6 +43,17 @@ class Targets:
         )
 
     @property
+    def first_token_ns(self) -> int | None:
+        """Time from arrival within which the first token is due; None if there is no such target.
+
+        A response cannot end before its first token, so an E2E target bounds this time too.
+        """
+        ttft_ns, e2e_ns = self.ttft_ns, self.e2e_ns
+        if ttft_ns is None or (e2e_ns is not None and e2e_ns < ttft_ns):
+            return e2e_ns
+        return ttft_ns
+
+    @property
     def pace_ns(self) -> int | None:
         """Longest step that meets both the TPOT and the TBT target; None if there is neither."""
         tpot_ns, tbt_ns = self.tpot_ns, self.tbt_p99_ns

@@ -8,6 +8,7 @@ __all__ = [
     "Baseline",
     "BudgetLaw",
     "ControlMode",
+    "LateRequests",
     "OnInconclusive",
     "Policy",
     "Preemption",
@@ -39,6 +40,15 @@ class Preemption(StrEnum):
     RECOMPUTE = "recompute"
     SWAP = "swap"
     HYBRID = "hybrid"
+
+
+class LateRequests(StrEnum):
+    """Treatment of requests that can no longer meet their targets."""
+
+    FINISH = "finish"
+    """They are served to their end, after the requests that can meet their targets."""
+    DROP = "drop"
+    """They are ended with an error, so that their capacity is free for other requests."""
 
 
 class RouterPolicy(StrEnum):

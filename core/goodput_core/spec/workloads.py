@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from goodput_core.spec.choices import BudgetLaw, Policy, Preemption, RouterPolicy
+from goodput_core.spec.choices import BudgetLaw, LateRequests, Policy, Preemption, RouterPolicy
 from goodput_core.spec.declaration import Cel, CrossFieldRule, image_field, in_order, spec_field
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.units import NS_PER_MS
@@ -74,6 +74,12 @@ class EngineSpec:
         default=30,
         minimum=1,
         maximum=86_400,
+    )
+    late_requests: LateRequests = spec_field(
+        "Treatment of requests that can no longer meet their targets. With finish, they are served "
+        "to their end. With drop, they are ended: with 429 before their first token, and with an "
+        "error event in a stream that has begun.",
+        default=LateRequests.FINISH,
     )
     swap_space_gib: int = spec_field(
         "Host memory of a replica for the KV blocks of preempted requests; not used with the "

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from goodput_core.errors import InputError
-from goodput_core.spec.choices import BudgetLaw, ControlMode, Preemption
+from goodput_core.spec.choices import BudgetLaw, ControlMode, LateRequests, Preemption
 from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.emulated import EmulatedExecutor
@@ -91,6 +91,7 @@ def build_core(
         host=_host_memory(config.swap_space_bytes, preemption, profile),
         preemption=preemption,
         prefill_budget=prefill_budget,
+        late_requests=_choose(LateRequests, "treatment of late requests", config.late_requests),
     )
     executor = EmulatedExecutor(profile)
     return EngineCore(
@@ -127,6 +128,7 @@ def configuration(
         max_waiting=engine.max_waiting,
         batch_timeout_ns=engine.batch_timeout_ns,
         ageing_ns=engine.ageing_seconds * NS_PER_S,
+        late_requests=engine.late_requests,
         swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
         step_log=step_log,
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.executor.base import Executor, RunsAhead
     from goodput_engine.messages import FollowManifest, SetLimits, Submit
+    from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.fast_forward import SkippedSteps
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.scheduler import Scheduler
@@ -90,14 +91,24 @@ class EngineCore:
             )
         rejection = self.scheduler.add(_scheduled(submit, holds_blocks=holds_blocks), now_ns)
         if rejection is not None:
-            return Rejected(
-                rid=submit.rid,
-                reason=rejection.reason,
-                detail=rejection.detail,
-                retry_after_s=rejection.retry_after_s,
-            )
+            return _rejected(submit.rid, rejection)
         self._executor.add(submit)
         return None
+
+    def take_rejected(self) -> list[Rejected]:
+        """Return the rejections of requests that were removed after their admission.
+
+        Call it after `submit` and after each step: a new request can displace a waiting one, and a
+        plan can drop late ones.
+        """
+        rejected: list[Rejected] = []
+        for removal in self.scheduler.take_removed():
+            request = removal.request
+            rejected.append(_rejected(request.rid, removal.rejection))
+            self._changed = True
+            if not request.blocks:  # otherwise a later outcome releases it
+                self._forget([request.rid])
+        return rejected
 
     def cancel(self, rid: int) -> None:
         """Cancel a request; do nothing if it is unknown."""
@@ -331,6 +342,15 @@ class EngineCore:
         self._executor.forget(rids)
         for rid in rids:
             self._one_more.pop(rid, None)
+
+
+def _rejected(rid: int, rejection: Rejection) -> Rejected:
+    return Rejected(
+        rid=rid,
+        reason=rejection.reason,
+        detail=rejection.detail,
+        retry_after_s=rejection.retry_after_s,
+    )
 
 
 def _scheduled(submit: Submit, *, holds_blocks: bool = False) -> ScheduledRequest:

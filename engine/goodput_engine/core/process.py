@@ -113,6 +113,8 @@ def serve(
         if outputs is not None:
             outbox.push(outputs)
             heartbeat_ns = now_ns + _HEARTBEAT_NS
+        if _push_rejected(core, outbox) and core.next_event_ns() is None:
+            outbox.push(core.idle_outputs(now_ns))
         try:
             outbox.flush(sock)
         except OSError:
@@ -181,6 +183,18 @@ def _catch_up(core: EngineCore, outbox: Outbox, arrival_ns: int, now_ns: int) ->
         outputs = core.step(now_ns)
         if outputs is not None:
             outbox.push(outputs)
+
+
+def _push_rejected(core: EngineCore, outbox: Outbox) -> bool:
+    """Report the requests that were removed, after the tokens of their last step.
+
+    Returns:
+        True if there were any.
+    """
+    rejected = core.take_rejected()
+    for message in rejected:
+        outbox.push(message)
+    return bool(rejected)
 
 
 def _handle(message: FrontMessage, core: EngineCore, outbox: Outbox, now_ns: int) -> bool:

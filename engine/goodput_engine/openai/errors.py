@@ -18,6 +18,7 @@ __all__ = [
     "bad_request",
     "error_body",
     "error_event",
+    "is_overload",
     "overloaded",
     "too_long",
     "unavailable",
@@ -26,6 +27,7 @@ __all__ = [
 _RATE_LIMIT: Final = "rate_limit_error"
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
+_OVERLOADED: Final = "rate_limit_exceeded"
 
 
 class APIError(GoodputError):
@@ -93,6 +95,28 @@ def error_event(error: APIError) -> bytes:
     return b"data: %b\n\n" % error_body(error)
 
 
+class _ErrorObject(msgspec.Struct):
+    type: object = None
+    code: object = None
+
+
+_ERROR_OBJECT: Final = msgspec.json.Decoder(_ErrorObject)
+
+
+def is_overload(error: bytes | msgspec.Raw) -> bool:
+    """Return True if an error object of a stream has the meaning of a 429.
+
+    Args:
+        error: the value of `error` in an event, as JSON.
+    """
+    try:
+        decoded = _ERROR_OBJECT.decode(error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    codes = (_OVERLOADED, HTTPStatus.TOO_MANY_REQUESTS, str(HTTPStatus.TOO_MANY_REQUESTS.value))
+    return decoded.type == _RATE_LIMIT or decoded.code in codes
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
     """Return a 400."""
     return APIError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
@@ -108,7 +132,7 @@ def overloaded(message: str, retry_after_s: int) -> APIError:
     return APIError(
         HTTPStatus.TOO_MANY_REQUESTS,
         message,
-        code="rate_limit_exceeded",
+        code=_OVERLOADED,
         retry_after_s=retry_after_s,
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from goodput_core.units import NS_PER_US
+from goodput_engine.openai.errors import is_overload
 
 __all__ = ["DONE_EVENT", "EventWriter", "LineTooLongError", "SSEReader", "TokenObserver"]
 
@@ -216,6 +217,7 @@ class TokenObserver:
         gaps_us: microseconds between consecutive tokens; empty if not recorded.
         finished: True if the stream reported its end.
         error: True if the stream contained an error event.
+        shed: True if the error event reported that the request was dropped because of load.
     """
 
     __slots__ = (
@@ -229,6 +231,7 @@ class TokenObserver:
         "first_ns",
         "gaps_us",
         "last_ns",
+        "shed",
     )
 
     def __init__(self, *, keep_gaps: bool = False) -> None:
@@ -242,6 +245,7 @@ class TokenObserver:
         self.last_ns: int | None = None
         self.finished = False
         self.error = False
+        self.shed = False
 
     @property
     def tokens(self) -> int:
@@ -286,6 +290,7 @@ class TokenObserver:
             self._usage_tokens = event.usage.completion_tokens
         if _is_filled(event.error):
             self.error = True
+            self.shed = is_overload(event.error)
 
     def _token(self, now_ns: int) -> None:
         self._events += 1

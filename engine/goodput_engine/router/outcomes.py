@@ -158,6 +158,11 @@ class ProxiedRequest:
         self.keys = ()
         self.memory.release()
 
+    def is_overdue(self, now_ns: int) -> bool:
+        """True if the target of the first token has passed."""
+        due_ns = self.slo.targets.first_token_ns
+        return due_ns is not None and now_ns - self.received_ns > due_ns
+
     def watch_tokens(self) -> TokenObserver:
         """Return a new observer for a stream."""
         keep_gaps = self.slo.targets.tbt_p99_ns is not None

@@ -246,7 +246,9 @@ class Proxy:
                 reported = self._take_report(replica, upstream.headers.get(HEADER_LOAD))
                 if upstream.status >= 500 or upstream.status in SATURATED:
                     reason = self._note_rejection(replica, upstream.status, reported=reported)
-                    other = self._retry_on(state, reason)
+                    # No other replica could serve an overdue request in time.
+                    dropped = upstream.status == 429 and state.is_overdue(self._clock())
+                    other = None if dropped else self._retry_on(state, reason)
                     if other is not None:
                         return other
                 else:

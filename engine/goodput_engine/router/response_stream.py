@@ -187,6 +187,9 @@ def _note_outcome(state: ProxiedRequest, upstream: aiohttp.ClientResponse) -> No
     status = upstream.status
     if 200 <= status < 300:
         if state.observer is not None:
+            if state.observer.shed:
+                state.outcome = Outcome.SHED
+                return
             complete = state.complete
         else:
             state.timings = read_timings(upstream.headers.get(HEADER_TIMINGS))

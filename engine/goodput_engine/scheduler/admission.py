@@ -1,8 +1,11 @@
-"""Admission of requests to the queue.
+"""Admission of requests to the queue, and removal of requests that were admitted.
 
 A request is rejected if the engine cannot serve its length, if the queue or host memory is full, or
 if the policy rejects it. Every request in the queue could run alone, so the scheduler cannot
 deadlock.
+
+An admitted request is removed if a new request displaces it from the queue, or if it is late and
+late requests are dropped. It is reported like a rejected one.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.spec.choices import LateRequests
 from goodput_core.units import NS_PER_S
+from goodput_engine.scheduler.overdue import DROPPABLE, OverdueRequests
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
-    from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
+    from goodput_engine.scheduler.request_table import RequestTable
 
-__all__ = ["Admission", "Rejection", "host_memory_is_full"]
+__all__ = ["Admission", "Rejection", "Removal", "host_memory_is_full"]
 
 _REMEMBERED_STARTS: Final = 64
 """Latest starts from which the wait of a rejected request is predicted."""
@@ -32,6 +38,7 @@ class Rejection:
 
     Args:
         reason: "too_long", "invalid", "queue_full", "memory_full", or a policy's "unattainable".
+            For an admitted request, "displaced" or "late".
         detail: one sentence for the client.
         retry_after_s: seconds after which to retry; 0 if a retry cannot help.
     """
@@ -44,6 +51,19 @@ class Rejection:
     def overload(self) -> bool:
         """True if the request is rejected because of load and may be served later."""
         return self.retry_after_s > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """An admitted request to reject after all.
+
+    Args:
+        request: a waiting or running request.
+        rejection: the rejection to report, with a time after which to retry.
+    """
+
+    request: ScheduledRequest
+    rejection: Rejection
 
 
 def host_memory_is_full(*, free_blocks: int, total_blocks: int, mean_blocks: int) -> bool:
@@ -69,10 +89,20 @@ class Admission:
 
     Attributes:
         starts_ns: times of the latest starts of requests, oldest first.
-        shed: number of requests rejected because of load.
+        shed: number of requests rejected or removed because of load.
+        overdue: watches the targets of admitted requests; None if late requests are not dropped.
     """
 
-    __slots__ = ("_policy", "_table", "_view", "shed", "starts_ns")
+    __slots__ = (
+        "_displaces",
+        "_policy",
+        "_removed",
+        "_table",
+        "_view",
+        "overdue",
+        "shed",
+        "starts_ns",
+    )
 
     def __init__(
         self, *, policy: SchedulingPolicy, table: RequestTable, view: SchedulerView
@@ -82,6 +112,11 @@ class Admission:
         self._view = view
         self.starts_ns: deque[int] = deque(maxlen=_REMEMBERED_STARTS)
         self.shed = 0
+        self._removed: list[Removal] = []
+        self.overdue: OverdueRequests | None = None
+        if view.late_requests is LateRequests.DROP:
+            self.overdue = OverdueRequests(table.requests)
+        self._displaces = policy.overrides("displaced_waiting")
 
     def admit(self, request: ScheduledRequest) -> Rejection | None:
         """Enqueue a new request; return the rejection if it is rejected instead."""
@@ -107,8 +142,50 @@ class Admission:
         if rejection is not None:
             self.shed += rejection.overload
             return rejection
+        if self._displaces:
+            for removal in list(self._policy.displaced_waiting(request)):
+                waiting = removal.request
+                assert waiting.state is RequestState.WAITING, waiting.state
+                assert not waiting.first_scheduled_ns, "only an unstarted request is displaced"
+                self.remove(removal)
         table.enqueue(request)
+        self.watch(request)
         return None
+
+    def watch(self, request: ScheduledRequest) -> None:
+        """Watch the targets of an admitted request if late requests are dropped."""
+        if self.overdue is not None:
+            self.overdue.watch(request, self._view.now_ns)
+
+    def remove(self, removal: Removal) -> None:
+        """Cancel an admitted request and report its rejection."""
+        request = removal.request
+        assert request.state in DROPPABLE, request.state
+        assert removal.rejection.overload, "a removed request may be retried"
+        self.shed += 1
+        self._removed.append(removal)
+        self._table.cancel(request)
+
+    def take_removed(self) -> list[Removal]:
+        """Return the removals since the last call."""
+        removed = self._removed
+        if removed:
+            self._removed = []
+        return removed
+
+    def drop_late(self) -> None:
+        """Remove requests that have missed a target, and those that the policy expects to."""
+        assert self.overdue is not None, "late requests are not dropped"
+        for request, missed in self.overdue.take(self._view.now_ns):
+            rejection = Rejection(
+                reason="late",
+                detail=f"the request missed its target of the {missed} and was dropped; try again "
+                "later",
+                retry_after_s=self._retry_after_s(len(self._view.waiting)),
+            )
+            self.remove(Removal(request=request, rejection=rejection))
+        for removal in list(self._policy.requests_to_drop()):
+            self.remove(removal)
 
     def output_limit(self, request: ScheduledRequest) -> int:
         """Return the upper bound of a request's output tokens."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from goodput_core.spec.choices import LateRequests
 from goodput_core.steptime import StepShape
 from goodput_engine.scheduler.plan import StepPlan
 from goodput_engine.scheduler.request_table import InFlight
@@ -188,6 +189,8 @@ class FastForward:
         table, scheduler = self._table, self._scheduler
         if not table.settled or not self._possible:
             return None
+        if scheduler.late_requests is LateRequests.DROP:
+            return None  # each plan may drop a request
         in_flight = table.in_flight
         if len(in_flight) <= self._depth:
             return None

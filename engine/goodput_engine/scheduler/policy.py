@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self
 
+from goodput_core.spec.choices import LateRequests
 from goodput_engine.scheduler.prediction import PredictionError
 from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from goodput_core.spec.choices import Policy, Preemption
-    from goodput_engine.scheduler.admission import Rejection
+    from goodput_engine.scheduler.admission import Rejection, Removal
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.request_table import RequestTable
 
@@ -106,6 +107,7 @@ class SchedulerView:
         limits: the limits in force.
         max_total_tokens: limit of prompt and output tokens together.
         preemption: preemption mode of the manifest.
+        late_requests: treatment of requests that can no longer meet their targets.
 
     Attributes:
         now_ns: time of the current or last plan, commit or new request.
@@ -122,6 +124,7 @@ class SchedulerView:
         limits: SchedulerLimits,
         max_total_tokens: int,
         preemption: Preemption,
+        late_requests: LateRequests = LateRequests.FINISH,
     ) -> None:
         self._table = table
         self.now_ns = 0
@@ -130,6 +133,7 @@ class SchedulerView:
         self.input_open = True
         self.max_total_tokens = max_total_tokens
         self.preemption = preemption
+        self.late_requests = late_requests
         self.total_blocks = table.kv.total_blocks
         self.block_size = table.kv.block_size
 
@@ -254,6 +258,11 @@ class SchedulingPolicy(ABC):
         """Bind the policy to its scheduler."""
         self.view = view
 
+    def overrides(self, *hooks: str) -> bool:
+        """Return True if the policy overrides one of these optional hooks."""
+        kind = type(self)
+        return any(getattr(kind, hook) is not getattr(SchedulingPolicy, hook) for hook in hooks)
+
     # --- order -------------------------------------------------------------------------------
     def new_queue(self) -> WaitingQueue:
         """Return the queue for the waiting requests; called once, before `attach`."""
@@ -287,6 +296,24 @@ class SchedulingPolicy(ABC):
     def reject(self, request: ScheduledRequest) -> Rejection | None:  # noqa: ARG002
         """Return a rejection of a request that could be served later; None to accept it."""
         return None
+
+    def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:  # noqa: ARG002
+        """Return waiting requests to reject in favour of a new request.
+
+        The hook is called once for each new request, before it is enqueued and only if nothing else
+        rejects it. A displaced request must never have started, and its rejection must state a time
+        after which to retry. It leaves the queue at once.
+        """
+        return ()
+
+    def requests_to_drop(self) -> Iterable[Removal]:
+        """Return waiting and running requests to drop because they cannot meet their targets.
+
+        The hook is called before each plan if the manifest's `lateRequests` is `drop`. Requests
+        that have certainly missed a target are already removed then. A policy may add requests that
+        will miss one according to its predictions.
+        """
+        return ()
 
     def may_admit(self, request: ScheduledRequest) -> bool:  # noqa: ARG002
         """Return True if the head of the queue may start; False ends the step's admissions."""

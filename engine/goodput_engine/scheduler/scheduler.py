@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.engine_state import EngineStatistics
 from goodput_core.errors import InternalError
-from goodput_core.spec.choices import Preemption
+from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_core.steptime import StepShape
 from goodput_engine.kv.blocks import HostPool
 from goodput_engine.scheduler.admission import Admission
@@ -39,16 +39,16 @@ from goodput_engine.scheduler.plan import (
     StepOutcome,
     StepPlan,
 )
-from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
+from goodput_engine.scheduler.policy import SchedulerView
 from goodput_engine.scheduler.preemption import Evictor, room_to_widen
 from goodput_engine.scheduler.request_table import InFlight, RequestState, RequestTable
 from goodput_engine.scheduler.transfer.kv_transfer import KVTransfer
 
 if TYPE_CHECKING:
     from goodput_engine.kv.blocks import BlockPool
-    from goodput_engine.scheduler.admission import Rejection
+    from goodput_engine.scheduler.admission import Rejection, Removal
     from goodput_engine.scheduler.plan import Copy, StepResult
-    from goodput_engine.scheduler.policy import Phase, SchedulerLimits
+    from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
     from goodput_engine.scheduler.prefill_budget import PrefillBudget
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
@@ -74,6 +74,7 @@ class Scheduler(SchedulerView):
         host: a new pool of blocks in host memory; None if host memory is not used.
         preemption: preemption mode of the manifest.
         prefill_budget: limit of the prompt tokens of each step; None if there is none.
+        late_requests: treatment of requests that can no longer meet their targets.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Scheduler(SchedulerView):
         host: HostPool | None = None,
         preemption: Preemption = Preemption.RECOMPUTE,
         prefill_budget: PrefillBudget | None = None,
+        late_requests: LateRequests = LateRequests.FINISH,
     ) -> None:
         assert 0 <= depth <= 2, depth
         host = HostPool(total_blocks=0, ns_per_block=1) if host is None else host
@@ -96,6 +98,7 @@ class Scheduler(SchedulerView):
             limits=limits,
             max_total_tokens=min(max_model_tokens, kv.total_blocks * kv.block_size + 1),
             preemption=preemption,
+            late_requests=late_requests,
         )
         policy.attach(self)
         self.policy = policy
@@ -111,11 +114,11 @@ class Scheduler(SchedulerView):
         )
         self.transfer = KVTransfer(policy=policy, table=table, admission=self._admission, view=self)
         # An optional hook is called only if the policy overrides it.
-        self._preempts_ahead = _overrides(policy, "preempt_ahead")
-        self._orders_prompts = _overrides(policy, "prefill_order", "precedes")
-        self._limits_admission = _overrides(policy, "may_admit")
-        self._displaces = _overrides(policy, "displaced_by")
-        self._learns = _overrides(policy, "after_step")
+        self._preempts_ahead = policy.overrides("preempt_ahead")
+        self._orders_prompts = policy.overrides("prefill_order", "precedes")
+        self._limits_admission = policy.overrides("may_admit")
+        self._displaces = policy.overrides("displaced_by")
+        self._learns = policy.overrides("after_step")
         # (rid of the head of the queue, generation of the pool) when the head last lacked blocks.
         # Its admission is not tried again until one of the two changes.
         self._blocked: tuple[int, int] | None = None
@@ -146,6 +149,10 @@ class Scheduler(SchedulerView):
         assert request.rid not in self._table.requests, request.rid
         self.now_ns = now_ns
         return self._admission.admit(request)
+
+    def take_removed(self) -> list[Removal]:
+        """Return the admitted requests that were displaced or dropped since the last call."""
+        return self._admission.take_removed()
 
     def cancel(self, rid: int) -> bool:
         """Cancel a request; do nothing for an unknown or finished one.
@@ -178,6 +185,8 @@ class Scheduler(SchedulerView):
         if len(table.in_flight) > self.depth:
             return None
         self.now_ns = now_ns
+        if self.late_requests is LateRequests.DROP:
+            self._admission.drop_late()
         if self._preempts_ahead:
             for request in policy.preempt_ahead():
                 if request.displaceable:
@@ -187,12 +196,14 @@ class Scheduler(SchedulerView):
             budget = min(budget, phase.token_budget)
         step = StepBuilder(plan_id=self.next_plan_id, left=budget)
         self._fill(step, phase)
-        if phase.only is not None and not table.in_flight and _is_empty(step):
+        empty = not (step.decodes or step.chunks or step.admitted)
+        if empty and phase.only is not None and not table.in_flight:
             # Nothing is runnable. Ignore the filter; otherwise the engine would deadlock.
             self._fill(step, replace(phase, only=None))
+            empty = not (step.decodes or step.chunks or step.admitted)
         # A step that only copies is planned only if no step is in flight.
         copies_wait = table.swapping_out or table.swapping_in
-        if _is_empty(step) and (table.in_flight or not copies_wait):
+        if empty and (table.in_flight or not copies_wait):
             return None
         return self._seal(step)
 
@@ -487,14 +498,3 @@ class Scheduler(SchedulerView):
         self._scheduled_tokens += scheduled_tokens
         self._output_tokens += output_tokens
         self._evictor.last_step_ns = last_step_ns
-
-
-def _overrides(policy: SchedulingPolicy, *hooks: str) -> bool:
-    """Return True if a policy overrides one of these optional hooks."""
-    kind = type(policy)
-    return any(getattr(kind, hook) is not getattr(SchedulingPolicy, hook) for hook in hooks)
-
-
-def _is_empty(step: StepBuilder) -> bool:
-    """Return True if a step computes nothing and admits no request."""
-    return not (step.decodes or step.chunks or step.admitted)

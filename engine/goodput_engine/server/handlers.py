@@ -93,15 +93,20 @@ class CompletionHandlers:
                 stream = core.submit(call.submit, each=call.stream or bool(call.stops))
             try:
                 await stream.more(0)
-                if stream.rejected is not None:
-                    raise _rejection_error(stream.rejected)
-                if stream.lost:
-                    raise self._state.not_serving_error()
+                error = self._end_error(stream)
+                if error is not None:
+                    raise error
                 if call.stream:
                     return await self._stream(request, call, core, stream)
                 return await self._respond(request, call, core, stream)
             finally:
                 core.release(call.submit.rid)
+
+    def _end_error(self, stream: RequestStream) -> APIError | None:
+        """Return the error of a request that was rejected, removed or lost; else None."""
+        if stream.rejected is not None:
+            return _rejection_error(stream.rejected)
+        return self._state.not_serving_error() if stream.lost else None
 
     async def _parse(
         self, request: web.Request, parser: RequestParser, *, chat: bool, arrival_ns: int
@@ -168,9 +173,9 @@ class CompletionHandlers:
             if reason is not None:
                 break
             if text.tokens == stream.tokens:
-                if stream.lost:
-                    event = error_event(self._state.not_serving_error())
-                    await self._finish(request, response, event)
+                error = self._end_error(stream)
+                if error is not None:
+                    await self._finish(request, response, error_event(error))
                     return response
                 await stream.more(text.tokens)
         core.release(call.submit.rid)
@@ -233,8 +238,9 @@ class CompletionHandlers:
             pieces.append(text.take(count, last=stream.finish_reason is not None))
             if text.stopped or stream.finish_reason is not None:
                 break
-            if stream.lost:
-                raise self._state.not_serving_error()
+            error = self._end_error(stream)
+            if error is not None:
+                raise error
             await stream.more(text.tokens)
         core.release(call.submit.rid)
         completion_id = _make_id(call)

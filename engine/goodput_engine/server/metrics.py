@@ -83,7 +83,7 @@ _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
         "Prompt tokens looked up in the prefix cache.",
     ),
     (METRIC_PREFIX_HIT, "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-    (METRIC_SHED, "shed", "Requests that the core rejected because of load."),
+    (METRIC_SHED, "shed", "Requests that the core rejected, displaced or dropped because of load."),
     (METRIC_PREDICTED_LENGTHS, "predicted_lengths", "Finished outputs whose length was predicted."),
 )
 _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from goodput_core.engine_state import NO_STATISTICS
 from goodput_core.placement import PLACEMENTS, PlacementReason, PlacementState
 from goodput_core.slo.record import Outcome
+from goodput_core.spec.choices import LateRequests
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
 from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
-from goodput_replay.emulation.requests import Deadlines, block_keys, make_record
+from goodput_replay.emulation.requests import NO_TIMES, Deadlines, block_keys, make_record
 from goodput_replay.emulation.settings import FleetOutcome
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class VirtualFleet:
         self.replicas: list[VirtualReplica] = []
         self.arrived = 0
         self._on_record = on_record
+        self._drops_late = settings.configure.late_requests == LateRequests.DROP
         self._targets = {c.name: c.targets for c in settings.slo.classes}
         self._router = VirtualRouter(settings.placement, seed=settings.seed)
         self._deadlines = Deadlines(settings.timeout_ns)
@@ -104,6 +106,7 @@ class VirtualFleet:
             now_ns = self._next_event_ns(upcoming, actors)
             for replica in self._all_replicas():
                 replica.run(now_ns)
+            self._end_removed()
             while upcoming is not None and upcoming.scheduled_ns <= now_ns:
                 self.arrived += 1
                 self._receive(upcoming, self.arrived, now_ns)
@@ -167,6 +170,9 @@ class VirtualFleet:
         deadline_ns = self._deadlines.next_ns(self._live)
         if deadline_ns is not None:
             times_ns.append(deadline_ns)
+        if self._drops_late and len(self.replicas) > 1:
+            # A step can drop a request, which another replica then receives.
+            times_ns += [r.due_ns for r in self._all_replicas() if r.due_ns is not None]
         return min(times_ns)
 
     def _receive(self, planned: PlannedRequest, rid: int, now_ns: int) -> None:
@@ -185,21 +191,71 @@ class VirtualFleet:
         if isinstance(replica, str):
             self._end(rid, planned, make_record(planned, Outcome.SHED, now_ns, detail=replica))
             return
-        rejected = self._submit(ReplicaRequest(planned, submit, replica), now_ns)
-        if rejected is not None and rejected.retry_after_s:
-            other = self._router.retry(self.replicas, replica, submit.block_hashes, now_ns)
-            if other is not None:
-                replica = other
-                rejected = self._submit(ReplicaRequest(planned, submit, replica), now_ns)
+        request = ReplicaRequest(planned, submit, replica)
+        rejected = self._submit(request, now_ns)
+        if rejected is not None:
+            request, rejected = self._retry(request, rejected, now_ns)
         if rejected is None:
             self._peak_in_flight = max(self._peak_in_flight, len(self._live))
             self._deadlines.add(planned, rid)
         else:
-            outcome = Outcome.SHED if rejected.retry_after_s else Outcome.ERROR
-            record = make_record(
-                planned, outcome, now_ns, replica=replica.name, detail=rejected.detail
-            )
-            self._end(rid, planned, record)
+            self._end_rejected(request, rejected, now_ns)
+        self._end_removed()
+
+    def _retry(
+        self, request: ReplicaRequest, rejected: Rejected, now_ns: int
+    ) -> tuple[ReplicaRequest, Rejected | None]:
+        """Submit a rejected request to another replica, unless that cannot help.
+
+        Returns:
+            The request on its last replica, and the rejection by that replica.
+        """
+        submit = request.submit
+        due_ns = submit.targets.first_token_ns
+        overdue = due_ns is not None and now_ns - submit.arrival_ns > due_ns
+        if request.retried or overdue or not rejected.retry_after_s:
+            return request, rejected
+        other = self._router.retry(self.replicas, request.replica, submit.block_hashes, now_ns)
+        if other is None:
+            return request, rejected
+        request = ReplicaRequest(request.planned, submit, other, retried=True)
+        return request, self._submit(request, now_ns)
+
+    def _end_rejected(
+        self,
+        request: ReplicaRequest,
+        rejected: Rejected,
+        at_ns: int,
+        times: NDArray[np.int64] = NO_TIMES,
+    ) -> None:
+        """Record a request that its last replica rejected."""
+        outcome = Outcome.SHED if rejected.retry_after_s else Outcome.ERROR
+        planned, name = request.planned, request.replica.name
+        record = make_record(
+            planned, outcome, at_ns, times=times, replica=name, detail=rejected.detail
+        )
+        self._end(request.rid, planned, record)
+
+    def _end_removed(self) -> bool:
+        """Retry or record the requests that replicas rejected after their admission.
+
+        Returns:
+            True if a request was retried, so that its new replica must plan.
+        """
+        retried = False
+        for replica in self._all_replicas():
+            while replica.removed:
+                request, rejected, times, at_ns = replica.removed.pop(0)
+                self._live.pop(request.rid, None)
+                again: Rejected | None = rejected
+                if not len(times):
+                    request, again = self._retry(request, rejected, at_ns)
+                if again is None:
+                    retried = True
+                else:
+                    self._end_rejected(request, again, at_ns, times)
+                self._remove_if_drained(replica, at_ns)
+        return retried
 
     def _submit(self, request: ReplicaRequest, now_ns: int) -> Rejected | None:
         self._live[request.rid] = request  # first, as the oracle reads the length from `_live`
@@ -213,9 +269,12 @@ class VirtualFleet:
 
     def _settle(self, now_ns: int) -> None:
         """Complete the steps that end now, and plan on every replica that changed."""
-        for replica in self._all_replicas():
-            if replica.changed or replica.due_ns == now_ns:
-                replica.settle(now_ns)
+        while True:
+            for replica in self._all_replicas():
+                if replica.changed or replica.due_ns == now_ns:
+                    replica.settle(now_ns)
+            if not self._end_removed():
+                return
 
     def _expire(self, now_ns: int) -> None:
         """End the requests that are cancelled or time out now."""

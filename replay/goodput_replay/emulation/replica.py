@@ -9,7 +9,7 @@ which it was in the decode batch. Its token times are looked up when it ends.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["ReplicaRequest", "VirtualReplica"]
+__all__ = ["RemovedRequest", "ReplicaRequest", "VirtualReplica"]
 
 
 class ReplicaRequest:
@@ -39,6 +39,7 @@ class ReplicaRequest:
         earlier: times of the tokens emitted by earlier replicas.
         cached_tokens: prompt tokens found in the prefix cache of the first replica; None if
             `replica` is the first one.
+        retried: True if another replica rejected the request before.
 
     Attributes:
         rid: request id in the engines.
@@ -46,7 +47,16 @@ class ReplicaRequest:
         spans: token times on this replica.
     """
 
-    __slots__ = ("cached_tokens", "earlier", "planned", "replica", "rid", "spans", "submit")
+    __slots__ = (
+        "cached_tokens",
+        "earlier",
+        "planned",
+        "replica",
+        "retried",
+        "rid",
+        "spans",
+        "submit",
+    )
 
     def __init__(
         self,
@@ -56,14 +66,32 @@ class ReplicaRequest:
         *,
         earlier: Sequence[int] = (),
         cached_tokens: int | None = None,
+        retried: bool = False,
     ) -> None:
         self.earlier = earlier
         self.planned: Final = planned
         self.submit: Final = submit
         self.replica: Final = replica
         self.cached_tokens: Final = cached_tokens
+        self.retried: Final = retried
         self.rid: Final = submit.rid
         self.spans: Final = TokenSpans()
+
+
+class RemovedRequest(NamedTuple):
+    """A request that the engine rejected after its admission.
+
+    Args:
+        request: the request.
+        rejected: the engine's message.
+        times: times of the tokens that it had emitted, shape `[num_tokens]`.
+        at_ns: time of the rejection.
+    """
+
+    request: ReplicaRequest
+    rejected: Rejected
+    times: NDArray[np.int64]
+    at_ns: int
 
 
 class VirtualReplica:
@@ -83,6 +111,7 @@ class VirtualReplica:
         due_ns: time of the next engine event; None if there is none.
         changed: True if the engine must plan before its next event; cleared by `settle`.
         draining: True if the replica admits no new requests.
+        removed: requests that the engine removed and the fleet has not recorded yet.
     """
 
     def __init__(
@@ -102,6 +131,7 @@ class VirtualReplica:
         self.due_ns: int | None = None
         self.changed = False
         self.draining = False
+        self.removed: list[RemovedRequest] = []
         self.events = 0
         self._fast_forward = fast_forward
         self._ended = ended
@@ -153,6 +183,7 @@ class VirtualReplica:
         if rejected is None:
             self._requests[request.rid] = request
             self.changed = True
+            self._note_removed(now_ns)
         return rejected
 
     def hold(self, request: ReplicaRequest) -> None:
@@ -218,8 +249,11 @@ class VirtualReplica:
             skipped = core.fast_forward(until_ns) if self._fast_forward else None
             if skipped is not None:
                 self._record_skipped(skipped)
-            elif (outcome := core.advance(self.due_ns)) is not None:
-                self._record(outcome)
+            else:
+                outcome = core.advance(self.due_ns)
+                if outcome is not None:
+                    self._record(outcome)
+                self._note_removed(self.due_ns)
             self.events += 1
             self.due_ns = core.next_event_ns()
 
@@ -231,10 +265,18 @@ class VirtualReplica:
             outcome = core.advance(now_ns)
             if outcome is not None:
                 self._record(outcome)
+            self._note_removed(now_ns)
             self.events += 1
             self.due_ns = core.next_event_ns()
             if self.due_ns is None or self.due_ns > now_ns:
                 return
+
+    def _note_removed(self, at_ns: int) -> None:
+        """Forget the requests that the engine has removed."""
+        for rejected in self.core.take_rejected():
+            request = self._requests.pop(rejected.rid)
+            removed = RemovedRequest(request, rejected, self.times(request), at_ns)
+            self.removed.append(removed)
 
     def _record_skipped(self, skipped: SkippedSteps) -> None:
         for plan in skipped.plans:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
     from goodput_replay.plan import PlannedRequest, PromptKey
 
-__all__ = ["Deadlines", "block_keys", "make_record"]
+__all__ = ["NO_TIMES", "Deadlines", "block_keys", "make_record"]
 
 _MAX_GAP_US: Final = 2**31 - 1
-_NO_TIMES: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
+NO_TIMES: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
+"""Token times of a request without tokens."""
 
 
 def make_record(
@@ -31,7 +32,7 @@ def make_record(
     outcome: Outcome,
     end_ns: int,
     *,
-    times: NDArray[np.int64] = _NO_TIMES,
+    times: NDArray[np.int64] = NO_TIMES,
     replica: str = "",
     cached_tokens: int | None = None,
     detail: str = "",

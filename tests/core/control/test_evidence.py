@@ -61,6 +61,10 @@ NONE = TargetCounts()
         pytest.param(_record(tokens=1), MET, NONE, id="one token has no TPOT"),
         pytest.param(_record(None, outcome=Outcome.SHED), MISSED, NONE, id="shed"),
         pytest.param(_record(None, outcome=Outcome.TIMEOUT), MISSED, NONE, id="timed out"),
+        pytest.param(_record(outcome=Outcome.SHED), MET, MISSED, id="dropped after a token"),
+        pytest.param(
+            _record(ttft_ms=1001, outcome=Outcome.SHED), MISSED, MISSED, id="dropped, late token"
+        ),
         pytest.param(_record(outcome=Outcome.TIMEOUT), MET, MISSED, id="timed out after a token"),
     ],
 )

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.builders.schedulers import make_configure
 
 from goodput_core.errors import InputError
+from goodput_core.slo.targets import Targets
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
 from goodput_engine.messages import (
@@ -62,6 +64,34 @@ def _run(core: EngineCore, now_ns: int = 0) -> list[StepOutputs]:
         emitted.append(core.step(event))
         core.scheduler.check_integrity()
     return [s for s in emitted if s is not None]
+
+
+def test_a_dropped_request_is_reported_once_and_counted_and_gets_no_more_output() -> None:
+    core = _core(late_requests="drop", max_num_seqs=1)
+    for rid, targets in ((1, Targets(e2e_ns=2 * _MS)), (2, Targets(ttft_ns=2 * _MS))):
+        submit = structs.replace(_submit(rid, length=9), targets=targets)
+        assert core.submit(submit, 0) is None
+    reported: list[tuple[int, int, str]] = []
+    emitted: list[tuple[int, int]] = []
+    now_ns: int | None = 0
+    while now_ns is not None:
+        outputs = core.step(now_ns)
+        emitted += [(now_ns, o.rid) for o in (outputs.outputs if outputs else ())]
+        reported += [(now_ns, r.rid, r.reason) for r in core.take_rejected()]
+        assert all(r.retry_after_s >= 1 for r in core.take_rejected())
+        now_ns = core.next_event_ns()
+    # The first request is late at the end of the third step, and so is the second one.
+    assert reported == [(3 * _MS, 1, "late"), (3 * _MS, 2, "late")]
+    assert emitted == [(_MS, 1), (2 * _MS, 1), (3 * _MS, 1)]
+    state = core.state(4 * _MS)
+    assert (state.running, state.waiting, state.shed) == (0, 0, 2)
+    assert state.kv_free_blocks == state.kv_total_blocks
+    core.scheduler.check_integrity()
+
+
+def test_an_unknown_treatment_of_late_requests_is_named() -> None:
+    with pytest.raises(InputError, match="treatment of late requests 'keep' is not one of finish"):
+        _core(late_requests="keep")
 
 
 def test_each_step_emits_a_request_once_and_the_last_one_has_the_finish_reason() -> None:

@@ -104,6 +104,26 @@ def test_an_error_event_is_detected() -> None:
     assert not fine.error
 
 
+@pytest.mark.parametrize(
+    ("error", "shed"),
+    [
+        pytest.param('{"type":"rate_limit_error"}', True, id="type"),
+        pytest.param('{"code":"rate_limit_exceeded"}', True, id="code"),
+        pytest.param('{"code":429}', True, id="status as a number"),
+        pytest.param('{"code":"429"}', True, id="status as text"),
+        pytest.param('{"type":"server_error","code":503}', False, id="server error"),
+        pytest.param('{"code":["rate_limit_exceeded"]}', False, id="code of another type"),
+        pytest.param('"rate_limit_error"', False, id="not an object"),
+    ],
+)
+def test_an_error_event_with_the_meaning_of_429_is_detected(error: str, shed: bool) -> None:
+    observer = TokenObserver()
+    observer.feed(completion("a"), 1)
+    observer.feed(f'data: {{"error":{error}}}\n\n'.encode(), 2)
+    assert observer.error
+    assert observer.shed == shed
+
+
 @pytest.mark.parametrize("size", [1_000, 65_536], ids=["small chunks", "large chunks"])
 def test_an_endless_line_is_one_token_and_is_not_stored(size: int) -> None:
     observer = TokenObserver()

@@ -130,6 +130,17 @@ async def test_without_a_ready_replica_requests_are_shed(start: StartBench) -> N
     assert await bench.settled() == {"shed": 1}
 
 
+async def test_the_429_of_an_overdue_request_is_forwarded_without_a_retry(
+    start: StartBench,
+) -> None:
+    bench = await start(2)
+    for replica in bench.replicas:
+        replica.behave = STATUS_429
+    assert (await bench.post(b"{}", X_SLO_TTFT_Ms="0.000001"))[0] == 429
+    assert await bench.settled() == {"shed": 1}
+    assert sum(len(replica.calls) for replica in bench.replicas) == 1
+
+
 async def test_the_429_of_a_single_replica_is_forwarded(start: StartBench) -> None:
     bench = await start()
     bench.replicas[0].behave = STATUS_429

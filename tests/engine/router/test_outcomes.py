@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.engine.router.conftest import TOKEN
 
 from goodput_core.units import NS_PER_S
 
@@ -96,6 +97,27 @@ async def test_a_response_that_is_not_streamed_is_judged_by_the_engines_timings(
     assert await bench.settled() == {outcome: 1}
     without_timings = timings in {None, "invalid"}
     assert (await bench.state())["judged_on_e2e_only"] == int(without_timings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [("rate_limit_error", "shed"), ("server_error", "error")]
+)
+async def test_a_stream_that_ends_with_an_error_event_is_counted_by_its_type(
+    start: StartBench, kind: str, outcome: str
+) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        await call.chunk(b'data: {"error":{"message":"m","type":"%b"}}\n\n' % kind.encode())
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    status, response = await bench.post(b'{"stream":true}')
+    assert status == 200
+    assert kind.encode() in response
+    assert await bench.settled() == {outcome: 1}
 
 
 async def test_the_metrics_count_outcomes_targets_and_latencies(start: StartBench) -> None:

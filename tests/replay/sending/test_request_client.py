@@ -166,6 +166,7 @@ async def test_a_complete_response_is_ok_regardless_of_its_end(
     assert (record.outcome, record.detail, record.output_tokens) == (Outcome.OK, "", 1)
 
 
+DROPPED = {"type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
 FAILURES = {
     "500": (
         says(http_response(b'{"error":{"message":"boom"}}', "500 Internal Server Error")),
@@ -269,6 +270,11 @@ FAILURES = {
         says(CHUNKED, chunk(token() + event({"error": {"message": "out of memory"}})) + LAST),
         Outcome.ERROR,
         "the stream reported: out of memory",
+    ),
+    "a request that was dropped after its first token": (
+        says(CHUNKED, chunk(token() + event({"error": {**DROPPED, "message": "late"}})) + LAST),
+        Outcome.SHED,
+        "the stream reported: late",
     ),
     "not HTTP": (says(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", close=True), Outcome.ERROR, "not an HTTP"),
     "a broken chunk size": (

@@ -99,6 +99,7 @@ class KVTransfer:
         request = table.receiving.pop(rid)
         table.publish(request, request.input_tokens)
         table.set_ready(request)
+        self._admission.watch(request)
 
     def _extend(self, request: ScheduledRequest, *, blocks: int, emitted: int) -> None:
         self._table.settled = False

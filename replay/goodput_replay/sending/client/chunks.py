@@ -11,6 +11,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from goodput_engine.openai.errors import is_overload
+
 __all__ = [
     "DONE",
     "CompletionChunk",
@@ -86,6 +88,11 @@ class CompletionChunk(msgspec.Struct):
     def failed(self) -> bool:
         """True if the event reports an error."""
         return _present(self.error)
+
+    @property
+    def shed(self) -> bool:
+        """True if the event reports that the request was dropped because of load."""
+        return self.failed and is_overload(self.error)
 
     @property
     def finished(self) -> bool:

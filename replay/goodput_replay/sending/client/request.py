@@ -81,6 +81,7 @@ class _Stream:
         "gaps_us",
         "last_ns",
         "parser",
+        "shed",
         "tokens",
         "usage_tokens",
     )
@@ -97,6 +98,7 @@ class _Stream:
         self.finished = False
         self.done = False
         self.failed = False
+        self.shed = False
         self.detail = ""
 
     def take(self, data: bytes, now_ns: int) -> None:
@@ -114,6 +116,7 @@ class _Stream:
         chunk = decode_chunk(event)
         if chunk.failed:
             self.failed = True
+            self.shed = chunk.shed
             self.detail = f"the stream reported: {error_sentence(event)}"
             return
         usage = chunk.usage
@@ -258,7 +261,7 @@ async def _read(
         stream.take(data, time.monotonic_ns())
         if stream.failed:
             response.close()
-            return Outcome.ERROR, stream.detail
+            return Outcome.SHED if stream.shed else Outcome.ERROR, stream.detail
         if stream.done and not lingering:
             lingering = True
             limit.reschedule(asyncio.get_running_loop().time() + _LINGER_S)
