@@ -51,7 +51,7 @@ def resampled_verdict(
     """Judge one class.
 
     Args:
-        good: requests that attained, int64 `[seconds]`.
+        good: requests that met their targets, int64 `[seconds]`.
         total: requests judged, int64 `[seconds]`.
         waits_s: overdue time and first-token time of each late request, seconds, float64
             `[num_late, 2]`.

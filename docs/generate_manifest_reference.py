@@ -57,7 +57,7 @@ llmservice.spec.engine` shows the descriptions on this page.
 Two features are described here but not implemented yet: `rollout.gate`, and a `model.source` with
 real weights (`hf://`, `pvc://`, `file://`). A manifest that uses one of them is rejected with an
 error that names the field. To emulate a device instead of serving weights, set the source to
-`emulated://PROFILE` or give `--device PROFILE` on the command line. `tensorParallel` must be the
+`emulated://PROFILE` or give `--device PROFILE` on the command line. `tensorParallel` must equal the
 `tensor_parallel` of the emulated [profile](devices.md).
 
 An object "as in a pod" has the fields that Kubernetes defines for it. Goodput copies it into the

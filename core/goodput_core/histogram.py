@@ -1,6 +1,6 @@
 """Histograms of durations and of request lengths, in bounded memory.
 
-They can be added and compared without the single values. Verdicts do not use them;
+Length histograms can be added without the individual values. Verdicts do not use histograms;
 they are computed from request records.
 """
 
@@ -21,7 +21,7 @@ _BUCKETS_PER_E: Final = 50
 
 
 class DurationHistogram:
-    """Durations in buckets that grow by 2 %. Nanoseconds; negative durations count as 0.
+    """Durations in buckets that grow by 2 %. Nanoseconds; durations below 1 ns count as 1 ns.
 
     Attributes:
         count: durations added.
@@ -101,7 +101,7 @@ class LengthHistogram:
         sums[3] += output_tokens
 
     def rows(self) -> list[list[int]]:
-        """Return requests and input, cached and output tokens of each bin, in no order."""
+        """Return requests, input, cached and output tokens of each bin, in no particular order."""
         return list(self._sums.values())
 
     def mix(self) -> LengthMix:

@@ -10,7 +10,8 @@ from tests.builders.manifests import llmservice
 
 from goodput_core.errors import ExitCode, SpecError, UnsupportedError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.support import SHIPPED_PROFILES, require_servable, require_supported
+from goodput_core.spec.profiles import SHIPPED_PROFILES
+from goodput_core.spec.support import require_servable, require_supported
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def test_the_table_has_the_profiles_of_the_engine() -> None:
 def test_an_unknown_profile_is_rejected_with_the_list_of_profiles() -> None:
     unknown = service(model__source="emulated://a100")
     require_supported(unknown)
-    with pytest.raises(SpecError, match=r"no device profile a100; use one of .*unit") as caught:
+    with pytest.raises(
+        SpecError, match=r"no device profile is called 'a100'; use one of .*unit"
+    ) as caught:
         require_servable(unknown)
     assert caught.value.path == "spec.model.source"
 

@@ -183,24 +183,24 @@ def test_the_sentence_of_a_single_run_mentions_the_spread_between_runs() -> None
 
 def test_the_sentence_of_a_pass_names_the_bound_and_the_tolerated_outage() -> None:
     assert verdict_on(evidence()).sentence == (
-        "chat: 1000 of 1000 attained, at least 99.70% with 95% confidence, the objective is 99%; "
-        "it would still be met with one unobserved outage of 1 s. "
+        "chat: 1000 of 1000 requests met their targets, at least 99.70% with 95% confidence "
+        "(objective 99%); the objective would still be met with an unobserved outage of 1 s. "
         "This is a single run: the spread between runs is not included."
     )
 
 
 def test_the_sentence_of_an_inconclusive_verdict_names_the_remedy() -> None:
     assert verdict_on(evidence(990, 1000)).sentence == (
-        "chat: 990 of 1000 attained, between 98.30% and 99.45%, each bound with 95% confidence, "
-        "the objective is 99%. Replay a longer window, or repeat the run. "
+        "chat: 990 of 1000 requests met their targets, between 98.30% and 99.45%, each bound "
+        "with 95% confidence (objective 99%). Replay a longer window, or repeat the run. "
         "This is a single run: the spread between runs is not included."
     )
 
 
 def test_the_sentence_names_the_window_that_a_declared_outage_needs() -> None:
     sentence = verdict_on(evidence(outage_s=10)).sentence
-    assert "met with an unobserved outage of 1 s, not of 10 s" in sentence
-    assert "requires a window of about 49 min" in sentence
+    assert "met with an unobserved outage of 1 s, but slo.outageSeconds requires 10 s" in sentence
+    assert "requires 10 s, and so a window of about 49 min" in sentence
 
 
 def test_mostly_short_outputs_name_the_option_that_allows_them() -> None:

@@ -30,7 +30,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
 from goodput_operator.local.decide import Address, ProcessPhase, ProcessView, Role, RoutedReplica
 from goodput_operator.local.process import MAX_LINE_BYTES, LineSplitter, parse_listening, port_of
-from goodput_operator.local.reporter import Outlet, Reporter
+from goodput_operator.local.reporter import LineWriter, Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,24 +123,24 @@ def read_lines(fd: int, until: str) -> list[str]:
 
 
 def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
-    outlet = Outlet(pipe[1])
+    writer = LineWriter(pipe[1])
     for n in range(100):
-        outlet.write(f"line {n}")
-    outlet.close()
+        writer.write(f"line {n}")
+    writer.close()
     assert read_lines(pipe[0], "line 99") == [f"line {n}" for n in range(100)]
 
 
 def test_lines_for_a_slow_reader_are_dropped_and_counted(
     pipe: tuple[int, int],
 ) -> None:
-    outlet = Outlet(pipe[1], max_queued_bytes=100_000)
+    writer = LineWriter(pipe[1], max_queued_bytes=100_000)
     for n in range(10_000):
-        outlet.write(f"{n:06} {'x' * 100}")
-    outlet.close(timeout_s=0.01)
+        writer.write(f"{n:06} {'x' * 100}")
+    writer.close(timeout_s=0.01)
     found: list[list[str]] = []
     reader = threading.Thread(target=lambda: found.append(read_lines(pipe[0], "the end")))
     reader.start()
-    outlet.close()
+    writer.close()
     os.write(pipe[1], b"the end\n")
     reader.join()
     *kept, notice, _ = found[0]
@@ -150,10 +150,10 @@ def test_lines_for_a_slow_reader_are_dropped_and_counted(
 
 def test_a_closed_reader_is_not_an_error(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
-    outlet = Outlet(pipe[1])
-    outlet.write("hello")
-    outlet.write("still open")
-    outlet.close()
+    writer = LineWriter(pipe[1])
+    writer.write("hello")
+    writer.write("still open")
+    writer.close()
 
 
 ROUTER = Address(url="http://127.0.0.1:8000", admin_url="http://127.0.0.1:9000")
@@ -176,8 +176,8 @@ def reported(
     """Return the lines on stdout and on stderr after these reports."""
     out, err = os.pipe(), os.pipe()
     reporter = Reporter(
-        out=Outlet(out[1]),
-        err=Outlet(err[1]),
+        out=LineWriter(out[1]),
+        err=LineWriter(err[1]),
         json_events=json_events,
         colour=colour,
         names=("chat-0", "chat-router"),

@@ -241,6 +241,17 @@ def test_a_stored_revision_is_read_unchanged() -> None:
     assert read_revision({**stored, "data": None}, "engine") is None
 
 
+def test_a_revision_of_an_earlier_version_is_read_and_keeps_its_data() -> None:
+    # The API server rejects changes of a ControllerRevision's data.
+    made = engine_revision(OWNER, service(**GPU_SERVICE).spec, INSTALLATION, number=7)
+    stored = json.loads(json.dumps(made.render(OWNER)))
+    stored["data"]["asked"] = stored["data"].pop("source")
+    read = read_revision(stored, "engine")
+    assert read is not None
+    assert (read.name, read.source, read.template) == (made.name, made.source, made.template)
+    assert json.loads(json.dumps(read.render(OWNER))) == stored
+
+
 def test_another_installation_creates_no_revision() -> None:
     other = replace(INSTALLATION, engine_image="goodput-engine:2", fs_group=None)
     spec = service().spec

@@ -11,12 +11,12 @@ import pytest
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.dispatch import run_command
-from goodput_core.errors import UsageError
+from goodput_core.errors import UnsupportedError, UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.local.cli import _desired, _params, require_free
 from goodput_operator.local.commands import Commands, Workspace, open_workspace
 from goodput_operator.local.decide import RoutedReplica
-from goodput_operator.local.manifest import ignored_here, read_manifest
+from goodput_operator.local.manifest import ignored_here, read_manifest, require_device
 from goodput_operator.local.options import parse_options
 
 if TYPE_CHECKING:
@@ -115,6 +115,67 @@ def test_replicas_on_the_command_line_override_min_replicas_above_the_maximum(
     assert (params.replicas, params.min_replicas, params.max_replicas) == (3, 64, 64)
 
 
+@pytest.mark.parametrize(
+    ("change", "device", "error"),
+    [
+        (("", ""), "h200", "--device: no device profile is called 'h200'; use one of llama-3"),
+        (("", ""), "./no.yaml", "--device: no.yaml: the device profile cannot be read: No such"),
+        (("", ""), "./", "--device: .: is not a file; name the YAML file of a device profile"),
+        (
+            ("", ""),
+            "published-70b-table",
+            "{path}: spec.engine.tensorParallel: is 1, but the device profile published-70b-table ",
+        ),
+        (
+            ("llama-3-8b-h100", "h200"),
+            "",
+            "{path}: spec.model.source: no device profile is called 'h200'; use one of llama-3",
+        ),
+        (
+            ("llama-3-8b-h100", "./no.yaml"),
+            "",
+            "{path}: spec.model.source: no.yaml: the device profile cannot be read: No such",
+        ),
+    ],
+    ids=[
+        "an unknown device",
+        "no file",
+        "a folder",
+        "another tensor parallelism",
+        "an unknown source",
+        "no file of the source",
+    ],
+)
+def test_a_profile_that_engines_cannot_load_is_rejected_before_processes_start(
+    change: tuple[str, str],
+    device: str,
+    error: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = manifest(tmp_path, lambda text: text.replace(*change))
+    options = ["--device", device] if device else []
+    assert run_command(["up", "-f", path, "--port", "0", *options]) == 64
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {error.format(path=path)}")
+    assert err.count("\n") == 1
+
+
+def test_a_readable_profile_of_the_user_is_accepted(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yml"
+    profile.write_text("form: unit", encoding="utf-8")
+    service, _ = read_manifest(CHAT)
+    require_device(service, device=str(profile))
+    require_device(service, device="llama-3-8b-h200")
+    weights, _ = read_manifest(
+        Path(manifest(tmp_path, lambda t: t.replace("emulated://llama-3-8b-h100", "hf://a/b")))
+    )
+    require_device(weights, device=str(profile))
+    with pytest.raises(UnsupportedError):
+        require_device(weights, device=None)
+
+
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])
 def test_a_port_in_use_is_rejected_with_its_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -176,7 +237,11 @@ def test_ignored_fields_are_reported(tmp_path: Path) -> None:
         tmp_path,
         lambda text: (
             text.replace("replicas: 1", "replicas: 3\n    image: r\n    drainSeconds: 1")
-            .replace("mode: Manual", 'mode: Manual\n    prometheus: {url: "http://p"}')
+            .replace(
+                "mode: Manual",
+                'mode: Manual\n    prometheus: {url: "http://p"}\n'
+                "  rollout: {progressDeadlineSeconds: 60}",
+            )
             .replace(
                 "llama-3-8b-h100",
                 "llama-3-8b-h100\n    revision: abc\n    offline: true\n"
@@ -203,6 +268,7 @@ def test_ignored_fields_are_reported(tmp_path: Path) -> None:
         "spec.router.drainSeconds",
         "spec.suspend",
         "spec.control.prometheus",
+        "spec.rollout.progressDeadlineSeconds",
         "spec.router.replicas",
     ]
     assert [note.split(" ")[0] for note in notes] == fields

@@ -105,7 +105,9 @@ def test_an_unknown_profile_is_rejected_with_the_list_of_profiles(
     up = start_up("-f", str(path), program=UP)
     assert up.wait() == 64
     (line,) = up.log().splitlines()
-    assert line.startswith(f"error: {path}: spec.model.source: there is no device profile no-such")
+    assert line.startswith(
+        f"error: {path}: spec.model.source: no device profile is called 'no-such'"
+    )
     assert "llama-3-8b-h100" in line
 
 

@@ -64,7 +64,7 @@ def test_the_maximum_in_flight_equals_a_count_at_every_start(
 
 
 @given(spans=_SPANS, length_s=st.integers(60, 100_000))
-def test_every_request_belongs_to_a_stretch(
+def test_every_request_belongs_to_an_interval(
     spans: list[tuple[float, float]], length_s: int
 ) -> None:
     timeline = cut_timeline(_columns(spans), ("chat",), start_s=0, length_s=length_s)

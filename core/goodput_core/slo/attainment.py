@@ -24,11 +24,11 @@ __all__ = ["Attainment", "AttainmentTally", "ClassCounts", "SecondCounts", "good
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attainment:
-    """Counts of judged requests and of requests that attained.
+    """Counts of judged requests and of requests that met their targets.
 
     Args:
-        good: requests that attained.
-        total: requests that attained or missed.
+        good: requests that met their targets.
+        total: requests that met or missed their targets.
 
     Raises:
         ValueError: not 0 ≤ good ≤ total.
@@ -55,8 +55,8 @@ class SecondCounts:
     """One class's judged requests by second of a window, from which intervals are computed.
 
     Args:
-        good: requests that attained, one entry per second.
-        total: requests that attained or missed, one entry per second; at least one entry.
+        good: requests that met their targets, one entry per second.
+        total: requests that met or missed their targets, one entry per second; at least one entry.
 
     Raises:
         ValueError: the sequences are empty or differ in length.
@@ -83,7 +83,7 @@ class ClassCounts:
 
     Args:
         name: the class; empty for requests without one, and for all classes together.
-        attainment: counts of attained and judged requests.
+        attainment: counts of requests that met their targets and of judged requests.
         excluded: number of cancelled requests that had not missed their TTFT target.
         unjudged: number of requests without a target, or whose record does not suffice to judge
             them.
@@ -142,10 +142,10 @@ class AttainmentTally:
 
 
 def goodput_per_s(good: int, window_ns: int) -> Fraction:
-    """Return the exact number of attained requests per second of the window.
+    """Return the exact number per second of requests that met their targets.
 
     Args:
-        good: requests that attained.
+        good: requests that met their targets.
         window_ns: length of the window in which the requests were scheduled, above 0.
     """
     return Fraction(good * NS_PER_S, window_ns)

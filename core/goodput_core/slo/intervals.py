@@ -46,7 +46,8 @@ __all__ = [
 DEFAULT_CONFIDENCE: Final = 0.95
 LEAST_CONFIDENCE: Final = 0.5
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
-# t/z is 0/0 at a confidence of 0.5 and nearly constant below this one, so it is taken from here.
+# t/z is 0/0 at a confidence of 0.5 and nearly constant below 0.75, so lower confidences use its
+# value at 0.75.
 _MIN_INFLATED: Final = 0.75
 _OUTAGE_PRECISION: Final = 1e-2
 
@@ -101,7 +102,7 @@ class _Scale:
 
     Args:
         blocks: number of blocks; 1 if there are no residuals: in a window of one second,
-            or if all requests attained or all missed.
+            or if all requests met their targets or all missed.
         variance: variance of the window's number of misses, from the spread between blocks.
         worst: the largest excess of misses over the expected share in a block at any offset.
     """
@@ -141,7 +142,8 @@ class WindowEstimate:
             confidence: confidence of each one-sided bound, at least 0.5 and below 1.
             classes: maximum number of classes that may share the permitted error probability of the
                 upper bound.
-            outage_s: length of the longest unobserved outage for which the lower bound allows.
+            outage_s: length of the longest unobserved outage that the lower bound takes into
+                account.
 
         Raises:
             ValueError: the confidence is out of bounds.
@@ -226,7 +228,7 @@ def count_blocks(seconds: int) -> int:
 
 
 def requests_needed(objective: Fraction, confidence: float = DEFAULT_CONFIDENCE) -> int:
-    """Return the minimum number of requests that can show the objective if all of them attain.
+    """Return the minimum number of requests that can show the objective if all meet their targets.
 
     Without a miss, the upper bound on the misses is −ln(1 − confidence), about 3 at 95 % (the rule
     of three). An objective of 99 % therefore requires 300 requests.
@@ -235,7 +237,9 @@ def requests_needed(objective: Fraction, confidence: float = DEFAULT_CONFIDENCE)
 
 
 def _scales(counts: SecondCounts) -> Iterator[_Scale]:
-    """Divide the window into blocks at each scale; in a window below 60 s, some are single seconds.
+    """Divide the window into blocks at each scale.
+
+    In a window shorter than 120 s, the blocks of the finest scale are single seconds.
 
     The residual of a second is its misses minus its expected share. Residuals are multiplied by the
     number of requests, so that their sums are exact integers and do not depend on the order.

@@ -1,4 +1,4 @@
-"""Judging one request: attained or missed, and the reasons of a miss.
+"""Judging one request: met or missed targets, and the reasons for a miss.
 
 Live displays, reports, verdicts, routers and control laws all use `judge`, so they cannot disagree.
 `judge` uses one record and one set of targets. Objectives, windows and statistics are in other
@@ -37,7 +37,7 @@ class JudgementKind(StrEnum):
 
 
 class MissReason(StrEnum):
-    """Reason of a miss. A finished request can have several reasons."""
+    """Reason for a miss. A finished request can have several reasons."""
 
     TTFT = "ttft"
     TPOT = "tpot"
@@ -57,7 +57,7 @@ class Judgement:
 
     Args:
         kind: the result.
-        reasons: reasons of a miss, in the order of `MissReason`; empty unless it missed.
+        reasons: reasons for a miss, in the order of `MissReason`; empty unless it missed.
     """
 
     kind: JudgementKind
@@ -115,8 +115,8 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
 def without_lag(record: RequestRecord) -> RequestRecord:
     """Return the same request as if the client had sent it on time.
 
-    Its scheduled arrival becomes the actual send time. If a request misses with the send lag and
-    attains without it, the client caused the miss.
+    Its scheduled arrival becomes the actual send time. If a request misses its targets with the
+    send lag and meets them without it, the client caused the miss.
     """
     lag_ns = record.lag_ns
     if lag_ns is None or lag_ns <= 0:

@@ -128,7 +128,7 @@ class SLOClass:
     )
     objective: Fraction | None = percentage_field(
         "Share of requests that must meet their targets, such as '99%'; without it the class is "
-        "reported and not judged.",
+        "reported but gets no verdict.",
         example="'99%' or '99.9%'",
     )
 

@@ -78,7 +78,8 @@ class Reason(StrEnum):
     TOO_FEW_BLOCKS = "TooFewBlocks"
     """INCONCLUSIVE: the window is too short to estimate the spread between its seconds."""
     TOO_FEW_REQUESTS = "TooFewRequests"
-    """INCONCLUSIVE: even if all requests attained, the lower bound would be below the objective."""
+    """INCONCLUSIVE: even if all requests met their targets, the lower bound would be below the
+    objective."""
     INTERVAL_SPANS_OBJECTIVE = "IntervalSpansObjective"
     """INCONCLUSIVE: the objective lies between the bounds."""
     INCOMPLETE = "Incomplete"
@@ -99,14 +100,16 @@ class ClassEvidence:
 
     Args:
         name: the class.
-        objective: share of requests that must attain; None if the class is reported, not judged.
-        attainment: counts of attained and judged requests.
+        objective: share of requests that must meet their targets; None if the class is reported but
+            gets no verdict.
+        attainment: counts of requests that met their targets and of judged requests.
         interval: bounds of the attainment; None if no request was judged.
-        unjudged: requests that count neither as attained nor as missed, because their records do
-            not suffice to judge them.
+        unjudged: requests that count neither as met nor as missed, because their records do not
+            suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
         window_ns: the length of the window.
-        outage_ns: the longest outage for which the lower bound allows (`slo.outageSeconds`).
+        outage_ns: the longest outage that the lower bound takes into account
+            (`slo.outageSeconds`).
         tolerated_outage_ns: the longest unobserved outage with which the lower bound still meets
             the objective.
     """
@@ -178,7 +181,7 @@ class Verdict:
 
     Args:
         kind: the verdict.
-        reason: the reason of the first rule that decided.
+        reason: the reason given by the first rule that applies.
         sentence: the explanation for the user; names every class that decided.
         classes: one verdict for each class with an objective and judged requests.
         skipped: classes with an objective but without judged requests.
@@ -206,11 +209,12 @@ def class_evidence(
 
     Args:
         name: the class.
-        objective: share of requests that must attain; None if the class is reported, not judged.
+        objective: share of requests that must meet their targets; None if the class is reported but
+            gets no verdict.
         counts: judged requests, one entry per second of the window.
         confidence: confidence of each one-sided bound.
         classes: number of classes that share the permitted error probability of FAIL.
-        outage_s: the longest outage for which a PASS must allow, `slo.outageSeconds`.
+        outage_s: the longest outage that the lower bound takes into account, `slo.outageSeconds`.
         unjudged: requests whose records do not suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
     """
@@ -292,7 +296,7 @@ def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]
 
 
 def _find_failed(classes: Sequence[ClassEvidence]) -> dict[str, float]:
-    """Return the upper bound of each class that is below its objective, by name.
+    """Return, by class name, the upper bounds that lie below the objective.
 
     This is Holm's procedure on bounds. The classes that have not failed share the permitted error
     probability. Every class whose upper bound lies below its objective fails. The remaining classes
@@ -325,8 +329,10 @@ def _judge_class(
     evidence: ClassEvidence, objective: Fraction, interval: Interval, failed_at: float | None
 ) -> ClassVerdict:
     good, total = evidence.attainment.good, evidence.attainment.total
-    goal = f"the objective is {format_objective(objective)}"
-    confidence = f"with {interval.confidence * 100:.4g}% confidence"
+    confidence = (
+        f"with {interval.confidence * 100:.4g}% confidence "
+        f"(objective {format_objective(objective)})"
+    )
     outage_ns, tolerated_ns = evidence.outage_ns, evidence.tolerated_outage_ns
     kind, reason = VerdictKind.INCONCLUSIVE, Reason.INTERVAL_SPANS_OBJECTIVE
     if evidence.unjudged:
@@ -334,7 +340,7 @@ def _judge_class(
         text = f"but {evidence.unjudged} could not be judged from the records"
     elif failed_at is not None:
         kind, reason = VerdictKind.FAIL, Reason.BELOW_OBJECTIVE
-        text = f"at most {format_share(failed_at)} {confidence}, {goal}"
+        text = f"at most {format_share(failed_at)} {confidence}"
     elif evidence.blocks < MIN_BLOCKS:
         reason = Reason.TOO_FEW_BLOCKS
         window = format_duration(evidence.window_ns)
@@ -348,27 +354,27 @@ def _judge_class(
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
         unobserved = format_duration(max(outage_ns, tolerated_ns))
         text = (
-            f"at least {format_share(interval.lower)} {confidence}, {goal}; it would still be met "
-            f"with one unobserved outage of {unobserved}"
+            f"at least {format_share(interval.lower)} {confidence}; the objective would still be "
+            f"met with an unobserved outage of {unobserved}"
         )
     elif 0 < tolerated_ns < outage_ns:
         required = format_duration(evidence.window_ns * outage_ns // tolerated_ns)
         text = (
-            "but the objective would still be met with an unobserved outage of "
-            f"{format_duration(tolerated_ns)}, not of {format_duration(outage_ns)}; "
-            f"that requires a window of about {required}"
+            "the objective would still be met with an unobserved outage of "
+            f"{format_duration(tolerated_ns)}, but slo.outageSeconds requires "
+            f"{format_duration(outage_ns)}, and so a window of about {required}"
         )
     else:
         text = (
             f"between {format_share(interval.lower)} and {format_share(interval.upper)}, each "
-            f"bound {confidence}, {goal}"
+            f"bound {confidence}"
         )
     if kind is not VerdictKind.PASS and 2 * evidence.short > total:
         text += (
             f"; {evidence.short} outputs had fewer tokens than their rows; if the model is meant "
             "to choose its output lengths, use --length-pinning none"
         )
-    sentence = f"{evidence.name}: {good} of {total} attained, {text}"
+    sentence = f"{evidence.name}: {good} of {total} requests met their targets, {text}"
     return ClassVerdict(name=evidence.name, kind=kind, reason=reason, sentence=sentence)
 
 

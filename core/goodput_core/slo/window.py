@@ -54,7 +54,7 @@ class RecentSeconds:
 class SecondRing:
     """Counts of judged requests per class for each of the last 3,600 seconds.
 
-    Seconds are numbered by a clock of the caller. The ring advances to the newest second that was
+    The caller's clock numbers the seconds. The ring advances to the newest second that was
     counted or read. Counts that are more than an hour older are dropped.
 
     Args:
@@ -96,8 +96,8 @@ class SecondRing:
         Args:
             name: the class.
             second: number of the second in which their outcomes became known.
-            good: number of requests that attained.
-            total: number of requests that attained or missed.
+            good: number of requests that met their targets.
+            total: number of requests that met or missed their targets.
         """
         self.advance(second + 1)
         if second < self.first_s:
@@ -173,7 +173,7 @@ def judge_rolling(
         seconds: counts of each class up to the present, all of the same length.
         classes: the classes with their objectives; at least one.
         confidence: confidence of each one-sided bound, over the three windows together.
-        outage_s: the longest outage for which a PASS must allow.
+        outage_s: the longest outage that the lower bound takes into account.
         windows_s: the windows to try, a subset of `WINDOWS_S`.
     """
     each = 1 - (1 - confidence) / len(WINDOWS_S)

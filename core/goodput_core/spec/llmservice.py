@@ -148,8 +148,8 @@ class SLOSpec:
         max_length=40,
     )
     outage_seconds: int | None = spec_field(
-        "Length in seconds of an outage with which a PASS must hold although none was observed. "
-        "Default: none; a PASS then states the longest such outage.",
+        "Length in seconds of an unobserved outage with which every objective must still be met "
+        "for a PASS. Default: no requirement. Every PASS states the longest such outage.",
         default=None,
         minimum=1,
         maximum=86_400,
@@ -271,7 +271,7 @@ class RolloutSpec:
 
     gate: GateSpec | None = spec_field("The test that a new revision must pass.", default=None)
     progress_deadline_seconds: int = spec_field(
-        "Seconds without progress after which a rollout has failed.",
+        "Seconds without progress after which a rollout has failed. Ignored outside a cluster.",
         default=3600,
         minimum=1,
         maximum=604_800,

@@ -61,9 +61,9 @@ class EngineCore:
         # Steps that are skipped have no outcomes for `on_step`.
         self._ahead = ahead if on_step is None else None
         self._plans: deque[StepPlan] = deque()
-        # The output of a step with one more token, by rid. It is the same in every such step, so
-        # it is built once per request.
-        self._one_more: dict[int, RequestOutput] = {}
+        # The message that reports one more token of a request, by rid; equal for every such step,
+        # so it is built once per request.
+        self._one_token_outputs: dict[int, RequestOutput] = {}
         self._limits_revision = 0
         self._draining = False
         self._rejected_draining = 0
@@ -136,13 +136,17 @@ class EngineCore:
         return reserved
 
     def grow_transfer(self, rid: int, *, emitted: int) -> bool:
-        """Extend a reservation to `emitted` output tokens; return False if blocks are lacking."""
+        """Extend a reservation to `emitted` output tokens.
+
+        Returns:
+            False if too few blocks are free.
+        """
         return self.scheduler.transfer.grow(rid, emitted=emitted)
 
     def finish_transfer(self, rid: int) -> None:
         """Start decoding a transferred request; call `step` afterwards."""
         self.scheduler.transfer.finish(rid)
-        self._one_more[rid] = RequestOutput(rid=rid, new_tokens=1)
+        self._one_token_outputs[rid] = RequestOutput(rid=rid, new_tokens=1)
 
     def detach(self, rid: int) -> None:
         """Stop scheduling a request that continues elsewhere, but hold its blocks."""
@@ -202,7 +206,11 @@ class EngineCore:
 
     # --- steps -------------------------------------------------------------------------------
     def next_event_ns(self) -> int | None:
-        """Return the time of the next call of `step`; None if only a message requires a call."""
+        """Return the time of the next call of `step`.
+
+        Returns:
+            None if no call is due before the next message.
+        """
         event_ns = self._executor.next_event_ns()
         return self.scheduler.wake_ns() if event_ns is None else event_ns
 
@@ -318,8 +326,8 @@ class EngineCore:
         return max(token_budget, self._min_token_budget)
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:
-        one_more = self._one_more
-        outputs = list(map(one_more.__getitem__, outcome.advanced))
+        one_token_outputs = self._one_token_outputs
+        outputs = list(map(one_token_outputs.__getitem__, outcome.advanced))
         for progress in outcome.progress:
             request, reason = progress.request, progress.finish_reason
             first = request.output_tokens == 1
@@ -333,15 +341,15 @@ class EngineCore:
                 )
             )
             if reason is None:
-                one_more[request.rid] = RequestOutput(rid=request.rid, new_tokens=1)
+                one_token_outputs[request.rid] = RequestOutput(rid=request.rid, new_tokens=1)
             else:
-                one_more.pop(request.rid, None)
+                one_token_outputs.pop(request.rid, None)
         return outputs
 
     def _forget(self, rids: list[int]) -> None:
         self._executor.forget(rids)
         for rid in rids:
-            self._one_more.pop(rid, None)
+            self._one_token_outputs.pop(rid, None)
 
 
 def _rejected(rid: int, rejection: Rejection) -> Rejected:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from goodput_core.errors import InputError, SpecError, UnsupportedError
+from goodput_core.spec.profiles import require_tensor_parallel
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
@@ -50,14 +51,12 @@ def choose_device(
         if device is None:
             raise SpecError("spec.model.source", f"{error}", source) from error
         raise InputError(f"--device: {error}") from error
-    tensor_parallel = spec.engine.tensor_parallel
-    if profile.tensor_parallel != tensor_parallel:
-        raise SpecError(
-            "spec.engine.tensorParallel",
-            f"is {tensor_parallel}, but the device profile {profile.name} is for "
-            f"{profile.tensor_parallel}; set {profile.tensor_parallel}, or choose another profile",
-            source,
+    try:
+        require_tensor_parallel(
+            spec.engine.tensor_parallel, profile=profile.name, expected=profile.tensor_parallel
         )
+    except SpecError as error:
+        raise error.at(source) from error
     return name, profile
 
 

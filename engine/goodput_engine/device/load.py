@@ -17,6 +17,7 @@ import yaml
 from msgspec import Meta
 
 from goodput_core.errors import InputError, did_you_mean
+from goodput_core.spec.profiles import is_profile_path, read_profile_file, require_shipped
 from goodput_core.steptime import (
     DeviceForm,
     DistServeForm,
@@ -30,9 +31,7 @@ from goodput_engine.device.profile import DeviceProfile, Overlap
 
 __all__ = ["COMMON_NUMBERS", "list_profiles", "load_profile"]
 
-_MAX_BYTES: Final = 64 * 1024
 _GB: Final = 1_000_000_000
-_SUFFIXES: Final = (".yaml", ".yml")
 
 # Numbers are unions, because `float` alone would turn 6 into 6.0 wherever the number is printed.
 _MS: Final = Meta(ge=0, le=100_000)
@@ -160,31 +159,11 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     Raises:
         InputError: the profile or file does not exist, or a field is invalid.
     """
-    if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
-        return _parse(_read(Path(name_or_path)), name_or_path)
-    names = list_profiles()
-    if name_or_path not in names:
-        raise InputError(
-            f"no device profile is called {name_or_path!r}; use one of {', '.join(names)}, "
-            "or give the path of a profile's YAML file"
-        )
+    if is_profile_path(name_or_path):
+        return _parse(read_profile_file(Path(name_or_path)), name_or_path)
+    require_shipped(name_or_path)
     folder = resources.files("goodput_engine.device").joinpath("profiles")
     return _parse(folder.joinpath(f"{name_or_path}.yaml").read_bytes(), f"{name_or_path}.yaml")
-
-
-def _read(path: Path) -> bytes:
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is not a file; name the YAML file of a device profile")
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(
-            f"{path}: the device profile cannot be read: {error.strerror or error}"
-        ) from error
-    if len(data) > _MAX_BYTES:
-        raise InputError(f"{path}: is too large; a device profile has at most {_MAX_BYTES} bytes")
-    return data
 
 
 def _parse(data: bytes, source: str) -> DeviceProfile:

@@ -154,7 +154,7 @@ class APIServer:
         query: Mapping[str, str],
         limits: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a response with status 200; convert failures until its end to `APIServerError`."""
+        """Open a response with status 200; raise APIServerError for any failure until it closes."""
         try:
             async with session.get(
                 self.url + path, params=query, headers=self._headers(), timeout=limits
@@ -249,14 +249,14 @@ class _Conditions(msgspec.Struct, frozen=True):
     terminating: bool | None = None
 
 
-class _Target(msgspec.Struct, frozen=True):
+class _TargetRef(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class _Endpoint(msgspec.Struct, frozen=True, rename="camel"):
+class _SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
     addresses: tuple[str, ...] = ()
     conditions: _Conditions = _Conditions()
-    target_ref: _Target | None = None
+    target_ref: _TargetRef | None = None
 
 
 class _Port(msgspec.Struct, frozen=True):
@@ -274,7 +274,7 @@ class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
 
     metadata: _Metadata = _Metadata()
     address_type: str = ""
-    endpoints: tuple[_Endpoint, ...] | None = None
+    endpoints: tuple[_SliceEndpoint, ...] | None = None
     ports: tuple[_Port, ...] | None = None
 
 
@@ -374,7 +374,7 @@ class EndpointsWatch:
             return
         if self._problem != str(error):
             self._problem = str(error)
-            _log.warning("endpoints kept", extra={"detail": self._problem})
+            _log.warning("endpoints not updated", extra={"detail": self._problem})
         pause_ns = min(
             self._intervals.max_retry_ns, self._intervals.retry_ns << min(self._failures, 16)
         )

@@ -160,7 +160,7 @@ class UpstreamsFile:
                 self._last_stamp = None
             if self._problem != str(error):
                 self._problem = str(error)
-                _log.warning("upstreams kept", extra={"detail": self._problem})
+                _log.warning("upstreams file not applied", extra={"detail": self._problem})
 
     def _stamp(self) -> tuple[int, int, int]:
         stat = self._path.stat()

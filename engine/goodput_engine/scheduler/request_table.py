@@ -73,8 +73,8 @@ class ScheduledRequest:
     """One request and its mutable state in the scheduler.
 
     The properties are valid in every state. The `base_` counters do not include the tokens that a
-    member of the decode batch gained since it joined. Their number is that of the *epochs*, the
-    steps in which the batch decodes, since then.
+    member of the decode batch gained since it joined. That number equals the epochs since then. An
+    *epoch* is a step in which the batch decodes.
 
     Args:
         rid: identifier, never reused within a process.
@@ -252,8 +252,8 @@ class RequestTable:
         swapping_out: requests in the state SWAPPING_OUT, in order of eviction.
         swapping_in: requests in the state SWAPPING_IN, in order of admission.
         in_flight: plans in flight, oldest first, with consecutive ids.
-        settled: True if the last plan admitted and starved no request and nothing has changed
-            since. Any change that affects plans, except a commit, must set it to False.
+        settled: True if the last plan neither admitted nor starved a request, and nothing has
+            changed since. Any change that affects plans, except a commit, must set it to False.
         waiting_blocks: number of blocks that all waiting requests need for their current tokens.
     """
 

@@ -58,7 +58,7 @@ class ServerState:
         in_flight: number of requests that are being read or served.
         reading: number of requests that are admitted but not yet submitted to the core.
         lengths: lengths of the finished requests.
-        bodies: limit of the memory of bodies that are being read.
+        bodies: memory limit for request bodies that are being read.
         epoch: random id of this process; a new epoch means that all counters restarted at 0.
         idle: set while `in_flight` is 0.
         submitted: set while `reading` is 0.

@@ -40,7 +40,7 @@ class ClassOutcomes:
 
     Args:
         name: name of the class.
-        good: requests that attained.
+        good: requests that met their targets.
         total: requests in the denominator: attained, missed, shed, error and timeout.
     """
 

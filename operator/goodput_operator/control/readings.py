@@ -90,7 +90,7 @@ class ClassCounters:
     """Counters of one class since the start of a router.
 
     Args:
-        good: requests that attained.
+        good: requests that met their targets.
         total: requests in the denominator: attained, missed, shed, error and timeout.
         ttft, tpot: counts of met and missed targets.
     """

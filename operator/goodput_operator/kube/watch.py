@@ -1,4 +1,4 @@
-"""Connects to the API server, and registers the Kopf handlers that list and watch.
+"""Connects to the API server, and registers Kopf event handlers for the watched kinds.
 
 Only event handlers are registered, so Kopf writes nothing: no finalizer blocks the deletion of a
 service while no operator runs, and no annotation is added to users' objects. Kopf watches with the
@@ -158,7 +158,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = WATCH_S
     settings.watching.client_timeout = WATCH_S + _REQUEST_S
     settings.watching.connect_timeout = _CONNECT_S
-    # Each list is one complete response, so objects that it lacks are deleted (`Cache.replace`).
+    # Each list is one complete response, so `Cache.replace` can drop cached objects that the list
+    # lacks.
     settings.watching.chunk_size = None
     settings.watching.initial_streaming = False
     settings.networking.connect_timeout = _CONNECT_S

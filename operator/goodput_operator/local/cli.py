@@ -20,15 +20,15 @@ from goodput_core.errors import GoodputError, SpecError, UsageError
 from goodput_core.process import raise_open_files
 from goodput_core.signals import StopCause, watch_stop_requests
 from goodput_core.spec.choices import ControlMode
-from goodput_core.spec.support import require_servable, require_supported
+from goodput_core.spec.support import require_supported
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.local.commands import HOST, Commands, open_workspace
 from goodput_operator.local.control import FleetControl
 from goodput_operator.local.decide import Desired
-from goodput_operator.local.manifest import ignored_here, read_manifest
+from goodput_operator.local.manifest import ignored_here, read_manifest, require_device
 from goodput_operator.local.options import MAX_REPLICAS, UpOptions, parse_options
-from goodput_operator.local.reporter import Outlet, Reporter
+from goodput_operator.local.reporter import LineWriter, Reporter
 from goodput_operator.local.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
     """
     service, text = read_manifest(options.manifest)
     try:
-        # A device profile on the command line replaces the model's source.
-        (require_servable if options.device is None else require_supported)(service)
+        require_supported(service)
+        require_device(service, device=options.device)
     except SpecError as error:
         raise error.at(str(options.manifest)) from error
     raise_open_files()
@@ -71,8 +71,8 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
     require_free(options.admin_port, "--admin-port")
 
     reporter = Reporter(
-        out=Outlet(sys.stdout.fileno()),
-        err=Outlet(sys.stderr.fileno()),
+        out=LineWriter(sys.stdout.fileno()),
+        err=LineWriter(sys.stderr.fileno()),
         json_events=options.json,
         colour=_colour(),
         names=_names(service, desired),
@@ -80,7 +80,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
     )
     try:
         for message in ignored_here(service, device=options.device):
-            reporter.say(message)
+            reporter.log_message(message)
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
             commands = commands_type(
                 service=service.metadata.name,

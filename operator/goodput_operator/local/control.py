@@ -131,7 +131,7 @@ class FleetControl:
         )
         for push, problem in zip(step.pushes, problems, strict=True):
             if problem:
-                self._reporter.say(f"{push.name}: {problem}")
+                self._reporter.log_message(f"{push.name}: {problem}")
 
 
 def _targets(processes: Sequence[ProcessView], role: Role) -> tuple[ScrapeTarget, ...]:

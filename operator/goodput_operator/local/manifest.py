@@ -1,23 +1,33 @@
-"""The manifest of a local service: reads the file, and lists the fields that have no effect."""
+"""The manifest of a local service: reads it, checks its device, and lists its ignored fields."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
+from goodput_core.errors import InputError, SpecError
+from goodput_core.spec.llmservice import RolloutSpec
 from goodput_core.spec.manifest import parse_manifest, read_manifest_text
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
+from goodput_core.spec.profiles import (
+    SHIPPED_PROFILES,
+    is_profile_path,
+    read_profile_file,
+    require_shipped,
+    require_tensor_parallel,
+)
+from goodput_core.spec.support import require_servable
 from goodput_core.spec.workloads import EngineSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from goodput_core.spec.llmservice import LLMService
     from goodput_core.spec.workloads import RouterSpec
 
-__all__ = ["ignored_here", "read_manifest"]
+__all__ = ["ignored_here", "read_manifest", "require_device"]
 
 _WEIGHTS = "an emulated device has no weights"
 _PODS = "it applies to pods of a cluster only"
@@ -35,6 +45,42 @@ def read_manifest(path: Path) -> tuple[LLMService, str]:
     """
     text = read_manifest_text(path)
     return parse_manifest(text, source=str(path), yaml=yaml), text
+
+
+def require_device(service: LLMService, *, device: str | None) -> None:
+    """Reject a device profile that the engines could not load, before any of them starts.
+
+    The content of a profile's file is validated by the engines.
+
+    Args:
+        service: a service that `require_supported` accepts.
+        device: profile that replaces `spec.model.source`; None to use the source.
+
+    Raises:
+        UnsupportedError: the model has real weights, and no device replaces it.
+        InputError: the profile of `device` does not exist, or its file cannot be read.
+        SpecError: the same for the profile of `spec.model.source`, or the profile has another
+            tensor parallelism.
+    """
+    if device is None:
+        require_servable(service)
+        name = service.spec.model.name
+        if is_profile_path(name):
+            try:
+                read_profile_file(Path(name))
+            except InputError as error:
+                raise SpecError("spec.model.source", str(error)) from error
+        return
+    try:
+        if is_profile_path(device):
+            read_profile_file(Path(device))
+            return
+        require_shipped(device)
+    except InputError as error:
+        raise InputError(f"--device: {error}") from error
+    require_tensor_parallel(
+        service.spec.engine.tensor_parallel, profile=device, expected=SHIPPED_PROFILES[device]
+    )
 
 
 def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
@@ -74,6 +120,8 @@ def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[st
         yield "spec.suspend", "a local service runs until it is stopped"
     if spec.control.prometheus is not None:
         yield "spec.control.prometheus", "no server scrapes these processes"
+    if spec.rollout.progress_deadline_seconds != RolloutSpec().progress_deadline_seconds:
+        yield "spec.rollout.progressDeadlineSeconds", "a local service has no rollouts"
 
 
 def _ignored_pod_fields(path: str, part: EngineSpec | RouterSpec) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from goodput_core.control import ControlStep
     from goodput_operator.local.decide import Address, ProcessView, RoutedReplica
 
-__all__ = ["Outlet", "Reporter"]
+__all__ = ["LineWriter", "Reporter"]
 
 _COLOURS: Final = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _SUPERVISOR: Final = "up"
@@ -50,8 +50,8 @@ class Reporter:
     def __init__(
         self,
         *,
-        out: Outlet,
-        err: Outlet,
+        out: LineWriter,
+        err: LineWriter,
         json_events: bool,
         colour: bool,
         names: Iterable[str],
@@ -73,9 +73,9 @@ class Reporter:
             prefix = f"\x1b[{code}m{prefix}\x1b[0m"
         self._err.write(f"{prefix} {line}")
 
-    def say(self, sentence: str) -> None:
-        """Write a sentence of the supervisor."""
-        self.log(_SUPERVISOR, sentence)
+    def log_message(self, message: str) -> None:
+        """Write a message of the supervisor."""
+        self.log(_SUPERVISOR, message)
 
     def report_ready(
         self, service: str, router: Address, replicas: tuple[RoutedReplica, ...]
@@ -103,7 +103,7 @@ class Reporter:
             end = "could not be started"
         else:
             end = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
-        self.say(f"{process.name} {end}; it restarts in {format_duration(restart_in_ns)}")
+        self.log_message(f"{process.name} {end}; it restarts in {format_duration(restart_in_ns)}")
         self._event(
             f"{process.role}_exited",
             name=process.name,
@@ -114,7 +114,9 @@ class Reporter:
     def report_start(self, process: ProcessView, *, again: bool) -> None:
         """Report that a restarted process or an added replica is ready."""
         assert process.address is not None
-        self.say(f"{process.name} is ready{' again' if again else ''} at {process.address.url}")
+        self.log_message(
+            f"{process.name} is ready{' again' if again else ''} at {process.address.url}"
+        )
         event = f"{process.role}_{'restarted' if again else 'started'}"
         self._event(event, name=process.name, **asdict(process.address))
 
@@ -122,7 +124,7 @@ class Reporter:
         """Report the end of a replica that is no longer desired."""
         drained = process.terminated_ns is not None and process.exit_code == 0
         end = "has drained" if drained else "does not restart: fewer replicas are desired"
-        self.say(f"{process.name} {end}")
+        self.log_message(f"{process.name} {end}")
         self._event("replica_left", name=process.name)
 
     def report_step(self, step: ControlStep) -> None:
@@ -130,8 +132,8 @@ class Reporter:
         # These are the inputs that the operator logs, too.
         inputs = json.dumps(decision_summary(step.decision)) if step.changes else ""
         for change in step.changes:
-            self.say(change.message)
-            self.say(f"{EVENT_DECISION} {change.knob} {change.reason}: {inputs}")
+            self.log_message(change.message)
+            self.log_message(f"{EVENT_DECISION} {change.knob} {change.reason}: {inputs}")
             self._event(
                 "change",
                 knob=change.knob,
@@ -145,21 +147,21 @@ class Reporter:
 
     def report_kill(self, name: str, reason: str) -> None:
         """Report that a process is killed."""
-        self.say(f"{name} is killed: {reason}")
+        self.log_message(f"{name} is killed: {reason}")
 
     def report_stop(self, reason: str, grace_ns: int | None) -> None:
         """Report a shutdown.
 
         Args:
-            reason: reason of the stop.
+            reason: reason for the stop.
             grace_ns: time for running requests to finish; None if there are none.
         """
         grace = f": running requests have {format_duration(grace_ns)} to finish" if grace_ns else ""
-        self.say(f"stopping ({reason}){grace}")
+        self.log_message(f"stopping ({reason}){grace}")
         self._event("stopping", reason=reason)
 
     def close(self) -> None:
-        """Write the queued lines, waiting at most one second per outlet."""
+        """Write the queued lines, waiting at most one second per stream."""
         self._out.close()
         self._err.close()
 
@@ -168,7 +170,7 @@ class Reporter:
             self._out.write(json.dumps({"event": event, **fields}))
 
 
-class Outlet:
+class LineWriter:
     """Writes lines to one file descriptor without waiting for its reader.
 
     A thread writes the lines, because a terminal stopped by Ctrl-S, or a parent that does not read,
@@ -190,7 +192,9 @@ class Outlet:
         self._changed = threading.Condition()
         # The thread is a daemon and uses no buffered stream, so that a reader that has stopped
         # reading cannot delay the exit.
-        self._thread = threading.Thread(target=self._write_all, name=f"outlet-{fd}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write_all, name=f"line-writer-{fd}", daemon=True
+        )
         self._thread.start()
 
     def write(self, line: str) -> None:

@@ -47,8 +47,8 @@ class AttainmentStatus:
     Args:
         status, reason, message: fields of the condition.
         classes: counts and bounds by class; empty before the first measurement.
-        goodput: attained requests per second of the last five minutes; None before the first
-            measurement.
+        goodput: requests that met their targets, per second of the last five minutes; None
+            before the first measurement.
         nearest: attainment and objective of the class with the smallest margin; None if no class
             with an objective had requests.
         window_s: length of the window; 0 before the first measurement.
@@ -170,7 +170,7 @@ def _class_status(evidence: ClassEvidence) -> ClassStatus:
 
 
 def _format_goodput(seconds: Mapping[str, SecondCounts], classes: Sequence[SLOClass]) -> str:
-    """Format the attained requests per second of the last five minutes."""
+    """Format the requests per second of the last five minutes that met their targets."""
     recent = [seconds[c.name].good[-_RECENT_S:] for c in classes]
     return f"{format_number(sum(map(sum, recent)) / len(recent[0]))}/s"
 

@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _DIGEST_CHARACTERS: Final = 8
+_SOURCE_KEYS: Final = ("source", "asked")
+"""Keys of a stored revision's source: that of new revisions, and that of earlier versions."""
 _DEFAULT_ROUTER_REPLICAS: Final = RouterSpec().replicas
 _REPLICASET_HISTORY: Final = 2
 _STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -52,6 +54,7 @@ class Revision:
         number: number that increases with each revision of a service.
         source: the part of the spec that the template was rendered from, without defaults.
         template: its pod template.
+        source_key: key of `source` in the ControllerRevision, whose data cannot be changed.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Revision:
     number: int
     source: Mapping[str, Any]
     template: Mapping[str, Any]
+    source_key: str = _SOURCE_KEYS[0]
 
     def render(self, owner: Owner) -> dict[str, Any]:
         """Render the ControllerRevision that stores it."""
@@ -67,7 +71,7 @@ class Revision:
             "kind": "ControllerRevision",
             "metadata": owner.metadata(self.name, role=self.role, revision=self.name),
             "revision": self.number,
-            "data": {"asked": self.source, "template": self.template},
+            "data": {self.source_key: self.source, "template": self.template},
         }
 
 
@@ -78,14 +82,16 @@ def read_revision(stored: Mapping[str, Any], role: str) -> Revision | None:
     name = metadata["name"]
     if labels.get(OBJECT_LABEL_ROLE) != role or labels.get(OBJECT_LABEL_REVISION) != name:
         return None
-    if "asked" not in data or "template" not in data:
+    source_key = next((key for key in _SOURCE_KEYS if key in data), None)
+    if source_key is None or "template" not in data:
         return None
     return Revision(
         name=name,
         role=role,
         number=stored["revision"],
-        source=data["asked"],
+        source=data[source_key],
         template=data["template"],
+        source_key=source_key,
     )
 
 

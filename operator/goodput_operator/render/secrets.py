@@ -58,7 +58,7 @@ def secret_of(template: Mapping[str, Any]) -> str | None:
 
 
 def token_secret(owner: Owner, name: str, *, revision: str, revision_uid: str) -> dict[str, Any]:
-    """Render the Secret of a revision without its token, which is added to `stringData`.
+    """Render the Secret of a revision without its token; the caller adds it to `stringData`.
 
     Args:
         owner: the service.

@@ -108,7 +108,7 @@ def emulated_run(
     interrupted = None
     if stopped:
         interrupted = Interrupted(
-            f"{stopped} after {writer.rows} of {plan.stats.rows}; {writer.holds}"
+            f"{stopped} after {writer.rows} of {plan.stats.rows}; {writer.content_clause}"
         )
     return FinishedRun(summary=summary, ended_by=interrupted)
 

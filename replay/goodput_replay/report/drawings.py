@@ -60,7 +60,7 @@ class Drawings:
 
     Args:
         miss_reasons: reasons stacked in `misses`, from the bottom.
-        stretch_s: time resolution of the drawings over time, seconds.
+        interval_s: length of an interval of the time-series plots, seconds.
     """
 
     attainment: Markup
@@ -71,7 +71,7 @@ class Drawings:
     in_flight: Markup
     lag: Markup
     latencies: tuple[LatencyDrawing, ...]
-    stretch_s: float
+    interval_s: float
 
 
 def draw_all(summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]) -> Drawings:
@@ -100,7 +100,7 @@ def draw_all(summary: Summary, columns: RunColumns, gaps: dict[str, GapCounts]) 
         in_flight=_mark_safe(draw_in_flight(timeline)),
         lag=_mark_safe(draw_lag(timeline, summary.validity.lag_p99_limit_ms)),
         latencies=tuple(_draw_latencies(summary, columns, gaps)),
-        stretch_s=timeline.width_s,
+        interval_s=timeline.width_s,
     )
 
 

@@ -1,7 +1,8 @@
-"""Divide a run into equal stretches of time, for the drawings over time.
+"""Divide a run into equal intervals, for the time-series plots.
 
-There are at most 120 stretches, so the size of a report does not depend on the length of the run.
-A request belongs to the stretch of its scheduled arrival, a response to the stretch of its end.
+There are at most 120 intervals, or one per hour in longer runs, so the size of a report hardly
+depends on the length of the run. A request belongs to the interval of its scheduled arrival, a
+response to the interval of its end.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["ClassTimeline", "Timeline", "cut_timeline"]
 
 _WIDTHS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
-_MOST: Final = 120
+_MAX_INTERVALS: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTimeline:
-    """Counts of a class over time; every array has the shape [num_stretches]."""
+    """Counts of a class over time; every array has the shape [num_intervals]."""
 
     name: str
     good: NDArray[np.int64]
@@ -45,11 +46,11 @@ class ClassTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """A run over time; every array has the shape [num_stretches].
+    """A run over time; every array has the shape [num_intervals].
 
     Args:
-        edges_s: start of each stretch, and the end of the window; shape [num_stretches + 1].
-        widths_s: length of each stretch; the last may be shorter.
+        edges_s: start of each interval, and the end of the window; shape [num_intervals + 1].
+        widths_s: length of each interval; the last may be shorter.
         classes: counts by class, in the requested order.
         offered: scheduled requests.
         served: complete responses.
@@ -71,14 +72,14 @@ class Timeline:
 
     @property
     def width_s(self) -> float:
-        """Length of a full stretch."""
+        """Length of a full interval."""
         return float(self.widths_s[0])
 
 
 def cut_timeline(
     columns: RunColumns, names: tuple[str, ...], *, start_s: float, length_s: float
 ) -> Timeline:
-    """Divide the window into stretches.
+    """Divide the window into intervals.
 
     Args:
         columns: judged requests.
@@ -86,11 +87,11 @@ def cut_timeline(
         start_s: start of the window, seconds since the run's time zero.
         length_s: length of the window.
     """
-    width = next((w for w in _WIDTHS_S if length_s / w <= _MOST), _WIDTHS_S[-1])
+    width = next((w for w in _WIDTHS_S if length_s / w <= _MAX_INTERVALS), _WIDTHS_S[-1])
     count = max(1, int(np.ceil(length_s / width)))
     edges = np.minimum(np.arange(count + 1, dtype=np.float64) * width, max(length_s, 1e-9))
     since_start_s = columns.scheduled_ns / NS_PER_S - start_s
-    stretch = np.clip((since_start_s // width).astype(np.int64), 0, count - 1)
+    interval = np.clip((since_start_s // width).astype(np.int64), 0, count - 1)
     good = columns.of_kind(JudgementKind.ATTAINED)
     judged = good | columns.of_kind(JudgementKind.MISSED)
     end_s = columns.end_ns / NS_PER_S - start_s
@@ -102,29 +103,29 @@ def cut_timeline(
         classes=tuple(
             ClassTimeline(
                 name=name,
-                good=_count(stretch, good & columns.of_class(name), count),
-                total=_count(stretch, judged & columns.of_class(name), count),
+                good=_count(interval, good & columns.of_class(name), count),
+                total=_count(interval, judged & columns.of_class(name), count),
             )
             for name in names
         ),
-        offered=_count(stretch, np.ones(len(stretch), dtype=np.bool_), count),
+        offered=_count(interval, np.ones(len(interval), dtype=np.bool_), count),
         served=np.histogram(end_s[served], bins=edges)[0].astype(np.int64),
         in_flight=_max_in_flight(columns.sent_ns / NS_PER_S - start_s, end_s, edges),
-        misses=_count_misses(columns, stretch, count),
-        lag_p50_ms=_quantile_per_stretch(stretch, lag_ms, count, 0.5),
-        lag_max_ms=_quantile_per_stretch(stretch, lag_ms, count, 1.0),
+        misses=_count_misses(columns, interval, count),
+        lag_p50_ms=_quantile_per_interval(interval, lag_ms, count, 0.5),
+        lag_max_ms=_quantile_per_interval(interval, lag_ms, count, 1.0),
     )
 
 
-def _count(stretch: NDArray[np.int64], chosen: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
-    return np.bincount(stretch[chosen], minlength=count).astype(np.int64)
+def _count(interval: NDArray[np.int64], chosen: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+    return np.bincount(interval[chosen], minlength=count).astype(np.int64)
 
 
 def _count_misses(
-    columns: RunColumns, stretch: NDArray[np.int64], count: int
+    columns: RunColumns, interval: NDArray[np.int64], count: int
 ) -> dict[MissReason, NDArray[np.int64]]:
     found = {
-        reason: _count(stretch, columns.of_first_reason(reason), count) for reason in MissReason
+        reason: _count(interval, columns.of_first_reason(reason), count) for reason in MissReason
     }
     return {reason: counts for reason, counts in found.items() if counts.any()}
 
@@ -132,7 +133,7 @@ def _count_misses(
 def _max_in_flight(
     sent_s: NDArray[np.float64], end_s: NDArray[np.float64], edges: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return the maximum number of requests in flight in each stretch."""
+    """Return the maximum number of requests in flight in each interval."""
     was_sent = np.isfinite(sent_s)
     starts = np.sort(sent_s[was_sent])
     ends = np.sort(np.where(np.isfinite(end_s), end_s, np.inf)[was_sent])
@@ -141,22 +142,22 @@ def _max_in_flight(
     level = np.searchsorted(starts, times, side="right") - np.searchsorted(
         ends, times, side="right"
     )
-    place = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(edges) - 2)
+    index = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(edges) - 2)
     most = np.zeros(len(edges) - 1, dtype=np.int64)
-    np.maximum.at(most, place, level)
+    np.maximum.at(most, index, level)
     return most
 
 
-def _quantile_per_stretch(
-    stretch: NDArray[np.int64], values: NDArray[np.float64], count: int, q: float
+def _quantile_per_interval(
+    interval: NDArray[np.int64], values: NDArray[np.float64], count: int, q: float
 ) -> NDArray[np.float64]:
-    """Return a quantile of the values of each stretch; NaN for a stretch without values."""
+    """Return a quantile of the values of each interval; NaN for an interval without values."""
     found = np.full(count, np.nan)
-    there = np.isfinite(values)
-    order = np.argsort(stretch[there], kind="stable")
-    ordered = values[there][order]
-    bounds = np.searchsorted(stretch[there][order], np.arange(count + 1))
-    for place, (first, last) in enumerate(pairwise(bounds.tolist())):
+    finite = np.isfinite(values)
+    order = np.argsort(interval[finite], kind="stable")
+    ordered = values[finite][order]
+    bounds = np.searchsorted(interval[finite][order], np.arange(count + 1))
+    for index, (first, last) in enumerate(pairwise(bounds.tolist())):
         if first < last:
-            found[place] = np.quantile(ordered[first:last], q, method="inverted_cdf")
+            found[index] = np.quantile(ordered[first:last], q, method="inverted_cdf")
     return found

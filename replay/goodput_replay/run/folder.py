@@ -127,7 +127,7 @@ class RunWriter:
             self._remove()
             if is_disk_full(error):
                 raise DiskFullError(
-                    f"{path}: the disk is full before the run began; free some space"
+                    f"{path}: the disk was full before the run began; free some space"
                 ) from error
             why = error.strerror or type(error).__name__
             raise InputError(f"{path}: the run's folder cannot be created ({why})") from error
@@ -147,7 +147,7 @@ class RunWriter:
         return self._rows
 
     @property
-    def holds(self) -> str:
+    def content_clause(self) -> str:
         """Clause of a message: the number of recorded requests and their folder."""
         if not self._rows:
             return "nothing was recorded"
@@ -202,7 +202,7 @@ class RunWriter:
         return summary
 
     def finish_failed(self, info: RunInfo, failure: Exception) -> None:
-        """Judge a run that `failure` ended; its summary is incomplete.
+        """Judge a run that `failure` ended; the summary marks the run as incomplete.
 
         Raises:
             DiskFullError: the disk is full; the message states how many records are kept.
@@ -295,11 +295,13 @@ def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterato
         if stopping and cause is StopCause.HANG_UP:
             return  # the terminal may be closed after Ctrl-C, before the run is judged
         if stopping:
-            # An exception would wait for the service, or be lost in a callback.
+            # An exception would first wait until the service has stopped, or be lost in a callback.
             writer.abandon()
             with suppress(OSError):
                 # Unbuffered: the signal may have interrupted a write to stderr.
-                os.write(2, f"error: ended immediately by {cause}; {writer.holds}\n".encode())
+                os.write(
+                    2, f"error: ended immediately by {cause}; {writer.content_clause}\n".encode()
+                )
             os._exit(ExitCode.INTERRUPTED)
         stopping = True
         stop(f"interrupted by {cause}")

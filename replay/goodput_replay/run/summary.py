@@ -140,7 +140,7 @@ class ClassSummary:
     misses: Annotated[
         dict[str, int],
         Meta(
-            description="Requests by reason of a miss: ttft, tpot, tbt, e2e, short, shed, error, "
+            description="Requests by reason for a miss: ttft, tpot, tbt, e2e, short, shed, error, "
             "timeout, unsent; one request may have several reasons."
         ),
     ]
@@ -270,7 +270,7 @@ class ClientSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationSummary:
-    """Emulated fleet and its totals. The scheduler is real, the device is a model."""
+    """Emulated fleet and its totals. The scheduler is real, the device is emulated."""
 
     device: Annotated[str, _doc("Name of the device profile.")]
     device_note: Annotated[str, _doc("Description of the device profile.")]

@@ -104,7 +104,7 @@ async def replay(plan: RunPlan, writer: RunWriter, console: Console) -> Finished
             return await _replay(plan, writer, stopper, console)
         except asyncio.CancelledError:
             why = stopper.reason or "interrupted"
-            raise Interrupted(f"{why}; {writer.holds}") from None
+            raise Interrupted(f"{why}; {writer.content_clause}") from None
 
 
 async def _replay(
@@ -149,10 +149,10 @@ async def _replay(
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.error is Interrupted:
         ended_by = Interrupted(
-            f"{stopper.reason} after {run.sent} of {plan.stats.rows}; {writer.holds}"
+            f"{stopper.reason} after {run.sent} of {plan.stats.rows}; {writer.content_clause}"
         )
     elif stopper.error is AbortedRun:
-        ended_by = AbortedRun(f"aborted: {stopper.reason}; {writer.holds}")
+        ended_by = AbortedRun(f"aborted: {stopper.reason}; {writer.content_clause}")
     return FinishedRun(summary=summary, ended_by=ended_by)
 
 

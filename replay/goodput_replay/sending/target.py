@@ -52,9 +52,9 @@ def parse_target(text: str) -> Target:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"{text!r} is not a URL ({error})") from error
+        raise ValueError(f"{text!r} is not an HTTP URL ({error})") from error
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-        raise ValueError(f"{text!r} is not a URL; write for example http://127.0.0.1:8000")
+        raise ValueError(f"{text!r} is not an HTTP URL; write for example http://127.0.0.1:8000")
     if "@" in parts.netloc:
         raise ValueError("the URL contains a user or a password; use --api-key-env or --header")
     if parts.query or parts.fragment:
@@ -67,7 +67,7 @@ def parse_header(text: str) -> tuple[str, str]:
     """Parse a header such as `X-Tenant: blue`.
 
     Raises:
-        ValueError: the text has no colon, or characters that HTTP does not allow in a header.
+        ValueError: the text has no colon, or has characters that HTTP does not allow in a header.
     """
     match = _HEADER.fullmatch(text.strip())
     if match is None:
@@ -82,7 +82,7 @@ def require_permission(target: Target, *, granted: bool) -> None:
 
     Raises:
         UnreachableError: the host has no address.
-        UsageError: the host is another machine, and permission was not granted.
+        UsageError: the target is on another machine, and permission was not granted.
     """
     try:
         addresses = socket.getaddrinfo(target.host, None, type=socket.SOCK_STREAM)
@@ -93,8 +93,8 @@ def require_permission(target: Target, *, granted: bool) -> None:
     remote = [a for *_, (a, *_) in addresses if not _is_loopback(str(a))]
     if remote and not granted:
         raise UsageError(
-            f"{target.url} is another machine ({remote[0]}), which a replay would put under load; "
-            "add --yes if this is allowed"
+            f"{target.url} is on another machine ({remote[0]}), which a replay would put under "
+            "load; add --yes if this is allowed"
         )
 
 

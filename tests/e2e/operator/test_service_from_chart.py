@@ -31,7 +31,8 @@ COUNT_INTERVAL_S = 60
 """An Event's count increases at most once in this time."""
 REVISIONS_KEPT = 5
 ATTAINED = (
-    r"Message: +over the last .*: interactive: \d+ of \d+ attained, at least .*; batch: .*\n"
+    r"Message: +over the last .*: interactive: \d+ of \d+ requests met their targets, at least .*; "
+    r"batch: .*\n"
     r".*\n"
     r" +Reason: +Attained\n +Status: +True\n +Type: +SLOAttained\n"
 )

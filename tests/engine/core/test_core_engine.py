@@ -219,7 +219,7 @@ def test_a_cancelled_request_is_heard_of_no_more_and_leaves_nothing() -> None:
     core.cancel(1)
     assert {o.rid for s in _run(core, _MS) for o in s.outputs} == {2}
     assert core.state(0).kv_free_blocks == core.state(0).kv_total_blocks
-    assert core._one_more == {}
+    assert core._one_token_outputs == {}
 
 
 def test_a_rejection_names_its_reason() -> None:

@@ -151,7 +151,7 @@ def test_a_router_that_waits_for_the_api_server_stops_on_a_signal() -> None:
         text=True,
         env={**os.environ, "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"},
     ) as process:
-        assert "endpoints kept" in pipe(process.stderr).readline()
+        assert "endpoints not updated" in pipe(process.stderr).readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == 0
         assert pipe(process.stdout).read() == "", "the router never listened"

@@ -187,7 +187,7 @@ async def test_without_the_api_server_the_last_known_replicas_are_kept(
         setting.runner, _ = await serve(cluster, port)
         await following.until("b")
         await setting.runner.cleanup()
-    assert {r.message for r in caplog.records} == {"endpoints kept"}
+    assert {r.message for r in caplog.records} == {"endpoints not updated"}
 
 
 @pytest.mark.parametrize("status", [500, 403, 429, 410])

@@ -198,7 +198,7 @@ def test_invalid_content_keeps_the_last_valid_list_and_is_logged_once(
     file.poll(seen.append)
     file.poll(seen.append)
     assert seen == []
-    assert [r.message for r in caplog.records] == ["upstreams kept"]
+    assert [r.message for r in caplog.records] == ["upstreams file not applied"]
     publish(path, '[{"name":"b","url":"http://h:1"}]')
     file.poll(seen.append)
     assert len(seen) == 1
@@ -215,7 +215,7 @@ def test_a_file_that_is_removed_and_written_again_is_read(
     path.unlink()
     file.poll(seen.append)
     file.poll(seen.append)
-    assert [r.message for r in caplog.records] == ["upstreams kept"]
+    assert [r.message for r in caplog.records] == ["upstreams file not applied"]
     publish(path, "[]")
     os.utime(path, ns=(1, 1))
     file.poll(seen.append)

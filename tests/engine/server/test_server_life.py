@@ -349,7 +349,7 @@ def test_a_profile_of_two_devices_is_rejected_for_one(
     pair = tmp_path / "pair.yaml"
     pair.write_text(profile.replace("tensor_parallel: {value: 1", "tensor_parallel: {value: 2"))
     error = sentence(run_engine("--device", str(pair)), 64)
-    assert "spec.engine.tensorParallel: is 1, but the device profile unit is for 2" in error
+    assert "spec.engine.tensorParallel: is 1, but the device profile unit has 2" in error
 
 
 def test_a_device_may_replace_real_weights(start_engine: StartEngine) -> None:

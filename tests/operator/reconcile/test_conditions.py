@@ -37,7 +37,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         (
             {"model": {"source": "emulated://a100"}},
             "InvalidSpec",
-            "spec.model.source: there is no device profile a100; use one of llama-3-70b-4xh100, ",
+            "spec.model.source: no device profile is called 'a100'; use one of llama-3-70b-4xh100,",
         ),
         (
             {"engine": {"tensorParallel": 4}},

@@ -84,7 +84,7 @@ WRONG = {
     ),
     "an oracle for a server": ([*HERE, "--oracle"], "--oracle is only supported with --emulate"),
     "two models": ([*HERE, "--model", "a", "--model", "b"], "map each model of the trace with"),
-    "no URL": (["--trace", "t", "--target", "http://"], "is not a URL"),
+    "no URL": (["--trace", "t", "--target", "http://"], "is not an HTTP URL"),
     "a window": ([*HERE, "--window", "5m"], "is not a window"),
     "a duration": ([*HERE, "--timeout", "30"], "is not a duration"),
     "a timeout out of range": ([*HERE, "--timeout", "1ms"], "out of range"),

@@ -84,7 +84,11 @@ class KVTransfer:
         return True
 
     def grow(self, rid: int, *, emitted: int) -> bool:
-        """Extend a reservation to this many output tokens; return False if blocks are lacking."""
+        """Extend a reservation to this many output tokens.
+
+        Returns:
+            False if too few blocks are free.
+        """
         kv, request = self._table.kv, self._table.receiving[rid]
         more = kv.blocks_for(request.input_tokens + emitted) - len(request.blocks)
         if more > kv.free_blocks:

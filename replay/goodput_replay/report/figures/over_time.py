@@ -33,7 +33,7 @@ _MIN_MS: Final = 1e-3
 def draw_attainment(timeline: Timeline, objectives: Mapping[str, float]) -> str:
     """Draw the attainment of each class, and its objective as a dashed line.
 
-    A stretch without requests is a gap.
+    An interval without requests is a gap.
 
     Args:
         timeline: the run over time.
@@ -89,7 +89,7 @@ def draw_rates(timeline: Timeline) -> str:
 
 
 def draw_in_flight(timeline: Timeline) -> str:
-    """Draw the maximum number of requests in flight by stretch."""
+    """Draw the maximum number of requests in flight by interval."""
     canvas = Canvas("Requests in flight over time", y_label="requests in flight")
     with canvas as axes:
         axes.fill_between(
