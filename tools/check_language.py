@@ -3,9 +3,9 @@
     python tools/check_language.py              # the whole repository
     python tools/check_language.py engine       # one folder or file
 
-Docstrings, comments, messages, help texts, Markdown, and the names of modules, classes and tests
-are read; code quoted in backticks or fences is not. A line that needs a rejected word ends in
-`# language: ok` (in Markdown `<!-- language: ok -->`).
+Docstrings, comments, messages, help texts, Markdown, templates, and the names of modules, classes
+and tests are read; code quoted in backticks or fences is not. A line that needs a rejected word
+ends in `# language: ok` (in Markdown `<!-- language: ok -->`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDERS: Final = (
     "core", "traces", "engine", "replay", "operator", "charts",
-    "docs", "examples", "benchmarks", "tools",
-    "tests/architecture", "tests/charts", "tests/core", "tests/e2e", "tests/engine",
-    "tests/operator", "tests/replay", "tests/traces",
+    "docs", "examples", "benchmarks", "tools", "tests",
 )  # fmt: skip
-PAGES: Final = ("README.md", "CONTRIBUTING.md")
+PAGES: Final = ("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml", ".ci/run")
+# NOTES.txt is the text that Helm prints after an installation.
+READ: Final = (
+    "*.py", "*.md", "*.yaml", "*.go", "*.j2", "*.tpl", "*.css",
+    "NOTES.txt", "Dockerfile",
+)  # fmt: skip
 # They spell out what is rejected.
 EXEMPT: Final = ("tools/check_language.py", "tests/architecture/test_language.py")
 
@@ -92,7 +95,10 @@ PROSE: Final = (
     _pattern(r"(?i)\b(?:is|are|was|were) promised\b", "the target, the objective"),
 )  # fmt: skip
 
-# Words of the names of modules and classes.
+# Words of the names of modules and classes. Words that also name something of the field itself are
+# left out: priority levels, memory and back-pressure, shares, confidence bounds, counter readings,
+# EndpointSlices, jobs of scheduling theory, feedback queues, due times, feasibility tests, steady
+# decoding, and `sending`, the part of the replay that sends requests.
 METAPHORS: Final = {
     "floor": "request table", "door": "admission", "draft": "step builder",
     "cohort": "decode batch", "fold": "fast-forward", "folding": "fast-forward",
@@ -107,13 +113,20 @@ METAPHORS: Final = {
     "tried": "apply attempt", "troubles": "problems", "trouble": "problem",
     "words": "messages", "standing": "base resources", "replaying": "runner",
     "facts": "run info", "quiet": "GC pause", "comparing": "sweep", "question": "sweep input",
-    "choosing": "policy",
+    "choosing": "policy", "promise": "SLO, headers", "promises": "SLO window", "front": "app",
 }  # fmt: skip
 
 _ALLOWED: Final = "language: ok"
 _QUOTED: Final = re.compile(r"``.*?``|`[^`]*`", re.DOTALL)
 _FENCE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"\]\([^)]*\)|<!--.*?-->|https?://\S+", re.DOTALL)
+_ACTION: Final = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_TAG: Final = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|<[^>]*>", re.DOTALL)
+# Comments over consecutive lines, and strings of several words.
+_HASHES: Final = re.compile(r"(?:^|(?<=\s))#+( .*(?:\n[ \t]*#.*)*)", re.MULTILINE)
+_SLASHES: Final = re.compile(r"//( .*(?:\n[ \t]*//.*)*)")
+_BLOCK_COMMENT: Final = re.compile(r"/\*(.*?)\*/", re.DOTALL)
+_STRING: Final = re.compile(r'"([^"\n]* [^"\n]*)"')
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -132,15 +145,24 @@ class Violation:
 
 
 def check(path: Path) -> list[Violation]:
-    """Return the violations of one Python, Markdown or YAML file."""
+    """Return the violations of one file."""
     text = path.read_text(encoding="utf-8")
     found: Iterable[Violation]
-    if path.suffix == ".md":
-        found = _prose(path, 1, _blank(_LINK, _blank(_FENCE, text)))
-    elif path.suffix == ".py":
-        found = [*_module(path, text), *_comments(path, text)]
-    else:
-        found = _yaml_comments(path, text)
+    match path.suffix:
+        case ".py":
+            found = [*_module(path, text), *_comments(path, text)]
+        case ".md":
+            found = _prose(path, 1, _blank(_LINK, _blank(_FENCE, text)))
+        case ".j2":
+            found = _prose(path, 1, _blank(_TAG, text))
+        case ".txt":  # of a chart
+            found = _prose(path, 1, _blank(_ACTION, text))
+        case ".go":
+            found = _parts(path, text, _SLASHES, _STRING)
+        case ".toml":
+            found = _parts(path, text, _HASHES, _STRING)
+        case _:  # YAML and its templates, CSS, Makefiles, Dockerfiles, shell scripts
+            found = _parts(path, text, _HASHES, _BLOCK_COMMENT)
     lines = text.splitlines()
     unique = {
         (v.line, v.phrase): v for v in found if not lines or _ALLOWED not in lines[v.line - 1]
@@ -218,11 +240,12 @@ def _comments(path: Path, text: str) -> Iterator[Violation]:
     yield from _prose(path, start, block)
 
 
-def _yaml_comments(path: Path, text: str) -> Iterator[Violation]:
-    for number, line in enumerate(text.splitlines(), 1):
-        _, mark, comment = line.partition("# ")
-        if mark:
-            yield from _prose(path, number, comment)
+def _parts(path: Path, text: str, *regexes: re.Pattern[str]) -> Iterator[Violation]:
+    """Read the comments and strings of a file that is not Python."""
+    for regex in regexes:
+        for match in regex.finditer(text):
+            part = re.sub(r"\n[ \t]*(?:#+|//) ?", "\n", match[1])
+            yield from _prose(path, 1 + text.count("\n", 0, match.start(1)), part)
 
 
 def files(names: Iterable[str]) -> Iterator[Path]:
@@ -232,8 +255,8 @@ def files(names: Iterable[str]) -> Iterator[Path]:
         if path.is_file():
             yield path
             continue
-        for suffix in ("*.py", "*.md", "*.yaml"):
-            for file in sorted(path.rglob(suffix)):
+        for pattern in READ:
+            for file in sorted(path.rglob(pattern)):
                 generated = {"golden", "released", "__pycache__"} & set(file.parts)
                 if not generated and file.relative_to(ROOT).as_posix() not in EXEMPT:
                     yield file

@@ -26,7 +26,7 @@ __all__ = ["COMMANDS", "main", "replay", "run_command"]
 _GROUP: Final = "goodput.commands"
 
 
-class _Command(NamedTuple):
+class _CommandInfo(NamedTuple):
     """One command: its line in the usage, and the extra that installs what it imports."""
 
     summary: str
@@ -34,16 +34,16 @@ class _Command(NamedTuple):
 
 
 COMMANDS: Final = {
-    "up": _Command("run an LLMService on this machine: replicas and a router", "up"),
-    "operator": _Command("run the Kubernetes operator for LLMServices", "operator"),
-    "replay": _Command("replay a trace against a service and judge every request", "replay"),
-    "trace": _Command("import, describe, export and synthesize traces", "replay"),
-    "policies": _Command("compare policies, budgets and replica counts on a trace", "replay"),
-    "engine": _Command("run one serving replica", "engine"),
-    "router": _Command("run the router in front of replicas", "engine"),
-    "device": _Command("list, show and fit device profiles", "engine"),
-    "schema": _Command("print the JSON Schema of an LLMService manifest", ""),
-    "completion": _Command("print a completion script for bash, zsh or tcsh", "completion"),
+    "up": _CommandInfo("run an LLMService on this machine: replicas and a router", "up"),
+    "operator": _CommandInfo("run the Kubernetes operator for LLMServices", "operator"),
+    "replay": _CommandInfo("replay a trace against a service and judge every request", "replay"),
+    "trace": _CommandInfo("import, describe, export and synthesize traces", "replay"),
+    "policies": _CommandInfo("compare policies, budgets and replica counts on a trace", "replay"),
+    "engine": _CommandInfo("run one serving replica", "engine"),
+    "router": _CommandInfo("run the router in front of replicas", "engine"),
+    "device": _CommandInfo("list, show and fit device profiles", "engine"),
+    "schema": _CommandInfo("print the JSON Schema of an LLMService manifest", ""),
+    "completion": _CommandInfo("print a completion script for bash, zsh or tcsh", "completion"),
 }
 
 _USAGE: Final = """\
@@ -96,7 +96,7 @@ def run_command(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     match argv:
-        case ["help", command, *rest] if not command.startswith("-"):
+        case ["help", command, *rest] if command != "help" and not command.startswith("-"):
             return _run_guarded(command, [*rest, "--help"])
         case [] | ["-h" | "--help" | "help", *_]:
             sys.stdout.write(_format_usage())

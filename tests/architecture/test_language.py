@@ -33,6 +33,17 @@ def violations(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPat
         pytest.param("a.py", "def test_nobody_waits(): ...\n", "nobody", id="test"),
         pytest.param("a.md", "It is what is\nasked for.\n", "what is asked", id="over two lines"),
         pytest.param("a.yaml", "a: 1  # 5 unless told\n", "told", id="yaml"),
+        pytest.param("a.yaml", "# A long line, and\n  # no one whom.\n", "whom", id="yaml block"),
+        pytest.param("a.go", "// a pod of ours\nfunc f() {}\n", "of ours", id="go"),
+        pytest.param("a.go", "\t// it is what is\n\t// asked\n", "what is asked", id="go block"),
+        pytest.param("a.go", 'err("it was told")\n', "told", id="go message"),
+        pytest.param("a.tpl", "{{- /* the name it\nbears */ -}}\n", "bears", id="chart template"),
+        pytest.param("a.j2", "<p>{{ told }}: {# it #}<b>nobody</b></p>\n", "nobody", id="page"),
+        pytest.param("a.css", "a { b: c } /* told */\n", "told", id="css"),
+        pytest.param("NOTES.txt", "{{ told }} is told\n", "told", id="notes"),
+        pytest.param("Makefile", "a: b ## run as told\n", "told", id="makefile"),
+        pytest.param("a.toml", 'a = "For whom it is"\n', "whom", id="toml"),
+        pytest.param("a.py", "class PromiseKeeper: ...\n", "PromiseKeeper", id="promise"),
     ],
 )
 def test_rejected_wording_is_found(
@@ -51,6 +62,10 @@ def test_rejected_wording_is_found(
         pytest.param("a.py", "# Try each in turn.\n", id="in turn"),
         pytest.param("a.py", "# As told.  language: ok\n", id="allowed"),
         pytest.param("a.md", "```\ntold\n```\n[a](told.md)\n", id="fence and link"),
+        pytest.param("a.yaml", "told: a\n", id="yaml key"),
+        pytest.param("a.go", "told := told(nobody)\n", id="go code"),
+        pytest.param("a.j2", "<p class='told'>{% if told %}</p>\n", id="tags"),
+        pytest.param("a.py", "class PriorityLevel: ...\n", id="a word of the field"),
     ],
 )
 def test_accepted_wording_passes(

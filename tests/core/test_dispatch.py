@@ -194,7 +194,9 @@ def test_help_of_a_command_exits_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "code"), [(["--help"], 0), (["help"], 0), ([], 64)], ids=["--help", "help", "none"]
+    ("argv", "code"),
+    [(["--help"], 0), (["help"], 0), (["help", "help"], 0), ([], 64)],
+    ids=["--help", "help", "help help", "none"],
 )
 def test_usage_lists_every_command(
     argv: list[str], code: int, capsys: pytest.CaptureFixture[str]

@@ -64,7 +64,7 @@ class SynthesisOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lengths:
+class _LengthDistribution:
     """Bounded lognormal distribution of lengths in tokens; `sigma` is that of the logarithm."""
 
     median: float
@@ -80,23 +80,23 @@ class _Lengths:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Class:
     name: str
-    tail: _Lengths  # tokens after the system prompt or the history
-    output: _Lengths
+    tail: _LengthDistribution  # tokens after the system prompt or the history
+    output: _LengthDistribution
     max_output_tokens: int
     system_blocks: tuple[int, ...]  # length of each system prompt, the most popular first
 
 
 _INTERACTIVE: Final = _Class(
     name="interactive",
-    tail=_Lengths(median=90, sigma=0.9, min_tokens=8, max_tokens=2000),
-    output=_Lengths(median=58, sigma=0.55, min_tokens=4, max_tokens=_MAX_OUTPUT),
+    tail=_LengthDistribution(median=90, sigma=0.9, min_tokens=8, max_tokens=2000),
+    output=_LengthDistribution(median=58, sigma=0.55, min_tokens=4, max_tokens=_MAX_OUTPUT),
     max_output_tokens=256,
     system_blocks=(2, 3, 4, 6),
 )
 _BATCH: Final = _Class(
     name="batch",
-    tail=_Lengths(median=1000, sigma=0.6, min_tokens=100, max_tokens=3200),
-    output=_Lengths(median=75, sigma=0.5, min_tokens=16, max_tokens=_MAX_OUTPUT),
+    tail=_LengthDistribution(median=1000, sigma=0.6, min_tokens=100, max_tokens=3200),
+    output=_LengthDistribution(median=75, sigma=0.5, min_tokens=16, max_tokens=_MAX_OUTPUT),
     max_output_tokens=512,
     system_blocks=(8, 12),
 )

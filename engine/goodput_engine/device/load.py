@@ -37,9 +37,11 @@ _GB: Final = 1_000_000_000
 _MS: Final = Meta(ge=0, le=100_000)
 _US: Final = Meta(ge=0, le=1_000_000)
 _NS: Final = Meta(ge=0, le=1_000_000_000)
+_S: Final = Meta(ge=0, le=100_000)
 Ms = Annotated[int, _MS] | Annotated[float, _MS]
 Us = Annotated[int, _US] | Annotated[float, _US]
 Ns = Annotated[int, _NS] | Annotated[float, _NS]
+Seconds = Annotated[int, _S] | Annotated[float, _S]
 Positive = Annotated[int, Meta(ge=1, le=1_000_000)] | Annotated[float, Meta(ge=0.001, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=100_000_000)]
 Tokens = Annotated[int, Meta(ge=0, le=100_000_000)]
@@ -95,7 +97,7 @@ class _Numbers(_Struct, frozen=True, kw_only=True):
     handover_us_per_token: Us | None = None
     swap_gb_per_s: Positive
     link_gb_per_s: Positive
-    startup_seconds: Ms
+    startup_seconds: Seconds
 
 
 COMMON_NUMBERS: Final = _Numbers.__struct_fields__

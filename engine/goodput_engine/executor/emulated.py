@@ -53,7 +53,7 @@ class _Sequence:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Running:
+class _RunningPlan:
     """A plan in flight."""
 
     plan_id: int
@@ -76,7 +76,7 @@ class EmulatedExecutor:
         self._max_late_ns = max_late_ns
         self._sequences: dict[int, _Sequence] = {}
         self._ends: dict[int, list[int]] = {}
-        self._running: deque[_Running] = deque()
+        self._running: deque[_RunningPlan] = deque()
         self._host_free_ns = 0
         self._pipeline = Pipeline(profile)
 
@@ -107,7 +107,7 @@ class EmulatedExecutor:
             waits=plan.num_decodes > 0 or bool(plan.copies),
         )
         self._running.append(
-            _Running(
+            _RunningPlan(
                 plan_id=plan.plan_id,
                 deadline_ns=left_ns,
                 step_ns=left_ns - entered_ns,
@@ -176,7 +176,7 @@ class EmulatedExecutor:
         ended = [running.popleft() for _ in range(first, steps)]
         for step in range(first, steps):
             running.append(
-                _Running(
+                _RunningPlan(
                     plan_id=steady.plan_id + 1 + step,
                     deadline_ns=ends_ns[depth + step],
                     step_ns=times[step],

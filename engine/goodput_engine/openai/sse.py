@@ -192,13 +192,13 @@ class _ObservedChoice(msgspec.Struct, gc=False):
     finish_reason: msgspec.Raw = _ABSENT
 
 
-class _Usage(msgspec.Struct, gc=False):
+class _ObservedUsage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
 class _ObservedEvent(msgspec.Struct, gc=False):
     choices: list[_ObservedChoice] | None = None
-    usage: _Usage | None = None
+    usage: _ObservedUsage | None = None
     error: msgspec.Raw = _ABSENT
 
 

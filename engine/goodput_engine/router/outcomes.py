@@ -247,7 +247,7 @@ class _TargetCollector(Collector):
         yield family
 
 
-class _ClassCounters:
+class _ClassMetrics:
     """The counters and histograms of one class, looked up only once."""
 
     __slots__ = ("counts", "e2e", "outcomes", "tpot", "ttft")
@@ -342,7 +342,7 @@ class OutcomeCounts:
         self.client_errors = 0
         self.e2e_only = 0
         self.retries: Final[dict[str, int]] = {}
-        self._classes = {name: _ClassCounters(name, self) for name in classes}
+        self._classes = {name: _ClassMetrics(name, self) for name in classes}
         self._seconds = SecondRing(began_ns // NS_PER_S)
         self._targets = WindowTally()
         registry.register(_TargetCollector(llmservice, self._targets))
@@ -411,7 +411,7 @@ def _outcome_of(outcome: Outcome, kind: JudgementKind) -> str:
     return "cancelled" if kind is JudgementKind.EXCLUDED else kind.value
 
 
-def _observe(entry: _ClassCounters, record: RequestRecord) -> None:
+def _observe(entry: _ClassMetrics, record: RequestRecord) -> None:
     if record.ttft_ns is not None:
         entry.ttft.observe(record.ttft_ns / NS_PER_S)
     if record.tpot_ns is not None:

@@ -52,7 +52,7 @@ class _Part(msgspec.Struct):
     text: str = ""
 
 
-class _ChatMessage(msgspec.Struct):
+class _PromptMessage(msgspec.Struct):
     role: str = ""
     content: str | list[_Part] | None = None
 
@@ -60,7 +60,7 @@ class _ChatMessage(msgspec.Struct):
 _PROMPT_FIELDS: Final = msgspec.json.Decoder(_PromptFields)
 _IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]])
 _TEXT: Final = msgspec.json.Decoder(str | list[str])
-_CHAT: Final = msgspec.json.Decoder(list[_ChatMessage])
+_CHAT: Final = msgspec.json.Decoder(list[_PromptMessage])
 
 
 def prompt_keys(body: bytes, form: PromptForm) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ def _first_ids(raw: memoryview, count: int) -> list[int]:
     return _IDS.decode(head[: head.rfind(b",")] + b"]")
 
 
-def _content(message: _ChatMessage) -> str:
+def _content(message: _PromptMessage) -> str:
     content = message.content
     if isinstance(content, list):
         return "".join(part.text for part in content)

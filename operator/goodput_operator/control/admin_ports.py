@@ -42,11 +42,11 @@ class _Error(msgspec.Struct, frozen=True):
     message: str
 
 
-class _Rejection(msgspec.Struct, frozen=True):
+class _RejectionBody(msgspec.Struct, frozen=True):
     error: _Error
 
 
-_REJECTION: Final = msgspec.json.Decoder(_Rejection)
+_REJECTION: Final = msgspec.json.Decoder(_RejectionBody)
 
 
 class ScrapeError(Exception):

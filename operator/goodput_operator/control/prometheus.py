@@ -72,12 +72,12 @@ class _Data(msgspec.Struct, frozen=True, rename="camel"):
     result: list[_Series]
 
 
-class _Response(msgspec.Struct, frozen=True):
+class _QueryResponse(msgspec.Struct, frozen=True):
     status: Literal["success"]
     data: _Data
 
 
-_RESPONSE: Final = msgspec.json.Decoder(_Response)
+_RESPONSE: Final = msgspec.json.Decoder(_QueryResponse)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ DEFAULT_GAP_NS: Final = 200 * NS_PER_MS
 
 
 @dataclass(slots=True)
-class _Entry:
+class _KeyState:
     """State of one key.
 
     Attributes:
@@ -58,7 +58,7 @@ class WorkQueue(Generic[K]):
     def __init__(self, back_off: BackOff, *, gap_ns: int = DEFAULT_GAP_NS) -> None:
         self._back_off = back_off
         self._gap_ns = gap_ns
-        self._entries: dict[K, _Entry] = {}
+        self._entries: dict[K, _KeyState] = {}
         self._heap: list[tuple[int, int, K]] = []
         self._tickets = 0
 
@@ -67,7 +67,7 @@ class WorkQueue(Generic[K]):
 
         A key that is being reconciled is reconciled again, since its snapshot may be out of date.
         """
-        entry = self._entries.setdefault(key, _Entry())
+        entry = self._entries.setdefault(key, _KeyState())
         if entry.due_ns is None or at_ns < entry.due_ns:
             entry.due_ns = at_ns
             self._push(key, entry)
@@ -133,7 +133,7 @@ class WorkQueue(Generic[K]):
         starts = [e.started_ns for e in self._entries.values() if e.started_ns is not None]
         return now_ns - min(starts) if starts else 0
 
-    def _push(self, key: K, entry: _Entry) -> None:
+    def _push(self, key: K, entry: _KeyState) -> None:
         assert entry.due_ns is not None, "only a requested key is queued"
         if entry.started_ns is None:
             # Keys that are due at the same time stay in the order of their requests.

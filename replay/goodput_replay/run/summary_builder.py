@@ -119,7 +119,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         confidence=info.confidence,
     )
     verdict = decide(evidence.classes, evidence.validity)
-    measures = _Measures(folder, info)
+    measures = _RunMeasures(folder, info)
     by_name = info.slo.by_name()
     verdicts = {v.name: v for v in verdict.classes}
     errors = count_errors(folder)
@@ -162,7 +162,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
     )
 
 
-class _Measures:
+class _RunMeasures:
     """Latencies, tokens and rates of one run, by class."""
 
     def __init__(self, folder: Path, info: RunInfo) -> None:
@@ -232,7 +232,7 @@ class _Measures:
 
 
 def _summarise_validity(
-    verdict: Verdict, validity: ValidityEvidence, measures: _Measures, info: RunInfo
+    verdict: Verdict, validity: ValidityEvidence, measures: _RunMeasures, info: RunInfo
 ) -> ValiditySummary:
     valid = verdict.kind is not VerdictKind.INVALID
     virtual = info.emulation is not None

@@ -155,7 +155,7 @@ class _Checker:
             raise DamagedError("the file has more than a million row groups; write larger ones")
         if sum(_count(group, 3) for group in groups) != _count(self._message, 3):
             raise DamagedError("the rows of the row groups do not add up to those of the file")
-        chunks: list[_Chunk] = []
+        chunks: list[_ColumnChunk] = []
         group_bytes: list[int] = []
         large: dict[str, None] = {}
         for group in groups:
@@ -184,7 +184,7 @@ class _Checker:
 
     def _check_chunk(
         self, group: dict[int, Any], chunk: dict[int, Any], leaf: _Leaf, *, walk: bool
-    ) -> _Chunk:
+    ) -> _ColumnChunk:
         meta = _get(chunk, 3, dict)
         if 1 in chunk or _get(meta, 3, list) != leaf.encoded_path:
             raise DamagedError(f"a chunk of column {leaf.name} belongs to another column or file")
@@ -196,7 +196,7 @@ class _Checker:
         if not leaf.repeated and num_values != _count(group, 3):
             raise DamagedError(f"a chunk of column {leaf.name} does not have one value per row")
         if num_values == 0:
-            return _Chunk(start=0, end=0, decoded_bytes=0, dictionary_bytes=0)
+            return _ColumnChunk(start=0, end=0, decoded_bytes=0, dictionary_bytes=0)
         start = data_start = _count(meta, 9)
         if 11 in meta and 0 < _count(meta, 11) < data_start:
             start = _count(meta, 11)
@@ -214,7 +214,7 @@ class _Checker:
         # Arrow may copy a dictionary value for every value of a nested column.
         nested_text = leaf.kind == _BYTE_ARRAY and not leaf.is_flat_text
         value_bytes = _WIDTHS.get(leaf.kind, dictionary_bytes if nested_text else 0)
-        return _Chunk(
+        return _ColumnChunk(
             start=start,
             end=start + size,
             decoded_bytes=max(decoded_bytes, num_values * value_bytes),
@@ -223,7 +223,7 @@ class _Checker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
+class _ColumnChunk:
     """A checked column chunk: its range in the file and its sizes after decompression."""
 
     start: int

@@ -106,8 +106,8 @@ func (s settings) configure() (*options.KubeletFlags, *kubeletconfig.KubeletConf
 	c.Authentication.Anonymous.Enabled, c.Authorization.Mode = true, "AlwaysAllow"
 	c.ClusterDNS, c.ClusterDomain, c.ResolverConfig = []string{s.clusterDNS}, "cluster.local", ""
 	c.RegisterNode, c.EnableControllerAttachDetach = true, false
-	// No cgroups, and the machine's memory and disk are not ours to run short of: a pod is evicted
-	// for what it stores itself, and its volumes are measured as often as the disk bears easily.
+	// No cgroups. The machine's memory and disk are shared with other programs, so a pod is evicted
+	// only for data that it stores itself. Measuring its volumes this often loads the disk little.
 	c.CgroupsPerQOS, c.EnforceNodeAllocatable = false, nil
 	c.EvictionHard, c.ImageGCHighThresholdPercent = map[string]string{}, 100
 	c.VolumeStatsAggPeriod = metav1.Duration{Duration: 2 * time.Second}

@@ -126,7 +126,7 @@ func (s streams) Exec(ctx context.Context, id string, command []string, in io.Re
 	return s.runtime.execute(ctx, id, command, in, writer(out), writer(errs))
 }
 
-// writer keeps a stream that nobody asked for from being a typed nil.
+// writer returns an untyped nil for a stream that was not requested.
 func writer(w io.WriteCloser) io.Writer {
 	if w == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"k8s.io/kubernetes/pkg/volume/secret"
 )
 
-// volumePlugins are Kubernetes' own, for what a pod of ours may name.
+// volumePlugins returns Kubernetes' plugins for the types of volumes that pods may have here.
 func volumePlugins() []volume.VolumePlugin {
 	plugins := hostpath.ProbeVolumePlugins(volume.VolumeConfig{})
 	for _, owned := range [][]volume.VolumePlugin{
