@@ -2,96 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
-from tests.builders.schedulers import make_scheduler
+from tests.builders.schedulers import SteppedScheduler, make_scheduler
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import NS_PER_MS
 from goodput_engine.scheduler import admission, scheduler
 from goodput_engine.scheduler.admission import Rejection
-from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.preemption import Evictor
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 _STEP_NS = 10 * NS_PER_MS
 
 
-@dataclass
-class Engine:
-    """A scheduler with steps of 10 ms, and the gaps between the tokens of each request."""
+def _engine(
+    *,
+    blocks: int,
+    host: int,
+    steps_per_block: float = 0.1,
+    depth: int = 0,
+    preemption: Preemption = Preemption.SWAP,
+    policy: str = Policy.SARATHI,
+) -> SteppedScheduler:
+    """A scheduler with steps of 10 ms."""
+    scheduler = make_scheduler(
+        policy,
+        blocks=blocks,
+        budget=512,
+        seqs=64,
+        waiting=1000,
+        model=2000,
+        depth=depth,
+        host=host,
+        ns_per_block=int(steps_per_block * _STEP_NS),
+        preemption=preemption,
+    )
+    return SteppedScheduler(scheduler=scheduler, step_ns=_STEP_NS)
 
-    blocks: int
-    host: int
-    steps_per_block: float = 0.1
-    depth: int = 0
-    preemption: Preemption = Preemption.SWAP
-    policy: str = Policy.SARATHI
-    now_ns: int = 0
-    gaps: dict[int, list[int]] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
-    flying: list[StepPlan] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.scheduler = make_scheduler(
-            self.policy,
-            blocks=self.blocks,
-            budget=512,
-            seqs=64,
-            waiting=1000,
-            model=2000,
-            depth=self.depth,
-            host=self.host,
-            ns_per_block=int(self.steps_per_block * _STEP_NS),
-            preemption=self.preemption,
-        )
-
-    def offer(
-        self, rid: int, tokens: int, max_output: int, priority: int = 0
-    ) -> ScheduledRequest | Rejection:
-        request = ScheduledRequest(
-            rid=rid,
-            arrival_ns=self.now_ns,
-            input_tokens=tokens,
-            max_output_tokens=max_output,
-            priority=priority,
-        )
-        return self.scheduler.add(request, self.now_ns) or request
-
-    def add(self, rid: int, tokens: int, max_output: int, priority: int = 0) -> ScheduledRequest:
-        request = self.offer(rid, tokens, max_output, priority)
-        assert isinstance(request, ScheduledRequest)
-        return request
-
-    def step(self) -> StepPlan:
-        """One commit, and as many plans as may be under way before it; returns the committed."""
-        while (plan := self.scheduler.plan(self.now_ns)) is not None:
-            self.flying.append(plan)
-        plan = self.flying.pop(0)
-        self.now_ns += _STEP_NS
-        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=_STEP_NS, stopped={})
-        outcome = self.scheduler.commit(plan, result, self.now_ns)
-        for rid in [*outcome.advanced, *(p.request.rid for p in outcome.progress)]:
-            before_ns = self.last.get(rid)
-            if before_ns is not None:
-                self.gaps.setdefault(rid, []).append((self.now_ns - before_ns) // _STEP_NS)
-            self.last[rid] = self.now_ns
-        self.scheduler.check_integrity()
-        return plan
-
-    def run(self) -> int:
-        """Everything to its end; returns the steps it took."""
-        begin_ns = self.now_ns
-        while self.scheduler.has_work:
-            self.step()
-        return (self.now_ns - begin_ns) // _STEP_NS
+def _gaps(engine: SteppedScheduler, rid: int) -> list[int]:
+    """The steps between the tokens of a request."""
+    return [gap_ns // _STEP_NS for gap_ns in engine.gaps_ns(rid)]
 
 
 # --- the first rung ----------------------------------------------------------------------------
-def _crowd(depth: int = 0, steps_per_block: float = 1.0) -> Engine:
+def _crowd(depth: int = 0, steps_per_block: float = 1.0) -> SteppedScheduler:
     """Four answers that outgrow the pool, over a link that copies a block in each step."""
-    engine = Engine(blocks=16, host=64, steps_per_block=steps_per_block, depth=depth)
+    engine = _engine(blocks=16, host=64, steps_per_block=steps_per_block, depth=depth)
     for rid in range(4):
         engine.add(rid, 40 + 3 * rid, 60)
     engine.run()
@@ -105,19 +62,19 @@ def test_a_victim_is_offloaded_early_enough_that_no_other_request_waits_for_its_
 ) -> None:
     engine = _crowd(depth, steps_per_block)
     assert engine.scheduler.stats.swapped_tokens > 0
-    assert engine.gaps[0] == [1] * 59, "the oldest had to wait"
+    assert _gaps(engine, 0) == [1] * 59, "the oldest had to wait"
 
 
 def test_without_offloading_ahead_the_others_wait_for_the_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ahead = max(_crowd().gaps[0])
+    ahead = max(_gaps(_crowd(), 0))
     monkeypatch.setattr(Evictor, "offload_ahead", lambda _: None)
-    assert (ahead, max(_crowd().gaps[0])) == (1, 4)
+    assert (ahead, max(_gaps(_crowd(), 0))) == (1, 4)
 
 
 def test_a_pool_that_will_be_just_full_offloads_no_request() -> None:
-    engine = Engine(blocks=8, host=64, steps_per_block=2.0)
+    engine = _engine(blocks=8, host=64, steps_per_block=2.0)
     for rid in range(2):
         engine.add(rid, 40, 25)  # 64 tokens are stored at the end: four blocks each
     engine.run()
@@ -126,7 +83,7 @@ def test_a_pool_that_will_be_just_full_offloads_no_request() -> None:
 
 @pytest.mark.parametrize("policy", ["orca", "request"])
 def test_blocks_that_were_reserved_are_not_mistaken_for_a_shortage(policy: str) -> None:
-    engine = Engine(blocks=128, host=64, steps_per_block=2.0, policy=policy)
+    engine = _engine(blocks=128, host=64, steps_per_block=2.0, policy=policy)
     engine.add(0, 1000, 1000)
     engine.run()
     assert engine.scheduler.stats.preemptions == 0
@@ -136,7 +93,7 @@ def test_a_victim_to_recompute_stays_until_its_blocks_are_needed() -> None:
     preempted_in: dict[Preemption, int] = {}
     for mode in (Preemption.RECOMPUTE, Preemption.HYBRID):
         # So slow a link that hybrid recomputes.
-        engine = Engine(blocks=4, host=16, steps_per_block=50.0, preemption=mode)
+        engine = _engine(blocks=4, host=16, steps_per_block=50.0, preemption=mode)
         engine.add(1, 30, 20)
         victim = engine.add(2, 30, 20)
         steps = 0
@@ -149,13 +106,15 @@ def test_a_victim_to_recompute_stays_until_its_blocks_are_needed() -> None:
 
 
 # --- the second rung ---------------------------------------------------------------------------
-def _stream(*, host: int, preemption: Preemption = Preemption.SWAP) -> tuple[Engine, int, int]:
+def _stream(
+    *, host: int, preemption: Preemption = Preemption.SWAP
+) -> tuple[SteppedScheduler, int, int]:
     """A hundred answers, one begun every four steps, of which the pool holds ten to their ends.
 
     Returns:
         The engine at the end; how many were rejected; the longest that an accepted one took.
     """
-    engine = Engine(blocks=200, host=host, preemption=preemption)
+    engine = _engine(blocks=200, host=host, preemption=preemption)
     begun: dict[int, int] = {}
     offered = 0
     while offered < 100 or engine.scheduler.has_work:
@@ -168,11 +127,15 @@ def _stream(*, host: int, preemption: Preemption = Preemption.SWAP) -> tuple[Eng
                 assert answer.retry_after_s > 0
             offered += 1
         engine.step()
-    return engine, 100 - len(begun), max(engine.last[rid] - at for rid, at in begun.items())
+    return (
+        engine,
+        100 - len(begun),
+        max(engine.token_times_ns[rid][-1] - at for rid, at in begun.items()),
+    )
 
 
 def test_while_a_copy_waits_a_request_starts_only_if_all_running_ones_can_grow() -> None:
-    engine = Engine(blocks=24, host=200)
+    engine = _engine(blocks=24, host=200)
     for rid in range(8):
         engine.add(rid, 30, 90)
     while engine.scheduler.has_work:
@@ -227,9 +190,9 @@ def test_no_request_is_rejected_for_memory_without_host_memory_or_with_room_in_i
     assert rejected == 0
 
 
-def _full() -> Engine:
+def _full() -> SteppedScheduler:
     """Both memories are full of background requests."""
-    engine = Engine(blocks=12, host=8, policy=Policy.PRIORITY)
+    engine = _engine(blocks=12, host=8, policy=Policy.PRIORITY)
     for rid in range(8):
         engine.add(rid, 30, 90, priority=-1)
     while engine.scheduler.host_blocks[0] >= 4:
@@ -244,7 +207,7 @@ def test_a_request_that_may_displace_others_is_not_rejected_for_memory_that_they
     urgent = engine.add(99, 30, 9, priority=2)
     while urgent.state is not RequestState.FINISHED:
         engine.step()
-    assert max(engine.gaps[99]) == 1
+    assert max(_gaps(engine, 99)) == 1
 
 
 @pytest.mark.parametrize(

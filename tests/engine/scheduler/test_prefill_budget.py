@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders.schedulers import make_configure
+from tests.builders.schedulers import SteppedCore, make_configure
 
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goodput_core.steptime import StepShape
-    from goodput_engine.core.engine_core import EngineCore
     from goodput_engine.scheduler.plan import StepOutcome
 
 MS = NS_PER_MS
@@ -59,10 +58,10 @@ class SlowingForm:
         return [round(t * self.slowness) for t in self._form.decode_times(num_decodes, contexts)]
 
 
-class Engine:
-    """A core in virtual time, and how long its steps took."""
+class SlowingCore(SteppedCore):
+    """A core on such a device, with requests whose outputs have a known length."""
 
-    def __init__(self, *, kv_blocks: int = 30_000, told: bool = True, **changes: Any) -> None:
+    def __init__(self, *, kv_blocks: int = 30_000, **changes: Any) -> None:
         values: dict[str, Any] = {
             "token_budget": 2048,
             "max_num_seqs": 64,
@@ -73,23 +72,17 @@ class Engine:
         profile = replace(
             load_profile("unit"), form=self.form, kv_blocks=kv_blocks, max_model_tokens=1_000_000
         )
-        self.outcomes: list[StepOutcome] = []
-        self.core: EngineCore = build_core(
-            make_configure(**(values | changes)),
-            profile,
-            on_step=self.outcomes.append if told else None,
-        )
-        self.now_ns = 0
+        super().__init__(core=build_core(make_configure(**(values | changes)), profile))
         self._rid = 0
 
-    def submit(
+    def submit_now(
         self, count: int = 1, *, prompt: int = 10, output: int = 10_000,
         tpot_ms: int | None = 50, ttft_ms: int | None = 1000,
     ) -> None:  # fmt: skip
         """Requests that come now."""
         for _ in range(count):
             self._rid += 1
-            rejected = self.core.submit(
+            self.submit(
                 Submit(
                     rid=self._rid,
                     arrival_ns=self.now_ns,
@@ -99,21 +92,15 @@ class Engine:
                         tpot_ns=None if tpot_ms is None else tpot_ms * MS,
                     ),
                     executor=ExecutorInput(output_tokens=output, ignore_eos=True),
-                ),
-                self.now_ns,
+                )
             )
-            assert rejected is None
 
     def steps(self, count: int) -> list[StepOutcome]:
         """So many steps more."""
         before = len(self.outcomes)
-        self.core.advance(self.now_ns)
-        while len(self.outcomes) < before + count:
-            event_ns = self.core.next_event_ns()
-            if event_ns is None:
-                break
-            self.now_ns = event_ns
-            self.core.advance(event_ns)
+        self.wake()
+        while len(self.outcomes) < before + count and self.advance():
+            pass
         self.core.scheduler.check_integrity()
         return self.outcomes[before:]
 
@@ -122,12 +109,12 @@ class Engine:
         return [outcome.result.step_ns / MS for outcome in self.steps(count)]
 
 
-def _learnt(**changes: Any) -> Engine:
+def _learnt(**changes: Any) -> SlowingCore:
     """An engine in which 32 requests decode and a prompt that never ends is computed."""
-    engine = Engine(**changes)
-    engine.submit(32)
+    engine = SlowingCore(**changes)
+    engine.submit_now(32)
     engine.steps(2)
-    engine.submit(prompt=400_000, output=1)
+    engine.submit_now(prompt=400_000, output=1)
     engine.steps(60)
     return engine
 
@@ -155,11 +142,11 @@ def test_a_device_thirty_percent_slower_is_followed_within_twenty_steps() -> Non
 
 def test_what_a_prompts_next_chunk_reads_of_itself_counts() -> None:
     """Late chunks of a long prompt read all of its computed tokens, and get smaller."""
-    engine = Engine(max_num_seqs=64)
+    engine = SlowingCore(max_num_seqs=64)
     engine.form.context_ns = 100
-    engine.submit(32)
+    engine.submit_now(32)
     engine.steps(2)
-    engine.submit(prompt=400_000, output=1)
+    engine.submit_now(prompt=400_000, output=1)
     engine.steps(60)
     assert max(engine.took_ms(250)) <= 50
     late = engine.outcomes[-1].plan
@@ -168,11 +155,11 @@ def test_what_a_prompts_next_chunk_reads_of_itself_counts() -> None:
 
 
 def test_the_tightest_promise_of_those_who_decode_counts_while_they_do() -> None:
-    engine = Engine()
-    engine.submit(8, tpot_ms=100)
-    engine.submit(1, tpot_ms=25, output=100)
+    engine = SlowingCore()
+    engine.submit_now(8, tpot_ms=100)
+    engine.submit_now(1, tpot_ms=25, output=100)
     engine.steps(2)
-    engine.submit(prompt=400_000, output=1)
+    engine.submit_now(prompt=400_000, output=1)
     steps = engine.took_ms(160)
     assert max(steps[40:90]) <= 25
     assert min(steps[-20:]) > 50, "once it has ended, the others' promise counts"
@@ -196,10 +183,10 @@ def test_law_safety_and_budget_change_between_two_steps() -> None:
 
 
 def test_prompts_do_not_starve_behind_decodes_that_fill_the_step() -> None:
-    engine = Engine(token_budget=100)
-    engine.submit(60, prompt=1, tpot_ms=None)
+    engine = SlowingCore(token_budget=100)
+    engine.submit_now(60, prompt=1, tpot_ms=None)
     engine.steps(3)
-    engine.submit(prompt=1000, output=1, ttft_ms=1)
+    engine.submit_now(prompt=1000, output=1, ttft_ms=1)
     engine.steps(1)
     shares = [outcome.plan.shape.prefill_tokens for outcome in engine.steps(40)]
     assert set(shares) == {0, 40}
@@ -207,10 +194,10 @@ def test_prompts_do_not_starve_behind_decodes_that_fill_the_step() -> None:
 
 
 def test_a_prompt_that_has_time_waits_for_64_tokens() -> None:
-    engine = Engine(token_budget=100)
-    engine.submit(60, prompt=1, tpot_ms=None)
+    engine = SlowingCore(token_budget=100)
+    engine.submit_now(60, prompt=1, tpot_ms=None)
     engine.steps(3)
-    engine.submit(prompt=1000, output=1, ttft_ms=100_000)
+    engine.submit_now(prompt=1000, output=1, ttft_ms=100_000)
     assert {outcome.plan.shape.prefill_tokens for outcome in engine.steps(40)} == {0}
 
 
@@ -218,12 +205,12 @@ def test_a_prompt_that_has_time_waits_for_64_tokens() -> None:
 def test_policies_that_keep_prompts_whole_or_size_steps_themselves_are_left_alone(
     policy: str,
 ) -> None:
-    assert Engine(policy=policy).core.scheduler.prefill_budget is None
+    assert SlowingCore(policy=policy).core.scheduler.prefill_budget is None
 
 
 def test_a_law_that_does_not_exist_is_rejected() -> None:
     with pytest.raises(InputError, match="token budget law 'pid' is not one of fixed, ema, model"):
-        Engine(budget_law="pid")
+        SlowingCore(budget_law="pid")
 
 
 @given(
@@ -246,9 +233,8 @@ def test_all_requests_end_within_the_budget_and_fast_forward_changes_nothing(
     policy: str, law: str, budget: int, requests: list[tuple[int, int, int, int | None]]
 ) -> None:
     def life(*, skips: bool) -> list[tuple[int, ...]]:
-        core = Engine(
+        core = SlowingCore(
             kv_blocks=1000,
-            told=not skips,  # an engine that tells of every step skips none
             policy=policy,
             budget_law=law,
             token_budget=budget,

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders.schedulers import add_request, make_configure, make_scheduler, take_step
+from tests.builders.schedulers import (
+    NO_TARGETS,
+    SteppedCore,
+    SteppedScheduler,
+    add_request,
+    make_configure,
+    make_scheduler,
+    take_step,
+)
 
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
@@ -15,93 +23,68 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
 from goodput_engine.messages import Configure, Submit
-from goodput_engine.scheduler.plan import StepPlan, StepResult
 from goodput_engine.scheduler.policies.priority import PriorityPolicy
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 REALTIME, HIGH, NORMAL, LOW = 2, 1, 0, -1
 
 
-class Engine:
-    """A scheduler with steps of a chosen length."""
-
-    def __init__(
-        self, *, ageing_ns: int = 100, blocks: int = 100, seqs: int = 8, budget: int = 100
-    ) -> None:
-        self.now_ns = 0
-        self.scheduler = make_scheduler(
-            PriorityPolicy(ageing_ns=ageing_ns),
-            blocks=blocks,
-            budget=budget,
-            seqs=seqs,
-            waiting=1000,
-            model=10_000,
-        )
-
-    def add(
-        self,
-        rid: int,
-        priority: int,
-        *,
-        tokens: int = 10,
-        max_output: int = 9,
-        targets: Targets | None = None,
-    ) -> ScheduledRequest:
-        request = ScheduledRequest(
-            rid=rid,
-            arrival_ns=self.now_ns,
-            input_tokens=tokens,
-            max_output_tokens=max_output,
-            priority=priority,
-            targets=targets or Targets(),
-        )
-        assert self.scheduler.add(request, self.now_ns) is None
-        return request
-
-    def step(self, step_ns: int = 1) -> StepPlan:
-        plan = self.scheduler.plan(self.now_ns)
-        assert plan is not None
-        self.now_ns += step_ns
-        result = StepResult(plan_id=plan.plan_id, at_ns=self.now_ns, step_ns=step_ns, stopped={})
-        self.scheduler.commit(plan, result, self.now_ns)
-        self.scheduler.check_integrity()
-        return plan
+def _engine(
+    *, ageing_ns: int = 100, blocks: int = 100, seqs: int = 8, budget: int = 100
+) -> SteppedScheduler:
+    scheduler = make_scheduler(
+        PriorityPolicy(ageing_ns=ageing_ns),
+        blocks=blocks,
+        budget=budget,
+        seqs=seqs,
+        waiting=1000,
+        model=10_000,
+    )
+    return SteppedScheduler(scheduler=scheduler)
 
 
-def _started(plan: StepPlan) -> list[int]:
-    return [admitted.rid for admitted in plan.admitted]
+def _add(
+    engine: SteppedScheduler,
+    rid: int,
+    priority: int,
+    *,
+    tokens: int = 10,
+    max_output: int = 9,
+    targets: Targets = NO_TARGETS,
+) -> ScheduledRequest:
+    return engine.add(rid, tokens, max_output, priority=priority, targets=targets)
 
 
 def test_higher_levels_start_first_and_equals_in_the_order_of_their_arrival() -> None:
-    engine = Engine()
+    engine = _engine()
     for rid, priority in enumerate((LOW, -7, NORMAL, HIGH, REALTIME, 9, NORMAL)):
-        engine.add(rid, priority)
-    assert _started(engine.step()) == [4, 5, 3, 2, 6, 0, 1]
+        _add(engine, rid, priority)
+    assert engine.start() == [4, 5, 3, 2, 6, 0, 1]
 
 
 def test_the_least_urgent_and_newest_is_displaced_by_a_waiting_request() -> None:
-    engine = Engine(blocks=6)
-    running = [engine.add(rid, p, tokens=15) for rid, p in ((1, LOW), (2, NORMAL), (3, LOW))]
+    engine = _engine(blocks=6)
+    running = [_add(engine, rid, p, tokens=15) for rid, p in ((1, LOW), (2, NORMAL), (3, LOW))]
     engine.step()
-    engine.add(4, HIGH, tokens=60)
-    assert _started(engine.step()) == [4]
+    _add(engine, 4, HIGH, tokens=60)
+    assert engine.start() == [4]
     assert [r.preemptions for r in running] == [0, 0, 1]
 
 
 def test_for_a_place_in_the_batch_a_higher_level_displaces_and_an_equal_one_waits() -> None:
-    engine = Engine(seqs=2)
-    running = [engine.add(rid, NORMAL) for rid in (1, 2)]
+    engine = _engine(seqs=2)
+    running = [_add(engine, rid, NORMAL) for rid in (1, 2)]
     engine.step()
-    engine.add(3, NORMAL)
-    assert _started(engine.step()) == []
-    engine.add(4, HIGH)
-    assert _started(engine.step()) == [4]
+    _add(engine, 3, NORMAL)
+    assert engine.start() == []
+    _add(engine, 4, HIGH)
+    assert engine.start() == [4]
     assert [r.preemptions for r in running] == [0, 1]
 
 
 def test_out_of_blocks_the_least_urgent_yields_although_it_is_older() -> None:
-    engine = Engine(blocks=2)
-    background, urgent = engine.add(1, LOW, tokens=16), engine.add(2, HIGH, tokens=16)
+    engine = _engine(blocks=2)
+    background, urgent = _add(engine, 1, LOW, tokens=16), _add(engine, 2, HIGH, tokens=16)
     engine.step()
     engine.step()
     assert (background.preemptions, urgent.preemptions) == (1, 0)
@@ -122,43 +105,43 @@ def test_a_displaced_request_makes_no_room_with_the_blocks_that_its_successor_sh
 
 
 def test_an_urgent_prompt_goes_on_and_starts_before_a_less_urgent_one() -> None:
-    engine = Engine(budget=20)
-    engine.add(1, LOW, tokens=60)
+    engine = _engine(budget=20)
+    _add(engine, 1, LOW, tokens=60)
     engine.step()
-    engine.add(2, HIGH, tokens=30)
+    _add(engine, 2, HIGH, tokens=30)
     assert [(c.rid, c.num_tokens) for c in engine.step().chunks] == [(2, 20)]
     assert [(c.rid, c.num_tokens) for c in engine.step().chunks] == [(2, 10), (1, 10)]
 
 
 def test_waiting_raises_a_request_level_by_level_and_running_does_not() -> None:
-    engine = Engine(ageing_ns=100, seqs=1)
-    engine.add(1, NORMAL, max_output=500)
+    engine = _engine(ageing_ns=100, seqs=1)
+    _add(engine, 1, NORMAL, max_output=500)
     engine.step(10)
-    engine.add(2, LOW, max_output=500)
+    _add(engine, 2, LOW, max_output=500)
     started: dict[int, int] = {}
     while len(started) < 2:
         now_ns = engine.now_ns
-        for rid in _started(engine.step(10)):
+        for rid in engine.start(10):
             started[rid] = now_ns
     # Low is high after two W and displaces; normal needs two W to get above it.
     assert started == {2: 10 + 200, 1: 10 + 200 + 200}
 
 
 def test_what_waiting_has_earned_is_not_lost_by_a_preemption() -> None:
-    engine = Engine(ageing_ns=100, seqs=1)
-    engine.add(1, HIGH, max_output=25)
+    engine = _engine(ageing_ns=100, seqs=1)
+    _add(engine, 1, HIGH, max_output=25)
     engine.step(10)
-    aged = engine.add(2, LOW, max_output=100)
+    aged = _add(engine, 2, LOW, max_output=100)
     engine.step(50)
-    younger = engine.add(3, LOW, max_output=1)
+    younger = _add(engine, 3, LOW, max_output=1)
     while aged.state is RequestState.WAITING:
         engine.step(10)
     assert engine.now_ns > 200
-    engine.add(4, REALTIME, max_output=2)
+    _add(engine, 4, REALTIME, max_output=2)
     engine.step(10)
     assert aged.preemptions == 1
     engine.step(10)
-    assert _started(engine.step(10)) == [2]
+    assert engine.start(10) == [2]
     assert younger.state is RequestState.WAITING
 
 
@@ -172,17 +155,17 @@ def test_what_waiting_has_earned_is_not_lost_by_a_preemption() -> None:
 def test_wait_is_bounded_although_more_urgent_requests_never_cease_to_come(
     ageing: int, seqs: int, longest: int, victim: tuple[int, int, int], lead: int
 ) -> None:
-    engine = Engine(ageing_ns=ageing, seqs=seqs)
+    engine = _engine(ageing_ns=ageing, seqs=seqs)
     priority, tokens, max_output = victim
     rid = 0
     request: ScheduledRequest | None = None
     while request is None or request.state is not RequestState.FINISHED:
         while len(engine.scheduler.waiting) < seqs + 1:
             rid += 1
-            engine.add(rid, REALTIME, max_output=1 + rid % longest)
+            _add(engine, rid, REALTIME, max_output=1 + rid % longest)
         if engine.now_ns == lead:
             rid += 1
-            request = engine.add(rid, priority, tokens=tokens, max_output=max_output)
+            request = _add(engine, rid, priority, tokens=tokens, max_output=max_output)
         engine.step()
         if request is not None:
             # To the top, then two rounds: of those that run, and of those before it.
@@ -192,18 +175,20 @@ def test_wait_is_bounded_although_more_urgent_requests_never_cease_to_come(
                 assert waited_ns <= levels * ageing + 2 * (longest + 1) + 1, "it starves"
 
 
-def _decoding(engine: Engine, targets: Targets) -> list[ScheduledRequest]:
+def _decoding(engine: SteppedScheduler, targets: Targets) -> list[ScheduledRequest]:
     """An urgent request with targets, a normal and a low one, all decoding."""
     requests = [
-        engine.add(1, HIGH, max_output=900, targets=targets),
-        engine.add(2, NORMAL, max_output=900),
-        engine.add(3, LOW, max_output=900),
+        _add(engine, 1, HIGH, max_output=900, targets=targets),
+        _add(engine, 2, NORMAL, max_output=900),
+        _add(engine, 3, LOW, max_output=900),
     ]
     engine.step(20 * NS_PER_MS)
     return requests
 
 
-def _who_advances(engine: Engine, requests: list[ScheduledRequest], step_ms: int) -> list[int]:
+def _who_advances(
+    engine: SteppedScheduler, requests: list[ScheduledRequest], step_ms: int
+) -> list[int]:
     before = [r.output_tokens for r in requests]
     engine.step(step_ms * NS_PER_MS)
     gained = zip(requests, before, strict=True)
@@ -211,7 +196,7 @@ def _who_advances(engine: Engine, requests: list[ScheduledRequest], step_ms: int
 
 
 def test_lower_levels_sit_out_below_10_ms_of_slack_and_come_back_at_20() -> None:
-    engine = Engine(ageing_ns=NS_PER_S)
+    engine = _engine(ageing_ns=NS_PER_S)
     requests = _decoding(engine, Targets(tbt_p99_ns=50 * NS_PER_MS))
     steps_ms = (40, 41, 41, 31, 30, 30, 30)
     advanced = [_who_advances(engine, requests, ms) for ms in steps_ms]
@@ -228,7 +213,7 @@ def test_lower_levels_sit_out_below_10_ms_of_slack_and_come_back_at_20() -> None
 
 
 def test_slack_against_tpot_counts_the_time_that_earlier_tokens_left_over() -> None:
-    engine = Engine(ageing_ns=NS_PER_S)
+    engine = _engine(ageing_ns=NS_PER_S)
     requests = _decoding(engine, Targets(tpot_ns=50 * NS_PER_MS))
     # Three times 25 ms early; each step of 65 ms eats 15 of them, and a sixth would be late.
     steps_ms = (25, 25, 25, 65, 65, 65, 65, 65)
@@ -245,29 +230,29 @@ def test_slack_against_tpot_counts_the_time_that_earlier_tokens_left_over() -> N
 def test_no_request_is_paused_for_one_without_urgency_or_targets(
     priority: int, targets: Targets
 ) -> None:
-    engine = Engine()
-    requests = [engine.add(1, priority, targets=targets), engine.add(2, LOW)]
+    engine = _engine()
+    requests = [_add(engine, 1, priority, targets=targets), _add(engine, 2, LOW)]
     for _ in range(4):
         assert _who_advances(engine, requests, 50) == [1, 2]
 
 
 def test_a_paused_level_starts_no_request_and_resumes_when_the_urgent_one_ends() -> None:
-    engine = Engine(ageing_ns=100 * NS_PER_S)
+    engine = _engine(ageing_ns=100 * NS_PER_S)
     requests = _decoding(engine, Targets(tbt_p99_ns=NS_PER_MS))
     for _ in range(3):
         _who_advances(engine, requests, 20)
-    engine.add(4, NORMAL)
-    assert _started(engine.step(20 * NS_PER_MS)) == []
+    _add(engine, 4, NORMAL)
+    assert engine.start(20 * NS_PER_MS) == []
     engine.scheduler.cancel(1)
-    assert _started(engine.step(20 * NS_PER_MS)) == [4]
+    assert engine.start(20 * NS_PER_MS) == [4]
     assert _who_advances(engine, requests, 20) == [2, 3]
 
 
 def test_a_pause_ends_with_the_realtime_request_it_was_for_whatever_its_slack() -> None:
-    engine = Engine(ageing_ns=100 * NS_PER_S)
+    engine = _engine(ageing_ns=100 * NS_PER_S)
     hopeless = Targets(tbt_p99_ns=NS_PER_MS)
-    realtime = engine.add(1, REALTIME, max_output=5, targets=hopeless)
-    high = engine.add(2, HIGH, max_output=9, targets=hopeless)
+    realtime = _add(engine, 1, REALTIME, max_output=5, targets=hopeless)
+    high = _add(engine, 2, HIGH, max_output=9, targets=hopeless)
     while realtime.state is not RequestState.FINISHED:
         engine.step(20 * NS_PER_MS)
     assert high.output_tokens == 4, "it sat out once three levels did"
@@ -275,7 +260,7 @@ def test_a_pause_ends_with_the_realtime_request_it_was_for_whatever_its_slack() 
 
 
 def test_a_pause_is_over_for_a_level_that_has_sat_out_as_long_as_waiting_would_lift_it() -> None:
-    engine = Engine(ageing_ns=200 * NS_PER_MS)
+    engine = _engine(ageing_ns=200 * NS_PER_MS)
     requests = _decoding(engine, Targets(tbt_p99_ns=NS_PER_MS))
     _who_advances(engine, requests, 20)
     advanced = [_who_advances(engine, requests, 20) for _ in range(25)]
@@ -293,27 +278,23 @@ def _configure(ageing_ns: int | None) -> Configure:
 @pytest.mark.parametrize(("ageing_ns", "first"), [(None, 3), (4 * NS_PER_MS, 2)])
 def test_w_comes_from_the_manifest(ageing_ns: int | None, first: int) -> None:
     core = build_core(_configure(ageing_ns), replace(load_profile("unit"), kv_blocks=100))
+    stepped = SteppedCore(core=core)
     submits = ((1, 0, NORMAL), (2, 0, NORMAL), (3, 5, HIGH))
     for rid, at_ms, priority in submits:
-        now_ns = at_ms * NS_PER_MS
-        while (event_ns := core.next_event_ns()) is not None and event_ns < now_ns:
-            core.advance(event_ns)
-        submit = Submit(
-            rid=rid,
-            arrival_ns=now_ns,
-            input_tokens=4,
-            max_output_tokens=20 if rid == 1 else 1,
-            priority=priority + (rid == 1) * 9,
+        stepped.move_to(at_ms * NS_PER_MS)
+        stepped.submit(
+            Submit(
+                rid=rid,
+                arrival_ns=stepped.now_ns,
+                input_tokens=4,
+                max_output_tokens=20 if rid == 1 else 1,
+                priority=priority + (rid == 1) * 9,
+            )
         )
-        assert core.submit(submit, now_ns) is None
-        core.advance(now_ns)
-    started: list[int] = []
-    while core.scheduler.has_work:
-        event_ns = core.next_event_ns()
-        assert event_ns is not None
-        outcome = core.advance(event_ns)
-        if outcome is not None:
-            started += _started(outcome.plan)
+        stepped.wake()
+    earlier = len(stepped.outcomes)
+    stepped.run()
+    started = [a.rid for outcome in stepped.outcomes[earlier:] for a in outcome.plan.admitted]
     assert started[0] == first
 
 
