@@ -19,7 +19,6 @@ FOLDERS = ("core", "traces", "engine", "replay", "operator")
 SOURCES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
 MAX_LINES = 500
-MOVING = {"Target", "Endpoint"}
 
 
 def name_of(path: Path) -> str:
@@ -65,8 +64,7 @@ def class_names(paths: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def test_a_class_name_is_used_once() -> None:
-    repeated = {name: where for name, where in class_names(SOURCES).items() if len(where) > 1}
-    assert {name: where for name, where in repeated.items() if name not in MOVING} == {}
+    assert {name: where for name, where in class_names(SOURCES).items() if len(where) > 1} == {}
 
 
 def test_the_classes_of_the_product_are_found() -> None:

@@ -25,7 +25,7 @@ from goodput_engine.logs import EventCounter
 from goodput_engine.openai.errors import APIError, bad_request, overloaded, unavailable
 from goodput_engine.openai.headers import ServiceClasses, read_targets
 from goodput_engine.request_bodies import MemoryLimit, read_body
-from goodput_engine.router.outcomes import ProxiedRequest
+from goodput_engine.router.proxied_request import ProxiedRequest
 from goodput_engine.router.replicas import read_report
 from goodput_engine.router.response_stream import SATURATED, ResponseStream
 from goodput_engine.router.retry import RetryBudget

@@ -19,14 +19,14 @@ from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import error_event
-from goodput_engine.router.outcomes import read_timings
+from goodput_engine.router.proxied_request import read_timings
 from goodput_engine.router.upstream_client import ReplicaLost, RetryReason, end_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_engine.openai.errors import APIError
-    from goodput_engine.router.outcomes import ProxiedRequest
+    from goodput_engine.router.proxied_request import ProxiedRequest
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.upstream_client import Watchdog
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from multidict import CIMultiDictProxy
 
-    from goodput_engine.router.outcomes import ProxiedRequest
+    from goodput_engine.router.proxied_request import ProxiedRequest
     from goodput_engine.router.replicas import Replica
     from goodput_engine.router.settings import Timeouts
 

@@ -24,7 +24,8 @@ from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
 from goodput_operator.kube.objects import LLMSERVICE
 from goodput_operator.kube.watch import WATCHED, connect, watch_session
 from goodput_operator.manager.health import Health, ProbeServer
-from goodput_operator.reconcile.apply import Applier, EventRecorder, LimitsPusher
+from goodput_operator.reconcile.apply import Applier, LimitsPusher
+from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.reconciler import Reconciler

@@ -15,7 +15,7 @@ from goodput_core.errors import InputError, UsageError
 from goodput_core.placement import PlacementReason
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
-from goodput_engine.router.outcomes import Timings, read_timings
+from goodput_engine.router.proxied_request import Timings, read_timings
 from goodput_engine.router.replicas import EngineReport, ReplicaPool
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.upstreams import (

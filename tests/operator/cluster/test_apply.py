@@ -21,7 +21,8 @@ from goodput_operator.reconcile.actions import (
     Push,
     WriteStatus,
 )
-from goodput_operator.reconcile.apply import Applier, ApplyResult, EventRecorder
+from goodput_operator.reconcile.apply import Applier, ApplyResult
+from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.observe import ServiceRecord
 from goodput_operator.reconcile.snapshot import Snapshot
 from goodput_operator.render.secrets import control_token

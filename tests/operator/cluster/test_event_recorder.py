@@ -8,7 +8,7 @@ import pytest
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.actions import Emit
-from goodput_operator.reconcile.apply import EventRecorder
+from goodput_operator.reconcile.event_recorder import EventRecorder
 
 SERVICE = {
     "apiVersion": "goodput.dev/v1alpha1",

@@ -29,7 +29,8 @@ from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import Cache, key_of, service_of, trim
 from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
-from goodput_operator.reconcile.apply import Applier, EventRecorder
+from goodput_operator.reconcile.apply import Applier
+from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.reconciler import EVENT_DECISION, Reconciler

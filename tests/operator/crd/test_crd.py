@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from goodput_core.cli import installed_version
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.declaration import cross_field_rules, declared_fields
 from goodput_core.spec.llmservice import LLMServiceSpec
@@ -25,6 +26,11 @@ CRD = render_crd()
 (VERSION,) = CRD["spec"]["versions"]
 ROOT = VERSION["schema"]["openAPIV3Schema"]
 TEXT = yaml.safe_dump(CRD, sort_keys=False, width=100, allow_unicode=True)
+COPIES = (
+    Path(__file__).resolve().parents[3] / "charts/goodput/files/crd-llmservices.yaml",
+    # That of an earlier version is frozen; see test_crd_compatibility.py.
+    Path(__file__).with_name("released") / f"{installed_version()}.yaml",
+)
 
 
 def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -53,8 +59,10 @@ DECLARED = dict([*declared(LLMServiceSpec, ".spec"), *declared(LLMServiceStatus,
 
 
 @pytest.mark.golden
-def test_the_chart_installs_this_definition(request: pytest.FixtureRequest) -> None:
-    path = Path(__file__).resolve().parents[3] / "charts/goodput/files/crd-llmservices.yaml"
+@pytest.mark.parametrize("path", COPIES, ids=["chart", "present version"])
+def test_the_copies_of_this_definition_are_equal(
+    path: Path, request: pytest.FixtureRequest
+) -> None:
     if request.config.getoption("--rewrite-golden"):
         path.write_text(TEXT, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == TEXT, "the dataclasses changed; see `make golden`"

@@ -1,8 +1,7 @@
 """Within v1alpha1 only optional fields are added: later releases accept every earlier manifest.
 
-`released/` contains the schema of each release, which does not change once the release is tagged.
-0.1.0 is not tagged yet. Until then its file is the schema of the main branch, and a change of it
-must be deliberate.
+`released/` contains the schema of each version. `make golden` rewrites that of the present version
+(test_crd.py). The files of earlier versions, which are tagged, do not change.
 """
 
 from __future__ import annotations
