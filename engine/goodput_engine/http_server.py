@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from http import HTTPStatus
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,8 @@ from goodput_engine.server_options import CLIENT_CONNECTIONS
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AsyncExitStack
+
+    from aiohttp import StreamReader
 
     from goodput_engine.server_options import ConnectionLimits
 
@@ -130,12 +133,13 @@ def error_response(error: APIError, headers: Mapping[str, str] | None = None) ->
 class _Connection(web.RequestHandler):
     """One client connection, with a time limit for heads and errors in OpenAI's form."""
 
-    __slots__ = ("_head_timer", "_server")
+    __slots__ = ("_body", "_head_timer", "_server")
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, keepalive_timeout=server.limits.idle_s, **options)
         self._server = server
         self._head_timer: asyncio.TimerHandle | None = None
+        self._body: StreamReader | None = None  # that of the latest request
 
     @property
     def waiting_since_s(self) -> float | None:
@@ -151,15 +155,30 @@ class _Connection(web.RequestHandler):
         if not self._server.enforce_limit():
             self._send_last(_TOO_MANY_CONNECTIONS)
 
+    @property
+    def _expects_head(self) -> bool:
+        """True if the next bytes begin or continue a head, and no earlier request runs.
+
+        On Python 3.11 the handler task of a connection starts after its first bytes were read, so
+        the state of that task does not decide this.
+        """
+        return (
+            (self._body is None or self._body.is_eof())
+            and self._current_request is None
+            and not self._messages
+            and not self._force_close
+        )
+
     def data_received(self, data: bytes) -> None:
         """Start the timer of a head that arrives in parts; runs once per read."""
-        requests = self._request_count
+        requests, expects_head = self._request_count, self._expects_head
         super().data_received(data)
         if self._request_count != requests:
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
-        elif self._head_timer is None and self.waiting_since_s is not None:
+            self._body = self._messages[-1][1]
+        elif expects_head and self._head_timer is None:
             self._head_timer = self._loop.call_later(self._server.limits.head_s, self._expire_head)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -205,7 +224,7 @@ class _Connection(web.RequestHandler):
 
     def _expire_head(self) -> None:
         self._head_timer = None
-        if self.waiting_since_s is not None:
+        if self._expects_head:
             self._server.events.add("head_timeouts")
             self._send_last(_HEAD_TIMEOUT)
             self.close()
@@ -218,10 +237,11 @@ class _Connection(web.RequestHandler):
         """
         self._force_close = True  # aiohttp parses nothing more
         transport = self.transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             return
         transport.write(response)
-        if transport.can_write_eof():
+        # The client may have left, although no read has reported it yet.
+        with suppress(OSError):
             transport.write_eof()
         self._loop.call_later(_REJECTION_S, transport.abort)
 

@@ -1,6 +1,6 @@
 """Server and router answer every error of a client with 4xx and count it as no miss.
 
-`GOODPUT_FUZZ_CASES` sets the number of cases (default 300).
+`GOODPUT_FUZZ_CASES` sets the number of cases (default 300) and lifts the time limit of the test.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import gzip
 import json
 import os
 import re
+import runpy
+import socket
+import threading
 import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.builders.http import PATIENCE_S, connect
+from tests.builders.http import PATIENCE_S
 from tests.builders.serving import server_state, serving
 from tests.engine.router.conftest import SETTINGS, until
 
@@ -33,8 +37,9 @@ from goodput_engine.server.state import ServerState
 from goodput_engine.server_options import ConnectionLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
+T = TypeVar("T")
 CASES: Final = int(os.environ.get("GOODPUT_FUZZ_CASES", "300"))
 BODY_S: Final = 0.25
 AGAINST_THE_SERVICE: Final = ("missed", "shed", "error", "timeout")
@@ -45,9 +50,13 @@ CLASSES: Final = tuple(
 
 @dataclass
 class Running:
-    """An engine behind a router, in a separate event loop."""
+    """An engine behind a router, in the event loop of another thread.
 
-    runner: asyncio.Runner
+    As the clients of the product do, a test sends while the server runs: the first bytes may
+    arrive together with the connection.
+    """
+
+    loop: asyncio.AbstractEventLoop
     server: ServerState
     engine_url: str
     router: RouterService
@@ -55,11 +64,11 @@ class Running:
     def responses(self, request: bytes, *, through_router: bool, leaves: bool = False) -> list[int]:
         """Send bytes and return the statuses of the responses; disconnect at once if `leaves`."""
         url = self.router.url if through_router else self.engine_url
-        return self.runner.run(_exchange(url, request, leaves=leaves))
+        return _exchange(url, request, leaves=leaves)
 
     def settled(self) -> dict[str, int]:
         """Return the outcomes since the start, once no request is in flight."""
-        return self.runner.run(self._settled())
+        return _run(self._settled(), self.loop)
 
     async def _settled(self) -> dict[str, int]:
         async with asyncio.timeout(PATIENCE_S):
@@ -72,17 +81,21 @@ class Running:
         return totals
 
 
-async def _exchange(url: str, request: bytes, *, leaves: bool) -> list[int]:
+def _run(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(2 * PATIENCE_S)
+
+
+def _exchange(url: str, request: bytes, *, leaves: bool) -> list[int]:
     data = b""
-    async with connect(url) as (reader, writer), asyncio.timeout(PATIENCE_S):
-        with suppress(ConnectionError):
-            writer.write(request)
-            await writer.drain()
-            while not leaves and not _complete(data):
-                piece = await reader.read(1 << 16)
-                if not piece:
-                    break
-                data += piece
+    address = urlsplit(url)
+    client = socket.create_connection((address.hostname, address.port), PATIENCE_S)
+    with client, suppress(ConnectionError):
+        client.sendall(request)
+        while not leaves and not _complete(data):
+            piece = client.recv(1 << 16)
+            if not piece:
+                break
+            data += piece
     lines = [line for line in data.split(b"\r\n") if line.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))]
     statuses = [status for line in lines if (status := int(line.split()[1])) != 100]
     if statuses and statuses[0] >= 400:
@@ -125,10 +138,17 @@ async def _start(stack: AsyncExitStack) -> tuple[ServerState, str, RouterService
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        stack = AsyncExitStack()
-        yield Running(runner, *runner.run(_start(stack)))
-        runner.run(stack.aclose())
+    loop = uvloop.new_event_loop()  # as in the commands
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    stack = AsyncExitStack()
+    try:
+        yield Running(loop, *_run(_start(stack), loop))
+        _run(stack.aclose(), loop)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 JSON_VALUES: Final = st.recursive(
@@ -233,6 +253,8 @@ def requests(draw: st.DrawFn) -> bytes:
     return whole[: draw(st.integers(1, len(whole)))] if draw(st.integers(0, 9)) == 0 else whole
 
 
+# A count given by the user may take hours; the default takes seconds.
+@pytest.mark.timeout(0 if "GOODPUT_FUZZ_CASES" in os.environ else 120)
 @given(request=requests(), through_router=st.booleans(), leaves=st.booleans())
 @settings(
     max_examples=CASES,
@@ -248,6 +270,16 @@ def test_no_request_of_a_client_is_answered_5xx_or_counted_against_the_service(
     outcomes = running.settled()
     assert not [name for name in AGAINST_THE_SERVICE if outcomes[name]], (outcomes, request[:500])
     assert running.router.outcomes.retries.keys() <= {"stale_connection"}
+
+
+def test_a_given_number_of_cases_has_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOODPUT_FUZZ_CASES", "100000")
+    (fuzz,) = (
+        value
+        for name, value in runpy.run_path(__file__).items()
+        if name.startswith("test_no_request")
+    )
+    assert [mark.args for mark in fuzz.pytestmark if mark.name == "timeout"] == [(0,)]
 
 
 UPLOADS: Final = [

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack, ExitStack
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import pytest
+import uvloop
 from aiohttp import web
-from tests.builders.http import RawConnection, connect
+from tests.builders.http import PATIENCE_S, RawConnection, connect
+from tests.engine.router.conftest import until
 
 from goodput_engine.http_server import listen
 from goodput_engine.server_options import CLIENT_CONNECTIONS, ConnectionLimits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 LOOPBACKS = ("127.0.0.1", "[::1]")
 
@@ -97,6 +99,76 @@ async def test_a_head_that_does_not_arrive_in_time_is_408(stack: AsyncExitStack)
     assert await status_of(connection) == b"408"
     rest = await connection[0].read()
     assert b'"code":"request_timeout"' in rest
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """A runner of each event loop; the commands use uvloop."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner
+
+
+def test_a_head_that_begins_right_after_connecting_has_the_time_limit(
+    runner: asyncio.Runner,
+) -> None:
+    def exchange(port: int) -> list[bytes]:
+        with ExitStack() as stack:
+            sockets = []
+            for _ in range(20):
+                address = ("127.0.0.1", port)
+                sockets.append(stack.enter_context(socket.create_connection(address, PATIENCE_S)))
+                sockets[-1].sendall(HEAD)
+            return [sock.recv(1 << 16)[9:12] for sock in sockets]
+
+    async def serve() -> list[bytes]:
+        async with AsyncExitStack() as stack:
+            limits = ConnectionLimits(head_s=0.1, idle_s=2 * PATIENCE_S)
+            url, _ = await listen(stack, web.Application(), ("127.0.0.1", 0), limits=limits)
+            return await asyncio.to_thread(exchange, int(url.rpartition(":")[2]))
+
+    assert runner.run(serve()) == [b"408"] * 20
+
+
+def test_a_body_that_arrives_late_is_no_head(runner: asyncio.Runner) -> None:
+    """A body that arrives after the response starts no timer, and does not end the connection."""
+
+    async def serve() -> bytes:
+        async with AsyncExitStack() as stack:
+            head_s = 0.05
+            send = await start(stack, ConnectionLimits(head_s=head_s))
+            reader, writer = await send(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b"served")
+                writer.write(b"ab")
+                await writer.drain()
+                # The timer of a connection opened later has expired when this one is answered.
+                assert await status_of(await send(HEAD)) == b"408"
+                writer.write(b"cd" + HEAD + b"\r\n")
+                return await status_of((reader, writer))
+
+    assert runner.run(serve()) == b"200"
+
+
+def test_a_client_that_left_before_its_head_timed_out_causes_no_error(
+    runner: asyncio.Runner,
+) -> None:
+    async def serve() -> None:
+        errors: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with AsyncExitStack() as stack:
+            url, server = await listen(stack, web.Application(), ("127.0.0.1", 0))
+            port = int(url.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(HEAD)
+                await until(lambda: bool(server.connections))
+                connection = cast("Any", server.connections[0])
+                await until(lambda: connection._head_timer is not None)
+            # In the same step of the event loop, so the server has not read that the client left.
+            connection._expire_head()
+            await until(lambda: not server.connections)
+        assert errors == []
+
+    runner.run(serve())
 
 
 async def test_a_head_may_arrive_in_parts_and_a_second_one_too(stack: AsyncExitStack) -> None:
