@@ -17,6 +17,7 @@ from goodput_core.cli import installed_version
 from goodput_core.contract import DISTRIBUTION, ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError, did_you_mean
 from goodput_core.signals import interrupt_by_signals
+from goodput_core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,5 +183,6 @@ def _print_traceback_if_debugging() -> None:
 
 
 def _fail(sentence: str, code: int) -> int:
-    sys.stderr.write(f"error: {sentence}\n")
+    # Sentences quote files and servers.
+    sys.stderr.write(f"error: {printable(sentence)}\n")
     return code

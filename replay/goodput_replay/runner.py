@@ -19,10 +19,12 @@ import msgspec
 import uvloop
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.process import raise_open_files
 from goodput_core.spec.choices import ControlMode
+from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.plan import PlanStats, RequestPlan, RunPlan, survey
@@ -277,7 +279,7 @@ def _print_plan(plan: RequestPlan, stats: PlanStats, console: Console, *, json: 
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in _plan_rows(totals):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     console.print(table)
 
 
@@ -327,4 +329,4 @@ def _plan_rows(totals: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _format_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name or 'none'} {count:,}" for name, count in counts.items())
+    return ", ".join(f"{printable(name) or 'none'} {count:,}" for name, count in counts.items())

@@ -59,6 +59,10 @@ def rich_on_a_broken_pipe(argv):
 def asked_for_help(argv):
     raise SystemExit(0)
 
+def quotes(argv):
+    from goodput_core.errors import UsageError
+    raise UsageError("the target serves \\x1b]0;owned\\x07\\nerror: nothing")
+
 def lazy(argv):
     import a_package_that_is_not_installed
 
@@ -117,6 +121,12 @@ def test_an_error_is_one_sentence_and_an_exit_code(
     assert printed.err.startswith("error: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_control_characters_of_an_error_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["quotes"]) == ExitCode.USAGE
+    expected = r"error: the target serves \x1b]0;owned\x07\nerror: nothing"
+    assert capsys.readouterr().err == f"{expected}\n"
 
 
 def test_the_traceback_of_a_bug_is_shown_on_request(

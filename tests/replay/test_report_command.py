@@ -35,6 +35,14 @@ def test_the_report_is_rebuilt_as_it_was(folder: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"{report}\n"
 
 
+def test_control_characters_of_a_path_are_escaped(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "\x1b]0;owned\x07.html"
+    assert run_command(["replay", "report", str(folder), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == rf"{tmp_path}/\x1b]0;owned\x07.html" + "\n"
+
+
 def test_the_report_is_written_to_out(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     (folder / REPORT_FILE).unlink()

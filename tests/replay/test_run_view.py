@@ -141,3 +141,32 @@ def test_errors_are_listed_with_their_counts(summary: Summary) -> None:
     text = _printed(replace(summary, errors=(error,), other_errors=7))
     assert "1,234 ×  HTTP 404: no [b]x[/]" in text
     assert "7 ×  other errors" in text
+
+
+ESCAPE = "\x1b]0;owned\x07"
+SHOWN = r"\x1b]0;owned\x07"
+
+
+def _with_escapes(summary: Summary, place: str) -> Summary:
+    match place:
+        case "class":
+            named = replace(summary.classes[0], name=ESCAPE)
+            return replace(summary, classes=(named, *summary.classes[1:]))
+        case "trace":
+            return replace(summary, trace=replace(summary.trace, name=f"{ESCAPE}.parquet"))
+        case "error":
+            error = ErrorSummary(outcome="error", status=404, detail=ESCAPE, count=1)
+            return replace(summary, errors=(error,))
+        case _:
+            return replace(summary, verdict=replace(summary.verdict, sentence=f"{ESCAPE} failed."))
+
+
+@pytest.mark.parametrize("place", ["class", "trace", "error", "verdict"])
+def test_control_characters_are_escaped(summary: Summary, place: str) -> None:
+    text = _printed(_with_escapes(summary, place))
+    assert text.replace("\n", "").isprintable()
+    assert SHOWN in text
+
+
+def test_control_characters_of_the_folder_are_escaped(summary: Summary, tmp_path: Path) -> None:
+    assert rf"run: {tmp_path}/{SHOWN}" in _printed(summary, folder=tmp_path / ESCAPE)

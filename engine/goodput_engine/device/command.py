@@ -13,6 +13,7 @@ from rich.table import Table
 from goodput_core.cli import CommandParser
 from goodput_core.errors import UsageError
 from goodput_core.steptime import TableForm
+from goodput_core.text import printable
 from goodput_core.units import NS_PER_MS
 from goodput_engine.device.fit import fit_device, write_profile
 from goodput_engine.device.load import list_profiles, load_profile
@@ -122,11 +123,11 @@ def _list(*, as_json: bool) -> None:
     for profile in profiles:
         row = _summary(profile)
         table.add_row(
-            row["name"],
+            printable(row["name"]),
             row["form"],
             f"{row['kv_tokens']:,}",
             f"{row['max_model_tokens']:,}",
-            row["description"],
+            printable(row["description"]),
         )
     Console(markup=False, highlight=False).print(table)
 
@@ -150,7 +151,7 @@ def _show(profile: DeviceProfile, *, as_json: bool) -> None:
         _print_json(fields)
         return
     console = Console(markup=False, highlight=False)
-    console.print(f"{profile.name}: {profile.description}")
+    console.print(printable(f"{profile.name}: {profile.description}"))
     if profile.illustrative:
         console.print(
             "Illustrative: these figures describe no real device; do not plan capacity with them."
@@ -160,10 +161,12 @@ def _show(profile: DeviceProfile, *, as_json: bool) -> None:
     numbers.add_column("value", justify="right")
     numbers.add_column("from", overflow="fold")
     for number, value in profile.numbers.items():
-        numbers.add_row(number, f"{value:,.10g}", profile.provenance[number])
+        numbers.add_row(number, f"{value:,.10g}", printable(profile.provenance[number]))
     console.print(numbers)
     if isinstance(profile.form, TableForm):
-        console.print(f"\ntable of step times in ms, from: {profile.provenance['table']}")
+        console.print()
+        source = printable(profile.provenance["table"])
+        console.print(f"table of step times in ms, from: {source}")
         console.print(_step_times_table(profile.form))
 
 
@@ -206,7 +209,7 @@ def _fit(args: argparse.Namespace) -> None:
         f"{fit.p50_error_ppm / 10_000:.2f} % (p50) and {fit.p95_error_ppm / 10_000:.2f} % (p95)"
     )
     if args.out is not None:
-        console.print(f"wrote {args.out}", soft_wrap=True)
+        console.print(f"wrote {printable(str(args.out))}", soft_wrap=True)
 
 
 def _print_json(value: object) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError
 from goodput_core.files import is_disk_full
+from goodput_core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         where = out if out is not None else given.folder
         why = error.strerror or type(error).__name__
         raise InputError(f"{where}: the report cannot be written ({why}); give --out") from error
-    sys.stdout.write(f"{written}\n")
+    sys.stdout.write(f"{printable(str(written))}\n")
     return ExitCode.PASS
 
 

@@ -22,6 +22,7 @@ from goodput_core.files import is_disk_full, partial_path, publish
 from goodput_core.signals import StopCause, handle_stop_signals
 from goodput_core.slo.judging import judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.text import printable
 from goodput_replay.run.files import (
     DECISIONS_FILE,
     RECORDS_FILE,
@@ -299,9 +300,8 @@ def stop_on_signals(writer: RunWriter, stop: Callable[[str], object]) -> Iterato
             writer.abandon()
             with suppress(OSError):
                 # Unbuffered: the signal may have interrupted a write to stderr.
-                os.write(
-                    2, f"error: ended immediately by {cause}; {writer.content_clause}\n".encode()
-                )
+                sentence = printable(f"ended immediately by {cause}; {writer.content_clause}")
+                os.write(2, f"error: {sentence}\n".encode())
             os._exit(ExitCode.INTERRUPTED)
         stopping = True
         stop(f"interrupted by {cause}")

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import VerdictKind
+from goodput_core.text import printable
 from goodput_replay.run.files import REPORT_FILE
 from goodput_replay.run.formatting import (
     describe_emulation,
@@ -64,7 +65,7 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
     """
     console.print(_format_heading(summary))
     if summary.emulation is not None:
-        console.print(Text(describe_emulation(summary.emulation)))
+        console.print(Text(printable(describe_emulation(summary.emulation))))
     console.print(_build_attainment(summary, console))
     console.print(_build_latencies(summary, console))
     if summary.overall.misses:
@@ -76,18 +77,18 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
         Text.assemble(
             (summary.verdict.kind.value, _STYLES[summary.verdict.kind]),
             f" ({summary.verdict.reason.value}) ",
-            summary.verdict.sentence,
+            printable(summary.verdict.sentence),
         )
     )
     if folder is not None:
         # Neither wrapped nor styled, so that the path can be copied.
-        console.print(Text(_format_location(folder)), soft_wrap=True)
+        console.print(Text(printable(_format_location(folder))), soft_wrap=True)
 
 
 def _format_heading(summary: Summary) -> Text:
     trace = f"{summary.trace.name}{' (synthetic)' if summary.trace.synthetic else ''}"
     return Text(
-        f"{trace}: {format_count(summary.window.rows_planned)} requests over "
+        f"{printable(trace)}: {format_count(summary.window.rows_planned)} requests over "
         f"{format_seconds(summary.window.length_s)}, {format_rate(summary.overall.offered_per_s)} "
         f"offered, {format_rate(summary.overall.served_per_s)} served"
     )
@@ -143,7 +144,9 @@ def _build_errors(summary: Summary) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for error in summary.errors:
-        table.add_row(f"{format_count(error.count)} ×", Text(error.detail or error.outcome))
+        table.add_row(
+            f"{format_count(error.count)} ×", Text(printable(error.detail or error.outcome))
+        )
     if summary.other_errors:
         table.add_row(f"{format_count(summary.other_errors)} ×", "other errors")
     return table
@@ -181,7 +184,9 @@ def _build_table(title: str, summary: Summary, columns: _Columns) -> Table:
         padding=(0, 1, 0, 0),
     )
     rows = _select_rows(summary)
-    names = [Text(row.name or ("all" if row is summary.overall else "–")) for row in rows]
+    names = [
+        Text(printable(row.name) or ("all" if row is summary.overall else "–")) for row in rows
+    ]
     if max((name.cell_len for name in names), default=0) <= _NAME_WIDTH:
         table.add_column("class", no_wrap=True)
     else:

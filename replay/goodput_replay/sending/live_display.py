@@ -19,6 +19,7 @@ from rich.text import Text
 from goodput_core.histogram import DurationHistogram
 from goodput_core.slo.attainment import AttainmentTally, ClassCounts
 from goodput_core.slo.record import Outcome
+from goodput_core.text import printable
 from goodput_core.units import format_duration
 
 if TYPE_CHECKING:
@@ -131,10 +132,10 @@ def _build_panel(progress: RunProgress) -> Table:
     table.add_row("time", _format_time(progress))
     table.add_row("sent", f"{progress.sent} of {progress.planned}, {progress.in_flight} in flight")
     for class_counts in counts.tally.by_class():
-        table.add_row(Text(class_counts.name or "all"), _format_attained(class_counts))
+        table.add_row(Text(printable(class_counts.name) or "all"), _format_attained(class_counts))
     table.add_row("misses", _format_misses(counts.tally.overall()))
     for error, count in counts.errors.most_common(_SHOWN_ERRORS):
-        table.add_row("error", Text(f"{count} × {error}", style="red"))
+        table.add_row("error", Text(f"{count} × {printable(error)}", style="red"))
     table.add_row("send lag", _format_lag(counts.lag))
     return table
 
@@ -143,7 +144,7 @@ def _format_line(progress: RunProgress) -> str:
     counts = progress.counts
     overall = counts.tally.overall()
     frequent = counts.errors.most_common(_SHOWN_ERRORS)
-    errors = "; ".join(f"{count} × {error}" for error, count in frequent)
+    errors = "; ".join(f"{count} × {printable(error)}" for error, count in frequent)
     return (
         f"{_format_time(progress)}: sent {progress.sent} of {progress.planned}, "
         f"{progress.in_flight} in flight, attained {_format_share(overall)}, "

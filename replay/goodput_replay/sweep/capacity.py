@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
+from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration, format_number
 from goodput_replay.sweep.probe import ProbeRun, replays
 from goodput_replay.sweep.search import RateLevel, SearchLimits, beyond, boundary, next_scale
@@ -87,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
                 except UsageError as error:
                     if not beyond(scale, probes) or run.can_send(scale):
                         raise
-                    console.print(f"not tried: {error}", highlight=False, soft_wrap=True)
+                    _print_line(f"not tried: {error}", console)
                     limits = limits.without(scale, probes)
                     continue
                 _check_device(probe, illustrative=arguments.illustrative)
@@ -125,6 +127,10 @@ def _print_probe(probe: ProbeRun, console: Console) -> None:
     )
 
 
+def _print_line(text: str, console: Console) -> None:
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+
 def _print_result(
     probes: Sequence[ProbeRun], console: Console, out: Path, *, json_output: bool
 ) -> int:
@@ -133,10 +139,10 @@ def _print_result(
     capacity = conclude(valid)
     for probe in probes:
         if not probe.summary.validity.valid:
-            console.print(
+            _print_line(
                 f"error: at {float(probe.scale):g} times the trace's rate the run is invalid: "
                 f"{probe.summary.validity.sentence}",
-                highlight=False,
+                console,
             )
     if json_output:
         sys.stdout.write(json.dumps(as_json(capacity, valid), indent=2) + "\n")
@@ -145,7 +151,9 @@ def _print_result(
         screen = Console(width=_TABLE_WIDTH)
         if valid:
             screen.print(table(valid))
-        screen.print(f"\n{capacity.sentence}\nruns: {out}", highlight=False, soft_wrap=True)
+        screen.print()
+        _print_line(capacity.sentence, screen)
+        _print_line(f"runs: {out}", screen)
     return capacity.exit_code if len(valid) == len(probes) else ExitCode.INVALID
 
 
@@ -289,7 +297,7 @@ def table(probes: Sequence[ProbeRun]) -> Table:
         view.add_column(name, justify="right")
     names = [c.name for c in probes[0].summary.classes if c.objective is not None]
     for name in names:
-        view.add_column(name or "all", justify="right")
+        view.add_column(Text(printable(name) or "all"), justify="right")
     view.add_column("verdict")
     for probe in sorted(probes, key=lambda probe: probe.scale):
         summary = probe.summary

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from goodput_core.errors import ExitCode, InputError, InternalError, Interrupted, UsageError
 from goodput_core.signals import defer_signals
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import Policy
+from goodput_core.text import printable
 from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.settings import read_topology
@@ -73,7 +75,9 @@ def compare(arguments: Any) -> int:
             task = progress.add_task("candidates", total=len(candidates))
 
             def advance(evaluation: Evaluation) -> None:
-                progress.update(task, advance=1, description=label(evaluation.candidate))
+                progress.update(
+                    task, advance=1, description=escape(printable(label(evaluation.candidate)))
+                )
 
             evaluations = evaluate_all(
                 _sweep_input(arguments), candidates, jobs=arguments.jobs, on_done=advance
@@ -89,7 +93,8 @@ def compare(arguments: Any) -> int:
         # With a fixed width, Rich does not cut columns to fit the terminal, which wraps the lines.
         screen = Console(width=_TABLE_WIDTH)
         screen.print(table(evaluations))
-        screen.print(f"\n{recommendation.sentence}.", highlight=False, soft_wrap=True)
+        sentence = printable(f"{recommendation.sentence}.")
+        screen.print(f"\n{sentence}", highlight=False, markup=False, soft_wrap=True)
         if recommendation.lines:
             screen.print(f"\n{recommendation.lines}", highlight=False, end="")
     kinds = {evaluation.verdict for evaluation in evaluations}

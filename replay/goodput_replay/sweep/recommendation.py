@@ -6,14 +6,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode
+from goodput_core.text import printable
 from goodput_core.units import format_number
 from goodput_replay.sweep.candidates import Evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import JustifyMethod
 
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_replay.sweep.candidates import Candidate, ClassResult
@@ -150,12 +154,12 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
         "preemption": [str(row.candidate.preemption) for row in rows],
         "replicas": [str(row.candidate.replicas or "–") for row in rows],
         "placement": [str(row.candidate.placement) for row in rows],
-        "topology": [row.candidate.topology or "–" for row in rows],
+        "topology": [printable(row.candidate.topology) or "–" for row in rows],
     }
     columns += [(name, cells) for name, cells in choices.items() if len(set(cells)) > 1]
     for index, first in enumerate(rows[0].classes):
         cells = [_format_attainment(row.classes[index]) for row in rows]
-        columns.append((f"{first.name or 'all'} met\n(bounds), %", cells))
+        columns.append((f"{printable(first.name) or 'all'} met\n(bounds), %", cells))
     columns.append(("goodput\n/s", [format_number(row.goodput_per_s) for row in rows]))
     for name, field in (
         ("TTFT\np99 ms", "ttft_p99_ms"),
@@ -174,9 +178,10 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
     columns.append(("verdict", [row.verdict.value for row in rows]))
     view = Table(box=None, pad_edge=False)
     for name, _ in columns:
-        view.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True)
+        justify: JustifyMethod = "left" if name in _TEXT_COLUMNS else "right"
+        view.add_column(Text(name), justify=justify, no_wrap=True)
     for row in zip(*(cells for _, cells in columns), strict=True):
-        view.add_row(*row)
+        view.add_row(*map(Text, row))
     return view
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
@@ -37,6 +39,19 @@ def test_a_profile_is_shown_with_every_number_and_where_it_is_from(
     facts = json.loads(capsys.readouterr().out)
     assert facts["name"] == name
     assert facts["provenance"]
+
+
+def test_control_characters_of_a_profile_are_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = files("goodput_engine.device") / "profiles" / "llama-3-8b-h100.yaml"
+    profile = yaml.safe_load(shipped.read_text())
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(profile | {"description": "\x1b]0;owned\x07"}))
+    assert device(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert r"\x1b]0;owned\x07" in shown
 
 
 def test_numbers_are_shown_in_the_files_own_units(capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,6 +265,32 @@ def test_a_dry_run_prints_the_plan(trace: Path, capsys: pytest.CaptureFixture[st
     assert plan["duration_s"] == pytest.approx(1.95, abs=0.001)
 
 
+def test_control_characters_of_a_trace_are_escaped_in_a_dry_run(
+    trace_of: WriteTrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = trace_of(steady_rows(2, slo_class="\x1b]0;class\x07[b]", model_name="\x1b]0;model\x07"))
+    assert run_command(["replay", "--trace", str(trace), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    words = " ".join(shown.split())
+    assert r"classes \x1b]0;class\x07[b] 2" in words
+    assert r"models \x1b]0;model\x07 2" in words
+
+
+async def test_control_characters_of_a_server_are_escaped_in_an_error(
+    serve: Serve, trace: Path, tmp_path: Path
+) -> None:
+    async def script(_: bytes, writer: asyncio.StreamWriter) -> None:
+        ids = r'{"data":[{"id":"\u001b]0;a\u0007"},{"id":"b"}]}'
+        writer.write(http_response(ids.encode()))
+
+    url = await serve(script)
+    ended = await replay("--trace", trace, "--target", url, "--out", tmp_path / "run")
+    assert ended.code == 64
+    assert ended.err.rstrip("\n").isprintable()
+    assert r"\x1b]0;a\x07" in ended.err
+
+
 async def test_a_service_that_cannot_start_ends_the_run_with_its_message(
     trace: Path, tmp_path: Path
 ) -> None:

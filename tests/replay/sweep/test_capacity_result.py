@@ -7,11 +7,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from goodput_core.errors import ExitCode
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.run.folder import RunWriter
-from goodput_replay.sweep.capacity import as_json, conclude
+from goodput_replay.sweep.capacity import _print_result, as_json, conclude
 from goodput_replay.sweep.probe import ProbeRun
 from goodput_replay.sweep.search import RateLevel
 
@@ -126,3 +127,24 @@ def test_the_search_fails_if_no_rate_is_sustained(
     found = conclude([probe(1, RateLevel.FAILED)])
     assert found.sentence == "no tried rate meets every class's objective"
     assert found.exit_code is ExitCode.FAIL
+
+
+def test_control_characters_of_classes_and_sentences_are_escaped(
+    probe: Callable[[float, RateLevel], ProbeRun],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seems, failed = probe(1, RateLevel.SEEMS), probe(2, RateLevel.FAILED)
+    classes = (replace(seems.summary.classes[0], name="\x1b]0;c\x07[b]"),)
+    verdict = replace(seems.summary.verdict, sentence="\x1b]0;s\x07[b]")
+    seems = replace(seems, summary=replace(seems.summary, classes=classes, verdict=verdict))
+    validity = replace(failed.summary.validity, valid=False, sentence="\x1b]0;v\x07[b]")
+    failed = replace(failed, summary=replace(failed.summary, validity=validity))
+    _print_result(
+        [seems, failed], Console(stderr=True), tmp_path / "\x1b]0;f\x07", json_output=False
+    )
+    printed = capsys.readouterr()
+    shown = printed.out + printed.err
+    assert shown.replace("\n", "").isprintable()
+    for text in ("c\\x07[b]", "s\\x07[b]", "v\\x07[b]", "f\\x07"):
+        assert rf"\x1b]0;{text}" in shown

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from rich.console import Console
 from tests.builders.manifests import manifest_path
 
 from goodput_core.slo.verdict import VerdictKind
@@ -14,7 +16,7 @@ from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPol
 from goodput_core.spec.manifest import parse_manifest
 from goodput_replay.sweep.candidates import Candidate, ClassResult, Evaluation, grid
 from goodput_replay.sweep.picture import draw
-from goodput_replay.sweep.recommendation import ranked, recommend
+from goodput_replay.sweep.recommendation import ranked, recommend, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,3 +207,15 @@ def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = value
+
+
+def test_control_characters_of_a_class_and_a_topology_are_escaped() -> None:
+    one = _evaluation(Policy.SLO, passed=True, hours=1.0, goodput=5.0, topology="\x1b]0;t\x07")
+    named = replace(one, classes=(replace(one.classes[0], name="\x1b]0;c\x07[b]"),))
+    plain = replace(EXPENSIVE, classes=named.classes)
+    console = Console(file=(sink := io.StringIO()), width=200)
+    console.print(table([named, plain]))
+    shown = sink.getvalue()
+    assert shown.replace("\n", "").isprintable()
+    assert r"\x1b]0;c\x07[b] met" in shown
+    assert r"\x1b]0;t\x07" in shown
