@@ -19,8 +19,10 @@ PARTS = {
     "loads.py",
     "mock_server.py",
     "plateau.py",
+    "policies_view.py",
     "preemption_modes.py",
     "recorded_pods.py",
+    "rule.py",
     "stand_in_nodes.py",
     "stretched_day.py",
 }

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -76,9 +76,9 @@ class OfferedRequest:
     block_size: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Range:
-    """Uniformly distributed whole numbers, both bounds included."""
+    """Uniformly distributed whole numbers, from `low` to `high` inclusive."""
 
     low: int
     high: int
@@ -158,195 +158,56 @@ class Mix:
         return self.kinds[-1]
 
 
-_SHORT: Final = Kind(
-    share=0.7, prompt=Range(low=8, high=40), output=Range(low=8, high=32), slo_class="short"
+def _kind(share: float, prompt: tuple[int, int], output: tuple[int, int], **more: Any) -> Kind:
+    return Kind(share=share, prompt=Range(*prompt), output=Range(*output), **more)
+
+
+_SHORT: Final = _kind(0.7, (8, 40), (8, 32), slo_class="short", slack_ms=Range(31, 61))
+_LONG: Final = _kind(0.3, (64, 200), (160, 320), slo_class="long", slack_ms=Range(221, 361))
+
+_CHAT: Final = (_kind(1, (1024, 1024), (60, 60), ttft_ms=500, tpot_ms=50),)
+_UNIFORM: Final = (_kind(1, (64, 2048), (8, 192), ttft_ms=600, tpot_ms=40),)
+_BIMODAL: Final = (
+    _kind(0.85, (50, 400), (20, 100), slo_class="chat", ttft_ms=400, tpot_ms=40),
+    _kind(0.15, (3000, 6000), (150, 400), slo_class="document", ttft_ms=1500, tpot_ms=40),
 )
-_LONG: Final = Kind(
-    share=0.3, prompt=Range(low=64, high=200), output=Range(low=160, high=320), slo_class="long"
+# On a device with a small KV pool, the long outputs fill it.
+_KV_BOUND: Final = (
+    _kind(0.8, (32, 128), (8, 48), slo_class="short", ttft_ms=500, tpot_ms=50),
+    _kind(0.2, (128, 512), (400, 800), slo_class="long", ttft_ms=3000, tpot_ms=50),
 )
-
-
-def _mixes() -> Iterator[Mix]:
-    yield Mix(
-        name="chat",
-        kinds=(
-            Kind(
-                share=1,
-                prompt=Range(low=1024, high=1024),
-                output=Range(low=60, high=60),
-                ttft_ms=500,
-                tpot_ms=50,
-            ),
-        ),
+_LONG_PROMPT: Final = (
+    _kind(0.75, (100, 600), (20, 120), slo_class="chat", ttft_ms=500, tpot_ms=50),
+    _kind(0.25, (8000, 24_000), (20, 80), slo_class="report", ttft_ms=4000, tpot_ms=100),
+)
+_DEADLINE: Final = (
+    _kind(0.6, (100, 800), (10, 60), slo_class="quick", slack_ms=Range(700, 2000)),
+    _kind(0.4, (500, 3000), (80, 240), slo_class="slow", slack_ms=Range(3000, 10_000)),
+)
+_TWO_CLASSES: Final = (
+    _kind(0.4, (64, 1024), (20, 100), slo_class="interactive", priority=1, ttft_ms=500, tpot_ms=40),
+    _kind(0.6, (256, 3000), (40, 200), slo_class="batch", ttft_ms=5000, tpot_ms=100),
+)
+_THREE_CLASSES: Final = (
+    _kind(0.25, (32, 512), (10, 60), slo_class="voice", priority=1, ttft_ms=250, tpot_ms=30),
+    _kind(0.45, (64, 1500), (20, 150), slo_class="chat", ttft_ms=800, tpot_ms=50),
+    _kind(0.3, (500, 5000), (50, 250), slo_class="batch", ttft_ms=6000, tpot_ms=120),
+)
+MIXES: Final = {
+    mix.name: mix
+    for mix in (
+        Mix(name="chat", kinds=_CHAT),
+        Mix(name="uniform", kinds=_UNIFORM),
+        Mix(name="bimodal", kinds=_BIMODAL),
+        Mix(name="kv-bound", kinds=_KV_BOUND),
+        Mix(name="long-prompt", kinds=_LONG_PROMPT),
+        Mix(name="deadline", kinds=_DEADLINE),
+        Mix(name="two-classes", kinds=_TWO_CLASSES),
+        Mix(name="three-classes", kinds=_THREE_CLASSES),
+        # The kinds of the generator of `textbook`, with any arrival process and rate.
+        Mix(name="tight-deadlines", kinds=(_SHORT, _LONG)),
     )
-    yield Mix(
-        name="uniform",
-        kinds=(
-            Kind(
-                share=1,
-                prompt=Range(low=64, high=2048),
-                output=Range(low=8, high=192),
-                ttft_ms=600,
-                tpot_ms=40,
-            ),
-        ),
-    )
-    yield Mix(
-        name="bimodal",
-        kinds=(
-            Kind(
-                share=0.85,
-                prompt=Range(low=50, high=400),
-                output=Range(low=20, high=100),
-                slo_class="chat",
-                ttft_ms=400,
-                tpot_ms=40,
-            ),
-            Kind(
-                share=0.15,
-                prompt=Range(low=3000, high=6000),
-                output=Range(low=150, high=400),
-                slo_class="document",
-                ttft_ms=1500,
-                tpot_ms=40,
-            ),
-        ),
-    )
-    # On a device with a small KV pool, the long outputs fill it.
-    yield Mix(
-        name="kv-bound",
-        kinds=(
-            Kind(
-                share=0.8,
-                prompt=Range(low=32, high=128),
-                output=Range(low=8, high=48),
-                slo_class="short",
-                ttft_ms=500,
-                tpot_ms=50,
-            ),
-            Kind(
-                share=0.2,
-                prompt=Range(low=128, high=512),
-                output=Range(low=400, high=800),
-                slo_class="long",
-                ttft_ms=3000,
-                tpot_ms=50,
-            ),
-        ),
-    )
-    yield Mix(
-        name="long-prompt",
-        kinds=(
-            Kind(
-                share=0.75,
-                prompt=Range(low=100, high=600),
-                output=Range(low=20, high=120),
-                slo_class="chat",
-                ttft_ms=500,
-                tpot_ms=50,
-            ),
-            Kind(
-                share=0.25,
-                prompt=Range(low=8000, high=24000),
-                output=Range(low=20, high=80),
-                slo_class="report",
-                ttft_ms=4000,
-                tpot_ms=100,
-            ),
-        ),
-    )
-    yield Mix(
-        name="deadline",
-        kinds=(
-            Kind(
-                share=0.6,
-                prompt=Range(low=100, high=800),
-                output=Range(low=10, high=60),
-                slo_class="quick",
-                slack_ms=Range(low=700, high=2000),
-            ),
-            Kind(
-                share=0.4,
-                prompt=Range(low=500, high=3000),
-                output=Range(low=80, high=240),
-                slo_class="slow",
-                slack_ms=Range(low=3000, high=10_000),
-            ),
-        ),
-    )
-    yield Mix(
-        name="two-classes",
-        kinds=(
-            Kind(
-                share=0.4,
-                prompt=Range(low=64, high=1024),
-                output=Range(low=20, high=100),
-                slo_class="interactive",
-                priority=1,
-                ttft_ms=500,
-                tpot_ms=40,
-            ),
-            Kind(
-                share=0.6,
-                prompt=Range(low=256, high=3000),
-                output=Range(low=40, high=200),
-                slo_class="batch",
-                ttft_ms=5000,
-                tpot_ms=100,
-            ),
-        ),
-    )
-    yield Mix(
-        name="three-classes",
-        kinds=(
-            Kind(
-                share=0.25,
-                prompt=Range(low=32, high=512),
-                output=Range(low=10, high=60),
-                slo_class="voice",
-                priority=1,
-                ttft_ms=250,
-                tpot_ms=30,
-            ),
-            Kind(
-                share=0.45,
-                prompt=Range(low=64, high=1500),
-                output=Range(low=20, high=150),
-                slo_class="chat",
-                ttft_ms=800,
-                tpot_ms=50,
-            ),
-            Kind(
-                share=0.3,
-                prompt=Range(low=500, high=5000),
-                output=Range(low=50, high=250),
-                slo_class="batch",
-                ttft_ms=6000,
-                tpot_ms=120,
-            ),
-        ),
-    )
-    # The kinds of the generator of `textbook`, with any arrival process and rate.
-    yield Mix(
-        name="tight-deadlines",
-        kinds=(
-            _with_slack(_SHORT, Range(low=31, high=61)),
-            _with_slack(_LONG, Range(low=221, high=361)),
-        ),
-    )
-
-
-def _with_slack(kind: Kind, slack_ms: Range) -> Kind:
-    return Kind(
-        share=kind.share,
-        prompt=kind.prompt,
-        output=kind.output,
-        slo_class=kind.slo_class,
-        slack_ms=slack_ms,
-    )
-
-
-MIXES: Final = {mix.name: mix for mix in _mixes()}
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ from benchmarks.cells import Cell, Fleet, Kept, planned_requests, run_cell
 from benchmarks.design import read_knees
 from benchmarks.loads import Load, offered
 from benchmarks.plateau import Curve, Point
-from benchmarks.policies_everywhere import compare, judge_cell, main, student_t95
+from benchmarks.policies_everywhere import main
 from benchmarks.preemption_modes import ModeResult, mode_cells
+from benchmarks.rule import compare, judge_cell, student_t95
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.spec.llmservice import LLMService

@@ -1,0 +1,101 @@
+"""Tables and plot of the comparison of policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goodput_core.spec.choices import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from benchmarks.plateau import Curve
+    from benchmarks.preemption_modes import ModeResult
+    from benchmarks.rule import CellResult
+
+__all__ = ["draw", "show_cells", "show_curves", "show_modes"]
+
+
+def show_cells(results: Sequence[CellResult], seeds: int) -> None:
+    """Print the table of the rule, the worst cells first."""
+    if not results:
+        return
+    width = max(len(result.cell) for result in results)
+    print(
+        f"{'cell':{width}}  {'slo':>6}  {'admitted':>8}  {'worst pair':18}"
+        f"  {'difference':>10}  {'at least':>8}  {'worst seed':>10}"
+    )
+    for result in sorted(results, key=lambda one: one.differences[0].low):
+        worst = result.differences[0]
+        print(
+            f"{result.cell:{width}}  {result.shares[Policy.SLO]:6.1%}  {result.admitted_kept:8.1%}"
+            f"  {worst.policy:10} {result.shares[worst.policy]:7.1%}"
+            f"  {worst.mean:+10.2%}  {worst.low:+8.2%}  {result.worst_seed:10.1%}"
+            f"{'  broken' if result.broken else ''}"
+        )
+    cpu_s = sum(result.cpu_s for result in results)
+    print(
+        f"{len(results)} cells, {seeds} seeds, {cpu_s / 60:.1f} CPU-minutes. The rule is broken in "
+        f"{sum(result.broken for result in results)} cells, in "
+        f"{sum(result.mean_broken for result in results)} of them by the mean difference."
+    )
+
+
+def show_modes(results: Sequence[ModeResult]) -> None:
+    """Print the differences of `hybrid` to the better of the other modes, the worst first."""
+    if not results:
+        return
+    width = max(len(result.cell) for result in results)
+    print(
+        f"\n{'cell':{width}}  {'policy':10}  {'recompute':>9}  {'swap':>6}  {'hybrid':>6}"
+        f"  {'difference':>10}"
+    )
+    for result in sorted(results, key=lambda one: one.difference):
+        shares = result.shares
+        print(
+            f"{result.cell:{width}}  {result.policy:10}  {shares['recompute']:9.1%}"
+            f"  {shares['swap']:6.1%}  {shares['hybrid']:6.1%}  {result.difference:+10.2%}"
+            f"{'  broken' if result.broken else ''}"
+        )
+
+
+def show_curves(lines: Sequence[Curve]) -> None:
+    """Print the kept requests of `slo` by load."""
+    if not lines:
+        return
+    print("\noffered → kept per second (admitted in time), by multiples of the knee")
+    for line in lines:
+        points = "  ".join(
+            f"{p.factor:g}x {p.offered_per_s:.1f}→{p.kept_per_s:.1f} ({p.admitted_kept:.0%})"
+            for p in line.points
+        )
+        print(f"{line.mix:16} {points}  lowest {line.lowest:.1%}{'  broken' * line.broken}")
+
+
+def draw(lines: Sequence[Curve], path: Path) -> None:
+    """Draw kept against offered requests, a panel for each mix and a line for each policy."""
+    from matplotlib.figure import Figure
+
+    mixes = list(dict.fromkeys(line.mix for line in lines))
+    rows = -(-len(mixes) // 3)
+    figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, 3, squeeze=False).flatten()
+    for panel, mix in zip(panels, mixes, strict=False):
+        for line in lines:
+            if line.mix == mix:
+                panel.plot(
+                    [point.factor for point in line.points],
+                    [point.kept_per_s for point in line.points],
+                    marker=".",
+                    label=line.policy,
+                    linewidth=2.5 if line.policy == Policy.SLO else 1,
+                )
+        panel.set_title(mix)
+        panel.set_xlabel("offered, multiples of the knee")
+        panel.set_ylabel("kept requests/s")
+        panel.grid(alpha=0.3)
+    for panel in panels[len(mixes) :]:
+        panel.set_visible(False)
+    panels[0].legend(frameon=False, fontsize="x-small")
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,191 @@
+"""The rule by which `slo` is compared with every other policy, on paired seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.spec.choices import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.cells import Kept
+
+__all__ = ["CellResult", "Difference", "compare", "judge_cell", "lower_bound", "student_t95"]
+
+TOLERANCE: Final = 0.01
+SEED_SHARE: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """`slo` minus another policy, in shares of the offered weight, on paired seeds.
+
+    Args:
+        policy: the other policy.
+        level: lowest priority level that is counted.
+        seeds: number of seeds.
+        mean: mean difference.
+        low: one-sided lower 95 % bound of the mean difference, from Student's t distribution.
+    """
+
+    policy: str
+    level: int
+    seeds: int
+    mean: float
+    low: float
+
+    @property
+    def broken(self) -> bool:
+        """True if the rule is broken."""
+        return self.low < -TOLERANCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """A cell judged by the rule.
+
+    Args:
+        cell: name of the cell.
+        shares: mean kept share of the offered weight, by policy.
+        admitted_kept: kept share of the requests that `slo` admitted, over all seeds.
+        differences: differences to the other policies.
+        worst_seed: lowest share of `slo` in the best policy of the same seed.
+        worst_seed_number: seed of that share.
+        short: True if the seeds are too few for a bound. The rule is then that the mean difference
+            is at least −2 %; single seeds are not judged.
+        cpu_s: CPU time of all runs.
+    """
+
+    cell: str
+    shares: Mapping[str, float]
+    admitted_kept: float
+    differences: tuple[Difference, ...]
+    worst_seed: float
+    worst_seed_number: int
+    short: bool
+    cpu_s: float
+
+    @property
+    def mean_broken(self) -> bool:
+        """True if the mean difference to a policy breaks the rule."""
+        if self.short:
+            return any(difference.mean < -2 * TOLERANCE for difference in self.differences)
+        return any(difference.broken for difference in self.differences)
+
+    @property
+    def seed_broken(self) -> bool:
+        """True if a single seed breaks the rule."""
+        return not self.short and self.worst_seed < SEED_SHARE
+
+    @property
+    def broken(self) -> bool:
+        """True if the rule is broken."""
+        return self.mean_broken or self.seed_broken
+
+
+def compare(one: Sequence[Kept], other: Sequence[Kept]) -> tuple[int, list[float]]:
+    """Return the level at which two policies are compared, and the differences on each seed.
+
+    The difference is in the kept weight of this level and all levels above, as a share of the
+    offered weight of these levels. Levels are compared from the highest on. The comparison ends at
+    the first level at which the policies differ, on average, by more than the tolerance.
+    """
+    levels = sorted({level for run in one for level in run.levels}, reverse=True)
+    differences: list[float] = []
+    for level in levels:
+        differences = []
+        for ours, theirs in zip(one, other, strict=True):
+            whole = _offered(ours, level)
+            gained = _kept(ours, level) - _kept(theirs, level)
+            differences.append(gained / whole if whole else 0.0)
+        if abs(statistics.fmean(differences)) > TOLERANCE:
+            return level, differences
+    return levels[-1], differences
+
+
+def _offered(run: Kept, lowest: int) -> float:
+    return sum(offered for level, (offered, _) in run.levels.items() if level >= lowest)
+
+
+def _kept(run: Kept, lowest: int) -> float:
+    return sum(kept for level, (_, kept) in run.levels.items() if level >= lowest)
+
+
+def lower_bound(differences: Sequence[float]) -> float:
+    """Return the one-sided lower 95 % bound of the mean of paired differences."""
+    count = len(differences)
+    if count < 2:
+        return statistics.fmean(differences)
+    error = statistics.stdev(differences) / count**0.5
+    mean: float = statistics.fmean(differences)
+    bound: float = mean - student_t95(count - 1) * error
+    return bound
+
+
+def student_t95(degrees: int) -> float:
+    """Return the 95 % quantile of Student's t distribution.
+
+    Source: the expansion 26.7.5 of Abramowitz and Stegun, "Handbook of Mathematical Functions",
+    1964; within 1 % from 3 degrees of freedom on.
+    """
+    z, v = 1.6448536269514722, degrees
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    )
+
+
+def judge_cell(
+    name: str, runs: Mapping[str, Mapping[int, Kept]], *, short: bool = False
+) -> CellResult:
+    """Judge a cell by the runs of each policy, by seed; see `CellResult` for `short`."""
+    ours = runs[Policy.SLO]
+    differences = []
+    worst, worst_number = 1.0, 0
+    for policy, by_seed in runs.items():
+        if policy == Policy.SLO:
+            continue
+        one, other = [ours[seed] for seed in by_seed], list(by_seed.values())
+        level, values = compare(one, other)
+        differences.append(
+            Difference(
+                policy=policy,
+                level=level,
+                seeds=len(values),
+                mean=statistics.fmean(values),
+                low=lower_bound(values),
+            )
+        )
+        for seed, run in by_seed.items():
+            share = _seed_share(ours[seed], run)
+            if share < worst:
+                worst, worst_number = share, seed
+    admitted = sum(run.admitted for run in ours.values())
+    return CellResult(
+        cell=name,
+        shares={
+            policy: statistics.fmean(run.share for run in by_seed.values())
+            for policy, by_seed in runs.items()
+        },
+        admitted_kept=sum(run.kept for run in ours.values()) / admitted if admitted else 1.0,
+        differences=tuple(sorted(differences, key=lambda one: one.low)),
+        worst_seed=worst,
+        worst_seed_number=worst_number,
+        short=short,
+        cpu_s=sum(run.wall_s for by_seed in runs.values() for run in by_seed.values()),
+    )
+
+
+def _seed_share(ours: Kept, theirs: Kept) -> float:
+    """Return the share of one run in another, at the first level at which the runs differ."""
+    for level in ours.levels:
+        one, other = _kept(ours, level), _kept(theirs, level)
+        if one != other:
+            return one / other if other else 1.0
+    return 1.0
