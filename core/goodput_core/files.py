@@ -20,14 +20,26 @@ __all__ = ["atomic_file", "is_disk_full", "partial_path", "publish", "write_atom
 _SUFFIX: Final = ".partial"
 
 
-def partial_path(path: Path) -> Path:
-    """Return the temporary name beside `path`, the same for every process."""
-    return path.with_name(path.name + _SUFFIX)
+def partial_path(path: Path, *, private: bool = False) -> Path:
+    """Return the temporary name beside `path`.
+
+    Args:
+        path: the final name.
+        private: True for a hidden name that contains the process's id, so that several processes
+            may write the same file; False for a name that is the same for every process.
+    """
+    name = f".{path.name}.{os.getpid()}" if private else path.name
+    return path.with_name(name + _SUFFIX)
 
 
-def publish(path: Path) -> None:
-    """Rename the complete file `partial_path(path)` to `path`, replacing an earlier one."""
-    partial_path(path).replace(path)
+def publish(path: Path, *, private: bool = False) -> None:
+    """Rename the complete file `partial_path(path)` to `path`, replacing an earlier one.
+
+    Args:
+        path: the final name.
+        private: the value that was given to `partial_path`.
+    """
+    partial_path(path, private=private).replace(path)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -56,21 +68,20 @@ def write_atomically(path: Path, data: bytes) -> None:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a new binary file that replaces `path` when the block ends, with its bytes on the disk.
 
-    The temporary name is hidden and contains the process's id, so that two processes may write
-    the same file: the last one to finish replaces the others' content. If the block raises, the
-    temporary file is removed.
+    Two processes may write the same file: the last one to finish replaces the others' content. If
+    the block raises, the temporary file is removed.
 
     Raises:
         OSError: the file could not be created or written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
+    partial = partial_path(path, private=True)
     file = partial.open("wb")
     try:
         yield file
         file.flush()
         os.fsync(file.fileno())
         file.close()
-        partial.replace(path)
+        publish(path, private=True)
     except BaseException:
         with suppress(OSError):  # on a full disk closing fails as well
             file.close()

@@ -11,11 +11,17 @@ from tests.builders.manifests import llmservice
 from goodput_core.errors import ExitCode, SpecError, UnsupportedError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.profiles import SHIPPED_PROFILES
-from goodput_core.spec.support import require_servable, require_supported
+from goodput_core.spec.support import (
+    require_mounted_profile,
+    require_servable,
+    require_supported,
+)
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
     from enum import StrEnum
+
+    from goodput_core.spec.llmservice import LLMService
 
 
 CHOICES: dict[str, type[StrEnum]] = {
@@ -97,3 +103,39 @@ def test_a_wrong_tensor_parallelism_is_rejected_with_the_right_one(
 
 def test_a_profile_given_as_a_path_is_not_checked() -> None:
     require_servable(service(model__source="emulated://profiles/mine.yaml"))
+
+
+def mounting(source: str, *folders: str) -> LLMService:
+    pod = {
+        "volumes": [{"name": "profiles", "configMap": {"name": "profiles"}}],
+        "volumeMounts": [{"name": "profiles", "mountPath": folder} for folder in folders],
+    }
+    return service(model__source=f"emulated://{source}", engine__pod=pod)
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("/profiles/mine.yaml", "/profiles"),
+        ("/profiles/mine.yaml", "/profiles/"),
+        ("/profiles/mine.yaml", "/profiles/mine.yaml"),
+        ("/data/../profiles/a/mine.yaml", "/profiles"),
+        ("/mine.yaml", "/"),
+        ("unit", "/profiles"),
+    ],
+    ids=["in the folder", "trailing slash", "the file", "normalised", "the root", "shipped"],
+)
+def test_a_profile_in_a_mounted_volume_is_accepted(path: str, folder: str) -> None:
+    require_mounted_profile(mounting(path, "/data", folder))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["typo.yaml", "profiles/mine.yaml", "/profiles2/mine.yaml", "/profiles/../mine.yaml"],
+    ids=["a name", "relative", "another folder", "outside after normalisation"],
+)
+def test_a_profile_outside_of_the_mounts_is_rejected_with_the_remedy(path: str) -> None:
+    with pytest.raises(SpecError, match=r"mount a volume that has the file") as caught:
+        require_mounted_profile(mounting(path, "/profiles"))
+    assert caught.value.path == "spec.model.source"
+    assert repr(path) in str(caught.value)

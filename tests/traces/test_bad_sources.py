@@ -132,15 +132,31 @@ def expect_rejection(path: Path, sentence: str, run_trace: RunTrace, *options: s
         ),
         pytest.param(
             AZURE + ROW + "2023-11-16 18:15:47,1\n",
-            "line 3 has 2 cells, but the header has 3",
+            "line 3 has 2 cells, but the header has 3 (the first missing one is of column "
+            "GeneratedTokens)",
             id="short line",
+        ),
+        pytest.param(
+            AZURE + "2023-11-16 18:15:47,1,2,3\n",
+            "line 2 has 4 cells, but the header has 3 (cell 4 has no column)",
+            id="long line",
         ),
         pytest.param(AZURE + 'x,"1,4\n', "is not valid CSV", id="open quote"),
         pytest.param("a,a\n1,2\n", "the CSV header names a column twice", id="twice"),
         pytest.param(
+            "\nb, a,c,a\n1,2,3,4\n",
+            "line 2: the CSV header names a column twice (a, in the cells 2 and 4)",
+            id="twice in the second line",
+        ),
+        pytest.param(
             "when,prompt\n1,2\n",
-            "the format is not recognised from its columns (prompt, when)",
+            "line 1: the format is not recognised from its columns (prompt, when)",
             id="unknown columns",
+        ),
+        pytest.param(
+            '\n\n{"when": 1, "prompt": 2}\n',
+            "line 3: the format is not recognised from its columns (prompt, when)",
+            id="unknown keys after blank lines",
         ),
         pytest.param(
             moon(timestamp=5) + moon(),
@@ -164,6 +180,16 @@ def expect_rejection(path: Path, sentence: str, run_trace: RunTrace, *options: s
             id="weka unsorted",
         ),
         pytest.param(MOON + "{\n", "line 2 is not valid JSON", id="half an object"),
+        pytest.param(
+            MOON + '{"é": 1\n',
+            "line 2 is not valid JSON: Input data was truncated (byte 8)",
+            id="position of the end of a line",
+        ),
+        pytest.param(
+            MOON + '{"a" 1}\n',
+            "line 2 is not valid JSON: JSON is malformed: expected ':' (byte 5)",
+            id="position in a line",
+        ),
         pytest.param(MOON + "[1]\n", "line 2 is not a JSON object", id="a list"),
         pytest.param("[" * 100_000 + "\n", "line 1 is not valid JSON", id="deep nesting"),
         pytest.param('{"timestamp": NaN}\n', "line 1 is not valid JSON", id="NaN literal"),

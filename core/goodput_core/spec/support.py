@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING
 
 from goodput_core.errors import InputError, SpecError, UnsupportedError
@@ -15,7 +16,7 @@ from goodput_core.spec.profiles import (
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
 
-__all__ = ["require_servable", "require_supported"]
+__all__ = ["require_mounted_profile", "require_servable", "require_supported"]
 
 
 def require_supported(service: LLMService) -> None:
@@ -33,7 +34,8 @@ def require_supported(service: LLMService) -> None:
 def require_servable(service: LLMService) -> None:
     """Reject a manifest that no engine can serve without `--device`.
 
-    A profile given as a path is not checked, because only the engine's pod has the file.
+    A profile given as a path is not checked, because its file may exist only in the engine's pod;
+    see `require_mounted_profile`.
 
     Raises:
         UnsupportedError: a feature is not implemented (see `require_supported`), or the model has
@@ -59,4 +61,29 @@ def require_servable(service: LLMService) -> None:
         service.spec.engine.tensor_parallel,
         profile=model.name,
         expected=SHIPPED_PROFILES[model.name],
+    )
+
+
+def require_mounted_profile(service: LLMService) -> None:
+    """Reject a device profile whose path is not in a volume that the engines' pods mount.
+
+    The image has only the shipped profiles. Without a mount, every pod would fail at its start.
+
+    Raises:
+        SpecError: names the path and the remedy.
+    """
+    model = service.spec.model
+    if model.scheme != "emulated" or not is_profile_path(model.name):
+        return
+    path = posixpath.normpath(model.name)
+    for mount in service.spec.engine.pod.volume_mounts:
+        folder = posixpath.normpath(mount.mount_path)
+        if path == folder or path.startswith(f"{folder.rstrip('/')}/"):
+            return
+    raise SpecError(
+        "spec.model.source",
+        f"no mount of spec.engine.pod.volumeMounts contains the device profile {model.name!r}; "
+        "mount a volume that has the file and give its absolute path, for example "
+        "emulated:///profiles/mine.yaml, or use one of "
+        f"{', '.join(SHIPPED_PROFILES)}",
     )

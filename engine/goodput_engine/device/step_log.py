@@ -7,7 +7,6 @@ only to write or read a log. If pyarrow is missing, the error names the extra to
 from __future__ import annotations
 
 import logging
-import os
 from array import array
 from importlib import import_module
 from operator import attrgetter
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import InputError, UsageError
+from goodput_core.files import partial_path, publish
 from goodput_core.steptime import StepShape
 from goodput_core.steptime.fitting import StepSample
 
@@ -58,7 +58,7 @@ class StepLog:
         if path.exists():
             raise InputError(f"--step-log: {path} exists; name another file")
         self._path = path
-        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._partial = partial_path(path, private=True)
         self._rows = array("q")
         self._remaining = max_steps
         self._unwritten = 0
@@ -66,7 +66,7 @@ class StepLog:
         int64 = self._arrow.int64()
         try:
             self._writer: Any = parquet.ParquetWriter(
-                self._part,
+                self._partial,
                 self._arrow.schema([(name, int64) for name in STEP_COLUMNS]),
                 use_dictionary=False,  # values seldom repeat
             )
@@ -100,9 +100,9 @@ class StepLog:
         try:
             writer.close()
             if self._empty:
-                self._part.unlink()
+                self._partial.unlink()
             else:
-                self._part.replace(self._path)
+                publish(self._path, private=True)
         except OSError as error:
             self._abort(error)
 
@@ -127,7 +127,7 @@ class StepLog:
     def _abort(self, error: OSError) -> None:
         self._writer = None
         self._remaining = 0
-        self._part.unlink(missing_ok=True)
+        self._partial.unlink(missing_ok=True)
         _log.warning("step log ended", extra={"path": str(self._path), "error": str(error)})
 
 

@@ -345,7 +345,8 @@ def _shut_down(
 ) -> FleetDecision:
     """Stop the router first, and the replicas once it has ended, within one grace period.
 
-    A draining router admits no new requests, but needs the replicas to finish running requests.
+    A draining router needs the replicas: it finishes running requests, and serves open and new
+    connections for a few more seconds.
     """
     routers = tuple(p for p in processes if p.role is Role.ROUTER and p.alive)
     if routers and not stop.at_once:

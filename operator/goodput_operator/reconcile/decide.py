@@ -23,7 +23,7 @@ from goodput_core.control import (
 from goodput_core.errors import SpecError, UnsupportedError
 from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.llmservice import LLMService
-from goodput_core.spec.support import require_servable
+from goodput_core.spec.support import require_mounted_profile, require_servable
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.objects import admin_url, format_time
 from goodput_operator.reconcile import events
@@ -108,6 +108,7 @@ def _parse_spec(service: Object) -> LLMServiceSpec | Problem:
     try:
         service_manifest = LLMService.from_dict(manifest)
         require_servable(service_manifest)
+        require_mounted_profile(service_manifest)
     except UnsupportedError as error:
         return Problem(reason=ProblemReason.NOT_BUILT, message=str(error))
     except SpecError as error:

@@ -124,8 +124,14 @@ def rejected_conditions(view: View, problem: Problem) -> list[Condition]:
     """Return the conditions of a service with an invalid spec; its pods stay unchanged."""
     message = "the spec is rejected; existing pods stay unchanged"
     stored = (_stored(view, kind) for kind in (SLO_ATTAINED, SCALING_LIMITED))
+    names = view.owner.names
+    services = [
+        name
+        for name in (names.service, names.engines)
+        if (child := view.children.get(("Service", name))) is not None and not child.ours
+    ]
     return [
-        _serving(view),
+        _no_route(services) or _serving(view),
         _false(RECONCILING, "Stalled", message),
         _stalled([problem]),
         *(condition for condition in stored if condition is not None),
@@ -328,17 +334,22 @@ def _serving(view: View) -> Condition:
     return _false(READY, "NoEngine" if routers else "NoRouter", message)
 
 
+def _no_route(services: Sequence[str]) -> Condition | None:
+    """Return Ready=False if the service does not control these Services; None if there are none."""
+    if not services:
+        return None
+    message = (
+        f"requests cannot be routed: Service {' and '.join(services)} is not "
+        "controlled by this LLMService; rename or delete it"
+    )
+    return _false(READY, ProblemReason.NAME_CONFLICT, message)
+
+
 def _ready(view: View, inputs: StatusInput) -> Condition:
     if inputs.spec.suspend:
         return _false(READY, SUSPENDED, "spec.suspend is set, so no pods run")
     services = [name for kind, name in inputs.repairs.foreign if kind == "Service"]
-    if services:
-        message = (
-            f"requests cannot be routed: Service {' and '.join(services)} is not "
-            "controlled by this LLMService; rename or delete it"
-        )
-        return _false(READY, ProblemReason.NAME_CONFLICT, message)
-    condition = _serving(view)
+    condition = _no_route(services) or _serving(view)
     if condition.reason == "NoEngine" and not inputs.rollout.replicas:
         return _true(READY, "ScaledToZero", "the service is scaled to zero engines")
     return condition

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from goodput_core.errors import InputError, UsageError
+from goodput_core.files import partial_path
 from goodput_core.steptime import StepShape
 from goodput_core.steptime.fitting import StepSample
 from goodput_engine.device.step_log import STEP_COLUMNS, StepLog, read_step_log
@@ -51,7 +52,7 @@ def test_a_log_holds_every_step_in_order(count: int, tmp_path: Path) -> None:
     log = StepLog(path)
     for number in range(1, count + 1):
         log.add(outcome(number, shape_of(number)))
-    assert not path.exists(), "it gets its name when it is whole"
+    assert [*tmp_path.iterdir()] == [partial_path(path, private=True)], "renamed when complete"
     log.close()
     expected = [StepSample(shape_of(number), number) for number in range(1, count + 1)]
     assert read_step_log(path) == expected

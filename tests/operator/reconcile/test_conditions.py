@@ -40,6 +40,11 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
             "spec.model.source: no device profile is called 'a100'; use one of llama-3-70b-4xh100,",
         ),
         (
+            {"model": {"source": "emulated://typo.yaml"}},
+            "InvalidSpec",
+            "spec.model.source: no mount of spec.engine.pod.volumeMounts contains the device",
+        ),
+        (
             {"engine": {"tensorParallel": 4}},
             "InvalidSpec",
             "spec.engine.tensorParallel: is 4, but the device profile unit has 1",
@@ -52,6 +57,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         "a gate",
         "weights",
         "an unknown profile",
+        "a profile that is not mounted",
         "a wrong tensor parallelism",
     ],
 )

@@ -145,6 +145,22 @@ def test_a_service_without_a_route_is_not_ready(running: Cluster, name: str) -> 
     assert running.condition("Ready") == ("True", "Serving")
 
 
+@pytest.mark.parametrize("name", ["chat", "chat-engines"])
+def test_a_service_without_a_route_is_not_ready_with_an_invalid_spec(
+    running: Cluster, name: str
+) -> None:
+    running.remove("Service", name)
+    running.put(foreign_service(name))
+    running.update_spec(engine={"policy": "magic"})
+    running.settle()
+    assert running.condition("Stalled") == ("True", "InvalidSpec")
+    assert running.condition("Ready") == ("False", "NameConflict")
+    assert f"Service {name}" in running.message("Ready")
+    running.remove("Service", name)
+    running.reconcile()
+    assert running.condition("Ready") == ("True", "Serving")
+
+
 def test_a_foreign_object_that_carries_no_requests_leaves_a_service_ready(
     running: Cluster,
 ) -> None:

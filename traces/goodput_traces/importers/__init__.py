@@ -14,7 +14,7 @@ from goodput_traces.importers.mooncake import MooncakeImporter
 from goodput_traces.importers.weka import WekaImporter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from goodput_traces.importers.base import Importer
@@ -29,13 +29,17 @@ READ_COLUMNS: Final = frozenset[str]().union(*(kind.read_columns for kind in FOR
 """Columns read by at least one importer."""
 
 
-def find_importer(name: str | None, columns: Collection[str], path: Path) -> type[Importer]:
+def find_importer(
+    name: str | None, columns: Collection[str], path: Path, columns_line: Callable[[], int | None]
+) -> type[Importer]:
     """Return the importer of a format.
 
     Args:
         name: a name of `FORMATS`; None for the first format whose required columns the file has.
         columns: columns of the file.
         path: the file, for errors.
+        columns_line: returns the number of the line that names the columns, for errors; None if the
+            file has no lines.
 
     Raises:
         NotATraceError: a column of the named format is missing, or no format matches.
@@ -46,9 +50,9 @@ def find_importer(name: str | None, columns: Collection[str], path: Path) -> typ
         if missing:
             raise NotATraceError(
                 path,
-                f"this is not a file of the format {name}, because columns are missing: "
-                f"{', '.join(missing)}; name another --format, or omit --format to have the format "
-                "recognised",
+                f"{_place(columns_line())}this is not a file of the format {name}, because "
+                f"columns are missing: {', '.join(missing)}; name another --format, or omit "
+                "--format to have the format recognised",
             )
         return importer
     for importer in FORMATS.values():
@@ -58,6 +62,10 @@ def find_importer(name: str | None, columns: Collection[str], path: Path) -> typ
     formats = ", ".join(FORMATS)
     raise NotATraceError(
         path,
-        f"the format is not recognised from its columns ({shown[:200]}); "
+        f"{_place(columns_line())}the format is not recognised from its columns ({shown[:200]}); "
         f"name it with --format ({formats}) or rename the columns",
     )
+
+
+def _place(line: int | None) -> str:
+    return "" if line is None else f"line {line}: "

@@ -71,7 +71,7 @@ def import_trace(
     sources = [recognise(path, max_decoded_bytes) for _, path in labelled]
     first_source = sources[0]
     first, records = _read_first_record(first_source, on_bytes)
-    kind = find_importer(form, first.values, first_source.path)
+    kind = find_importer(form, first.values, first_source.path, first_source.columns_line)
     importer = kind(options or ImportOptions())
     if first_source.container is Container.PARQUET:
         try:

@@ -113,6 +113,17 @@ class Source:
         with self._parquet() as file:
             return file.key_values
 
+    def columns_line(self) -> int | None:
+        """Return the number of the line that names the columns; None for a Parquet source.
+
+        Raises:
+            TraceError: the file is damaged.
+        """
+        if self.container is Container.PARQUET:
+            return None
+        with _open_decompressed(self.path, self.compression, self.max_decoded_bytes) as stream:
+            return next(number for number, line in _lines(stream, self.path) if line.strip())
+
     def _parquet_records(self, columns: Collection[str]) -> Iterator[Record]:
         with self._parquet(columns) as file:
             names = [name for name in file.names if name in columns]
@@ -295,6 +306,8 @@ def _json_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Reco
             values = decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
             reason = str(error).replace("malformed (", "(")[:160]
+            if isinstance(error, msgspec.DecodeError) and "(byte " not in reason:
+                reason += f" (byte {len(line.encode())})"  # the line ends too early
             raise TraceError(
                 path, f"line {number} is not valid JSON: {reason}; correct or remove the line"
             ) from error
@@ -359,17 +372,23 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
             header = [name.strip() for name in cells]
             repeated = next((name for name in header if header.count(name) > 1), None)
             if repeated is not None:
+                first = header.index(repeated)
+                second = header.index(repeated, first + 1)
                 raise TraceError(
                     path,
-                    f"line {reader.line_num}: the CSV header names a column twice ({repeated}); "
-                    "rename one",
+                    f"line {reader.line_num}: the CSV header names a column twice ({repeated}, "
+                    f"in the cells {first + 1} and {second + 1}); rename one",
                 )
             continue
         if len(cells) != len(header):
+            if len(cells) < len(header):
+                surplus = f"the first missing one is of column {header[len(cells)]}"
+            else:
+                surplus = f"cell {len(header) + 1} has no column"
             raise TraceError(
                 path,
-                f"line {reader.line_num} has {len(cells)} cells, but the header has {len(header)}; "
-                "correct or remove the line",
+                f"line {reader.line_num} has {len(cells)} cells, but the header has {len(header)} "
+                f"({surplus}); correct or remove the line",
             )
         values: dict[str, Any] = {
             name: cell if cell.strip() else None for name, cell in zip(header, cells, strict=True)
