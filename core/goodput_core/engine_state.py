@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
+from goodput_core.slo.importance import Importance
+
 __all__ = ["NO_STATISTICS", "EngineState", "EngineStatistics"]
 
 
@@ -78,6 +80,8 @@ class EngineState(EngineStatistics):
             sizes the prefill budget.
         prompt_tokens, prompt_reason: latest prefill budget and its reason; 0 and empty before the
             first one.
+        displaceable: importance of the waiting request that a full queue rejects first; None if
+            there is none, or if less than half of the queue is used.
     """
 
     at_ns: int = 0
@@ -102,3 +106,4 @@ class EngineState(EngineStatistics):
     safety_percent: int = 0
     prompt_tokens: int = 0
     prompt_reason: str = ""
+    displaceable: Importance | None = None

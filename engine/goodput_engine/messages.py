@@ -129,6 +129,7 @@ class Submit(_Message, frozen=True, kw_only=True):
         slo_class: name of the request's class.
         targets: SLO targets of the request, already merged from its headers and its class.
         priority: the request's priority; larger is more urgent.
+        weight: weight of the request's class; see `ScheduledRequest`.
         executor: input for the executor only.
     """
 
@@ -140,6 +141,7 @@ class Submit(_Message, frozen=True, kw_only=True):
     slo_class: str = ""
     targets: Targets = Targets()
     priority: int = 0
+    weight: int = 1
     executor: ExecutorInput = ExecutorInput()
 
 

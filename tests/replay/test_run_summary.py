@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from fractions import Fraction
 from importlib.resources import files
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from tests.builders.records import finished_request, request_record
 from tests.replay.conftest import write_run
 
@@ -34,6 +36,7 @@ from goodput_replay.run.summary import (
     write_summary,
 )
 from goodput_replay.run.summary_builder import cut_share
+from goodput_replay.run.terminal import print_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +73,32 @@ def test_counts_and_rates_match_the_records(summary: Summary, synthetic_run: Syn
         assert one.output_tokens == sum(r.output_tokens for r in mine)
     assert summary.overall.good == sum(one.good for one in summary.classes)
     assert summary.overall.requests == summary.window.rows_planned == summary.window.rows_sent
+
+
+def test_weights_are_summed_only_if_they_differ(
+    summary: Summary, synthetic_run: SyntheticRun, tmp_path: Path
+) -> None:
+    assert summary.overall.weighted_goodput_per_s is None
+    assert {row.weighted_goodput_per_s for row in summary.classes} == {None}
+    info = synthetic_run.info
+    weights = {c.name: 2 + 3 * i for i, c in enumerate(info.slo.classes)}
+    classes = tuple(replace(c, weight=weights[c.name]) for c in info.slo.classes)
+    weighted = write_run(
+        tmp_path, replace(info, slo=replace(info.slo, classes=classes)), synthetic_run.records
+    )
+    total = 0.0
+    for row in weighted.classes:
+        total += (worth := row.good * weights.get(row.name, 1) / 300)
+        assert row.weighted_goodput_per_s == pytest.approx(worth, abs=1e-4)
+    assert weighted.overall.weighted_goodput_per_s == pytest.approx(total, abs=1e-4)
+    assert weighted.overall.goodput_per_s == summary.overall.goodput_per_s
+    assert {p.name: p.weight for p in weighted.promises} == weights
+    console = Console(width=160, record=True, file=StringIO())
+    print_summary(weighted, console)
+    assert "weighted" in console.export_text()
+    plain = Console(width=160, record=True, file=StringIO())
+    print_summary(summary, plain)
+    assert "weighted" not in plain.export_text()
 
 
 def test_latencies_are_nearest_rank_quantiles_of_the_records(

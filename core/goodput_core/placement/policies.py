@@ -15,8 +15,9 @@ from fractions import Fraction
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
+from goodput_core.slo.importance import Importance
 from goodput_core.spec.choices import RouterPolicy
 
 __all__ = [
@@ -57,8 +58,12 @@ class PlacementReason(StrEnum):
     """The candidate was sent the longest known prefix of this prompt before."""
     BOUNDED_LOAD = "bounded-load"
     """Another candidate was sent a longer prefix, but has more than its share of requests."""
+    DISPLACES = "displaces"
+    """All ready replicas are saturated, and the request is more important than the least important
+    one that waits on the replica, which the replica rejects if its queue is full."""
     ALL_SATURATED = "all-saturated"
-    """All ready replicas are saturated; the router responds with 429."""
+    """All ready replicas are saturated, and no less important request waits; the router responds
+    with 429."""
     NONE_READY = "none-ready"
     """No replica is ready, except for draining ones; the router responds with 503."""
 
@@ -76,6 +81,8 @@ class ReplicaLoad:
         ready: True if the replica responds.
         saturated: True if the replica should get no more requests (`is_saturated`).
         draining: True if the replica is being stopped.
+        displaceable: importance of the waiting request that a saturated replica rejects first; None
+            if there is none.
     """
 
     name: str
@@ -86,6 +93,7 @@ class ReplicaLoad:
     ready: bool = True
     saturated: bool = False
     draining: bool = False
+    displaceable: Importance | None = None
 
     @property
     def kv_tenths(self) -> int:
@@ -188,14 +196,30 @@ class Placement:
     at_ns: int
 
 
-Place: TypeAlias = Callable[
-    [PlacementState, Sequence[ReplicaLoad], Sequence[int], int],
-    tuple[PlacementState, Placement],
-]
-"""A policy: `place(state, replicas, keys, now_ns)` returns the new state and a placement.
+class Place(Protocol):
+    """A placement policy."""
 
-`keys` are the hashes of the prompt's full blocks. A key stands for its block and every block before
-it (`goodput_core.placement.blockhash`). Only the first `MAX_KEYS` are used."""
+    def __call__(
+        self,
+        state: PlacementState,
+        replicas: Sequence[ReplicaLoad],
+        keys: Sequence[int],
+        now_ns: int,
+        *,
+        importance: Importance | None = None,
+    ) -> tuple[PlacementState, Placement]:
+        """Return the new state and the placement of a request.
+
+        Args:
+            state: state after the previous placement.
+            replicas: loads of all replicas.
+            keys: hashes of the prompt's full blocks. A key stands for its block and every block
+                before it (`goodput_core.placement.blockhash`). Only the first `MAX_KEYS` are used.
+            now_ns: time of the placement.
+            importance: importance of the request; None if it displaces no other.
+        """
+        ...
+
 
 _Select: TypeAlias = Callable[
     [PlacementState, list[ReplicaLoad], Sequence[int]], tuple[str, PlacementReason]
@@ -209,12 +233,21 @@ def _place(
     replicas: Sequence[ReplicaLoad],
     keys: Sequence[int],
     now_ns: int,
+    *,
+    importance: Importance | None = None,
 ) -> tuple[PlacementState, Placement]:
     candidates = [r for r in replicas if r.ready and not r.saturated and not r.draining]
+    displacing = importance is not None and not candidates
+    if displacing:
+        candidates = _find_displaceable(replicas, importance)
     name: str | None = None
     if candidates:
         keys = keys[:MAX_KEYS]
-        name, reason = _SELECT[policy](state, candidates, keys)
+        if displacing:
+            reason = PlacementReason.DISPLACES
+            name = _select_next(_find_emptiest(candidates), state.last)
+        else:
+            name, reason = _SELECT[policy](state, candidates, keys)
         if policy is RouterPolicy.PREFIX_AFFINITY and keys:
             state.prefixes.add(name, keys, [r.name for r in replicas])
         state = PlacementState(
@@ -227,6 +260,24 @@ def _place(
     return state, Placement(
         policy=policy, replica=name, reason=reason, considered=replicas, at_ns=now_ns
     )
+
+
+def _find_displaceable(
+    replicas: Sequence[ReplicaLoad], importance: Importance | None
+) -> list[ReplicaLoad]:
+    """Return the replicas on which the least important request of all replicas waits.
+
+    The list is empty if the new request is not more important.
+    """
+    waiting = [
+        (r.displaceable, r)
+        for r in replicas
+        if r.ready and not r.draining and r.displaceable is not None
+    ]
+    least = min((displaceable for displaceable, _ in waiting), default=None)
+    if least is None or importance is None or importance <= least:
+        return []
+    return [replica for displaceable, replica in waiting if displaceable == least]
 
 
 def _round_robin(

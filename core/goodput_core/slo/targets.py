@@ -11,8 +11,18 @@ from typing import Any, Final
 from goodput_core.spec.declaration import Cel, dns_label_field, spec_field
 from goodput_core.units import NS_PER_MS
 
-__all__ = ["SLOClass", "Targets", "format_objective", "parse_objective", "percentage_field"]
+__all__ = [
+    "MAX_PRIORITY",
+    "SLOClass",
+    "Targets",
+    "format_objective",
+    "parse_objective",
+    "percentage_field",
+]
 
+MAX_PRIORITY: Final = 2**31 - 1
+"""Largest priority of a request; the smallest is its negative."""
+_MAX_WEIGHT: Final = 1_000_000
 _PERCENTAGE: Final = r"^(100|[0-9]{1,2})(\.[0-9]{1,6})?%$"
 
 
@@ -130,6 +140,20 @@ class SLOClass:
         "Share of requests that must meet their targets, such as '99%'; without it the class is "
         "reported but gets no verdict.",
         example="'99%' or '99.9%'",
+    )
+    priority: int = spec_field(
+        "Level of importance of requests that have no X-Priority of their own. Levels are strict: "
+        "a more important request comes before any number of less important ones.",
+        default=0,
+        minimum=-MAX_PRIORITY,
+        maximum=MAX_PRIORITY,
+    )
+    weight: int = spec_field(
+        "Value of a request that meets its targets, relative to the other classes of the same "
+        "priority. Weights of 5 and 2 make one request worth 2.5 others.",
+        default=1,
+        minimum=1,
+        maximum=_MAX_WEIGHT,
     )
 
     @property

@@ -95,7 +95,8 @@ class EngineSpec:
         "Maximum number of running requests.", default=256, minimum=1, maximum=65_536
     )
     max_waiting: int = spec_field(
-        "Maximum number of queued requests; further requests are rejected with 429.",
+        "Maximum number of queued requests. If the queue is full, the least important request, "
+        "new or waiting, is rejected with 429.",
         default=1024,
         minimum=0,
         maximum=1_000_000,

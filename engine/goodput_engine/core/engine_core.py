@@ -292,6 +292,9 @@ class EngineCore:
         host_free, host_total = scheduler.host_blocks
         lengths = scheduler.policy.prediction_error
         decision = None if budget is None else budget.latest
+        displaceable = None
+        if waiting and 2 * waiting >= limits.max_waiting:  # otherwise, no request is rejected
+            displaceable = scheduler.admission.displaceable()
         counters = asdict(scheduler.stats)
         counters["shed"] += self._rejected_draining
         return EngineState(
@@ -318,6 +321,7 @@ class EngineCore:
             safety_percent=0 if budget is None else budget.safety_percent,
             prompt_tokens=0 if decision is None else decision.tokens,
             prompt_reason="" if decision is None else decision.reason,
+            displaceable=displaceable,
         )
 
     def _within_bounds(self, token_budget: int) -> int:
@@ -372,5 +376,6 @@ def _scheduled(submit: Submit, *, holds_blocks: bool = False) -> ScheduledReques
         slo_class=submit.slo_class,
         targets=submit.targets,
         priority=submit.priority,
+        weight=submit.weight,
         holds_blocks=holds_blocks,
     )

@@ -20,7 +20,7 @@ from goodput_core.contract import (
     HEADER_SLO_TPOT_MS,
     HEADER_SLO_TTFT_MS,
 )
-from goodput_core.slo.targets import SLOClass, Targets
+from goodput_core.slo.targets import MAX_PRIORITY, SLOClass, Targets
 from goodput_core.units import NS_PER_MS
 from goodput_engine.openai.errors import bad_request
 
@@ -29,13 +29,13 @@ __all__ = [
     "RequestSLO",
     "ServiceClasses",
     "read_headers",
+    "read_priority",
     "read_targets",
     "write_headers",
 ]
 
 _MAX_REQUEST_ID: Final = 128
 _MAX_MS: Final = 86_400_000
-_MAX_PRIORITY: Final = 2**31 - 1
 _MAX_OUTPUT_TOKENS: Final = 1_048_576
 _DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
@@ -50,7 +50,7 @@ class RequestHeaders:
         request_id: the client's identifier; None if it sent none.
         slo_class: the requested class; None if the headers name none.
         targets: the request's own targets.
-        priority: the request's priority; larger is more urgent, 0 if the headers set none.
+        priority: the request's priority; larger is more urgent, None if the headers set none.
         output_tokens: the true output length of a replayed request, for the executor only; None
             if the request is not replayed.
     """
@@ -58,7 +58,7 @@ class RequestHeaders:
     request_id: str | None
     slo_class: str | None
     targets: Targets
-    priority: int
+    priority: int | None
     output_tokens: int | None
 
 
@@ -69,10 +69,14 @@ class RequestSLO:
     Args:
         slo_class: the class's name.
         targets: the class's targets, overridden by the request's own.
+        priority: the request's own priority, else that of the class.
+        weight: the class's weight.
     """
 
     slo_class: str
     targets: Targets
+    priority: int = 0
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +91,21 @@ class ServiceClasses:
     classes: Mapping[str, SLOClass]
     default: str
 
-    def resolve(self, targets: Targets, *, header: str | None, body: str | None) -> RequestSLO:
-        """Return the class and the targets of a request.
+    def resolve(
+        self,
+        targets: Targets,
+        *,
+        header: str | None,
+        body: str | None,
+        priority: int | None = None,
+    ) -> RequestSLO:
+        """Return the class of a request, its targets and its importance.
 
         Args:
             targets: the request's own targets.
             header: the class in the request's headers; None if they name no class.
             body: the body's `slo_class`; None if it is absent.
+            priority: the request's own priority; None for that of the class.
 
         Raises:
             APIError: 400 for an unknown class, or if header and body name different classes.
@@ -115,7 +127,10 @@ class ServiceClasses:
                 "unknown_slo_class",
             )
         return RequestSLO(
-            slo_class=slo_class.name, targets=slo_class.targets.overridden_by(targets)
+            slo_class=slo_class.name,
+            targets=slo_class.targets.overridden_by(targets),
+            priority=slo_class.priority if priority is None else priority,
+            weight=slo_class.weight,
         )
 
 
@@ -138,7 +153,7 @@ def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
         request_id=request_id,
         slo_class=headers.get(HEADER_SLO_CLASS),
         targets=read_targets(headers),
-        priority=_read_integer(headers, HEADER_PRIORITY, -_MAX_PRIORITY, _MAX_PRIORITY) or 0,
+        priority=read_priority(headers),
         output_tokens=_read_integer(headers, HEADER_OUTPUT_TOKENS, 1, _MAX_OUTPUT_TOKENS),
     )
 
@@ -154,6 +169,15 @@ def read_targets(headers: Mapping[str, str]) -> Targets:
         tpot_ns=_read_milliseconds(headers, HEADER_SLO_TPOT_MS),
         e2e_ns=_read_milliseconds(headers, HEADER_SLO_E2E_MS),
     )
+
+
+def read_priority(headers: Mapping[str, str]) -> int | None:
+    """Read a request's own priority; None if the headers set none.
+
+    Raises:
+        APIError: 400 for an invalid value.
+    """
+    return _read_integer(headers, HEADER_PRIORITY, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 def write_headers(

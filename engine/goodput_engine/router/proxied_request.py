@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from goodput_core.slo.importance import Importance
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_US, ms_to_ns
@@ -103,6 +104,15 @@ class ProxiedRequest:
         self.body = b""
         self.keys = ()
         self.memory.release()
+
+    def importance(self, now_ns: int) -> Importance:
+        """Return the importance of the request for a saturated replica."""
+        return Importance.of(
+            self.slo.targets,
+            priority=self.slo.priority,
+            weight=self.slo.weight,
+            waited_ns=now_ns - self.received_ns,
+        )
 
     def is_overdue(self, now_ns: int) -> bool:
         """True if the target of the first token has passed."""

@@ -23,7 +23,7 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.http_server import error_response
 from goodput_engine.logs import EventCounter
 from goodput_engine.openai.errors import APIError, bad_request, overloaded, unavailable
-from goodput_engine.openai.headers import ServiceClasses, read_targets
+from goodput_engine.openai.headers import ServiceClasses, read_priority, read_targets
 from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.router.proxied_request import ProxiedRequest
 from goodput_engine.router.replicas import read_report
@@ -168,7 +168,10 @@ class Proxy:
         # Only the class is validated here; the engine reports other errors of the body.
         in_body = None if header is not None or compressed else _class_in(state.body)
         state.slo = self._classes.resolve(
-            read_targets(request.headers), header=header, body=in_body
+            read_targets(request.headers),
+            header=header,
+            body=in_body,
+            priority=read_priority(request.headers),
         )
         if not compressed:
             state.keys = self._replicas.prompt_keys_of(state.body)
@@ -183,7 +186,9 @@ class Proxy:
         """
         if self.rejecting and request.protocol not in self._old_connections:
             raise unavailable("the router is stopping; retry shortly", "draining")
-        replica, placement = self._replicas.place(self._clock(), state.keys)
+        now_ns = self._clock()
+        importance = state.importance(now_ns)
+        replica, placement = self._replicas.place(now_ns, state.keys, importance=importance)
         if replica is None:
             if placement.reason is PlacementReason.ALL_SATURATED:
                 raise overloaded("every replica is full; retry shortly", 1)
@@ -290,7 +295,10 @@ class Proxy:
         """
         if state.retried:
             return None
-        replica, _ = self._replicas.place(self._clock(), state.keys, exclude=state.tried)
+        now_ns = self._clock()
+        replica, _ = self._replicas.place(
+            now_ns, state.keys, exclude=state.tried, importance=state.importance(now_ns)
+        )
         if replica is None or not self._budget.spend():
             return None
         state.retried = True

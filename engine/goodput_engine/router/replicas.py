@@ -14,6 +14,7 @@ from yarl import URL
 
 from goodput_core.contract import TOKENIZER_EMULATED
 from goodput_core.placement import PLACEMENTS, Placement, PlacementState, ReplicaLoad
+from goodput_core.slo.importance import Importance  # noqa: TC001 - msgspec reads the annotations
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS
 from goodput_engine.router.prompt_keys import PromptForm, prompt_keys
@@ -43,6 +44,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     kv_total_blocks: int = 0
     draining: bool = False
     saturated: bool | None = None
+    displaceable: Importance | None = None
     block_size: int = 0
     tokenizer: str = ""
 
@@ -129,6 +131,7 @@ class Replica:
                 ready=self._ready,
                 saturated=self.saturated,
                 draining=report.draining,
+                displaceable=report.displaceable,
             )
         return self._load
 
@@ -240,11 +243,25 @@ class ReplicaPool:
         return () if replica is None else prompt_keys(body, replica.form)
 
     def place(
-        self, now_ns: int, keys: Sequence[int] = (), *, exclude: Collection[str] = ()
+        self,
+        now_ns: int,
+        keys: Sequence[int] = (),
+        *,
+        exclude: Collection[str] = (),
+        importance: Importance | None = None,
     ) -> tuple[Replica | None, Placement]:
-        """Choose a replica for one request, except those named in `exclude`."""
+        """Choose a replica for one request.
+
+        Args:
+            now_ns: the current time.
+            keys: the request's prompt keys.
+            exclude: names of replicas that are not chosen.
+            importance: the request's importance; None if it displaces no other request.
+        """
         loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in exclude]
-        self._state, placement = self._place(self._state, loads, keys, now_ns)
+        self._state, placement = self._place(
+            self._state, loads, keys, now_ns, importance=importance
+        )
         if placement.replica is None:
             return None, placement
         return self._replicas[placement.replica], placement

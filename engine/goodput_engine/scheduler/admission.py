@@ -1,8 +1,8 @@
 """Admission of requests to the queue, and removal of requests that were admitted.
 
 A request is rejected if the engine cannot serve its length, if the queue or host memory is full, or
-if the policy rejects it. Every request in the queue could run alone, so the scheduler cannot
-deadlock.
+if the policy rejects it. A full queue rejects the least important request, new or waiting. Every
+request in the queue could run alone, so the scheduler cannot deadlock.
 
 An admitted request is removed if a new request displaces it from the queue, or if it is late and
 late requests are dropped. It is reported like a rejected one.
@@ -18,8 +18,10 @@ from goodput_core.spec.choices import LateRequests
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.overdue import DROPPABLE, OverdueRequests
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
+from goodput_engine.scheduler.unstarted import UnstartedRequests
 
 if TYPE_CHECKING:
+    from goodput_core.slo.importance import Importance
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request_table import RequestTable
 
@@ -98,6 +100,7 @@ class Admission:
         "_policy",
         "_removed",
         "_table",
+        "_unstarted",
         "_view",
         "overdue",
         "shed",
@@ -117,6 +120,7 @@ class Admission:
         if view.late_requests is LateRequests.DROP:
             self.overdue = OverdueRequests(table.requests)
         self._displaces = policy.overrides("displaced_waiting")
+        self._unstarted = UnstartedRequests(view.waiting, policy.priority_level)
 
     def admit(self, request: ScheduledRequest) -> Rejection | None:
         """Enqueue a new request; return the rejection if it is rejected instead."""
@@ -129,7 +133,12 @@ class Admission:
         starting = 0
         if needed <= free_blocks:
             starting = max(0, view.limits.max_num_seqs - view.num_running)
-        rejection = self._check_length(request) or self._check_queue(starting)
+        rejection = self._check_length(request)
+        victim: ScheduledRequest | None = None
+        if rejection is None and self._is_full(starting):
+            victim = self._less_important(request)
+            if victim is None:
+                rejection = self._queue_full(starting)
         if rejection is None:
             request.output_limit = self.output_limit(request)
             rejection = self._policy.reject(request)
@@ -146,11 +155,25 @@ class Admission:
             for removal in list(self._policy.displaced_waiting(request)):
                 waiting = removal.request
                 assert waiting.state is RequestState.WAITING, waiting.state
-                assert not waiting.first_scheduled_ns, "only an unstarted request is displaced"
+                assert not waiting.admitted_tokens, "only an unstarted request is displaced"
                 self.remove(removal)
+        # The policy may have displaced enough requests.
+        if victim is not None and victim.state is RequestState.WAITING and self._is_full(starting):
+            self._displace(victim)
         table.enqueue(request)
+        self._unstarted.add(request, view.now_ns, waiting=len(view.waiting))
         self.watch(request)
         return None
+
+    def displaceable(self) -> Importance | None:
+        """Return the importance of the request that a full queue would reject first.
+
+        A new request is admitted to a full queue if it is more important. None if no waiting
+        request may be displaced.
+        """
+        now_ns = self._view.now_ns
+        least = self._unstarted.least(now_ns)
+        return None if least is None else self._unstarted.importance(least, now_ns)
 
     def watch(self, request: ScheduledRequest) -> None:
         """Watch the targets of an admitted request if late requests are dropped."""
@@ -215,21 +238,38 @@ class Admission:
             )
         return None
 
-    def _check_queue(self, starting: int) -> Rejection | None:
-        """Check the length of the queue.
+    def _is_full(self, starting: int) -> bool:
+        """Return True if the queue has no place for one more request.
 
         Args:
             starting: waiting requests, the new one included, that the next plan can start.
         """
+        return len(self._view.waiting) + 1 - starting > self._view.limits.max_waiting
+
+    def _queue_full(self, starting: int) -> Rejection:
         waiting = len(self._view.waiting) + 1 - starting
         max_waiting = self._view.limits.max_waiting
-        if waiting <= max_waiting:
-            return None
         return Rejection(
             reason="queue_full",
             detail=f"{waiting - 1} requests are waiting, of at most {max_waiting}; try again later",
             retry_after_s=self._retry_after_s(waiting),
         )
+
+    def _less_important(self, request: ScheduledRequest) -> ScheduledRequest | None:
+        """Return the least important waiting request if the new one is more important."""
+        index, now_ns = self._unstarted, self._view.now_ns
+        least = index.least(now_ns)
+        if least is None or index.importance(least, now_ns) >= index.importance(request, now_ns):
+            return None
+        return least
+
+    def _displace(self, victim: ScheduledRequest) -> None:
+        rejection = Rejection(
+            reason="displaced",
+            detail="the queue is full, and a more important request arrived; try again later",
+            retry_after_s=self._retry_after_s(len(self._view.waiting)),
+        )
+        self.remove(Removal(request=victim, rejection=rejection))
 
     def _host_memory_is_full(self, request: ScheduledRequest) -> bool:
         """Return True if a request must not wait for memory (measure 3 of `preemption`)."""

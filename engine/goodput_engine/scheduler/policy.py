@@ -293,6 +293,19 @@ class SchedulingPolicy(ABC):
         return ()
 
     # --- admit -------------------------------------------------------------------------------
+    def priority_level(
+        self,
+        request: ScheduledRequest,
+        now_ns: int,  # noqa: ARG002
+    ) -> tuple[int, int | None]:
+        """Return the level of a new or waiting request, by which a full queue rejects.
+
+        Returns:
+            The level, in the units of `ScheduledRequest.priority`, and the time at which the
+            request rises to the next level; None if it never rises.
+        """
+        return request.priority, None
+
     def reject(self, request: ScheduledRequest) -> Rejection | None:  # noqa: ARG002
         """Return a rejection of a request that could be served later; None to accept it."""
         return None

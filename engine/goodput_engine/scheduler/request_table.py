@@ -86,6 +86,8 @@ class ScheduledRequest:
         slo_class: name of its class.
         targets: its SLO targets; the first token is due at `arrival_ns + targets.ttft_ns`.
         priority: larger is more urgent.
+        weight: value of serving it in time, relative to other requests of the same priority; at
+            least 1.
         holds_blocks: True if it keeps its blocks after its end, until `KVTransfer.release`.
     """
 
@@ -97,6 +99,7 @@ class ScheduledRequest:
     slo_class: str = ""
     targets: Targets = field(default_factory=Targets)
     priority: int = 0
+    weight: int = 1
     holds_blocks: bool = False
 
     # --- set by the scheduler ----------------------------------------------------------------

@@ -107,12 +107,12 @@ class Scheduler(SchedulerView):
         self._kv = kv
         self._host = host
         self.next_plan_id = 1
-        self._admission = Admission(policy=policy, table=table, view=self)
+        self.admission = Admission(policy=policy, table=table, view=self)
         self._evictor = Evictor(policy=policy, table=table, view=self, depth=depth)
         self.fast_forward = FastForward(
             scheduler=self, table=table, evictor=self._evictor, depth=depth
         )
-        self.transfer = KVTransfer(policy=policy, table=table, admission=self._admission, view=self)
+        self.transfer = KVTransfer(policy=policy, table=table, admission=self.admission, view=self)
         # An optional hook is called only if the policy overrides it.
         self._preempts_ahead = policy.overrides("preempt_ahead")
         self._orders_prompts = policy.overrides("prefill_order", "precedes")
@@ -140,7 +140,7 @@ class Scheduler(SchedulerView):
             swapped_tokens=evictor.swapped_tokens,
             prefix_queried_tokens=self._prefix_queried_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
-            shed=self._admission.shed,
+            shed=self.admission.shed,
         )
 
     # --- requests and limits -----------------------------------------------------------------
@@ -148,11 +148,11 @@ class Scheduler(SchedulerView):
         """Enqueue a new request; return the rejection if it is rejected instead."""
         assert request.rid not in self._table.requests, request.rid
         self.now_ns = now_ns
-        return self._admission.admit(request)
+        return self.admission.admit(request)
 
     def take_removed(self) -> list[Removal]:
         """Return the admitted requests that were displaced or dropped since the last call."""
-        return self._admission.take_removed()
+        return self.admission.take_removed()
 
     def cancel(self, rid: int) -> bool:
         """Cancel a request; do nothing for an unknown or finished one.
@@ -186,7 +186,7 @@ class Scheduler(SchedulerView):
             return None
         self.now_ns = now_ns
         if self.late_requests is LateRequests.DROP:
-            self._admission.drop_late()
+            self.admission.drop_late()
         if self._preempts_ahead:
             for request in policy.preempt_ahead():
                 if request.displaceable:
@@ -293,7 +293,7 @@ class Scheduler(SchedulerView):
         if not request.first_scheduled_ns:
             request.first_scheduled_ns = self.now_ns
             request.cached_tokens = cached
-        self._admission.starts_ns.append(self.now_ns)
+        self.admission.starts_ns.append(self.now_ns)
         step.admitted.append(
             Admitted(rid=request.rid, blocks=tuple(request.blocks), cached_tokens=cached)
         )

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from goodput_core.engine_state import EngineState
+    from goodput_core.slo.importance import Importance
     from goodput_engine.core_client import CoreClient
     from goodput_engine.messages import StepOutputs
     from goodput_engine.server.settings import ReplicaIdentity
@@ -166,7 +167,7 @@ class _StateCollector(Collector):
         yield host
 
 
-def read_load(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
+def read_load(core: CoreClient, *, draining: bool) -> dict[str, int | bool | Importance | None]:
     """Return the load of a running core after its last step.
 
     The router uses the load for placement. `GET /control/state` contains it, and so does a header
@@ -192,6 +193,8 @@ def read_load(core: CoreClient, *, draining: bool) -> dict[str, int | bool]:
         "kv_free_blocks": state.kv_free_blocks,
         "kv_total_blocks": state.kv_total_blocks,
         "saturated": saturated or core.full,
+        # A core that is behind with reading requests cannot compare a new one with those waiting.
+        "displaceable": None if core.full else state.displaceable,
         "draining": state.draining or draining,
     }
 

@@ -123,7 +123,10 @@ class RequestParser:
             raise bad_request("stream_options requires stream: true", "stream_options")
         stops = read_stops(body)
         slo = self.slo.resolve(
-            from_headers.targets, header=from_headers.slo_class, body=body.slo_class
+            from_headers.targets,
+            header=from_headers.slo_class,
+            body=body.slo_class,
+            priority=from_headers.priority,
         )
         ids = self._read_prompt(body)
         self._check_length(len(ids), max_tokens)
@@ -142,7 +145,8 @@ class RequestParser:
                 block_hashes=list(block_hashes(ids, self.limits.block_size)),
                 slo_class=slo.slo_class,
                 targets=slo.targets,
-                priority=from_headers.priority,
+                priority=slo.priority,
+                weight=slo.weight,
                 executor=ExecutorInput(
                     output_tokens=from_headers.output_tokens,
                     min_tokens=min_tokens,

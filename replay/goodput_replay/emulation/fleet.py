@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from goodput_core.engine_state import NO_STATISTICS
 from goodput_core.placement import PLACEMENTS, PlacementReason, PlacementState
+from goodput_core.slo.importance import Importance
 from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import LateRequests
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.openai.headers import RequestSLO
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
 from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
@@ -39,13 +42,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_core.slo.targets import Targets
     from goodput_core.spec.choices import RouterPolicy
     from goodput_engine.messages import Configure, Rejected
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
 __all__ = ["Actor", "VirtualFleet", "VirtualRouter"]
+
+_NO_CLASS: Final = RequestSLO(slo_class="", targets=Targets())
 
 
 class Actor(Protocol):
@@ -82,7 +86,12 @@ class VirtualFleet:
         self.arrived = 0
         self._on_record = on_record
         self._drops_late = settings.configure.late_requests == LateRequests.DROP
-        self._targets = {c.name: c.targets for c in settings.slo.classes}
+        self._classes = {
+            c.name: RequestSLO(
+                slo_class=c.name, targets=c.targets, priority=c.priority, weight=c.weight
+            )
+            for c in settings.slo.classes
+        }
         self._router = VirtualRouter(settings.placement, seed=settings.seed)
         self._deadlines = Deadlines(settings.timeout_ns)
         self._live: dict[int, ReplicaRequest] = {}
@@ -177,17 +186,19 @@ class VirtualFleet:
 
     def _receive(self, planned: PlannedRequest, rid: int, now_ns: int) -> None:
         """Place and submit a request, with one retry, or record the reason for not serving it."""
-        targets = self._targets_of(planned)
-        if targets is None:
-            classes = ", ".join(self._targets)
+        slo = self._classes.get(planned.slo_class, _NO_CLASS)
+        if slo is _NO_CLASS and self._classes:
+            classes = ", ".join(self._classes)
             detail = (
                 f"{planned.slo_class!r} is not an SLO class of this service; "
                 f"its classes are {classes}"
             )
             self._end(rid, planned, make_record(planned, Outcome.ERROR, now_ns, detail=detail))
             return
-        submit = self._make_submit(planned, rid, targets)
-        replica = self._router.place(self.replicas, submit.block_hashes, now_ns)
+        submit = self._make_submit(planned, rid, slo)
+        replica = self._router.place(
+            self.replicas, submit.block_hashes, now_ns, importance=_importance(submit, now_ns)
+        )
         if isinstance(replica, str):
             self._end(rid, planned, make_record(planned, Outcome.SHED, now_ns, detail=replica))
             return
@@ -215,7 +226,13 @@ class VirtualFleet:
         overdue = due_ns is not None and now_ns - submit.arrival_ns > due_ns
         if request.retried or overdue or not rejected.retry_after_s:
             return request, rejected
-        other = self._router.retry(self.replicas, request.replica, submit.block_hashes, now_ns)
+        other = self._router.retry(
+            self.replicas,
+            request.replica,
+            submit.block_hashes,
+            now_ns,
+            importance=_importance(submit, now_ns),
+        )
         if other is None:
             return request, rejected
         request = ReplicaRequest(request.planned, submit, other, retried=True)
@@ -302,18 +319,11 @@ class VirtualFleet:
         return request.replica.cancel(request)
 
     # --- requests --------------------------------------------------------------------------
-    def _targets_of(self, planned: PlannedRequest) -> Targets | None:
-        """Return the SLO targets of a request; None if its class is unknown.
-
-        Targets of the request override those of its class.
-        """
-        targets = self._targets.get(planned.slo_class)
-        if targets is None:
-            return None if self._targets else planned.targets
-        return targets if planned.targets.empty else targets.overridden_by(planned.targets)
-
-    def _make_submit(self, planned: PlannedRequest, rid: int, targets: Targets) -> Submit:
+    def _make_submit(self, planned: PlannedRequest, rid: int, slo: RequestSLO) -> Submit:
         """Return the same submission that the engine's HTTP server would create."""
+        targets, priority = slo.targets, planned.priority
+        if not planned.targets.empty:
+            targets = targets.overridden_by(planned.targets)
         return Submit(
             rid=rid,
             arrival_ns=planned.scheduled_ns,
@@ -322,7 +332,8 @@ class VirtualFleet:
             block_hashes=block_keys(planned.prompt, self.settings.profile.block_size),
             slo_class=planned.slo_class,
             targets=targets,
-            priority=planned.priority or 0,
+            priority=slo.priority if priority is None else priority,
+            weight=slo.weight,
             executor=ExecutorInput(output_tokens=planned.output_tokens),
         )
 
@@ -424,11 +435,16 @@ class VirtualRouter:
         self._budget = RetryBudget(percent=limits.retry_percent, burst=limits.retry_burst)
 
     def place(
-        self, replicas: Iterable[VirtualReplica], keys: Sequence[int], now_ns: int
+        self,
+        replicas: Iterable[VirtualReplica],
+        keys: Sequence[int],
+        now_ns: int,
+        *,
+        importance: Importance | None = None,
     ) -> VirtualReplica | str:
         """Return the replica for a new request, or the reason why no replica accepts it."""
         self._budget.earn()
-        return self._choose({r.name: r for r in replicas}, keys, now_ns)
+        return self._choose({r.name: r for r in replicas}, keys, now_ns, importance)
 
     def retry(
         self,
@@ -436,17 +452,34 @@ class VirtualRouter:
         tried: VirtualReplica,
         keys: Sequence[int],
         now_ns: int,
+        *,
+        importance: Importance | None = None,
     ) -> VirtualReplica | None:
         """Return another replica for a request rejected under load; None without a retry."""
         others = {r.name: r for r in replicas if r is not tried}
-        chosen = self._choose(others, keys, now_ns)
+        chosen = self._choose(others, keys, now_ns, importance)
         return None if isinstance(chosen, str) or not self._budget.spend() else chosen
 
     def _choose(
-        self, replicas: dict[str, VirtualReplica], keys: Sequence[int], now_ns: int
+        self,
+        replicas: dict[str, VirtualReplica],
+        keys: Sequence[int],
+        now_ns: int,
+        importance: Importance | None,
     ) -> VirtualReplica | str:
         loads = [replica.load(now_ns) for replica in replicas.values()]
-        self._state, placement = self._place(self._state, loads, keys, now_ns)
+        self._state, placement = self._place(
+            self._state, loads, keys, now_ns, importance=importance
+        )
         if placement.replica is not None:
             return replicas[placement.replica]
         return _FULL if placement.reason is PlacementReason.ALL_SATURATED else _NONE_READY
+
+
+def _importance(submit: Submit, now_ns: int) -> Importance:
+    return Importance.of(
+        submit.targets,
+        priority=submit.priority,
+        weight=submit.weight,
+        waited_ns=now_ns - submit.arrival_ns,
+    )

@@ -109,6 +109,8 @@ class SLOSummary:
     objective: Annotated[
         str | None, _doc("Exact share of requests that must be good, as '99%'; null if none.")
     ]
+    priority: Annotated[int, _doc("Priority of requests that have none of their own.")] = 0
+    weight: Annotated[int, _doc("Weight of a good request within its priority.")] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,10 @@ class ClassSummary:
         ),
     ]
     goodput_per_s: Annotated[float, _doc("good per second of the window.")]
+    weighted_goodput_per_s: Annotated[
+        float | None,
+        _doc("Sum of the weights of good per second of the window; null if all weights are equal."),
+    ] = None
     offered_per_s: Annotated[float, _doc("requests per second of the window.")]
     served_per_s: Annotated[float, _doc("Complete responses that ended in the window, per second.")]
     input_tokens: Annotated[int, _doc("Prompt tokens of all sent requests.")]

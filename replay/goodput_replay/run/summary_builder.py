@@ -123,7 +123,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
     by_name = info.slo.by_name()
     verdicts = {v.name: v for v in verdict.classes}
     errors = count_errors(folder)
-    return Summary(
+    summary = Summary(
         version=SUMMARY_VERSION,
         verdict=VerdictSummary(
             kind=verdict.kind,
@@ -160,6 +160,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         ),
         other_errors=sum(count for _, count in errors[_MAX_ERRORS:]),
     )
+    return _weigh(summary, info.slo)
 
 
 class _RunMeasures:
@@ -264,6 +265,24 @@ def _summarise_targets(slo: SLOClass) -> SLOSummary:
         tbt_p99_ms=slo.tbt_p99_ms,
         e2e_ms=slo.e2e_ms,
         objective=_format_objective(slo),
+        priority=slo.priority,
+        weight=slo.weight,
+    )
+
+
+def _weigh(summary: Summary, slo: SLOClasses) -> Summary:
+    """Add the weighted goodput if the weights of the classes differ."""
+    weights = {c.name: c.weight for c in slo.classes}
+    if len(set(weights.values())) < 2:
+        return summary
+    rates = {row.name: row.goodput_per_s * weights.get(row.name, 1) for row in summary.classes}
+    return replace(
+        summary,
+        overall=replace(summary.overall, weighted_goodput_per_s=round(sum(rates.values()), 6)),
+        classes=tuple(
+            replace(row, weighted_goodput_per_s=round(rates[row.name], 6))
+            for row in summary.classes
+        ),
     )
 
 

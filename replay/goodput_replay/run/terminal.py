@@ -104,7 +104,16 @@ def _build_attainment(summary: Summary, console: Console) -> Table:
         "verdict": lambda row: _format_verdict(row, valid=valid),
         "goodput": lambda row: format_rate(row.goodput_per_s),
     }
-    return _fit_table("attainment", summary, columns, ("goodput", "attained", "at least"), console)
+    optional = ("goodput", "attained", "at least")
+    if summary.overall.weighted_goodput_per_s is not None:
+        columns = {**columns, "weighted": _format_weighted}
+    return _fit_table("attainment", summary, columns, optional, console)
+
+
+def _format_weighted(row: ClassSummary) -> str:
+    """Format the weighted goodput of a class, or of all classes."""
+    weighted = row.weighted_goodput_per_s
+    return "–" if weighted is None else format_rate(weighted)
 
 
 def _build_latencies(summary: Summary, console: Console) -> Table:

@@ -139,6 +139,28 @@ async def test_with_all_replicas_saturated_the_response_is_429_at_once(start: St
     assert await bench.settled() == {"attained": 2, "shed": 1}
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        pytest.param({}, 429, id="equal"),
+        pytest.param({"X_Priority": "-1"}, 429, id="less important"),
+        pytest.param({"X_Priority": "1"}, 200, id="more important"),
+        pytest.param({"X_SLO_TTFT_Ms": "5000.001"}, 200, id="longer target"),
+        pytest.param({"X_SLO_Class": "batch"}, 200, id="a class with a longer target"),
+    ],
+)
+async def test_a_saturated_replica_gets_requests_that_are_more_important_than_a_waiting_one(
+    start: StartBench, headers: dict[str, str], status: int
+) -> None:
+    bench = await start(1)
+    (replica,) = bench.router.replicas
+    bench.replicas[0].state = b'{"saturated":true,"displaceable":[0,1,5000000000]}'
+    replica.wake.set()
+    await until(lambda: replica.saturated)
+    assert (await bench.post(b"{}", **headers))[0] == status
+    assert len(bench.replicas[0].calls) == (status == 200)
+
+
 async def test_the_load_header_is_removed_from_the_response(start: StartBench) -> None:
     bench = await start(1)
     bench.replicas[0].behave = reporting('{"waiting":2}')

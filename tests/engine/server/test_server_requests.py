@@ -54,6 +54,28 @@ def rejection(
     return caught.value
 
 
+@pytest.mark.parametrize(
+    ("headers", "priority", "weight"),
+    [
+        pytest.param({}, 2, 1, id="of the default class"),
+        pytest.param({"X-SLO-Class": "batch"}, -3, 4, id="of another class"),
+        pytest.param({"X-Priority": "0"}, 0, 1, id="of the request"),
+        pytest.param({"X-SLO-Class": "batch", "X-Priority": "7"}, 7, 4, id="of both"),
+    ],
+)
+def test_a_request_has_the_weight_of_its_class_and_its_own_priority_if_it_has_one(
+    headers: dict[str, str], priority: int, weight: int
+) -> None:
+    classes = {
+        "interactive": SLOClass(name="interactive", ttft_ms=500, tpot_ms=50, priority=2),
+        "batch": SLOClass(name="batch", ttft_ms=30_000, tpot_ms=200, priority=-3, weight=4),
+    }
+    parser = replace(PARSER, slo=ServiceClasses(classes=classes, default="interactive"))
+    data = json.dumps(completion()).encode()
+    submit = parser.parse(data, CIMultiDict(headers), chat=False, rid=7, arrival_ns=42).submit
+    assert (submit.priority, submit.weight) == (priority, weight)
+
+
 def test_a_text_prompt_becomes_a_length_and_hashes() -> None:
     text = "one two three four five"
     submit = read(completion(prompt=text)).submit

@@ -87,6 +87,11 @@ class PriorityPolicy(SarathiPolicy):
         return sorted(lower, key=self.eviction_key, reverse=True)
 
     # --- admit -------------------------------------------------------------------------------
+    def priority_level(self, request: ScheduledRequest, now_ns: int) -> tuple[int, int | None]:
+        """The level with ageing, so that a request that has aged is not rejected for a new one."""
+        level = self._ageing.waiting_level(request, now_ns)
+        return level - PriorityLevel.NORMAL, self._ageing.rises_ns(request, level)
+
     def may_admit(self, request: ScheduledRequest) -> bool:
         """False while requests of its level are paused."""
         now_ns = self.view.now_ns
@@ -160,6 +165,13 @@ class Ageing:
     def running_level(self, request: ScheduledRequest) -> int:
         """Return the level of a running request: its level at admission."""
         return self.waiting_level(request, request.admitted_ns)
+
+    def rises_ns(self, request: ScheduledRequest, level: int) -> int | None:
+        """Return the time at which a waiting request rises above a level; None at the top."""
+        if level >= PriorityLevel.REALTIME:
+            return None
+        gained = level + 1 - PriorityLevel.of(request)
+        return request.arrival_ns + request.ran_ns + gained * self.ageing_ns
 
     def top_ns(self, request: ScheduledRequest) -> int:
         """Return the time at which a waiting request reaches, or reached, the top level."""
