@@ -14,6 +14,7 @@ PARTS = {
     "autoscalers.py",
     "bare_api_server.py",
     "cells.py",
+    "clairvoyant.py",
     "control_view.py",
     "design.py",
     "loads.py",
@@ -21,9 +22,13 @@ PARTS = {
     "plateau.py",
     "policies_view.py",
     "preemption_modes.py",
+    "prices.py",
     "recorded_pods.py",
     "rule.py",
+    "schedule_search.py",
+    "stages.py",
     "stand_in_nodes.py",
+    "step_bounds.py",
     "stretched_day.py",
 }
 
