@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -125,15 +125,35 @@ def best_schedule(
     )
     if rounds is None:
         rounds = min(400, max(20, 60_000 // len(jobs)))
-    ordered, step_tokens, served = _start(problem)
-    served = _search(replace(problem, jobs=ordered), step_tokens, served, seed, rounds)
-    return Schedule(value=problem.value(served), served=frozenset(served), step_tokens=step_tokens)
+    # A short search from each start, then a long one from the best result.
+    found = [
+        (start, _search(start.problem, start.step_tokens, start.served, seed, rounds // 6))
+        for start in _starts(problem)
+    ]
+    start, served = max(found, key=lambda one: problem.value(one[1]))
+    served = _search(start.problem, start.step_tokens, served, seed + 1, rounds - rounds // 2)
+    return Schedule(
+        value=problem.value(served), served=frozenset(served), step_tokens=start.step_tokens
+    )
 
 
-def _start(problem: _Problem) -> tuple[Sequence[ClairvoyantJob], int, set[int]]:
-    """Return the best simple schedule: requests in its order, tokens per step, those in time."""
-    best: set[int] = set()
-    step_tokens, ordered = _STEP_TOKENS[0], problem.jobs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """A simple schedule.
+
+    Args:
+        problem: the search problem, with requests in the order of this schedule.
+        step_tokens: tokens of a step with prompts.
+        served: requests in time.
+    """
+
+    problem: _Problem
+    step_tokens: int
+    served: set[int]
+
+
+def _starts(problem: _Problem) -> Iterator[_Start]:
+    """Yield the best simple schedule of each order of service."""
     sizes = sorted({int(min(size, problem.limits.max_step_tokens)) for size in _STEP_TOKENS})
     for advance_ns in problem.advances():
         moved = [
@@ -141,12 +161,10 @@ def _start(problem: _Problem) -> tuple[Sequence[ClairvoyantJob], int, set[int]]:
             for job in problem.jobs
         ]
         chosen = [job for job in moved if problem.worth[job.index] > 0]
-        for tokens in sizes:
-            for some in (chosen, moved) if len(chosen) < len(moved) else (moved,):
-                served = problem.run(some, tokens)
-                if problem.value(served) > problem.value(best):
-                    best, step_tokens, ordered = served, tokens, moved
-    return ordered, step_tokens, best
+        sets = (chosen, moved) if len(chosen) < len(moved) else (moved,)
+        tried = [(problem.run(some, size), size) for size in sizes for some in sets]
+        served, size = max(tried, key=lambda one: problem.value(one[0]))
+        yield _Start(problem=replace(problem, jobs=moved), step_tokens=size, served=served)
 
 
 def _search(
