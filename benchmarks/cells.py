@@ -16,9 +16,10 @@ from benchmarks.loads import Load, OfferedRequest, offered
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.workloads import EngineSpec, TokenBudgetSpec
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import configuration
 from goodput_engine.device.load import load_profile
 from goodput_replay.emulation.emulate import emulate
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
     from goodput_core.slo.record import RequestRecord
     from goodput_engine.device.profile import DeviceProfile
 
-__all__ = ["Cell", "Fleet", "Kept", "fleet_settings", "planned_requests", "run_cell"]
+__all__ = [
+    "Cell",
+    "Fleet",
+    "Kept",
+    "fleet_settings",
+    "planned_requests",
+    "run_cell",
+    "slo_classes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +178,8 @@ def run_cell(
             kept_classes[request.slo_class] += 1
 
     started = time.process_time()
-    totals = emulate(
-        iter(planned_requests(by_id)), fleet_settings(cell, policy, seed, mode), on_record
-    )
+    settings = fleet_settings(cell, policy, seed, mode, slo=slo_classes(requests))
+    totals = emulate(iter(planned_requests(by_id)), settings, on_record)
     kept = sum(kept_classes.values())
     refused = outcomes[Outcome.SHED] + outcomes[Outcome.ERROR]
     return Kept(
@@ -218,7 +226,33 @@ def planned_requests(requests: Mapping[str, OfferedRequest]) -> list[PlannedRequ
     ]
 
 
-def fleet_settings(cell: Cell, policy: str, seed: int, preemption: str) -> FleetSettings:
+def slo_classes(requests: Sequence[OfferedRequest]) -> SLOClasses:
+    """Return the classes through which a manifest passes weights to the engine.
+
+    A class of a manifest has a TTFT and a TPOT target, which a mix may lack, so there are no
+    classes if every request has the weight 1.
+    """
+    by_name = {request.slo_class: request for request in requests}
+    if all(request.weight == 1 for request in requests):
+        return SLOClasses()
+    return SLOClasses(
+        classes=tuple(
+            SLOClass(
+                name=name,
+                ttft_ms=(request.targets.ttft_ns or 0) // NS_PER_MS,
+                tpot_ms=(request.targets.tpot_ns or 0) // NS_PER_MS,
+                priority=request.priority,
+                weight=request.weight,
+            )
+            for name, request in by_name.items()
+        ),
+        default=next(iter(by_name)),
+    )
+
+
+def fleet_settings(
+    cell: Cell, policy: str, seed: int, preemption: str, *, slo: SLOClasses
+) -> FleetSettings:
     """Return the settings of a fleet that serves a cell."""
     fleet = cell.fleet
     return FleetSettings(
@@ -238,7 +272,7 @@ def fleet_settings(cell: Cell, policy: str, seed: int, preemption: str) -> Fleet
         ),
         replicas=fleet.replicas,
         placement=fleet.placement,
-        slo=SLOClasses(),
+        slo=slo,
         timeout_ns=round(cell.timeout_s * NS_PER_S),
         seed=seed,
     )

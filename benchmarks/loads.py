@@ -70,7 +70,7 @@ class OfferedRequest:
     max_tokens: int | None
     slo_class: str
     priority: int = 0
-    weight: float = 1
+    weight: int = 1
     targets: Targets
     hashes: Sequence[int] = ()
     block_size: int = 0
@@ -106,7 +106,7 @@ class Kind:
     output: Range
     slo_class: str = "all"
     priority: int = 0
-    weight: float = 1
+    weight: int = 1
     ttft_ms: int | None = None
     tpot_ms: int | None = None
     slack_ms: Range | None = None
@@ -190,7 +190,7 @@ _TWO_CLASSES: Final = (
 )
 _THREE_CLASSES: Final = (
     _kind(0.25, (32, 512), (10, 60), slo_class="voice", priority=1, ttft_ms=250, tpot_ms=30),
-    _kind(0.45, (64, 1500), (20, 150), slo_class="chat", ttft_ms=800, tpot_ms=50),
+    _kind(0.45, (64, 1500), (20, 150), slo_class="chat", weight=3, ttft_ms=800, tpot_ms=50),
     _kind(0.3, (500, 5000), (50, 250), slo_class="batch", ttft_ms=6000, tpot_ms=120),
 )
 MIXES: Final = {

@@ -32,7 +32,7 @@ def show_cells(results: Sequence[CellResult], seeds: int) -> None:
             f"{result.cell:{width}}  {result.shares[Policy.SLO]:6.1%}  {result.admitted_kept:8.1%}"
             f"  {worst.policy:10} {result.shares[worst.policy]:7.1%}"
             f"  {worst.mean:+10.2%}  {worst.low:+8.2%}  {result.worst_seed:10.1%}"
-            f"{'  broken' if result.broken else ''}"
+            f"{_of_bound(result)}{'  broken' if result.broken else ''}"
         )
     cpu_s = sum(result.cpu_s for result in results)
     print(
@@ -40,6 +40,10 @@ def show_cells(results: Sequence[CellResult], seeds: int) -> None:
         f"{sum(result.broken for result in results)} cells, in "
         f"{sum(result.mean_broken for result in results)} of them by the mean difference."
     )
+
+
+def _of_bound(result: CellResult) -> str:
+    return "" if result.bound_share is None else f"  {result.bound_share:6.1%} of the bound"
 
 
 def show_modes(results: Sequence[ModeResult]) -> None:

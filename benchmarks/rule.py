@@ -58,6 +58,8 @@ class CellResult:
         short: True if the seeds are too few for a bound. The rule is then that the mean difference
             is at least −2 %; single seeds are not judged.
         cpu_s: CPU time of all runs.
+        bound_share: weight that `slo` kept, as a share of the clairvoyant bound of the same seeds;
+            None if no bound was computed.
     """
 
     cell: str
@@ -68,6 +70,7 @@ class CellResult:
     worst_seed_number: int
     short: bool
     cpu_s: float
+    bound_share: float | None = None
 
     @property
     def mean_broken(self) -> bool:
@@ -142,9 +145,20 @@ def student_t95(degrees: int) -> float:
 
 
 def judge_cell(
-    name: str, runs: Mapping[str, Mapping[int, Kept]], *, short: bool = False
+    name: str,
+    runs: Mapping[str, Mapping[int, Kept]],
+    *,
+    short: bool = False,
+    bounds: Mapping[int, float] | None = None,
 ) -> CellResult:
-    """Judge a cell by the runs of each policy, by seed; see `CellResult` for `short`."""
+    """Judge a cell.
+
+    Args:
+        name: name of the cell.
+        runs: the runs of each policy, by seed.
+        short: see `CellResult`.
+        bounds: largest weight that any policy can keep, by seed, for some seeds; None for no seed.
+    """
     ours = runs[Policy.SLO]
     differences = []
     worst, worst_number = 1.0, 0
@@ -179,6 +193,11 @@ def judge_cell(
         worst_seed_number=worst_number,
         short=short,
         cpu_s=sum(run.wall_s for by_seed in runs.values() for run in by_seed.values()),
+        bound_share=(
+            sum(ours[seed].kept_weight for seed in bounds) / sum(bounds.values())
+            if bounds
+            else None
+        ),
     )
 
 

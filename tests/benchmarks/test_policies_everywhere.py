@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.cells import Cell, Fleet, Kept, planned_requests, run_cell
+from benchmarks.cells import Cell, Fleet, Kept, planned_requests, run_cell, slo_classes
 from benchmarks.design import read_knees
 from benchmarks.loads import Load, offered
 from benchmarks.plateau import Curve, Point
@@ -220,3 +220,39 @@ def test_the_command_lists_every_cell(capsys: pytest.CaptureFixture[str]) -> Non
     names = capsys.readouterr().out.splitlines()
     assert len(set(names)) == len(names)
     assert {"textbook/hybrid", "plateau/chat"} <= set(names)
+
+
+def test_weights_reach_the_engine_through_the_classes_of_a_manifest() -> None:
+    requests = offered(Load(mix="three-classes", rate_per_s=30), 1)
+    classes = slo_classes(requests).by_name()
+    assert {name: (c.priority, c.weight) for name, c in classes.items()} == {
+        "voice": (1, 1),
+        "chat": (0, 3),
+        "batch": (0, 1),
+    }
+    assert all(classes[r.slo_class].targets == r.targets for r in requests)
+
+
+def test_equal_weights_need_no_classes() -> None:
+    assert slo_classes(offered(Load(mix="deadline", rate_per_s=30), 1)).classes == ()
+
+
+def test_kept_requests_count_by_weight() -> None:
+    cell = Cell(
+        name="weights",
+        load=Load(mix="three-classes", rate_per_s=60, horizon_s=2),
+        fleet=Fleet(),
+    )
+    run = run_cell(cell, "sarathi", 1)
+    assert 0 < run.kept < run.offered
+    classes, levels = run.classes, run.levels
+    for which in (0, 1):
+        assert levels[1][which] == classes["voice"][which]
+        assert levels[0][which] == 3 * classes["chat"][which] + classes["batch"][which]
+    assert run.kept_weight == sum(kept for _, kept in levels.values())
+
+
+def test_kept_weight_is_compared_with_the_bound_of_the_same_seeds() -> None:
+    runs = {"slo": flat(80, 90, 10), "sjf": flat(80, 90, 10)}
+    assert judge_cell("cell", runs, bounds={0: 100, 1: 100}).bound_share == pytest.approx(0.85)
+    assert judge_cell("cell", runs).bound_share is None
