@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from rich.box import SIMPLE_HEAD
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,9 +27,10 @@ from goodput_replay.run.formatting import (
     format_seconds,
 )
 from goodput_replay.run.summary import ClassSummary, LengthPinning
+from goodput_replay.run.tables import choose_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -45,7 +45,6 @@ _Columns = Mapping[str, Callable[[ClassSummary], str | Text]]
 _NAME_WIDTH: Final = 24
 _LEFT: Final = ("verdict", "misses")
 """Columns that contain text and are therefore aligned to the left."""
-_UNBOUNDED: Final = 10_000
 
 _STYLES: Final = {
     VerdictKind.PASS: "bold green",
@@ -132,10 +131,10 @@ def _build_latencies(summary: Summary, console: Console) -> Table:
 def _build_misses(summary: Summary, console: Console) -> Table:
     reasons = [reason.value for reason in MissReason if reason.value in summary.overall.misses]
     columns: _Columns = {reason: partial(_format_misses, reason) for reason in reasons}
-    table = _build_table("misses by reason", summary, columns)
-    if _fits(table, console):
-        return table
-    return _build_table("misses by reason", summary, {"misses": _list_misses})
+    title = "misses by reason"
+    folded: _Columns = {"misses": _list_misses}
+    forms = (_build_table(title, summary, shown) for shown in (columns, folded))
+    return choose_table(forms, console)
 
 
 def _format_misses(reason: str, row: ClassSummary) -> str:
@@ -169,19 +168,15 @@ def _fit_table(
     console: Console,
 ) -> Table:
     """Build a table; drop `optional` columns, in their order, until it fits the console."""
-    table = _build_table(title, summary, columns)
-    for name in optional:
-        if _fits(table, console):
-            break
-        columns = {key: cell for key, cell in columns.items() if key != name}
-        table = _build_table(title, summary, columns)
-    return table
 
+    def forms() -> Iterator[Table]:
+        shown = dict(columns)
+        yield _build_table(title, summary, shown)
+        for name in optional:
+            del shown[name]
+            yield _build_table(title, summary, shown)
 
-def _fits(table: Table, console: Console) -> bool:
-    # With the width of the console, rich would return the width after cropping.
-    unbounded = console.options.update(width=_UNBOUNDED)
-    return Measurement.get(console, unbounded, table).maximum <= console.width
+    return choose_table(forms(), console)
 
 
 def _build_table(title: str, summary: Summary, columns: _Columns) -> Table:

@@ -19,16 +19,16 @@ from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration, format_number
+from goodput_replay.run.tables import choose_table, open_console
 from goodput_replay.sweep.probe import ProbeRun, replays
 from goodput_replay.sweep.search import RateLevel, SearchLimits, beyond, boundary, next_scale
 from goodput_traces.transforms import parse_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["Capacity", "as_json", "conclude", "main", "make_parser", "table"]
+__all__ = ["Capacity", "as_json", "conclude", "main", "make_parser", "tables"]
 
-_TABLE_WIDTH: Final = 1000
 _SET_BY_SEARCH: Final = "is set by the search; remove it"
 _NOT_COMBINABLE: Final = "cannot be combined with a search; remove it"
 _REJECTED: Final = {
@@ -147,12 +147,11 @@ def _print_result(
     if json_output:
         sys.stdout.write(json.dumps(as_json(capacity, valid), indent=2) + "\n")
     else:
-        # With a fixed width, Rich does not cut columns to fit the terminal, which wraps the lines.
-        screen = Console(width=_TABLE_WIDTH)
+        screen = open_console()
         if valid:
-            screen.print(table(valid))
+            screen.print(choose_table(tables(valid), screen))
         screen.print()
-        _print_line(capacity.sentence, screen)
+        screen.print(printable(capacity.sentence), highlight=False, markup=False)
         _print_line(f"runs: {out}", screen)
     return capacity.exit_code if len(valid) == len(probes) else ExitCode.INVALID
 
@@ -290,27 +289,50 @@ def conclude(probes: Sequence[ProbeRun]) -> Capacity:
     )
 
 
-def table(probes: Sequence[ProbeRun]) -> Table:
-    """Return a table of all probes, in the order of their rates."""
+def tables(probes: Sequence[ProbeRun]) -> Iterator[Table]:
+    """Yield tables of all probes in the order of their rates, the widest first.
+
+    The last one has one column for all classes, which wraps, so class names are never cut off.
+    """
+    yield _table(probes)
+    yield _table(probes, goodput=False)
+    yield _table(probes, goodput=False, reason=False)
+    yield _table(probes, goodput=False, reason=False, class_columns=False)
+
+
+def _table(
+    probes: Sequence[ProbeRun],
+    *,
+    goodput: bool = True,
+    reason: bool = True,
+    class_columns: bool = True,
+) -> Table:
     view = Table(title="probes", title_justify="left", title_style="", box=None, pad_edge=False)
-    for name in ("scale", "offered/s", "goodput/s"):
-        view.add_column(name, justify="right")
+    for name in ("scale", "offered/s", "goodput/s") if goodput else ("scale", "offered/s"):
+        view.add_column(name, justify="right", no_wrap=True)
     names = [c.name for c in probes[0].summary.classes if c.objective is not None]
-    for name in names:
-        view.add_column(Text(printable(name) or "all"), justify="right")
-    view.add_column("verdict")
+    shown = [printable(name) or "all" for name in names]
+    if class_columns:
+        for name in shown:
+            view.add_column(Text(name), justify="right", no_wrap=True)
+    else:
+        view.add_column("attained", overflow="fold")
+    view.add_column("verdict", no_wrap=True)
     for probe in sorted(probes, key=lambda probe: probe.scale):
-        summary = probe.summary
-        shares = {c.name: c.attainment for c in summary.classes}
-        cells = ["–" if (share := shares.get(name)) is None else f"{share:.2%}" for name in names]
-        verdict = summary.verdict
-        view.add_row(
+        overall, verdict = probe.summary.overall, probe.summary.verdict
+        attained = {c.name: c.attainment for c in probe.summary.classes}
+        shares = ["–" if (one := attained.get(name)) is None else f"{one:.2%}" for name in names]
+        if not class_columns:
+            lines = (f"{share} {name}" for share, name in zip(shares, shown, strict=True))
+            shares = ["\n".join(lines)]
+        cells = [
             f"{float(probe.scale):g}",
-            format_number(summary.overall.offered_per_s),
-            format_number(summary.overall.goodput_per_s),
-            *cells,
-            f"{verdict.kind} ({verdict.reason})",
-        )
+            format_number(overall.offered_per_s),
+            *([format_number(overall.goodput_per_s)] if goodput else []),
+            *shares,
+            f"{verdict.kind} ({verdict.reason})" if reason else str(verdict.kind),
+        ]
+        view.add_row(*map(Text, cells))
     return view
 
 

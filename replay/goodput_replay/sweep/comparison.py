@@ -24,8 +24,9 @@ from goodput_core.text import printable
 from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.settings import read_topology
+from goodput_replay.run.tables import choose_table, open_console
 from goodput_replay.sweep.candidates import Candidate, Evaluation, SweepInput, evaluate, grid
-from goodput_replay.sweep.recommendation import as_json, label, recommend, table
+from goodput_replay.sweep.recommendation import as_json, label, recommend, tables
 from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan, parse_class_rules
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["compare", "evaluate_all"]
 
 _MAX_CANDIDATES: Final = 2000
-_TABLE_WIDTH: Final = 1000
 _SAMPLE: Final = "sample"
 _PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
@@ -90,11 +90,10 @@ def compare(arguments: Any) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(as_json(evaluations, recommendation), indent=2) + "\n")
     else:
-        # With a fixed width, Rich does not cut columns to fit the terminal, which wraps the lines.
-        screen = Console(width=_TABLE_WIDTH)
-        screen.print(table(evaluations))
+        screen = open_console()
+        screen.print(choose_table(tables(evaluations), screen))
         sentence = printable(f"{recommendation.sentence}.")
-        screen.print(f"\n{sentence}", highlight=False, markup=False, soft_wrap=True)
+        screen.print(f"\n{sentence}", highlight=False, markup=False)
         if recommendation.lines:
             screen.print(f"\n{recommendation.lines}", highlight=False, end="")
     kinds = {evaluation.verdict for evaluation in evaluations}

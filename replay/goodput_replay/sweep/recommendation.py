@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -15,14 +16,14 @@ from goodput_core.units import format_number
 from goodput_replay.sweep.candidates import Evaluation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import JustifyMethod
 
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_replay.sweep.candidates import Candidate, ClassResult
 
-__all__ = ["Recommendation", "as_json", "label", "ranked", "recommend", "table"]
+__all__ = ["Recommendation", "as_json", "label", "ranked", "recommend", "tables"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,18 @@ def _lines(evaluation: Evaluation, manifest_spec: LLMServiceSpec) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-_TEXT_COLUMNS: Final = frozenset({"policy", "preemption", "placement", "topology", "verdict"})
+_Column = tuple[str, list[str]]
+"""The header of a column, and its cells."""
+
+_CANDIDATE: Final = "candidate"
+_CLASSES: Final = "met (bounds), %"
+_NAME_WIDTH: Final = 24
+"""Width of the column of all classes, if a class has a long name; longer names are folded."""
+_BOUNDS_WIDTH: Final = len("100.0 (100.0–100.0)")
+_PREFIXES: Final = {"budget": "budget ", "replicas": "×"}
+_TEXT_COLUMNS: Final = frozenset(
+    {"policy", "preemption", "placement", "topology", "verdict", _CANDIDATE, _CLASSES}
+)
 
 
 def label(candidate: Candidate) -> str:
@@ -145,10 +157,44 @@ def label(candidate: Candidate) -> str:
     return " ".join((*words, candidate.topology)).rstrip()
 
 
-def table(evaluations: Sequence[Evaluation]) -> Table:
-    """Return a table of all candidates, best first, without fields that are the same in all."""
+def tables(evaluations: Sequence[Evaluation]) -> Iterator[Table]:
+    """Yield tables of all candidates, best first, without fields that are the same in all.
+
+    The first table has every column. The following ones have fewer. The last one has one column for
+    the candidate and its verdict, and one for all classes. Both wrap, so no name is cut off.
+    """
     rows = ranked(evaluations)
-    columns = [("policy", [str(row.candidate.policy) for row in rows])]
+    candidate = _candidate_columns(rows)
+    classes = [
+        (
+            f"{printable(first.name) or 'all'} met\n(bounds), %",
+            [_format_attainment(row.classes[index]) for row in rows],
+        )
+        for index, first in enumerate(rows[0].classes)
+    ]
+    cost: list[_Column] = [("GPU-h", [format_number(row.device_hours) for row in rows])]
+    goodput: list[_Column] = [("goodput\n/s", [format_number(row.goodput_per_s) for row in rows])]
+    verdict: list[_Column] = [("verdict", [row.verdict.value for row in rows])]
+    latencies, counts = _latency_columns(rows), _count_columns(rows)
+    for columns, least_important in ((counts, 0), (latencies, -1)):
+        while columns:
+            yield _build([*candidate, *classes, *goodput, *latencies, *cost, *counts, *verdict])
+            del columns[least_important]
+    yield _build([*candidate, *classes, *goodput, *cost, *verdict])
+    one: list[_Column] = [(_CLASSES, [_list_attainments(row) for row in rows])]
+    yield _build([*candidate, *one, *goodput, *cost, *verdict])
+    width = max(
+        _BOUNDS_WIDTH,
+        *(min(_NAME_WIDTH, cell_len(printable(result.name))) for result in rows[0].classes),
+    )
+    yield _build([*candidate, *one, *goodput, *cost, *verdict], classes_width=width)
+    words = ([f"{_PREFIXES.get(name, '')}{cell}" for cell in cells] for name, cells in candidate)
+    names = [" ".join(row) for row in zip(*words, strict=True)]
+    judged = [f"{name}\n{row.verdict.value}" for name, row in zip(names, rows, strict=True)]
+    yield _build([(_CANDIDATE, judged), *one, *goodput, *cost], classes_width=width)
+
+
+def _candidate_columns(rows: Sequence[Evaluation]) -> list[_Column]:
     choices = {
         "budget": [str(row.candidate.token_budget) for row in rows],
         "preemption": [str(row.candidate.preemption) for row in rows],
@@ -156,33 +202,48 @@ def table(evaluations: Sequence[Evaluation]) -> Table:
         "placement": [str(row.candidate.placement) for row in rows],
         "topology": [printable(row.candidate.topology) or "–" for row in rows],
     }
-    columns += [(name, cells) for name, cells in choices.items() if len(set(cells)) > 1]
-    for index, first in enumerate(rows[0].classes):
-        cells = [_format_attainment(row.classes[index]) for row in rows]
-        columns.append((f"{printable(first.name) or 'all'} met\n(bounds), %", cells))
-    columns.append(("goodput\n/s", [format_number(row.goodput_per_s) for row in rows]))
-    for name, field in (
-        ("TTFT\np99 ms", "ttft_p99_ms"),
-        ("TPOT\np99 ms", "tpot_p99_ms"),
-        ("TBT\np99 ms", "tbt_p99_ms"),
-    ):
-        columns.append((name, [_format_highest(row, field) for row in rows]))
-    columns.append(("GPU-h", [format_number(row.device_hours) for row in rows]))
-    counted = {
+    varied = [(name, cells) for name, cells in choices.items() if len(set(cells)) > 1]
+    return [("policy", [str(row.candidate.policy) for row in rows]), *varied]
+
+
+def _latency_columns(rows: Sequence[Evaluation]) -> list[_Column]:
+    fields = {"TTFT": "ttft_p99_ms", "TPOT": "tpot_p99_ms", "TBT": "tbt_p99_ms"}
+    return [
+        (f"{name}\np99 ms", [_format_highest(row, field) for row in rows])
+        for name, field in fields.items()
+    ]
+
+
+def _count_columns(rows: Sequence[Evaluation]) -> list[_Column]:
+    counts = {
         "preemp-\ntions": [row.preemptions for row in rows],
         "recomputed\ntokens": [row.recomputed_tokens for row in rows],
         "swapped\ntokens": [row.swapped_tokens for row in rows],
         "shed": [row.shed for row in rows],
     }
-    columns += [(name, [f"{count:,}" for count in counts]) for name, counts in counted.items()]
-    columns.append(("verdict", [row.verdict.value for row in rows]))
+    return [(name, [f"{count:,}" for count in values]) for name, values in counts.items()]
+
+
+def _build(columns: Sequence[_Column], *, classes_width: int | None = None) -> Table:
     view = Table(box=None, pad_edge=False)
     for name, _ in columns:
         justify: JustifyMethod = "left" if name in _TEXT_COLUMNS else "right"
-        view.add_column(Text(name), justify=justify, no_wrap=True)
+        wraps = name in {_CANDIDATE, _CLASSES}
+        width = classes_width if name == _CLASSES else None
+        view.add_column(
+            Text(name), justify=justify, no_wrap=not wraps, overflow="fold", width=width
+        )
     for row in zip(*(cells for _, cells in columns), strict=True):
         view.add_row(*map(Text, row))
     return view
+
+
+def _list_attainments(evaluation: Evaluation) -> str:
+    """Return one line per class: the attainment with its bounds, and the name."""
+    return "\n".join(
+        f"{_format_attainment(result)} {printable(result.name)}".rstrip()
+        for result in evaluation.classes
+    )
 
 
 def _format_attainment(result: ClassResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from rich.console import Console
 from goodput_core.errors import ExitCode
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.run.folder import RunWriter
-from goodput_replay.sweep.capacity import _print_result, as_json, conclude
+from goodput_replay.run.tables import choose_table
+from goodput_replay.sweep.capacity import _print_result, as_json, conclude, tables
 from goodput_replay.sweep.probe import ProbeRun
 from goodput_replay.sweep.search import RateLevel
 
@@ -148,3 +150,42 @@ def test_control_characters_of_classes_and_sentences_are_escaped(
     assert shown.replace("\n", "").isprintable()
     for text in ("c\\x07[b]", "s\\x07[b]", "v\\x07[b]", "f\\x07"):
         assert rf"\x1b]0;{text}" in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    "names",
+    [("",), ("interactive", "batch"), ("interactive-premium", "batch-of-the-night", "x")],
+    ids=["one class", "two classes", "long names"],
+)
+def test_the_table_fits_the_terminal_without_cutting_names(
+    probe: Callable[[float, RateLevel], ProbeRun], names: tuple[str, ...], width: int
+) -> None:
+    tried = []
+    for scale in (1, 2.5, 123.456):
+        one = probe(scale, RateLevel.SEEMS)
+        classes = tuple(replace(one.summary.classes[0], name=name) for name in names)
+        tried.append(replace(one, summary=replace(one.summary, classes=classes)))
+    console = Console(file=(sink := io.StringIO()), width=width)
+    console.print(choose_table(tables(tried), console))
+    text = sink.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert text.count("INCONCLUSIVE") == 3
+    assert all(name in text for name in names)
+    assert width < 120 or "goodput/s" in text
+
+
+def test_a_pipe_gets_every_column(
+    probe: Callable[[float, RateLevel], ProbeRun],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _print_result([probe(1, RateLevel.SHOWN)], Console(stderr=True), tmp_path, json_output=False)
+    assert "goodput/s" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    _print_result([probe(1, RateLevel.SHOWN)], Console(stderr=True), tmp_path, json_output=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("runs: ")) <= 60

@@ -26,7 +26,8 @@ def _run(
     *options: str | Path, cwd: Path, manifest: Path = CHAT
 ) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, "--trace", "sample", "-f", str(manifest), *map(str, options)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    env = os.environ | {"COLUMNS": "250"}  # xdist sets the width of a terminal
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=env)
 
 
 def _result(*options: str | Path, cwd: Path, manifest: Path = CHAT) -> dict[str, Any]:

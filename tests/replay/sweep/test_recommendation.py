@@ -14,9 +14,10 @@ from tests.builders.manifests import manifest_path
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.manifest import parse_manifest
+from goodput_replay.run.tables import choose_table
 from goodput_replay.sweep.candidates import Candidate, ClassResult, Evaluation, grid
 from goodput_replay.sweep.picture import draw
-from goodput_replay.sweep.recommendation import ranked, recommend, table
+from goodput_replay.sweep.recommendation import ranked, recommend, tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,8 +215,56 @@ def test_control_characters_of_a_class_and_a_topology_are_escaped() -> None:
     named = replace(one, classes=(replace(one.classes[0], name="\x1b]0;c\x07[b]"),))
     plain = replace(EXPENSIVE, classes=named.classes)
     console = Console(file=(sink := io.StringIO()), width=200)
-    console.print(table([named, plain]))
+    console.print(next(tables([named, plain])))
     shown = sink.getvalue()
     assert shown.replace("\n", "").isprintable()
     assert r"\x1b]0;c\x07[b] met" in shown
     assert r"\x1b]0;t\x07" in shown
+
+
+def _compared(*names: str) -> list[Evaluation]:
+    """Two candidates that differ in every field, with classes of these names."""
+    one = _evaluation(Policy.FASTSERVE, passed=False, hours=123.4, goodput=1234.5)
+    other = replace(
+        one.candidate,
+        token_budget=512,
+        replicas=16,
+        preemption=Preemption.RECOMPUTE,
+        placement=RouterPolicy.PREFIX_AFFINITY,
+    )
+    classes = tuple(replace(one.classes[0], name=name) for name in names)
+    counted = replace(one, classes=classes, recomputed_tokens=10**7, swapped_tokens=10**7)
+    return [counted, replace(counted, candidate=other)]
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 140, 200])
+@pytest.mark.parametrize(
+    "names",
+    [("",), ("interactive", "batch"), ("interactive-premium", "batch-of-the-night", "x")],
+    ids=["one class", "two classes", "long names"],
+)
+def test_the_table_fits_the_terminal_without_cutting_names(
+    names: tuple[str, ...], width: int
+) -> None:
+    console = Console(file=(sink := io.StringIO()), width=width)
+    console.print(choose_table(tables(_compared(*names)), console))
+    text = sink.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    words = ("fastserve", "INCONCLUSIVE", "GPU-h", "goodput", "512", *names)
+    assert all(word in text for word in words), text
+
+
+def test_a_name_longer_than_its_column_is_folded() -> None:
+    console = Console(file=(sink := io.StringIO()), width=60)
+    console.print(choose_table(tables(_compared("n" * 64)), console))
+    assert sink.getvalue().count("n" * 5) >= 4
+    assert sum(line.count("nn") * 2 for line in sink.getvalue().splitlines()) >= 120
+    assert max(map(len, sink.getvalue().splitlines())) <= 60
+
+
+def test_a_wide_terminal_gets_every_column() -> None:
+    console = Console(file=(sink := io.StringIO()), width=250)
+    console.print(choose_table(tables(_compared("interactive", "batch")), console))
+    for name in ("policy", "budget", "replicas", "TTFT", "TBT", "recomputed", "swapped", "shed"):
+        assert name in sink.getvalue()
