@@ -26,8 +26,9 @@ from goodput_core.process import raise_open_files
 from goodput_core.spec.choices import ControlMode
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
+from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
-from goodput_replay.plan import PlanStats, RequestPlan, RunPlan, survey
+from goodput_replay.plan import PlanStats, RequestPlan, RunPlan, require_fit, survey
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
@@ -75,6 +76,10 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         trace=trace, transforms=_transforms(options, trace), slo=slo, warmup=options.warmup
     )
     stats = survey(requests)
+    if service is not None:
+        source = str(options.manifest or options.emulate)
+        _, profile = choose_device(service.spec, device=options.device, source=source)
+        require_fit(stats, profile, trace.path)
     _check_rate(options, stats)
     if options.dry_run:
         _print_plan(requests, stats, Console(), json=options.json)

@@ -66,7 +66,9 @@ def decode(cls: type[T], value: object, path: str) -> T:
         at = _join_path(path, key)
         if mapping.get(key) is None:
             if field.required:
-                raise SpecError(at, "is required")
+                unit = re.search(r"(Ms|Seconds)$", key) if field.hint is int else None
+                remedy = f"; write {key}: NUMBER, in {_UNITS[unit[1]]}" if unit else ""
+                raise SpecError(at, f"is required{remedy}")
             continue
         values[field.attribute] = _decode_value(field.hint, mapping[key], at, field.rule)
     decoded = cls(**values)

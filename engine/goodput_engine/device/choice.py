@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_engine.device.profile import DeviceProfile
 
-__all__ = ["choose_device", "device_facts"]
+__all__ = ["budget_problem", "choose_device", "device_facts"]
 
 
 def choose_device(
@@ -33,8 +33,9 @@ def choose_device(
     Raises:
         UnsupportedError: `spec.model.source` names real weights and `--device` is not given.
         InputError: the profile of `--device` is unknown or invalid.
-        SpecError: the profile of `spec.model.source` is unknown or invalid, or the profile's
-            tensor parallelism differs from `spec.engine.tensorParallel`.
+        SpecError: the profile of `spec.model.source` is unknown or invalid, its tensor parallelism
+            differs from `spec.engine.tensorParallel`, or the smallest token budget is less than one
+            of its KV blocks.
     """
     model = spec.model
     if device is None and model.scheme != "emulated":
@@ -57,7 +58,20 @@ def choose_device(
         )
     except SpecError as error:
         raise error.at(source) from error
+    problem = budget_problem(spec.engine.token_budget.min, profile)
+    if problem is not None:
+        raise SpecError("spec.engine.tokenBudget.min", problem, source)
     return name, profile
+
+
+def budget_problem(tokens: int, profile: DeviceProfile) -> str | None:
+    """Return the error of a token budget that is too small for a device; None if it is valid."""
+    if tokens >= profile.block_size:
+        return None
+    return (
+        f"is {tokens}, less than one KV block of the device profile {profile.name}; set at least "
+        f"{profile.block_size}"
+    )
 
 
 def device_facts(profile: DeviceProfile) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from goodput_core.spec.codec import decode
 from goodput_core.spec.declaration import spec_field
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
-from goodput_engine.device.choice import choose_device
+from goodput_engine.device.choice import budget_problem, choose_device
 from goodput_engine.device.profile import DeviceProfile
 from goodput_engine.manifest_file import read_document
 from goodput_engine.messages import Configure
@@ -288,6 +288,11 @@ def apply_topology(settings: FleetSettings, topology: TopologySpec) -> FleetSett
         )
     assert topology.prefill is not None, "read_topology requires both pools"
     assert topology.decode is not None, "read_topology requires both pools"
+    for name, pool in (("prefill", topology.prefill), ("decode", topology.decode)):
+        if pool.token_budget is not None:
+            problem = budget_problem(pool.token_budget, settings.profile)
+            if problem is not None:
+                raise InputError(f"--topology: {name}.tokenBudget: {problem}")
     return replace(
         settings,
         replicas=topology.prefill.replicas,

@@ -18,8 +18,12 @@ from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPol
 from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.emulate import emulate
-from goodput_replay.emulation.settings import apply_topology, fleet_settings, read_topology
-from goodput_replay.plan import RequestPlan, survey
+from goodput_replay.emulation.settings import (
+    apply_topology,
+    fleet_settings,
+    read_topology,
+)
+from goodput_replay.plan import RequestPlan, require_fit, survey
 from goodput_replay.statistics.evidence import gather
 from goodput_traces.format.reader import open_trace
 from goodput_traces.transforms import TransformPlan
@@ -238,12 +242,14 @@ def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
         transforms=replace(sweep.transforms, first_ns=trace.first_ns),
         slo=settings.slo,
     )
+    stats = survey(plan)
+    require_fit(stats, settings.profile, sweep.trace)
     records: list[RequestRecord] = []
     outcome = emulate(plan.requests(), settings, lambda _, record: records.append(record))
     evidence = gather(
         records,
         classes=settings.slo.classes,
-        window_ns=max(1, plan.window_ns(survey(plan))),
+        window_ns=max(1, plan.window_ns(stats)),
         outage_s=settings.slo.outage_s,
     )
     verdict = decide(evidence.classes, evidence.validity)

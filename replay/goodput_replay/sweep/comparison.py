@@ -21,7 +21,7 @@ from goodput_core.signals import defer_signals
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import Policy
 from goodput_core.text import printable
-from goodput_engine.device.choice import choose_device
+from goodput_engine.device.choice import budget_problem, choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.settings import read_topology
 from goodput_replay.run.tables import choose_table, open_console
@@ -233,3 +233,7 @@ def _check_device(service: LLMService, arguments: Any) -> None:
             "the device profile is illustrative: its figures fit no device on the market; add "
             "--illustrative to compare candidates on it anyway"
         )
+    for budget in arguments.budgets or ():
+        problem = budget_problem(budget, profile)
+        if problem is not None:
+            raise UsageError(f"goodput policies: --budgets: {problem}")

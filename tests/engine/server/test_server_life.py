@@ -327,6 +327,13 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
         pytest.param(
             [], {"policy": "fifo"}, "spec.engine.policy: must be one of request, s", id="policy"
         ),
+        pytest.param(
+            [],
+            {"tokenBudget": {"min": 8}},
+            "spec.engine.tokenBudget.min: is 8, less than one KV block of the device profile unit; "
+            "set at least 16",
+            id="a budget below one block",
+        ),
         pytest.param([], {"polic": "orca"}, "spec.engine.polic: unknown field", id="field"),
         pytest.param(["--admin-port", "70000"], {}, "is not a port", id="a port"),
         pytest.param(["--grace", "30"], {}, "is not a duration", id="grace"),

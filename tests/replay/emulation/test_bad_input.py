@@ -1,0 +1,209 @@
+"""Bad input of an emulation: one sentence with the field and the remedy, and no run folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.builders.manifests import manifest_path
+
+from goodput_core.dispatch import run_command
+from goodput_core.units import NS_PER_S
+from goodput_engine.device.load import load_profile
+from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
+from goodput_traces.format.writer import write_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MANIFEST = manifest_path("emulated").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Return a trace of two requests, with 200 and with 50 prompt tokens."""
+    path = tmp_path / "t.parquet"
+    rows = [
+        TraceRow(
+            request_id=f"r{number}",
+            timestamp_start_unix_ns=number * NS_PER_S,
+            input_tokens=tokens,
+            output_tokens=10,
+            ttft_target_ms=500.0,
+        )
+        for number, tokens in enumerate((200, 50))
+    ]
+    write_trace(path, rows, TraceMetadata(source="a test", clock=Clock.ABSOLUTE))
+    return path
+
+
+def _device(folder: Path, **numbers: int) -> Path:
+    """Return the file of the unit device with other numbers."""
+    profile = load_profile("unit")
+    lines = ["name: small", "description: for a test", "form: unit", "overlap: add", "numbers:"]
+    for name, value in (dict(profile.numbers) | numbers).items():
+        lines.append(f"  {name}: {{value: {value}, from: a test}}")
+    path = folder / "small.yaml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def error_of(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a replay that must fail before it starts, and return its sentence."""
+
+    def run(*options: object, manifest: str = MANIFEST) -> str:
+        path, out = tmp_path / "chat.yaml", tmp_path / "run"
+        path.write_text(manifest, encoding="utf-8")
+        arguments = ("--trace", trace, "--emulate", path, "--out", out, *options)
+        assert run_command(["replay", *map(str, arguments)]) == 64
+        assert not out.exists(), "nothing was started"
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        lines = printed.err.strip().splitlines()
+        assert len(lines) == 1
+        return lines[0]
+
+    return run
+
+
+def test_kv_memory_that_is_too_small_for_every_request(
+    error_of: Callable[..., str], tmp_path: Path
+) -> None:
+    error = error_of("--device", _device(tmp_path, kv_blocks=3))
+    assert "no request fits on the device profile small: the shortest has 51 tokens" in error
+    assert "the KV memory (kv_blocks) holds 48" in error
+    assert error.endswith("choose another device with --device")
+
+
+def test_a_context_that_is_too_short_for_every_request(
+    error_of: Callable[..., str], tmp_path: Path
+) -> None:
+    error = error_of("--device", _device(tmp_path, max_model_tokens=50))
+    assert "and the context (max_model_tokens) 50" in error
+
+
+def test_kv_memory_that_is_too_small_is_found_before_a_service_is_started(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "chat.yaml", tmp_path / "run"
+    path.write_text(MANIFEST, encoding="utf-8")
+    device = _device(tmp_path, kv_blocks=3)
+    options = ("--trace", trace, "-f", path, "--device", device, "--out", out)
+    assert run_command(["replay", *map(str, options)]) == 64
+    assert not out.exists()
+    assert "no request fits on the device profile small" in capsys.readouterr().err
+
+
+def test_kv_memory_for_one_of_the_requests_suffices(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "chat.yaml", tmp_path / "run"
+    path.write_text(MANIFEST, encoding="utf-8")
+    device = _device(tmp_path, kv_blocks=4)
+    options = ("--trace", trace, "--emulate", path, "--device", device, "--out", out)
+    assert run_command(["replay", *map(str, options), "--no-report"]) != 64
+    assert "the prompt has 200 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        pytest.param(
+            "{min: 8, max: 8, initial: 8}", "tokenBudget.min: is 8, less than", id="fixed"
+        ),
+        pytest.param("{min: 15}", "set at least 16", id="minimum"),
+    ],
+)
+def test_a_token_budget_below_one_block(
+    error_of: Callable[..., str], budget: str, words: str
+) -> None:
+    manifest = MANIFEST.replace("engine:\n", f"engine:\n    tokenBudget: {budget}\n", 1)
+    manifest = "\n".join(
+        line for line in manifest.splitlines() if "tokenBudget" not in line or budget in line
+    )
+    error = error_of(manifest=manifest)
+    assert "chat.yaml: spec.engine." in error
+    assert words in error
+
+
+def test_a_token_budget_of_a_pool_below_one_block(
+    error_of: Callable[..., str], tmp_path: Path
+) -> None:
+    topology = tmp_path / "two.yaml"
+    topology.write_text("prefill: {replicas: 1, tokenBudget: 8}\ndecode: {replicas: 1}\n")
+    error = error_of("--topology", topology)
+    assert "--topology: prefill.tokenBudget: is 8, less than one KV block" in error
+
+
+def test_a_token_budget_of_a_comparison_below_one_block(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chat.yaml"
+    path.write_text(MANIFEST, encoding="utf-8")
+    options = ("--trace", trace, "-f", path, "--budgets", "512,8", "--illustrative")
+    assert run_command(["policies", *map(str, options)]) == 64
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--budgets: is 8, less than one KV block" in printed.err
+
+
+@pytest.mark.parametrize("column", ["ttft_target_ms", "tpot_target_ms", "e2e_target_ms"])
+@pytest.mark.parametrize("value", [0.0, -5.0, float("nan"), float("inf")])
+def test_a_target_of_a_row_that_is_not_positive(
+    error_of: Callable[..., str], trace: Path, column: str, value: float
+) -> None:
+    table = pq.read_table(trace)
+    values = pa.array([500.0, value], pa.float64())
+    index = table.schema.get_field_index(column)
+    if index < 0:
+        table = table.append_column(column, values)
+    else:
+        table = table.set_column(index, column, values)
+    pq.write_table(table, trace)
+    error = error_of()
+    assert column in error
+    assert "r1" in error or "row" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param("weight: 0", "weight: must lie in 1 to 1000000, not 0", id="zero weight"),
+        pytest.param("weight: .nan", "weight: must be a whole number, not nan", id="NaN"),
+        pytest.param("weight: -1", "weight: must lie in", id="negative weight"),
+        pytest.param("weight: 1.5", "weight: must be a whole number", id="fraction"),
+        pytest.param("priority: 1.5", "priority: must be a whole number", id="priority"),
+        pytest.param("priority: 3000000000", "priority: must lie in", id="large priority"),
+        pytest.param("e2eMs: 0", "e2eMs: must lie in 1 to", id="target of zero"),
+        pytest.param("e2eMs: -5", "e2eMs: must lie in 1 to", id="deadline in the past"),
+    ],
+)
+def test_a_class_with_an_invalid_field(
+    error_of: Callable[..., str], change: str, words: str
+) -> None:
+    classes = f"classes: [{{name: a, ttftMs: 5, tpotMs: 5, {change}}}]"
+    head, _, _ = MANIFEST.partition("  slo:")
+    error = error_of(manifest=f"{head}  slo:\n    {classes}\n")
+    assert f"spec.slo.classes[0].{words}" in error
+
+
+def test_a_file_of_classes_is_checked_in_the_same_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slo, out = tmp_path / "slo.yaml", tmp_path / "run"
+    slo.write_text("classes: [{name: a, ttftMs: 5, tpotMs: 5, weight: .nan}]\n")
+    target = ("--target", "http://127.0.0.1:1", "--out", out)
+    assert run_command(["replay", "--trace", "sample", "--slo", str(slo), *map(str, target)]) == 64
+    assert not out.exists()
+    assert "classes[0].weight: must be a whole number, not nan" in capsys.readouterr().err
+
+
+def test_a_class_without_targets(error_of: Callable[..., str]) -> None:
+    head, _, _ = MANIFEST.partition("  slo:")
+    error = error_of(manifest=f"{head}  slo:\n    classes: [{{name: a}}]\n")
+    words = "spec.slo.classes[0].ttftMs: is required; write ttftMs: NUMBER, in milliseconds"
+    assert error.endswith(words)
