@@ -43,16 +43,16 @@ class Stage:
 
 
 @dataclass
-class Image:
+class ParsedDockerfile:
     """A Dockerfile: its build arguments, and its stages by name; the last has no name."""
 
     arguments: dict[str, str] = field(default_factory=dict)
     stages: dict[str, Stage] = field(default_factory=dict)
 
 
-def read(text: str) -> Image:
+def read(text: str) -> ParsedDockerfile:
     """Parse a Dockerfile; an instruction that our Dockerfiles do not use is an error."""
-    image = Image()
+    image = ParsedDockerfile()
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for line in lines.replace("\\\n", " ").splitlines():
         instruction, _, rest = line.strip().partition(" ")
@@ -91,7 +91,7 @@ def sent(path: PurePosixPath) -> bool:
     return kept
 
 
-def installed_extras(image: Image) -> list[str]:
+def installed_extras(image: ParsedDockerfile) -> list[str]:
     """Return the extras that an image installs."""
     (extras,) = re.findall(r"pip install .*'\.\[([a-z,]+)\]'", image.stages["build"].run[-1])
     return str(extras).split(",")
@@ -125,7 +125,7 @@ def dockerfile(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def image(dockerfile: Path) -> Image:
+def image(dockerfile: Path) -> ParsedDockerfile:
     return read(dockerfile.read_text(encoding="utf-8"))
 
 
@@ -133,14 +133,14 @@ def test_each_component_that_runs_in_pods_has_an_image() -> None:
     assert [path.parent.name for path in DOCKERFILES] == sorted(ABSENT)
 
 
-def test_every_copied_path_exists_and_is_sent_to_the_builder(image: Image) -> None:
+def test_every_copied_path_exists_and_is_sent_to_the_builder(image: ParsedDockerfile) -> None:
     copied = image.stages["build"].copied
     assert copied
     assert [name for name in copied if not (ROOT / name).exists()] == []
     assert [name for name in copied if not sent(PurePosixPath(name))] == []
 
 
-def test_every_source_of_the_wheel_is_copied(image: Image) -> None:
+def test_every_source_of_the_wheel_is_copied(image: ParsedDockerfile) -> None:
     project = PROJECT["project"]
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     needed = ["pyproject.toml", project["readme"], *project["license-files"], *packages]
@@ -155,7 +155,7 @@ def test_every_source_of_the_wheel_is_copied(image: Image) -> None:
     assert [path for path in kept_back if "__pycache__" not in path.parts] == []
 
 
-def test_every_installed_package_is_declared_and_pinned(image: Image) -> None:
+def test_every_installed_package_is_declared_and_pinned(image: ParsedDockerfile) -> None:
     extras = installed_extras(image)
     assert set(extras) <= set(EXTRAS)
     install = image.stages["build"].run[-1]
@@ -168,7 +168,7 @@ def test_every_installed_package_is_declared_and_pinned(image: Image) -> None:
 
 
 def test_an_image_has_no_package_that_its_component_must_not_import(
-    dockerfile: Path, image: Image
+    dockerfile: Path, image: ParsedDockerfile
 ) -> None:
     brought = closure(installed_extras(image))
     assert "aiohttp" in brought
@@ -177,7 +177,7 @@ def test_an_image_has_no_package_that_its_component_must_not_import(
 
 
 def test_all_images_are_built_on_one_release_of_python_that_the_project_supports(
-    image: Image,
+    image: ParsedDockerfile,
 ) -> None:
     assert {stage.base for stage in image.stages.values()} == {"${PYTHON}"}
     matched = re.fullmatch(r"python:3\.(\d+)-slim-[a-z]+", image.arguments["PYTHON"])
@@ -187,7 +187,7 @@ def test_all_images_are_built_on_one_release_of_python_that_the_project_supports
     assert image.arguments == read(DOCKERFILES[0].read_text(encoding="utf-8")).arguments
 
 
-def test_an_image_runs_a_goodput_command_as_an_unprivileged_user(image: Image) -> None:
+def test_an_image_runs_a_goodput_command_as_an_unprivileged_user(image: ParsedDockerfile) -> None:
     *_, final = image.stages.values()
     assert final.taken == ["build"]
     user, _, group = final.last["USER"].partition(":")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.emulation.fleet import Actor
 
-__all__ = ["SLO", "Run", "make_fleet", "plan", "run_fleet"]
+__all__ = ["SLO", "FleetRun", "make_fleet", "plan", "run_fleet"]
 
 SLO = SLOClasses(
     classes=(
@@ -35,7 +35,7 @@ SLO = SLOClasses(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class FleetRun:
     """Records and totals of a run."""
 
     records: list[RequestRecord]
@@ -158,8 +158,8 @@ def make_fleet(
 
 def run_fleet(
     requests: Iterable[PlannedRequest], settings: FleetSettings, actors: Sequence[Actor] = ()
-) -> Run:
+) -> FleetRun:
     """Serve all requests."""
     records: list[RequestRecord] = []
     outcome = emulate(iter(requests), settings, lambda _, r: records.append(r), actors=actors)
-    return Run(records=records, outcome=outcome)
+    return FleetRun(records=records, outcome=outcome)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tools.cluster import binaries, starting
-from tools.cluster.handle import Cluster, OwnCluster
+from tools.cluster.handle import ClusterHandle, OwnCluster
 from tools.cluster.host import lacks_for_running
 
 from goodput_operator.render.crd import render_crd
@@ -35,7 +35,7 @@ def _skip_or_fail(reason: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
     """The cluster of `GOODPUT_KUBECONFIG`, or else a cluster of our own."""
     given = os.environ.get("GOODPUT_KUBECONFIG")
     if given:
@@ -43,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         if kubectl is None and not binaries.is_built():
             _skip_or_fail("kubectl is missing: install it, or build it with make e2e")
         folder = Path(kubectl).parent if kubectl else binaries.folder()
-        yield Cluster(kubeconfig=Path(given).resolve(), binaries=folder)
+        yield ClusterHandle(kubeconfig=Path(given).resolve(), binaries=folder)
         return
     if lacks := lacks_for_running():
         _skip_or_fail("no cluster can run here: " + "; ".join(lacks))
@@ -54,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def own_cluster(cluster: Cluster) -> OwnCluster:
+def own_cluster(cluster: ClusterHandle) -> OwnCluster:
     """Our own cluster, for tests that control its processes, nodes or network or read its audit.
 
     Tests are skipped on any other cluster.
@@ -65,7 +65,7 @@ def own_cluster(cluster: Cluster) -> OwnCluster:
 
 
 @pytest.fixture(scope="session")
-def no_other_operator(cluster: Cluster) -> None:
+def no_other_operator(cluster: ClusterHandle) -> None:
     """Skip tests that start an operator if another one manages all namespaces."""
     if isinstance(cluster, OwnCluster):
         return
@@ -82,7 +82,7 @@ def no_other_operator(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
+def namespace(cluster: ClusterHandle) -> Iterator[str]:
     """A new namespace, deleted after the test."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", name)
@@ -93,7 +93,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def crd_created(cluster: Cluster) -> Iterator[bool]:
+def crd_created(cluster: ClusterHandle) -> Iterator[bool]:
     """True if this session created the custom resource definition, which it then deletes."""
     name = "crd/llmservices.goodput.dev"
     created = not cluster.kubectl("get", name, "--ignore-not-found")

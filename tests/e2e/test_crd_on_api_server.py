@@ -32,7 +32,7 @@ from goodput_operator.render.crd import render_crd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tools.cluster.handle import Cluster
+    from tools.cluster.handle import ClusterHandle
 
 ROOT = Path(__file__).parents[2]
 VALID = [
@@ -46,7 +46,7 @@ DECODED = [case for case in CASES if case.get("server") == "words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class DryRunResponse:
     """Response of the API server to a manifest."""
 
     code: int
@@ -61,13 +61,13 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class DryRunServer:
     """The API server behind an authenticating proxy, and an empty namespace."""
 
     url: str
     namespace: str
 
-    def validate(self, manifest: Any, *, fields: str = "Strict") -> Response:
+    def validate(self, manifest: Any, *, fields: str = "Strict") -> DryRunResponse:
         """Create the object as a dry run.
 
         Args:
@@ -83,14 +83,14 @@ class Server:
         )
         try:
             with urlopen(request, timeout=60) as response:
-                return Response(code=response.status, body=json.load(response))
+                return DryRunResponse(code=response.status, body=json.load(response))
         except HTTPError as error:
             with error:
-                return Response(code=error.code, body=json.load(error))
+                return DryRunResponse(code=error.code, body=json.load(error))
 
 
 @pytest.fixture(scope="module")
-def server(cluster: Cluster, crd: None) -> Iterator[Server]:
+def server(cluster: ClusterHandle, crd: None) -> Iterator[DryRunServer]:
     command = [str(cluster.binaries / "kubectl"), "proxy", "--port=0"]
     namespace = f"validated-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", namespace)
@@ -100,13 +100,13 @@ def server(cluster: Cluster, crd: None) -> Iterator[Server]:
         assert proxy.stdout is not None
         listening = re.search(r"127\.0\.0\.1:\d+", proxy.stdout.readline())
         assert listening is not None
-        yield Server(url=f"http://{listening[0]}", namespace=namespace)
+        yield DryRunServer(url=f"http://{listening[0]}", namespace=namespace)
         proxy.terminate()
     cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture
-def chat(cluster: Cluster, crd: None, namespace: str) -> str:
+def chat(cluster: ClusterHandle, crd: None, namespace: str) -> str:
     """The namespace of a stored service."""
     cluster.apply(BASE, "-n", namespace)
     return namespace
@@ -118,7 +118,7 @@ def test_both_validators_name_the_field_in_at_least_sixty_cases() -> None:
 
 @pytest.mark.parametrize("case", NAMED, ids=[case["name"] for case in NAMED])
 def test_an_invalid_manifest_is_rejected_at_the_field_that_we_name(
-    server: Server, case: dict[str, Any]
+    server: DryRunServer, case: dict[str, Any]
 ) -> None:
     response = server.validate(changed(case))
     assert response.code in {400, 422}
@@ -126,13 +126,15 @@ def test_an_invalid_manifest_is_rejected_at_the_field_that_we_name(
 
 
 @pytest.mark.parametrize("case", DECODED, ids=[case["name"] for case in DECODED])
-def test_a_value_that_is_not_an_object_is_rejected(server: Server, case: dict[str, Any]) -> None:
+def test_a_value_that_is_not_an_object_is_rejected(
+    server: DryRunServer, case: dict[str, Any]
+) -> None:
     assert server.validate(changed(case)).code in {400, 422}
 
 
 @pytest.mark.parametrize("manifest", VALID, ids=[m["metadata"]["name"] for m in VALID])
 def test_a_valid_manifest_is_accepted_and_decoded_to_the_same_spec(
-    server: Server, manifest: dict[str, Any]
+    server: DryRunServer, manifest: dict[str, Any]
 ) -> None:
     response = server.validate(manifest)
     assert response.code == 201, response.body["message"]
@@ -140,7 +142,7 @@ def test_a_valid_manifest_is_accepted_and_decoded_to_the_same_spec(
     assert decode(LLMServiceSpec, response.body["spec"], "spec") == ours
 
 
-def test_a_stored_manifest_contains_every_default(server: Server) -> None:
+def test_a_stored_manifest_contains_every_default(server: DryRunServer) -> None:
     stored = server.validate(BASE).body["spec"]
     assert list(missing_defaults(LLMServiceSpec, stored, "spec")) == []
     assert stored["engine"]["tokenBudget"]["initial"] == 2048
@@ -196,7 +198,9 @@ shapes = st.recursive(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(field=st.sampled_from(FIELDS), value=shapes)
-def test_both_validators_agree_on_arbitrary_values(server: Server, field: str, value: Any) -> None:
+def test_both_validators_agree_on_arbitrary_values(
+    server: DryRunServer, field: str, value: Any
+) -> None:
     manifest = json.loads(json.dumps(BASE))
     parent = manifest["spec"]
     *sections, last = field.split(".")
@@ -215,7 +219,7 @@ def test_both_validators_agree_on_arbitrary_values(server: Server, field: str, v
 
 @pytest.mark.parametrize("source", [{}, {"emptyDir": {}}], ids=["alone", "with-another-source"])
 def test_a_host_path_is_never_stored_even_if_unknown_fields_are_dropped(
-    server: Server, source: dict[str, Any]
+    server: DryRunServer, source: dict[str, Any]
 ) -> None:
     manifest = json.loads(json.dumps(BASE))
     volume = {"name": "root", "hostPath": {"path": "/"}, **source}
@@ -228,7 +232,7 @@ def test_a_host_path_is_never_stored_even_if_unknown_fields_are_dropped(
         assert response.paths == {"spec.engine.pod.volumes[0]"}
 
 
-def test_kubectl_scales_the_replicas(cluster: Cluster, chat: str) -> None:
+def test_kubectl_scales_the_replicas(cluster: ClusterHandle, chat: str) -> None:
     cluster.kubectl("scale", "llmservice/chat", "--replicas=3", "-n", chat)
     assert cluster.get("llmsvc", "chat", "-n", chat)["spec"]["replicas"] == 3
     with pytest.raises(ClusterError, match=r"spec\.replicas"):
@@ -284,13 +288,15 @@ STATUS = {
 }
 
 
-def patch_status(cluster: Cluster, namespace: str) -> None:
+def patch_status(cluster: ClusterHandle, namespace: str) -> None:
     patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": STATUS}))
     cluster.kubectl("patch", "llmsvc", "chat", "-n", namespace, *patch)
 
 
 @pytest.mark.usefixtures("no_other_operator")
-def test_a_complete_status_is_stored_and_printed_in_columns(cluster: Cluster, chat: str) -> None:
+def test_a_complete_status_is_stored_and_printed_in_columns(
+    cluster: ClusterHandle, chat: str
+) -> None:
     assert encode(decode(LLMServiceStatus, STATUS, "status")) == STATUS
     assert set(STATUS) == set(status_fields())
     patch_status(cluster, chat)
@@ -303,7 +309,7 @@ def test_a_complete_status_is_stored_and_printed_in_columns(cluster: Cluster, ch
 
 @pytest.mark.usefixtures("no_other_operator")
 def test_the_scale_subresource_has_replicas_and_selector_once_replicas_are_set(
-    cluster: Cluster, chat: str
+    cluster: ClusterHandle, chat: str
 ) -> None:
     scale = ["get", "llmsvc", "chat", "-n", chat, "--subresource=scale", "-o", "json"]
     with pytest.raises(ClusterError, match=r"replicas field .* does not exist"):
@@ -335,7 +341,7 @@ def status_fields() -> list[str]:
     ids=["service", "number", "list", "choice", "status"],
 )
 def test_kubectl_explains_a_field(
-    cluster: Cluster, crd: None, path: str, sentences: list[str]
+    cluster: ClusterHandle, crd: None, path: str, sentences: list[str]
 ) -> None:
     # kubectl wraps lines.
     explained = " ".join(cluster.kubectl("explain", path).split())

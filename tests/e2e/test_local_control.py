@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 
 
-class Up:
+class ServiceEvents:
     """A running `goodput up` and its events."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Up:
 
 
 @asynccontextmanager
-async def running_up(folder: Path) -> AsyncIterator[Up]:
+async def running_up(folder: Path) -> AsyncIterator[ServiceEvents]:
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "goodput_core", "up", "-f", str(EXAMPLES / "control.yaml"),
@@ -72,7 +72,7 @@ async def running_up(folder: Path) -> AsyncIterator[Up]:
             cwd=folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=log, env=dict(os.environ), limit=1 << 20,
         )  # fmt: skip
-    up = Up()
+    up = ServiceEvents()
     assert process.stdout is not None
     reading = asyncio.ensure_future(up.read_events(process.stdout))
     try:
@@ -127,7 +127,7 @@ async def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(
     assert messages[-1].endswith(" → 1")
 
 
-async def wait_for_lowered_budgets(up: Up) -> None:
+async def wait_for_lowered_budgets(up: ServiceEvents) -> None:
     """Wait until every replica, including the new one, has the lowered budget."""
     started = up.named("ready", "replica_started")
     urls = [one["admin_url"] for event in started for one in event.get("replicas", [event])]

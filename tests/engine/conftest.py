@@ -83,7 +83,7 @@ def engine_command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "goodput_core", "engine", *map(str, arguments)]
 
 
-class _Engines:
+class EngineStarter:
     """Starts engines with files in one folder, and ends them."""
 
     def __init__(self, folder: Path) -> None:
@@ -140,7 +140,7 @@ class _Engines:
 @pytest.fixture
 def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
     """Start engines for one test."""
-    engines = _Engines(tmp_path)
+    engines = EngineStarter(tmp_path)
     yield engines.start
     engines.close()
 
@@ -148,7 +148,7 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """One engine for all tests that do not change it."""
-    engines = _Engines(tmp_path_factory.mktemp("engine"))
+    engines = EngineStarter(tmp_path_factory.mktemp("engine"))
     yield engines.start("--name", "replica-7", environment={"GOODPUT_REVISION": "r1"})
     engines.close()
 

@@ -49,7 +49,7 @@ CLASSES: Final = tuple(
 
 
 @dataclass
-class Running:
+class RunningStack:
     """An engine behind a router, in the event loop of another thread.
 
     As the clients of the product do, a test sends while the server runs: the first bytes may
@@ -137,13 +137,13 @@ async def _start(stack: AsyncExitStack) -> tuple[ServerState, str, RouterService
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
+def running() -> Iterator[RunningStack]:
     loop = uvloop.new_event_loop()  # as in the commands
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     stack = AsyncExitStack()
     try:
-        yield Running(loop, *_run(_start(stack), loop))
+        yield RunningStack(loop, *_run(_start(stack), loop))
         _run(stack.aclose(), loop)
     finally:
         loop.call_soon_threadsafe(loop.stop)
@@ -262,7 +262,7 @@ def requests(draw: st.DrawFn) -> bytes:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_no_request_of_a_client_is_answered_5xx_or_counted_against_the_service(
-    running: Running, request: bytes, through_router: bool, leaves: bool
+    running: RunningStack, request: bytes, through_router: bool, leaves: bool
 ) -> None:
     statuses = running.responses(request, through_router=through_router, leaves=leaves)
     assert not [status for status in statuses if status >= 500], (statuses, request[:500])
@@ -293,7 +293,7 @@ UPLOADS: Final = [
 
 @pytest.mark.parametrize("through_router", [False, True], ids=["engine", "router"])
 @pytest.mark.parametrize("body", UPLOADS)
-def test_a_damaged_body_is_400(running: Running, body: bytes, through_router: bool) -> None:
+def test_a_damaged_body_is_400(running: RunningStack, body: bytes, through_router: bool) -> None:
     before = running.settled()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -301,7 +301,7 @@ def test_a_damaged_body_is_400(running: Running, body: bytes, through_router: bo
     assert running.settled() == before
 
 
-def test_bad_chunks_are_400_and_end_the_connection(running: Running) -> None:
+def test_bad_chunks_are_400_and_end_the_connection(running: RunningStack) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     before = running.settled()
     for through_router in (False, True):
@@ -310,7 +310,7 @@ def test_bad_chunks_are_400_and_end_the_connection(running: Running) -> None:
     assert running.settled() == before
 
 
-def test_an_unknown_content_encoding_is_415(running: Running) -> None:
+def test_an_unknown_content_encoding_is_415(running: RunningStack) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: rot13\r\n"
     request = head + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}"
     assert running.responses(request, through_router=False) == [415]

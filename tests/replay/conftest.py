@@ -114,7 +114,7 @@ def make_run(
     """
     rng = random.Random(seed)
     records: list[RequestRecord] = []
-    service = _Service(rng=rng, stall=stall, failures=failures, lag_ms=lag_ms)
+    service = _SimulatedService(rng=rng, stall=stall, failures=failures, lag_ms=lag_ms)
     for index, at_ns in enumerate(_arrivals(rng, window_s, rate_per_s)):
         records.append(service.serve(index, at_ns))
     for index in range(len(records) - unsent, len(records)):
@@ -126,7 +126,7 @@ def make_run(
             outcome=Outcome.UNSENT,
             input_tokens=late.input_tokens,
         )
-    idle = _Service(rng=rng, stall=None, failures=0.0, lag_ms=lag_ms)
+    idle = _SimulatedService(rng=rng, stall=None, failures=0.0, lag_ms=lag_ms)
     warmup = tuple(idle.serve(900_000 + i, -NS_PER_S) for i in range(3))
     info = replace(INFO, rows_planned=len(records), window_ns=window_s * NS_PER_S)
     ordered = sorted(records, key=lambda r: r.end_ns or r.scheduled_ns)
@@ -153,7 +153,7 @@ def _arrivals(rng: random.Random, window_s: int, rate_per_s: float) -> Iterator[
         yield int(at_s * NS_PER_S)
 
 
-class _Service:
+class _SimulatedService:
     """Two replicas; each prefills one prompt at a time."""
 
     def __init__(

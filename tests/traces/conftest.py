@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Outcome(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-RunTrace: TypeAlias = "Callable[..., Outcome]"
+RunTrace: TypeAlias = "Callable[..., CommandResult]"
 MakeRows: TypeAlias = "Callable[..., list[TraceRow]]"
 WriteColumns: TypeAlias = "Callable[..., Path]"
 
@@ -32,11 +32,11 @@ WriteColumns: TypeAlias = "Callable[..., Path]"
 def run_trace(capsys: pytest.CaptureFixture[str]) -> RunTrace:
     """Run `goodput trace …` through the dispatcher, as the shell would."""
 
-    def run(*argv: str | Path) -> Outcome:
+    def run(*argv: str | Path) -> CommandResult:
         capsys.readouterr()
         code = run_command(["trace", *map(str, argv)])
         captured = capsys.readouterr()
-        return Outcome(int(code), captured.out, captured.err)
+        return CommandResult(int(code), captured.out, captured.err)
 
     return run
 

@@ -13,7 +13,7 @@ from goodput_traces.format.writer import write_trace
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.traces.conftest import MakeRows, Outcome, RunTrace, WriteColumns
+    from tests.traces.conftest import CommandResult, MakeRows, RunTrace, WriteColumns
 
 
 NAN = float("nan")
@@ -25,7 +25,7 @@ GOOD: dict[str, list[Any]] = {
 }
 
 
-def one_sentence(outcome: Outcome, path: Path) -> str:
+def one_sentence(outcome: CommandResult, path: Path) -> str:
     assert outcome.code == 64
     assert outcome.err.count("\n") == 1
     assert outcome.err.startswith(f"error: {path}: ")

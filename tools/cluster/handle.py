@@ -1,7 +1,7 @@
 """Handles of a cluster for tests: kubectl and, for a cluster of our own, its processes.
 
-`Cluster` needs only a kubeconfig. `OwnCluster` also controls the machines of the cluster, so a test
-that uses it cannot run on another cluster.
+`ClusterHandle` needs only a kubeconfig. `OwnCluster` also controls the machines of the cluster, so
+a test that uses it cannot run on another cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tools.cluster.images import Image
 
-__all__ = ["Cluster", "ClusterError", "NamespaceHandle", "OwnCluster", "wait_for"]
+__all__ = ["ClusterError", "ClusterHandle", "NamespaceHandle", "OwnCluster", "wait_for"]
 
 _Found = TypeVar("_Found")
 
@@ -48,7 +48,7 @@ def wait_for(check: Callable[[], _Found], description: str, timeout_s: float = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterHandle:
     """Any cluster.
 
     Args:
@@ -116,24 +116,24 @@ class Cluster:
 class NamespaceHandle:
     """One namespace of a cluster."""
 
-    cluster: Cluster
+    cluster: ClusterHandle
     namespace: str
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60) -> str:
-        """Run kubectl in the namespace; see `Cluster.kubectl`."""
+        """Run kubectl in the namespace; see `ClusterHandle.kubectl`."""
         return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin, timeout_s=timeout_s)
 
     def get(self, *words: str) -> dict[str, Any]:
-        """Return an object of the namespace, or a list; see `Cluster.get`."""
+        """Return an object of the namespace, or a list; see `ClusterHandle.get`."""
         return self.cluster.get(*words, "-n", self.namespace)
 
     def wait(self, condition: str, *words: str, timeout_s: int = 60) -> None:
-        """Wait for a condition of an object in the namespace; see `Cluster.wait`."""
+        """Wait for a condition of an object in the namespace; see `ClusterHandle.wait`."""
         self.cluster.wait(condition, *words, "-n", self.namespace, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCluster(Cluster):
+class OwnCluster(ClusterHandle):
     """A cluster that this tool started, whose processes can be stopped, killed and restarted.
 
     Args:

@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import yaml
-from tools.cluster.handle import Cluster, ClusterError, OwnCluster
+from tools.cluster.handle import ClusterError, ClusterHandle, OwnCluster
 from tools.cluster.images import checkout_image
 from tools.cluster.starting import ROOT
 
@@ -46,7 +46,7 @@ def publish_ours(cluster: OwnCluster) -> None:
 
 
 def install_chart(
-    cluster: Cluster, *flags: str, chart: Path = CHART, namespace: str = NAMESPACE
+    cluster: ClusterHandle, *flags: str, chart: Path = CHART, namespace: str = NAMESPACE
 ) -> None:
     """Install the chart, or upgrade it, and wait until the operator is ready.
 
@@ -57,7 +57,7 @@ def install_chart(
     _helm(cluster, namespace, "upgrade", "--install", "goodput", str(chart), *where, *flags)
 
 
-def rendered_chart(cluster: Cluster, *flags: str, namespace: str = NAMESPACE) -> str:
+def rendered_chart(cluster: ClusterHandle, *flags: str, namespace: str = NAMESPACE) -> str:
     """Render the chart as YAML.
 
     Raises:
@@ -66,7 +66,7 @@ def rendered_chart(cluster: Cluster, *flags: str, namespace: str = NAMESPACE) ->
     return _helm(cluster, namespace, "template", "goodput", str(CHART), *flags)
 
 
-def run_chart_tests(cluster: Cluster, *, namespace: str = NAMESPACE) -> str:
+def run_chart_tests(cluster: ClusterHandle, *, namespace: str = NAMESPACE) -> str:
     """Run the tests in the chart and return Helm's output.
 
     Raises:
@@ -75,12 +75,12 @@ def run_chart_tests(cluster: Cluster, *, namespace: str = NAMESPACE) -> str:
     return _helm(cluster, namespace, "test", "goodput", "--timeout=60s")
 
 
-def uninstall_chart(cluster: Cluster, *, namespace: str = NAMESPACE) -> None:
+def uninstall_chart(cluster: ClusterHandle, *, namespace: str = NAMESPACE) -> None:
     """Uninstall the chart; the custom resource definition remains."""
     _helm(cluster, namespace, "uninstall", "goodput", "--wait")
 
 
-def _helm(cluster: Cluster, namespace: str, *words: str) -> str:
+def _helm(cluster: ClusterHandle, namespace: str, *words: str) -> str:
     try:
         ended = subprocess.run(
             ["helm", *words, "--namespace", namespace],

@@ -50,7 +50,7 @@ def prepare_network(layout: Layout) -> None:
     subprocess.run(["sh", "-ec", "\n".join(commands)], check=True)
 
 
-class Supervisor:
+class ClusterSupervisor:
     """Owner of the cluster's processes."""
 
     def __init__(self, layout: Layout) -> None:
@@ -156,7 +156,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def run(layout: Layout, listener: socket.socket, *, until_end_of_input: bool) -> None:
     """Serve until a stop request."""
-    supervisor = Supervisor(layout)
+    supervisor = ClusterSupervisor(layout)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.ended.set)

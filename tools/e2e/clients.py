@@ -23,8 +23,8 @@ from goodput_replay.run.records import read_judged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tools.cluster.handle import Cluster
-    from tools.e2e.installation import Installation
+    from tools.cluster.handle import ClusterHandle
+    from tools.e2e.installation import ChartRelease
 
 __all__ = ["CompletionStreams", "PortForward", "PortForwards", "replay_load"]
 
@@ -43,7 +43,7 @@ class PortForward:
         AssertionError: kubectl failed; the text is its output.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str, service: str) -> None:
+    def __init__(self, cluster: ClusterHandle, namespace: str, service: str) -> None:
         words = ("port-forward", "-n", namespace, f"service/{service}", ":80")
         self._process = subprocess.Popen(
             [cluster.binaries / "kubectl", *words],
@@ -88,7 +88,7 @@ class PortForwards:
         namespace: namespace of the services.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, cluster: ClusterHandle, namespace: str) -> None:
         self._cluster, self._namespace = cluster, namespace
         self._forwards: dict[str, PortForward] = {}
 
@@ -140,7 +140,7 @@ class CompletionStreams:
 
 
 @contextmanager
-def replay_load(installation: Installation, name: str, folder: Path) -> Iterator[None]:
+def replay_load(installation: ChartRelease, name: str, folder: Path) -> Iterator[None]:
     """Replay a constant load against a service during the block; every request must succeed.
 
     Args:
@@ -179,7 +179,7 @@ def replay_load(installation: Installation, name: str, folder: Path) -> Iterator
     assert len(ended) > lasted_s * _LOAD_PER_S / 4, "requests were sent all the time"
 
 
-def _counted_requests(installation: Installation, name: str) -> float:
+def _counted_requests(installation: ChartRelease, name: str) -> float:
     """Return the requests that the routers have counted."""
     count = 0.0
     for pod in installation.pods(name, "router"):

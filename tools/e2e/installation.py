@@ -1,6 +1,6 @@
 """The operator as users install it: from the chart, with the chart's own permissions.
 
-An `Installation` is the namespace that the operator manages. Its methods read the cluster each
+A `ChartRelease` is the namespace that the operator manages. Its methods read the cluster each
 time, so they show the present state of the services in that namespace.
 """
 
@@ -24,7 +24,7 @@ from tools.e2e.clients import CompletionStreams, PortForwards
 from goodput_core.contract import PATH_CONTROL_STATE
 from goodput_operator.kube.objects import ADMIN_PORT
 
-__all__ = ["CHAT", "OPERATOR_PODS", "RESTRICTED", "Installation", "conditions_of"]
+__all__ = ["CHAT", "OPERATOR_PODS", "RESTRICTED", "ChartRelease", "conditions_of"]
 
 CHAT = ROOT / "examples" / "chat.yaml"
 OPERATOR_PODS = ("pods", "-l", "app.kubernetes.io/name=goodput-operator")
@@ -33,7 +33,7 @@ RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Installation(NamespaceHandle):
+class ChartRelease(NamespaceHandle):
     """A namespace and the operator that manages only this namespace.
 
     In our own cluster, clients of the services run inside the cluster's network. For another

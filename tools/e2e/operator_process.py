@@ -15,7 +15,7 @@ import yaml
 if TYPE_CHECKING:
     import signal
 
-    from tools.cluster.handle import Cluster
+    from tools.cluster.handle import ClusterHandle
 
 __all__ = ["OperatorProcess", "operator_options"]
 
@@ -54,7 +54,9 @@ class OperatorProcess:
     log_file: Path
 
     @classmethod
-    def start(cls, cluster: Cluster, namespace: str, name: str, folder: Path) -> OperatorProcess:
+    def start(
+        cls, cluster: ClusterHandle, namespace: str, name: str, folder: Path
+    ) -> OperatorProcess:
         """Start an operator that manages a namespace.
 
         Args:
@@ -92,7 +94,7 @@ class OperatorProcess:
         return self.process.wait(timeout=timeout_s)
 
 
-def _kubeconfig(cluster: Cluster, namespace: str, name: str, folder: Path) -> Path:
+def _kubeconfig(cluster: ClusterHandle, namespace: str, name: str, folder: Path) -> Path:
     """Create a service account with all permissions in a namespace; return its credentials."""
     words = ("-n", namespace)
     cluster.kubectl("create", "serviceaccount", name, *words)

@@ -48,13 +48,13 @@ class _PromptFields(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Part(msgspec.Struct):
+class _PromptPart(msgspec.Struct):
     text: str = ""
 
 
 class _PromptMessage(msgspec.Struct):
     role: str = ""
-    content: str | list[_Part] | None = None
+    content: str | list[_PromptPart] | None = None
 
 
 _PROMPT_FIELDS: Final = msgspec.json.Decoder(_PromptFields)

@@ -14,18 +14,18 @@ import pytest
 from tools.cluster.handle import OwnCluster
 from tools.cluster.installing import install_chart, publish_ours, uninstall_chart
 from tools.cluster.layout import API_ADDRESS
-from tools.e2e.installation import RESTRICTED, Installation
+from tools.e2e.installation import RESTRICTED, ChartRelease
 from tools.e2e.operator_process import OperatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tools.cluster.handle import Cluster
+    from tools.cluster.handle import ClusterHandle
 
 
 @pytest.fixture(scope="session")
-def images(cluster: Cluster) -> tuple[str, ...]:
+def images(cluster: ClusterHandle) -> tuple[str, ...]:
     """Helm options that name images which the cluster can pull."""
     if isinstance(cluster, OwnCluster):
         publish_ours(cluster)
@@ -36,8 +36,8 @@ def images(cluster: Cluster) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def installation(
-    cluster: Cluster, no_other_operator: None, crd: None, images: tuple[str, ...]
-) -> Iterator[Installation]:
+    cluster: ClusterHandle, no_other_operator: None, crd: None, images: tuple[str, ...]
+) -> Iterator[ChartRelease]:
     """The operator from the chart, for all tests of the session.
 
     Its namespace admits only hardened pods, so each test with pods shows that ours are hardened.
@@ -50,7 +50,7 @@ def installation(
         f"crds.install=false,verbose=true,watchNamespaces={{{namespace}}},"
         f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}}"
     )
-    installation = Installation(cluster=cluster, namespace=namespace)
+    installation = ChartRelease(cluster=cluster, namespace=namespace)
     try:
         install_chart(cluster, *images, "--set", values, namespace=namespace)
         yield installation
@@ -61,8 +61,8 @@ def installation(
 
 
 @pytest.fixture
-def apply_service(installation: Installation) -> Iterator[Callable[..., None]]:
-    """Apply a service (`Installation.apply`) and delete it after the test.
+def apply_service(installation: ChartRelease) -> Iterator[Callable[..., None]]:
+    """Apply a service (`ChartRelease.apply`) and delete it after the test.
 
     The fixture waits for neither, so the name must be unique among all tests.
     """
@@ -78,7 +78,7 @@ def apply_service(installation: Installation) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def serve(installation: Installation) -> Iterator[Callable[..., None]]:
+def serve(installation: ChartRelease) -> Iterator[Callable[..., None]]:
     """Apply a service and wait until it has settled; delete it and its pods after the test."""
     served: list[str] = []
 
@@ -95,7 +95,7 @@ def serve(installation: Installation) -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def start_operator(
-    cluster: Cluster, no_other_operator: None, crd: None, namespace: str, tmp_path: Path
+    cluster: ClusterHandle, no_other_operator: None, crd: None, namespace: str, tmp_path: Path
 ) -> Iterator[Callable[[str], OperatorProcess]]:
     """Start an operator that manages the test's namespace."""
     started: list[OperatorProcess] = []
@@ -111,7 +111,7 @@ def start_operator(
 
 
 @pytest.fixture
-def apply_text(cluster: Cluster, namespace: str) -> Callable[[str, str], None]:
+def apply_text(cluster: ClusterHandle, namespace: str) -> Callable[[str, str], None]:
     """Apply a service with an annotation `text`, from which `start_operator` makes a ConfigMap."""
 
     def apply(name: str, text: str) -> None:

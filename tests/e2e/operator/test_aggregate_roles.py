@@ -10,7 +10,7 @@ import pytest
 from tools.cluster.handle import wait_for
 
 if TYPE_CHECKING:
-    from tools.e2e.installation import Installation
+    from tools.e2e.installation import ChartRelease
 
 READ = ("get", "list", "watch")
 WRITE = ("create", "update", "patch", "delete")
@@ -25,7 +25,7 @@ GRANTED = {
 
 
 def permissions(
-    installation: Installation, user: str, *namespaces: str
+    installation: ChartRelease, user: str, *namespaces: str
 ) -> set[tuple[str, str, str]]:
     """Return a user's permissions on services as (namespace, resource, verb)."""
     questions = list(product(namespaces, RESOURCES, VERBS))
@@ -56,7 +56,7 @@ def permissions(
 
 @pytest.mark.parametrize("role", GRANTED)
 def test_a_cluster_role_grants_exactly_its_permissions_on_services(
-    installation: Installation, namespace: str, role: str
+    installation: ChartRelease, namespace: str, role: str
 ) -> None:
     user = f"{role}er-of-{namespace}"
     bind = ("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}")

@@ -11,11 +11,11 @@ from tools.cluster.handle import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tools.e2e.installation import Installation
+    from tools.e2e.installation import ChartRelease
 
 
 def check_condition(
-    installation: Installation, name: str, kind: str, expected_reason: str, words: str
+    installation: ChartRelease, name: str, kind: str, expected_reason: str, words: str
 ) -> None:
     reason, message = installation.condition(name, kind)
     assert reason == expected_reason
@@ -24,7 +24,7 @@ def check_condition(
 
 @pytest.mark.slow
 def test_an_image_that_cannot_be_pulled_is_reported_with_the_kubelets_message(
-    installation: Installation, apply_service: Callable[..., None]
+    installation: ChartRelease, apply_service: Callable[..., None]
 ) -> None:
     apply_service("unpulled", engine={"policy": "sarathi", "image": "example.test/none:1"})
     installation.wait("condition=Stalled", "llmservice/unpulled")
@@ -35,7 +35,7 @@ def test_an_image_that_cannot_be_pulled_is_reported_with_the_kubelets_message(
 
 @pytest.mark.slow
 def test_pods_that_fit_no_node_are_reported_with_the_schedulers_message(
-    installation: Installation, apply_service: Callable[..., None]
+    installation: ChartRelease, apply_service: Callable[..., None]
 ) -> None:
     gpu = {"limits": {"nvidia.com/gpu": 1000}}
     apply_service("unscheduled", engine={"policy": "sarathi", "resources": gpu})
@@ -49,7 +49,7 @@ def test_pods_that_fit_no_node_are_reported_with_the_schedulers_message(
 
 @pytest.mark.slow
 def test_a_quota_on_pods_is_reported_and_pods_start_once_it_is_removed(
-    installation: Installation, serve: Callable[..., None]
+    installation: ChartRelease, serve: Callable[..., None]
 ) -> None:
     serve("few", replicas=1)
     with quota(installation, "pods=1"):
@@ -64,7 +64,7 @@ def test_a_quota_on_pods_is_reported_and_pods_start_once_it_is_removed(
 
 
 def test_a_quota_that_rejects_an_object_of_the_operator_is_reported_and_retried(
-    installation: Installation, apply_service: Callable[..., None]
+    installation: ChartRelease, apply_service: Callable[..., None]
 ) -> None:
     with quota(installation, "count/poddisruptionbudgets.policy=0"):
         apply_service("refused", suspend=True)
@@ -76,7 +76,7 @@ def test_a_quota_that_rejects_an_object_of_the_operator_is_reported_and_retried(
 
 
 @contextmanager
-def quota(installation: Installation, hard: str) -> Iterator[None]:
+def quota(installation: ChartRelease, hard: str) -> Iterator[None]:
     """Create a quota `no-more` for the length of the block."""
     installation.kubectl("create", "quota", "no-more", f"--hard={hard}")
     try:

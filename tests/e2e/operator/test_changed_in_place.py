@@ -11,14 +11,14 @@ from tools.cluster.handle import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tools.e2e.installation import Installation
+    from tools.e2e.installation import ChartRelease
 
 NAME = "followed"
 
 
 @pytest.mark.slow
 def test_running_engines_adopt_a_new_budget_and_mode_and_lose_no_request(
-    installation: Installation, serve: Callable[..., None]
+    installation: ChartRelease, serve: Callable[..., None]
 ) -> None:
     serve(NAME, replicas=1, control={"mode": "Manual", "intervalSeconds": 2})
     (engine,) = installation.pods(NAME, "engine")

@@ -19,12 +19,12 @@ from tools.cluster.installing import (
     uninstall_chart,
 )
 from tools.cluster.starting import ROOT
-from tools.e2e.installation import CHAT, OPERATOR_PODS, Installation
+from tools.e2e.installation import CHAT, OPERATOR_PODS, ChartRelease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tools.cluster.handle import Cluster
+    from tools.cluster.handle import ClusterHandle
 
 EARLIER = ROOT / "tests" / "charts" / "earlier" / "goodput-6833dd7.tgz"
 EXAMPLES = CHART / "examples"
@@ -41,7 +41,7 @@ VALUES = {
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_api_server_accepts_all_objects_of_the_chart(
-    cluster: Cluster, namespace: str, values: list[str]
+    cluster: ClusterHandle, namespace: str, values: list[str]
 ) -> None:
     output = cluster.apply(
         rendered_chart(cluster, *values, namespace=namespace),
@@ -51,7 +51,7 @@ def test_the_api_server_accepts_all_objects_of_the_chart(
     assert {"customresourcedefinition", "deployment", "clusterrole", "role", "secret"} <= kinds
 
 
-def test_the_api_server_rejects_an_unknown_field(cluster: Cluster, namespace: str) -> None:
+def test_the_api_server_rejects_an_unknown_field(cluster: ClusterHandle, namespace: str) -> None:
     text = rendered_chart(cluster, namespace=namespace)
     text = text.replace("terminationGracePeriodSeconds", "terminationGraceSeconds")
     with pytest.raises(ClusterError, match="terminationGraceSeconds"):
@@ -59,14 +59,14 @@ def test_the_api_server_rejects_an_unknown_field(cluster: Cluster, namespace: st
 
 
 def test_the_charts_own_test_passes_against_the_installed_release(
-    installation: Installation,
+    installation: ChartRelease,
 ) -> None:
     output = run_chart_tests(installation.cluster, namespace=installation.namespace)
     assert "Phase:          Succeeded" in output
 
 
 def test_the_admission_policy_rejects_a_source_that_is_not_implemented(
-    installation: Installation, apply_service: Callable[..., None]
+    installation: ChartRelease, apply_service: Callable[..., None]
 ) -> None:
     source = "hf://Qwen/Qwen3-8B"
     manifest = CHAT.read_text(encoding="utf-8").replace("emulated://llama-3-8b-h100", source)
@@ -94,12 +94,12 @@ def chart_options(namespace: str, *images: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def earlier(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     no_other_operator: None,
     crd_created: bool,
     images: tuple[str, ...],
     namespace: str,
-) -> Iterator[Installation]:
+) -> Iterator[ChartRelease]:
     """The operator and the custom resource definition from the earlier chart."""
     if not crd_created:
         pytest.skip("the test would downgrade the custom resource definition of this cluster")
@@ -110,13 +110,13 @@ def earlier(
         chart=EARLIER,
         namespace=namespace,
     )
-    yield Installation(cluster=cluster, namespace=namespace)
+    yield ChartRelease(cluster=cluster, namespace=namespace)
     uninstall_chart(cluster, namespace=namespace)
 
 
 @pytest.mark.slow
 def test_an_upgrade_replaces_the_operator_and_changes_no_pod_of_a_service(
-    earlier: Installation, images: tuple[str, ...]
+    earlier: ChartRelease, images: tuple[str, ...]
 ) -> None:
     def pods() -> dict[str, Any]:
         """Return the uid, the condition Ready and the restarts of each pod of the service."""

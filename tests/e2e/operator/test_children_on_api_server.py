@@ -18,7 +18,7 @@ from tools.e2e.installation import RESTRICTED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tools.cluster.handle import Cluster
+    from tools.cluster.handle import ClusterHandle
 
 GOLDEN = Path(__file__).resolve().parents[2] / "operator" / "golden"
 DRY_RUN = ("--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors")
@@ -29,7 +29,7 @@ CHILDREN = {
 
 
 @pytest.fixture
-def restricted(cluster: Cluster, namespace: str) -> Iterator[str]:
+def restricted(cluster: ClusterHandle, namespace: str) -> Iterator[str]:
     """A hardened namespace with the objects that pods refer to and no service creates.
 
     The priority class and the runtime class have the namespace's name.
@@ -70,7 +70,7 @@ def pod_of(deployment: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CHILDREN)
 def test_the_api_server_accepts_every_child_and_admits_its_pods_to_a_hardened_namespace(
-    cluster: Cluster, restricted: str, name: str
+    cluster: ClusterHandle, restricted: str, name: str
 ) -> None:
     children = [in_namespace(child, restricted) for child in CHILDREN[name]]
     pods = [pod_of(child, restricted) for child in children if child["kind"] == "Deployment"]
@@ -80,7 +80,7 @@ def test_the_api_server_accepts_every_child_and_admits_its_pods_to_a_hardened_na
 
 
 def test_the_api_server_rejects_an_unhardened_pod_and_an_unknown_field(
-    cluster: Cluster, restricted: str
+    cluster: ClusterHandle, restricted: str
 ) -> None:
     deployment = next(one for one in CHILDREN["gpu"] if one["kind"] == "Deployment")
     pod = pod_of(deployment, restricted)

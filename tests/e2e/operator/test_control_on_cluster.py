@@ -26,7 +26,7 @@ import pytest
 from tools.cluster.handle import wait_for
 from tools.cluster.layout import API_ADDRESS
 from tools.e2e import client_process
-from tools.e2e.installation import Installation
+from tools.e2e.installation import ChartRelease
 
 from goodput_core.contract import PATH_CONTROL_STATE
 from goodput_operator.kube.objects import ADMIN_PORT
@@ -66,7 +66,7 @@ def spec(*, tpot_ms: int = 100, mode: str = "Auto", **fields: Any) -> dict[str, 
 class LoadedServices:
     """Services of an installation, and the process that sends requests to them."""
 
-    installation: Installation
+    installation: ChartRelease
     client: subprocess.Popen[str]
     urls: dict[str, str] = field(default_factory=dict)
 
@@ -154,7 +154,7 @@ def engine_labels(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def services(installation: Installation) -> Iterator[LoadedServices]:
+def services(installation: ChartRelease) -> Iterator[LoadedServices]:
     """Three settled services, one of them under constant load.
 
     The constant load needs two replicas, so the service starts with two. Then its bounds become one
@@ -328,7 +328,7 @@ def test_a_hanging_scrape_is_reported_scales_nothing_and_delays_no_other_service
 
 
 @contextmanager
-def suspended(installation: Installation, pod: str) -> Iterator[None]:
+def suspended(installation: ChartRelease, pod: str) -> Iterator[None]:
     """Suspend all processes of a pod during the block."""
     processes = installation.own.processes_of(pod)
     assert processes
@@ -342,7 +342,7 @@ def suspended(installation: Installation, pod: str) -> Iterator[None]:
                 process.resume()
 
 
-def wait_for_attained(installation: Installation, name: str, reason: str) -> None:
+def wait_for_attained(installation: ChartRelease, name: str, reason: str) -> None:
     """Wait until the condition SLOAttained has this reason."""
     path = '{.status.conditions[?(@.type=="SLOAttained")].reason}'
     installation.wait(f"jsonpath={path}={reason}", f"llmservice/{name}", timeout_s=60)

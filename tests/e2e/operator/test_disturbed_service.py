@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tools.cluster.handle import wait_for
 from tools.e2e.clients import replay_load
-from tools.e2e.installation import Installation, conditions_of
+from tools.e2e.installation import ChartRelease, conditions_of
 
 from goodput_core.contract import PATH_CONTROL_STATE
 from goodput_replay.run.records import read_judged
@@ -36,7 +36,7 @@ ReadyPods = Mapping[str, frozenset[str]]
 
 
 @pytest.fixture(scope="module")
-def chat(installation: Installation) -> Iterator[Installation]:
+def chat(installation: ChartRelease) -> Iterator[ChartRelease]:
     """Two engines and two routers, first all on one node."""
     installation.kubectl("cordon", "node-2")
     try:
@@ -51,7 +51,7 @@ def chat(installation: Installation) -> Iterator[Installation]:
 
 @pytest.mark.slow
 def test_a_node_that_is_drained_under_load_costs_no_request(
-    chat: Installation, tmp_path: Path
+    chat: ChartRelease, tmp_path: Path
 ) -> None:
     before = {component: chat.pods("chat", component) for component in COMPONENTS}
     replay = chat.start_replay("chat", tmp_path / "run")
@@ -79,7 +79,7 @@ def test_a_node_that_is_drained_under_load_costs_no_request(
         assert evictions(chat, pods) == {201, 429}, "one by one, by the disruption budget"
 
 
-def evictions(chat: Installation, pods: list[dict[str, Any]]) -> set[int]:
+def evictions(chat: ChartRelease, pods: list[dict[str, Any]]) -> set[int]:
     """Return the status codes of the evictions of these pods."""
     names = {pod["metadata"]["name"] for pod in pods}
     return {
@@ -92,10 +92,10 @@ def evictions(chat: Installation, pods: list[dict[str, Any]]) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kill", [Installation.kill_process, Installation.kill_pod], ids=["process", "pod"]
+    "kill", [ChartRelease.kill_process, ChartRelease.kill_pod], ids=["process", "pod"]
 )
 def test_a_killed_engine_costs_only_its_own_streams(
-    chat: Installation, kill: Callable[[Installation, str], None]
+    chat: ChartRelease, kill: Callable[[ChartRelease, str], None]
 ) -> None:
     before = {pod["metadata"]["name"]: restarts(pod) for pod in chat.pods("chat", "engine")}
     streams = chat.start_streams("chat", STREAMS, TOKENS_OF_TEN_S)
@@ -120,7 +120,7 @@ def restarts(pod: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 def test_new_revisions_start_under_load_before_the_pods_of_the_old_ones_stop(
-    chat: Installation, tmp_path: Path
+    chat: ChartRelease, tmp_path: Path
 ) -> None:
     def complete(ready: ReadyPods) -> bool:
         return all(len(ready[component]) == REPLICAS for component in COMPONENTS)
@@ -146,7 +146,7 @@ def test_new_revisions_start_under_load_before_the_pods_of_the_old_ones_stop(
 
 @contextmanager
 def watch_ready_pods(
-    installation: Installation, name: str, file: Path
+    installation: ChartRelease, name: str, file: Path
 ) -> Iterator[Callable[[], list[ReadyPods]]]:
     """Watch the pods of a service during the block; unlike polling, a watch misses no change.
 

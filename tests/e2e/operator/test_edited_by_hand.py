@@ -16,7 +16,7 @@ from tools.cluster.handle import ClusterError, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tools.e2e.installation import Installation
+    from tools.e2e.installation import ChartRelease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ BACK = 'was reset to its LLMService: "another-client" had set'
 
 
 @pytest.fixture(scope="module")
-def edited(installation: Installation) -> Iterator[str]:
+def edited(installation: ChartRelease) -> Iterator[str]:
     """The revision of a service whose objects the tests of this module edit."""
     installation.apply("edited", replicas=1)
     installation.wait_settled("edited")
@@ -97,7 +97,7 @@ def edited(installation: Installation) -> Iterator[str]:
     installation.kubectl("delete", "llmservice", "edited")
 
 
-def overwritten(installation: Installation, service: str) -> set[str]:
+def overwritten(installation: ChartRelease, service: str) -> set[str]:
     selector = f"involvedObject.name={service},reason=Overwritten"
     events = installation.get("events", "--field-selector", selector)["items"]
     return {event["message"] for event in events}
@@ -105,7 +105,7 @@ def overwritten(installation: Installation, service: str) -> set[str]:
 
 @pytest.mark.slow
 def test_an_edited_field_is_reset_and_an_event_names_the_field_and_its_manager(
-    installation: Installation, edited: str
+    installation: ChartRelease, edited: str
 ) -> None:
     def patch(where: tuple[str, str], patch: Any) -> None:
         how = "json" if isinstance(patch, list) else "merge"
@@ -139,7 +139,7 @@ def desired_part(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_deleted_objects_are_recreated(installation: Installation, edited: str) -> None:
+def test_deleted_objects_are_recreated(installation: ChartRelease, edited: str) -> None:
     deleted = {
         "poddisruptionbudget": "edited-engines",
         "service": "edited",
@@ -159,7 +159,7 @@ def test_deleted_objects_are_recreated(installation: Installation, edited: str) 
 
 @pytest.mark.slow
 def test_a_deleted_secret_is_recreated_before_the_next_engine_starts(
-    installation: Installation, edited: str
+    installation: ChartRelease, edited: str
 ) -> None:
     # The operator has no permission to read it, and a running engine no longer needs it.
     of_revision = ("secret", "-l", f"goodput.dev/revision={edited}")
@@ -173,7 +173,7 @@ def test_a_deleted_secret_is_recreated_before_the_next_engine_starts(
 
 @pytest.mark.slow
 def test_objects_of_another_owner_with_the_needed_names_stall_the_service(
-    installation: Installation, apply_service: Callable[..., None]
+    installation: ChartRelease, apply_service: Callable[..., None]
 ) -> None:
     theirs = ("service/hindered-engines", "configmap/hindered-config")
     installation.kubectl("create", "service", "clusterip", "hindered-engines", "--tcp=80")
@@ -192,7 +192,7 @@ def test_objects_of_another_owner_with_the_needed_names_stall_the_service(
     installation.wait("condition=Stalled=false", "llmservice/hindered")
 
 
-def uid_of(installation: Installation, kind: str, name: str) -> str | None:
+def uid_of(installation: ChartRelease, kind: str, name: str) -> str | None:
     try:
         return str(installation.get(kind, name)["metadata"]["uid"])
     except ClusterError:

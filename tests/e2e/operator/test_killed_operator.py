@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tools.e2e.installation import Installation
+    from tools.e2e.installation import ChartRelease
 
 pytestmark = pytest.mark.usefixtures("own_cluster")
 
@@ -44,7 +44,7 @@ CHILDREN = (
 class Victim:
     """The operator's pod on its node: its process and the log of its containers."""
 
-    def __init__(self, installation: Installation) -> None:
+    def __init__(self, installation: ChartRelease) -> None:
         self._installed, self._cluster = installation, installation.own
         [pod] = installation.get(*OPERATOR_PODS)["items"]
         self.name: str = pod["metadata"]["name"]
@@ -91,7 +91,7 @@ def phase_in(log: Path) -> str | None:
     return None
 
 
-def change(installation: Installation, number: int) -> str:
+def change(installation: ChartRelease, number: int) -> str:
     """Change the service so that each phase occurs with each kind of change; return the kind."""
     times = number // len(PHASES)
     kind = (number + times) % 4
@@ -108,7 +108,7 @@ def change(installation: Installation, number: int) -> str:
     return "PodDisruptionBudget"
 
 
-def has_desired_state(installation: Installation) -> bool:
+def has_desired_state(installation: ChartRelease) -> bool:
     """True if the service has the objects of the last changes, each once, and no others."""
     service = installation.get("llmservice", "chat")
     status, uid = service["status"], service["metadata"]["uid"]
@@ -139,7 +139,7 @@ def has_desired_state(installation: Installation) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_an_operator_killed_twenty_times_costs_no_request_and_reaches_the_desired_state(
-    installation: Installation,
+    installation: ChartRelease,
     serve: Callable[..., None],
     tell: Callable[[str], None],
     tmp_path: Path,

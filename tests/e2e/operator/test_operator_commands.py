@@ -16,7 +16,7 @@ from tools.e2e.operator_process import operator_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tools.cluster.handle import Cluster
+    from tools.cluster.handle import ClusterHandle
 
 GOODPUT = [sys.executable, "-m", "goodput_core", "operator"]
 KOPF = [
@@ -32,7 +32,7 @@ CHILDREN = {
 @pytest.mark.usefixtures("no_other_operator", "crd")
 @pytest.mark.parametrize("command", ["goodput operator", "kopf run"])
 def test_an_operator_creates_the_children_and_exits_on_sigterm(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     namespace: str,
     apply_text: Callable[[str, str], None],
     tmp_path: Path,

@@ -11,16 +11,16 @@ from tools.cluster.handle import ClusterError, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tools.e2e.installation import Installation
+    from tools.e2e.installation import ChartRelease
 
 
-def printed_replicas(installation: Installation, name: str) -> str:
+def printed_replicas(installation: ChartRelease, name: str) -> str:
     """Return the column REPLICAS of `kubectl get`."""
     head, line = installation.kubectl("get", "llmservice", name).splitlines()
     return line[head.index("REPLICAS") :].split()[0]
 
 
-def check_replicas(installation: Installation, name: str, replicas: int) -> None:
+def check_replicas(installation: ChartRelease, name: str, replicas: int) -> None:
     installation.wait_settled(name)
     assert len(installation.pods(name, "engine")) == replicas
     status = installation.status(name)
@@ -28,7 +28,7 @@ def check_replicas(installation: Installation, name: str, replicas: int) -> None
     assert printed_replicas(installation, name) == f"{replicas}/{replicas}"
 
 
-def update_scale(installation: Installation, path: str, replicas: int) -> bool:
+def update_scale(installation: ChartRelease, path: str, replicas: int) -> bool:
     """Read and replace the subresource; False if the service was changed meanwhile."""
     scale = json.loads(installation.kubectl("get", "--raw", path))
     scale["spec"]["replicas"] = replicas
@@ -43,7 +43,7 @@ def update_scale(installation: Installation, path: str, replicas: int) -> bool:
 
 @pytest.mark.slow
 def test_a_service_is_scaled_by_kubectl_and_by_an_autoscaler_and_suspended(
-    installation: Installation, serve: Callable[..., None]
+    installation: ChartRelease, serve: Callable[..., None]
 ) -> None:
     serve("scaled", replicas=1)
     installation.kubectl("scale", "llmservice/scaled", "--replicas=2")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tools.e2e.installation import Installation
+    from tools.e2e.installation import ChartRelease
 
 FOR_ROUTERS = "endpointslices"
 """The operator requests none, but it can grant routers only permissions that it has itself."""
@@ -43,7 +43,7 @@ READY = r"\n +Normal +Ready .* engines and 1 of 1 routers are ready\n"
 class EditedService:
     """A suspended service with an object that another client edits."""
 
-    def __init__(self, installation: Installation) -> None:
+    def __init__(self, installation: ChartRelease) -> None:
         self._installation = installation
         self._counted_from_s = 0.0
 
@@ -59,7 +59,7 @@ class EditedService:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def edited(installation: Installation) -> Iterator[EditedService]:
+def edited(installation: ChartRelease) -> Iterator[EditedService]:
     """A service edited once before the other tests of this module, which take over a minute."""
     installation.apply("rights", suspend=True)
     installation.wait("create", "poddisruptionbudget/rights-engines")
@@ -71,7 +71,7 @@ def edited(installation: Installation) -> Iterator[EditedService]:
 
 @pytest.mark.slow
 def test_the_example_service_attains_its_slo_on_the_sample_trace(
-    installation: Installation, serve: Callable[..., None], tmp_path: Path
+    installation: ChartRelease, serve: Callable[..., None], tmp_path: Path
 ) -> None:
     serve("chat")
     # An objective of 99 % needs 410 requests without a miss.
@@ -91,7 +91,7 @@ def test_the_example_service_attains_its_slo_on_the_sample_trace(
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cluster")
 def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_continues(
-    installation: Installation, serve: Callable[..., None], tmp_path: Path
+    installation: ChartRelease, serve: Callable[..., None], tmp_path: Path
 ) -> None:
     serve("chat", replicas=1)
 
@@ -113,7 +113,7 @@ def test_a_restart_of_the_api_server_costs_no_request_and_the_operator_continues
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cluster")
 def test_the_operator_uses_exactly_the_documented_permissions(
-    installation: Installation, edited: EditedService
+    installation: ChartRelease, edited: EditedService
 ) -> None:
     def change(**spec: Any) -> None:
         installation.patch("rights", **spec)
@@ -170,7 +170,7 @@ def rights_used(line: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield resource, "create"  # an apply that creates an object needs it too
 
 
-def counts_of(installation: Installation, reason: str) -> set[int]:
+def counts_of(installation: ChartRelease, reason: str) -> set[int]:
     """Return the counts of the Events with this reason."""
     events = installation.get("events", "--field-selector", f"reason={reason}")["items"]
     return {event["count"] for event in events if event["involvedObject"]["name"] == "rights"}

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 from tools.cluster.handle import ClusterError, wait_for
 from tools.cluster.installing import install_chart, uninstall_chart
-from tools.e2e.installation import OPERATOR_PODS, Installation
+from tools.e2e.installation import OPERATOR_PODS, ChartRelease
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tools.cluster.handle import Cluster
+    from tools.cluster.handle import ClusterHandle
 
 TAKEOVER_S = 30
 DELETION_S = 60
@@ -30,20 +30,20 @@ TOKENS_OF_MINUTES = 12_000
 
 @pytest.fixture(scope="module")
 def two(
-    cluster: Cluster, no_other_operator: None, crd: None, images: tuple[str, ...]
-) -> Iterator[Installation]:
+    cluster: ClusterHandle, no_other_operator: None, crd: None, images: tuple[str, ...]
+) -> Iterator[ChartRelease]:
     """A namespace with two operators and nothing outside it."""
     namespace = f"two-operators-{uuid.uuid4().hex[:8]}"
     # The aggregated roles belong to the installation of the other tests.
     values = f"replicas=2,crds.install=false,rbac.aggregate=false,watchNamespaces={{{namespace}}}"
     install_chart(cluster, *images, "--set", values, namespace=namespace)
-    two = Installation(cluster=cluster, namespace=namespace)
+    two = ChartRelease(cluster=cluster, namespace=namespace)
     yield two
     two.forwards.close()
     cluster.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 
 
-def writes(two: Installation) -> list[tuple[str, float]]:
+def writes(two: ChartRelease) -> list[tuple[str, float]]:
     """Return the pod and the time of each write except those of the Lease, by the audit log."""
     return [
         (
@@ -60,7 +60,7 @@ def writes(two: Installation) -> list[tuple[str, float]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cluster")
 def test_one_of_two_operators_writes_and_the_other_takes_over_when_it_dies(
-    two: Installation,
+    two: ChartRelease,
 ) -> None:
     def change_budget(budget: int) -> None:
         """Change the spec, and wait until the operator has written the status."""
@@ -91,7 +91,7 @@ def test_one_of_two_operators_writes_and_the_other_takes_over_when_it_dies(
 
 @pytest.mark.slow
 def test_a_namespace_with_running_requests_is_deleted_within_a_minute_without_an_operator(
-    two: Installation,
+    two: ChartRelease,
 ) -> None:
     two.apply("busy", replicas=1)
     two.wait_settled("busy")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tools.cluster.handle import ClusterError, wait_for
-from tools.e2e.installation import Installation, conditions_of
+from tools.e2e.installation import ChartRelease, conditions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ BUDGET = {"min": 256, "max": 8192, "initial": INITIAL, "law": "fixed"}
 
 
 @pytest.fixture(scope="module")
-def limits(installation: Installation) -> Iterator[dict[str, int]]:
+def limits(installation: ChartRelease) -> Iterator[dict[str, int]]:
     """The last limits of a service, which differ from its first ones; then no operator runs."""
     installation.apply(
         "orphan",
@@ -48,7 +48,7 @@ def limits(installation: Installation) -> Iterator[dict[str, int]]:
         installation.kubectl("delete", "llmservice", "orphan", "--ignore-not-found")
 
 
-def ready_state(installation: Installation, component: str) -> dict[str, Any]:
+def ready_state(installation: ChartRelease, component: str) -> dict[str, Any]:
     """Return `/control/state` of a component's ready pod; empty if no pod is ready."""
     pods = installation.pods("orphan", component)
     if len(pods) != 1 or conditions_of(pods[0]).get("Ready") != "True":
@@ -61,15 +61,15 @@ def ready_state(installation: Installation, component: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kill", [Installation.kill_process, Installation.kill_pod], ids=["process", "pod"]
+    "kill", [ChartRelease.kill_process, ChartRelease.kill_pod], ids=["process", "pod"]
 )
 def test_killed_pods_return_with_the_last_limits_without_an_operator(
-    installation: Installation,
+    installation: ChartRelease,
     limits: dict[str, int],
-    kill: Callable[[Installation, str], None],
+    kill: Callable[[ChartRelease, str], None],
     request: pytest.FixtureRequest,
 ) -> None:
-    if kill is Installation.kill_process:
+    if kill is ChartRelease.kill_process:
         request.getfixturevalue("own_cluster")
     epochs = {part: ready_state(installation, part)["epoch"] for part in ("engine", "router")}
     for part in epochs:
@@ -92,7 +92,7 @@ def test_killed_pods_return_with_the_last_limits_without_an_operator(
 
 @pytest.mark.slow
 def test_a_service_deleted_without_an_operator_leaves_no_object(
-    installation: Installation, limits: dict[str, int]
+    installation: ChartRelease, limits: dict[str, int]
 ) -> None:
     streams = installation.start_streams("orphan", 2, 200)
     metadata = installation.get("llmservice", "orphan", "--show-managed-fields")["metadata"]

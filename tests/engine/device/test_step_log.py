@@ -78,13 +78,13 @@ def test_a_log_without_a_step_leaves_no_file(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_log_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full:
+    class FullDisk:
         def write_batch(self, batch: object) -> None:
             raise OSError(28, "No space left on device")
 
     log = StepLog(tmp_path / "steps.parquet")
     log._writer.close()
-    log._writer = Full()
+    log._writer = FullDisk()
     with caplog.at_level(logging.WARNING):
         for number in range(1, 20_000):
             log.add(outcome(number, shape_of(1)))

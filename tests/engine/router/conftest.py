@@ -250,7 +250,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @dataclass
-class Bench:
+class RouterBench:
     """A router with its replicas and a client."""
 
     router: RouterService
@@ -303,7 +303,7 @@ class StartBench:
         interactive: SLOClass = INTERACTIVE,
         clock: Callable[[], int] = time.monotonic_ns,
         **settings: Any,
-    ) -> Bench:
+    ) -> RouterBench:
         """Start a router; `settings` replace those of `SETTINGS`."""
         fakes = [FakeReplica(f"r{i}") for i in range(replicas)]
         for fake in fakes:
@@ -321,7 +321,7 @@ class StartBench:
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )
         await until(lambda: all(r.ready for r in router.replicas))
-        return Bench(router, fakes, client)
+        return RouterBench(router, fakes, client)
 
 
 @pytest.fixture

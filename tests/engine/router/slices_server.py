@@ -35,7 +35,7 @@ def slice_of(
 
 
 @dataclass
-class Cluster:
+class SlicesServer:
     """An API server of EndpointSlices with resource versions, pages and watches."""
 
     token: str = "first"
@@ -122,7 +122,7 @@ def line(kind: str, one: dict[str, Any]) -> bytes:
     return json.dumps({"type": kind, "object": one}).encode() + b"\n"
 
 
-async def serve(cluster: Cluster, port: int = 0) -> tuple[web.AppRunner, int]:
+async def serve(cluster: SlicesServer, port: int = 0) -> tuple[web.AppRunner, int]:
     app = web.Application()
     app.router.add_get(PATH, cluster.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)

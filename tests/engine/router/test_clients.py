@@ -17,7 +17,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.router.settings import RouterLimits, Timeouts
 
 if TYPE_CHECKING:
-    from tests.engine.router.conftest import Bench, Call, StartBench
+    from tests.engine.router.conftest import Call, RouterBench, StartBench
 
 SHORT = Timeouts(
     connect_ns=500 * NS_PER_MS,
@@ -58,7 +58,7 @@ async def test_a_client_that_stops_reading_is_disconnected(start: StartBench) ->
         assert await bench.settled() == {"cancelled": 1}
 
 
-async def _response(bench: Bench, request: bytes) -> bytes:
+async def _response(bench: RouterBench, request: bytes) -> bytes:
     async with connect(bench.router.url) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(request)
         return await reader.read(65_536)

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from tests.builders.http import PATIENCE_S
 from tests.engine.router.conftest import until
-from tests.engine.router.slices_server import Cluster, endpoint, line, serve, slice_of
+from tests.engine.router.slices_server import SlicesServer, endpoint, line, serve, slice_of
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -56,7 +56,7 @@ class WatchedReplicas:
 
 @dataclass
 class Setting:
-    cluster: Cluster
+    cluster: SlicesServer
     api: APIServer
     token_file: Path
     runner: web.AppRunner
@@ -86,7 +86,7 @@ class Setting:
 
 @pytest.fixture
 async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
-    cluster = Cluster()
+    cluster = SlicesServer()
     runner, port = await serve(cluster)
     token_file = tmp_path / "token"
     token_file.write_text("first\n", encoding="utf-8")

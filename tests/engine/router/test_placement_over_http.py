@@ -89,7 +89,7 @@ def reporting(load: str, status: str = "200 OK") -> Behaviour:
 FULL = '{"saturated":true,"waiting":8}'
 
 
-class Full:
+class SaturatedReplica:
     """Report saturation with the first token and end the stream when `end` is set."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ async def test_a_replica_that_reports_saturation_in_a_response_gets_no_more_unti
 ) -> None:
     bench = await start(2)
     full, other = bench.replicas
-    full.behave = slow = Full()
+    full.behave = slow = SaturatedReplica()
     first = asyncio.ensure_future(bench.post())
     await until(lambda: next(iter(bench.router.replicas)).saturated)
     for _ in range(5):
@@ -125,7 +125,7 @@ async def test_a_replica_that_reports_saturation_in_a_response_gets_no_more_unti
 
 async def test_with_all_replicas_saturated_the_response_is_429_at_once(start: StartBench) -> None:
     bench = await start(2)
-    slow = Full()
+    slow = SaturatedReplica()
     for replica in bench.replicas:
         replica.behave = slow
     running = [asyncio.ensure_future(bench.post()) for _ in range(2)]

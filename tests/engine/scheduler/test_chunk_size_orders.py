@@ -32,7 +32,7 @@ H100 = load_profile("llama-3-8b-h100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class LoadResult:
     """The result of a load that is present from the start."""
 
     p99_tbt_ns: int
@@ -57,7 +57,7 @@ def _prompts(seed: int) -> Iterator[tuple[int, int]]:
 
 def _run(
     profile: DeviceProfile, load: Iterator[tuple[int, int]], *, budget: int, width: int
-) -> Seen:
+) -> LoadResult:
     """`sarathi`, with the host's time before each step, on a load that is there from the start."""
     core = build_core(
         make_configure(
@@ -97,7 +97,7 @@ def _run(
                 gaps.append(now_ns - before_ns)
             latest[rid] = now_ns
     assert len(first) + len(gaps) == tokens
-    return Seen(
+    return LoadResult(
         p99_tbt_ns=quantile(gaps, P99),
         p99_ttft_ns=quantile(first, P99),
         tokens_per_s=tokens * NS_PER_S / now_ns,

@@ -46,12 +46,12 @@ class Drained(SarathiPolicy):
         return 64
 
 
-class _ShortestFirst(FcfsQueue):
+class _ShortestPromptFirst(FcfsQueue):
     def peek(self, now_ns: int) -> ScheduledRequest | None:
         return min(self, key=lambda r: (r.input_tokens, r.rid), default=None)
 
 
-class Urgent(SarathiPolicy):
+class ShortestPrompt(SarathiPolicy):
     """Shortest prompt first; the least urgent yields; steps and ends are watched."""
 
     name = Policy.PRIORITY
@@ -59,8 +59,8 @@ class Urgent(SarathiPolicy):
     def __init__(self) -> None:
         self.ended: list[int] = []
 
-    def new_queue(self) -> _ShortestFirst:
-        return _ShortestFirst()
+    def new_queue(self) -> _ShortestPromptFirst:
+        return _ShortestPromptFirst()
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
         return (-request.priority, request.rid)
@@ -116,7 +116,7 @@ def test_a_policy_can_drain_a_batch_and_reserve_for_its_whole_length() -> None:
 
 
 def test_a_policy_can_order_the_queue_and_the_evictions() -> None:
-    policy = Urgent()
+    policy = ShortestPrompt()
     scheduler = make_scheduler(policy, blocks=2, seqs=2, budget=32)
     add_request(scheduler, 1, 16, 3, priority=0)
     add_request(scheduler, 2, 15, 4, priority=9)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TextbookJob:
     """A request of the textbook; times in steps."""
 
     outputs: int
@@ -79,7 +79,7 @@ def _one_token(policy: SchedulingPolicy) -> SchedulingPolicy:
 
 def _run(
     policy: SchedulingPolicy,
-    jobs: Sequence[Job],
+    jobs: Sequence[TextbookJob],
     *,
     slots: int,
     blocks: int = 4096,
@@ -161,12 +161,12 @@ def _run(
 @pytest.mark.parametrize("policy", ["static", "request"])
 def test_a_batch_of_four_lasts_as_long_as_its_longest_at_half_utilisation(policy: str) -> None:
     jobs = [
-        Job(prompt=128, outputs=501),
-        Job(prompt=64, outputs=51),
-        Job(prompt=256, outputs=201),
-        Job(prompt=32, outputs=31),
+        TextbookJob(prompt=128, outputs=501),
+        TextbookJob(prompt=64, outputs=51),
+        TextbookJob(prompt=256, outputs=201),
+        TextbookJob(prompt=32, outputs=31),
     ]
-    seen = _run(_one_token(build_policy(policy)), [*jobs, Job(outputs=1)], slots=4)
+    seen = _run(_one_token(build_policy(policy)), [*jobs, TextbookJob(outputs=1)], slots=4)
     assert seen.ended == {0: 628, 1: 114, 2: 456, 3: 62, 4: 629}
     assert seen.started[4] == 628, "a place that becomes free early stays empty"
     assert round(1000 * (seen.slot_steps - 1) / (4 * 628)) == 502
@@ -174,8 +174,8 @@ def test_a_batch_of_four_lasts_as_long_as_its_longest_at_half_utilisation(policy
 
 @pytest.mark.parametrize("policy", ["static", "request"])
 def test_answers_of_10_50_and_200_tokens_leave_340_of_600_slot_steps_idle(policy: str) -> None:
-    jobs = [Job(outputs=10), Job(outputs=50), Job(outputs=200)]
-    seen = _run(build_policy(policy), [*jobs, Job(outputs=1)], slots=3)
+    jobs = [TextbookJob(outputs=10), TextbookJob(outputs=50), TextbookJob(outputs=200)]
+    seen = _run(build_policy(policy), [*jobs, TextbookJob(outputs=1)], slots=3)
     assert seen.started[3] == 200, "a place that fell free early was given away"
     assert (seen.slot_steps - 1, 3 * 200 - (seen.slot_steps - 1)) == (260, 340)
     assert seen.steps[0] == [0, 1, 2]
@@ -187,7 +187,7 @@ def test_answers_of_10_50_and_200_tokens_leave_340_of_600_slot_steps_idle(policy
     [("static", 70), ("request", 70), ("orca", 45), ("vllm", 46), ("sarathi", 45)],
 )
 def test_five_jobs_on_three_slots(policy: str, iterations: int) -> None:
-    jobs = [Job(outputs=n) for n in (20, 40, 15, 30, 10)]
+    jobs = [TextbookJob(outputs=n) for n in (20, 40, 15, 30, 10)]
     seen = _run(build_policy(policy), jobs, slots=3)
     assert len(seen.steps) == iterations
     assert min(seen.ended, key=lambda rid: seen.ended[rid]) == 2
@@ -195,7 +195,7 @@ def test_five_jobs_on_three_slots(policy: str, iterations: int) -> None:
 
 
 def test_jobs_in_a_row_wait_for_the_long_one_at_their_head() -> None:
-    seen = _run(build_policy("orca"), [Job(outputs=n) for n in (50, 5, 20)], slots=1)
+    seen = _run(build_policy("orca"), [TextbookJob(outputs=n) for n in (50, 5, 20)], slots=1)
     assert list(seen.ended.values()) == [50, 55, 75]
     assert sum(seen.ended.values()) == 3 * 60
 
@@ -203,13 +203,13 @@ def test_jobs_in_a_row_wait_for_the_long_one_at_their_head() -> None:
 def test_jobs_in_a_row_are_done_sooner_on_average_when_the_shortest_goes_first() -> None:
     lengths = (50, 5, 20)
     oracle = SjfPolicy(predictor=KnownLengths(lengths.__getitem__))
-    seen = _run(oracle, [Job(outputs=n) for n in lengths], slots=1)
+    seen = _run(oracle, [TextbookJob(outputs=n) for n in lengths], slots=1)
     assert seen.ended == {1: 5, 2: 25, 0: 75}
     assert sum(seen.ended.values()) == 3 * 35
 
 
 A_TO_E = [
-    Job(prompt=2, outputs=decodes + 1, arrival=arrival)
+    TextbookJob(prompt=2, outputs=decodes + 1, arrival=arrival)
     for decodes, arrival in ((4, 0), (6, 1), (3, 1), (4, 4), (3, 5))
 ]
 
@@ -253,7 +253,7 @@ def test_chunks_beside_decodes_make_no_request_later_than_prompts_that_stall_the
 def test_a_prompt_of_4000_is_eight_chunks_with_seven_decodes_between_them(
     policy: str, between: int
 ) -> None:
-    jobs = [Job(outputs=20), Job(prompt=4000, outputs=1, arrival=1)]
+    jobs = [TextbookJob(outputs=20), TextbookJob(prompt=4000, outputs=1, arrival=1)]
     budget = 513 if policy == "sarathi" else 512
     seen = _run(build_policy(policy), jobs, slots=2, model=8192, budget=budget)
     assert seen.chunks[1] == [512] * 7 + [416]
@@ -263,7 +263,7 @@ def test_a_prompt_of_4000_is_eight_chunks_with_seven_decodes_between_them(
 
 
 def test_prompts_get_what_the_decodes_leave_of_the_budget() -> None:
-    jobs = [Job(outputs=9)] * 96 + [Job(prompt=1800, outputs=1, arrival=1)]
+    jobs = [TextbookJob(outputs=9)] * 96 + [TextbookJob(prompt=1800, outputs=1, arrival=1)]
     seen = _run(build_policy("sarathi"), jobs, slots=100, model=8192)
     assert seen.chunks[96] == [928, 872]
     assert seen.steps[1] == list(range(96)), "beside all the decodes"
@@ -282,7 +282,7 @@ def test_a_prompt_of_2048_beside_decodes_stalls_them_for_300_ms_or_in_chunks_for
         prefill_tokens=(0, 256, 2048),
         times_ns=((30 * NS_PER_MS, 35 * NS_PER_MS, 300 * NS_PER_MS),),
     )
-    jobs = [Job(outputs=20), Job(prompt=2048, outputs=1, arrival=40)]
+    jobs = [TextbookJob(outputs=20), TextbookJob(prompt=2048, outputs=1, arrival=40)]
     seen = _run(build_policy("sarathi"), jobs, slots=2, model=8192, budget=budget, form=measured)
     gaps_ms = [later - at for at, later in pairwise(seen.tokens_ms[0])]
     assert (min(gaps_ms), max(gaps_ms)) == (30, stall_ms)
@@ -291,7 +291,7 @@ def test_a_prompt_of_2048_beside_decodes_stalls_them_for_300_ms_or_in_chunks_for
 
 @pytest.mark.parametrize("policy", ["orca", "sarathi"])
 def test_three_slots_are_refilled_as_soon_as_one_is_free(policy: str) -> None:
-    jobs = [Job(prompt=8, outputs=n) for n in (3, 1, 2, 2, 1)]
+    jobs = [TextbookJob(prompt=8, outputs=n) for n in (3, 1, 2, 2, 1)]
     seen = _run(build_policy(policy), jobs, slots=3, blocks=16, model=16)
     assert seen.steps == [[0, 1, 2], [0, 2, 3], [0, 3, 4]]
     assert seen.peak_blocks == 3
@@ -299,8 +299,8 @@ def test_three_slots_are_refilled_as_soon_as_one_is_free(policy: str) -> None:
 
 def test_an_urgent_request_runs_while_the_background_one_is_preempted_once() -> None:
     background, urgent = (
-        Job(prompt=16, outputs=5, priority=-1),
-        Job(prompt=16, outputs=5, priority=2),
+        TextbookJob(prompt=16, outputs=5, priority=-1),
+        TextbookJob(prompt=16, outputs=5, priority=2),
     )
     seen = _run(build_policy("priority"), [background, urgent], slots=4, blocks=2)
     assert seen.preempted == {0: 1}

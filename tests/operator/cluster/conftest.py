@@ -38,7 +38,7 @@ class ManualClock:
 
 
 @dataclass
-class Server:
+class InMemoryServer:
     """The objects, the managers of their fields, and the received calls.
 
     Args:
@@ -185,9 +185,9 @@ def _status(code: int, reason: str, causes: Any = ()) -> tuple[int, dict[str, An
 
 
 class InMemoryClient(Client):
-    """The real client, which sends its calls to a `Server` in memory."""
+    """The real client, which sends its calls to an `InMemoryServer`."""
 
-    def __init__(self, server: Server, fence: Fence) -> None:
+    def __init__(self, server: InMemoryServer, fence: Fence) -> None:
         self.counted: list[tuple[str, str, int]] = []
         super().__init__(
             cast("Any", None),
@@ -216,11 +216,11 @@ class InMemoryClient(Client):
 
 
 @dataclass
-class Bench:
+class ApiBench:
     """A server in memory with a client, its fence and its clock."""
 
     clock: ManualClock = field(default_factory=ManualClock)
-    server: Server = field(default_factory=Server)
+    server: InMemoryServer = field(default_factory=InMemoryServer)
     fence: Fence = field(init=False)
     client: InMemoryClient = field(init=False)
 
@@ -231,12 +231,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench() -> ApiBench:
     """Return a bench without objects."""
-    return Bench()
+    return ApiBench()
 
 
 @pytest.fixture
-def make_bench() -> type[Bench]:
+def make_bench() -> type[ApiBench]:
     """Return the class, for tests that need a bench per example."""
-    return Bench
+    return ApiBench

@@ -48,7 +48,7 @@ FOREIGN = {
 CONFIG_MAPS = "/api/v1/namespaces/ns/configmaps"
 
 
-class Engines:
+class RecordedPushes:
     """Records pushes; `test_limits_pusher.py` tests real ones."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ async def carry_out(
     bench: Any,
     *actions: Action,
     record: ServiceRecord | None = None,
-    engines: Engines | None = None,
+    engines: RecordedPushes | None = None,
 ) -> ApplyResult:
     snapshot = snapshot_of(bench)
     return await applier_of(bench, engines).carry_out(
@@ -93,10 +93,10 @@ def snapshot_of(bench: Any) -> Snapshot:
     return Snapshot(now_ns=bench.clock.ns, unix_s=0, service=SERVICE, objects=watched)
 
 
-def applier_of(bench: Any, engines: Engines | None = None) -> Applier:
+def applier_of(bench: Any, engines: RecordedPushes | None = None) -> Applier:
     return Applier(
         client=bench.client,
-        pusher=engines or Engines(),  # type: ignore[arg-type]
+        pusher=engines or RecordedPushes(),  # type: ignore[arg-type]
         recorder=EventRecorder(bench.client, clock=bench.clock, instance="op"),
         key=KEY,
     )
@@ -317,7 +317,7 @@ async def test_the_complete_status_is_written_to_the_uid_of_the_service_and_reme
 
 
 async def test_pushes_run_concurrently_and_their_failures_are_stored_by_pod(bench: Any) -> None:
-    engines = Engines()
+    engines = RecordedPushes()
     engines.failing["pod-1"] = "limits not pushed: no answer"
     pushes = [
         Push(pod=f"pod-{n}", url="http://x", revision="chat-1", limits={"revision": 1})

@@ -18,7 +18,7 @@ STUCK = "a service is due, and no reconciliation has ended for 121 s"
 SERVICES = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices"
 
 
-class Harness:
+class WatchedOperator:
     """The health of an operator with two watched paths and one worker.
 
     Attributes:
@@ -58,11 +58,11 @@ class Harness:
 
 
 @pytest.fixture
-def harness(bench: Any) -> Harness:
-    return Harness(bench)
+def harness(bench: Any) -> WatchedOperator:
+    return WatchedOperator(bench)
 
 
-def test_the_operator_is_ready_once_all_paths_are_watched(harness: Harness) -> None:
+def test_the_operator_is_ready_once_all_paths_are_watched(harness: WatchedOperator) -> None:
     assert not harness.health.ready
     harness.health.note_watch(PODS)
     harness.health.note_watch("/api/v1/namespaces/ns/secrets")
@@ -72,7 +72,7 @@ def test_the_operator_is_ready_once_all_paths_are_watched(harness: Harness) -> N
 
 
 def test_an_expired_watch_is_a_problem_and_an_idle_cluster_is_not(
-    harness: Harness,
+    harness: WatchedOperator,
 ) -> None:
     harness.health.note_watch(SERVICES)
     for _ in range(4):
@@ -83,14 +83,16 @@ def test_an_expired_watch_is_a_problem_and_an_idle_cluster_is_not(
     assert harness.health.problems() == []
 
 
-def test_a_watch_that_never_started_is_a_problem(harness: Harness) -> None:
+def test_a_watch_that_never_started_is_a_problem(harness: WatchedOperator) -> None:
     harness.health.note_watch(PODS)
     harness.pass_s(2 * WATCH_S + 1)
     harness.health.note_watch(PODS)
     assert harness.health.problems() == [f"no watch of {SERVICES} has started for 481 s"]
 
 
-def test_a_service_that_is_overdue_is_a_problem_of_the_leader_only(harness: Harness) -> None:
+def test_a_service_that_is_overdue_is_a_problem_of_the_leader_only(
+    harness: WatchedOperator,
+) -> None:
     harness.queue.add("chat", harness.clock.ns)
     harness.pass_s(121)
     assert harness.health.problems() == [
@@ -100,7 +102,9 @@ def test_a_service_that_is_overdue_is_a_problem_of_the_leader_only(harness: Harn
     assert harness.health.problems() == []
 
 
-async def test_a_long_queue_is_a_problem_only_when_it_stops_moving(harness: Harness) -> None:
+async def test_a_long_queue_is_a_problem_only_when_it_stops_moving(
+    harness: WatchedOperator,
+) -> None:
     many = [f"slow-{number}" for number in range(100)]
     harness.duration_s = dict.fromkeys(many, 4)
     for key in (*many, "hanging", "last"):
@@ -119,7 +123,7 @@ async def test_a_long_queue_is_a_problem_only_when_it_stops_moving(harness: Harn
     await asyncio.wait([working])
 
 
-def test_a_hanging_reconciliation_is_a_problem(harness: Harness) -> None:
+def test_a_hanging_reconciliation_is_a_problem(harness: WatchedOperator) -> None:
     harness.queue.add("chat", harness.clock.ns)
     harness.queue.take(harness.clock.ns)
     harness.pass_s(301)
@@ -127,7 +131,7 @@ def test_a_hanging_reconciliation_is_a_problem(harness: Harness) -> None:
 
 
 def test_a_time_without_reconciliations_is_a_problem_only_if_a_service_is_due(
-    harness: Harness,
+    harness: WatchedOperator,
 ) -> None:
     harness.health.note_event()
     harness.queue.add("chat", harness.clock.ns)
@@ -147,7 +151,9 @@ def test_a_time_without_reconciliations_is_a_problem_only_if_a_service_is_due(
     ]
 
 
-def test_a_service_that_fails_repeatedly_is_not_a_problem_of_the_process(harness: Harness) -> None:
+def test_a_service_that_fails_repeatedly_is_not_a_problem_of_the_process(
+    harness: WatchedOperator,
+) -> None:
     harness.queue.add("chat", harness.clock.ns)
     for _ in range(200):
         harness.pass_s(31)
@@ -158,7 +164,7 @@ def test_a_service_that_fails_repeatedly_is_not_a_problem_of_the_process(harness
         harness.queue.finish("chat", harness.clock.ns, failed=True)
 
 
-def test_the_report_contains_ages(harness: Harness) -> None:
+def test_the_report_contains_ages(harness: WatchedOperator) -> None:
     harness.health.note_watch(PODS)
     harness.health.note_event()
     harness.pass_s(3)

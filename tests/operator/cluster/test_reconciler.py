@@ -55,7 +55,7 @@ def service(uid: str = "u1", version: int = 7, **status: Any) -> dict[str, Any]:
 
 
 @dataclass
-class NoMeasures:
+class ForgottenServices:
     """Measures nothing, and records deleted services."""
 
     forgotten: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Harness:
         self.foreign: tuple[tuple[str, str], ...] = ()
         self.law: ServiceDecision | None = None
         self.seen: list[Snapshot] = []
-        self.measures = NoMeasures()
+        self.measures = ForgottenServices()
         self.metrics = OperatorMetrics()
         client = bench.client
         self.reconciler = Reconciler(

@@ -31,7 +31,7 @@ FAST_FORWARDED = {"sarathi", "vllm"}
 
 
 @dataclass(slots=True, kw_only=True)
-class Output:
+class ObservedOutput:
     """Output of one request, as a client of the core sees it."""
 
     times: list[int] = field(default_factory=list)
@@ -41,10 +41,12 @@ class Output:
     rejected: bool = False
 
 
-def step_by_hand(requests: Sequence[PlannedRequest], fleet: FleetSettings) -> dict[str, Output]:
+def step_by_hand(
+    requests: Sequence[PlannedRequest], fleet: FleetSettings
+) -> dict[str, ObservedOutput]:
     """Send all messages to one core and take every step, as the core's process does."""
     core = build_core(fleet.configure, fleet.profile)
-    results = {request.request_id: Output() for request in requests}
+    results = {request.request_id: ObservedOutput() for request in requests}
     classes = fleet.slo.by_name()
     arrivals = list(enumerate(requests))
     cancellations = sorted(

@@ -19,7 +19,7 @@ from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
-    from tests.builders.fleets import Run
+    from tests.builders.fleets import FleetRun
 
     from goodput_engine.scheduler.request_table import ScheduledRequest
     from goodput_replay.plan import PlannedRequest
@@ -54,7 +54,7 @@ def _overload(
     ]
 
 
-def _shed(run: Run, name: str) -> float:
+def _shed(run: FleetRun, name: str) -> float:
     """Return the share of the requests of a class that was shed."""
     records = [record for record in run.records if record.slo_class == name]
     return sum(record.outcome is Outcome.SHED for record in records) / len(records)

@@ -63,7 +63,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
-class Target:
+class StallingServer:
     """A server that responds to the first three requests only; the sixth sets `busy`."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ def outcomes(folder: Path) -> list[str]:
 async def test_an_interrupted_run_keeps_its_records_and_is_marked_incomplete(
     serve: Serve, trace: Path, tmp_path: Path, number: signal.Signals, said: str
 ) -> None:
-    target = Target()
+    target = StallingServer()
     url = await serve(target)
     child = await start(tmp_path, "--trace", trace, "--target", url, "--no-report")
     await target.busy.wait()
@@ -153,7 +153,7 @@ async def test_a_closed_terminal_is_ignored_under_nohup(
     serve: Serve, trace: Path, tmp_path: Path
 ) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    target = Target()
+    target = StallingServer()
     url = await serve(target)
     child = await start(tmp_path, "--trace", trace, "--target", url, "--timeout", "3s")
     await target.busy.wait()
@@ -165,7 +165,7 @@ async def test_a_closed_terminal_is_ignored_under_nohup(
 async def test_a_closed_terminal_keeps_the_records(
     serve: Serve, trace: Path, tmp_path: Path
 ) -> None:
-    target = Target()
+    target = StallingServer()
     url = await serve(target)
     terminal, end = pty.openpty()
     child = await asyncio.create_subprocess_exec(
@@ -186,7 +186,7 @@ async def test_a_closed_terminal_keeps_the_records(
 async def test_a_second_ctrl_c_ends_a_run_that_is_being_judged(
     serve: Serve, trace: Path, tmp_path: Path, first: str
 ) -> None:
-    target = Target()
+    target = StallingServer()
     url = await serve(target)
     child = await start(
         tmp_path, "--trace", trace, "--target", url, "--timeout", "3s",

@@ -20,7 +20,7 @@ from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     import pytest
-    from tests.builders.fleets import Run
+    from tests.builders.fleets import FleetRun
 
     from goodput_replay.plan import PlannedRequest
 
@@ -29,7 +29,7 @@ UNBOUNDED = 10**6
 PATIENT = SLOClasses(classes=(SLOClass(name="fast", ttft_ms=500, tpot_ms=5),), default="fast")
 
 
-def _shed(run: Run) -> int:
+def _shed(run: FleetRun) -> int:
     return sum(record.outcome is Outcome.SHED for record in run.records)
 
 

@@ -17,14 +17,14 @@ import pytest
 from tests.builders.fleets import make_fleet, plan, run_fleet
 
 if TYPE_CHECKING:
-    from tests.builders.fleets import Run
+    from tests.builders.fleets import FleetRun
 
 
 ONE_STAGE = "llama-3-70b-4xh100"
 TWO_STAGES = "llama-3-70b-4xh100-pp2"
 
 
-def run_on(device: str, per_s: float, *, outputs: int = 1, **changes: Any) -> Run:
+def run_on(device: str, per_s: float, *, outputs: int = 1, **changes: Any) -> FleetRun:
     """Serve prompts of 1,500 to 2,500 tokens, at a rate in requests per second."""
     draw = random.Random(5)
     requests, at_ms = [], 0.0

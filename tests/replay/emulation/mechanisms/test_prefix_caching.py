@@ -16,7 +16,7 @@ from goodput_engine.kv.blocks import BlockPool
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tests.builders.fleets import Run
+    from tests.builders.fleets import FleetRun
 
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 16
 
 
-def without_reuse(requests: Iterable[PlannedRequest], settings: FleetSettings) -> Run:
+def without_reuse(requests: Iterable[PlannedRequest], settings: FleetSettings) -> FleetRun:
     """Serve requests on a fleet without prefix reuse."""
 
     def no_match(self: BlockPool, hashes: Sequence[int], limit: int) -> list[int]:

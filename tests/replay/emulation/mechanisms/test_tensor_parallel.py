@@ -23,7 +23,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_engine.device.load import load_profile
 
 if TYPE_CHECKING:
-    from tests.builders.fleets import Run
+    from tests.builders.fleets import FleetRun
 
 
 DEVICE = "llama-3-8b-h100"
@@ -48,7 +48,7 @@ def _group(devices: int) -> dict[str, Any]:
     }
 
 
-def run_both(per_s: float) -> tuple[Run, Run]:
+def run_both(per_s: float) -> tuple[FleetRun, FleetRun]:
     """Serve requests on one group of four devices and on four replicas, at a rate per second."""
     draw = random.Random(5)
     requests, at_ms = [], 0.0
