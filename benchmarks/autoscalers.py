@@ -234,7 +234,6 @@ def _estimate(
 
 
 # --- llm-d's saturation analyzer ------------------------------------------------------------------
-_KV: Final = 0.80
 _QUEUE: Final = 5
 _KV_SPARE: Final = 0.1
 _QUEUE_SPARE: Final = 3
@@ -253,12 +252,17 @@ class LlmdState:
 
 
 def llmd_law(
-    state: LlmdState, observation: ServiceObservation, params: ServiceParams, now_ns: int
+    state: LlmdState,
+    observation: ServiceObservation,
+    params: ServiceParams,
+    now_ns: int,
+    kv_threshold: float = 0.80,
 ) -> tuple[LlmdState, int]:
     """Add a replica if spare capacity is short; remove one if the others would still have enough.
 
     The law decides every minute, by the peaks of each replica's KV usage and queue in that minute,
-    and not while a replica starts. An HPA with stabilisation windows of four minutes applies the
+    which saturate a replica at `kv_threshold` and at five requests. It does not decide while a
+    replica starts. An HPA with stabilisation windows of four minutes applies the
     target.
 
     Source: llm-d/llm-d-workload-variant-autoscaler, docs/saturation-analyzer.md (one variant) and
@@ -272,7 +276,7 @@ def llmd_law(
     state = replace(state, seen=tuple(seen))
     if now_ns - state.decided_ns >= _PEAK_NS:
         starting = any(r.phase is ReplicaPhase.STARTING for r in observation.replicas)
-        move = 0 if starting else _saturation(state, observation)
+        move = 0 if starting else _saturation(state, observation, kv_threshold)
         state = replace(state, decided_ns=now_ns, target=current + move)
     if now_ns - state.hpa.synced_ns < _LLMD_HPA.sync_ns:
         return state, _within(current, params)
@@ -281,7 +285,7 @@ def llmd_law(
     return replace(state, hpa=hpa), chosen
 
 
-def _saturation(state: LlmdState, observation: ServiceObservation) -> int:
+def _saturation(state: LlmdState, observation: ServiceObservation, most_kv: float) -> int:
     """Return the change in replicas: +1, 0 or −1."""
     ready = {r.name for r in observation.fresh}
     kv: dict[str, float] = {}
@@ -290,19 +294,19 @@ def _saturation(state: LlmdState, observation: ServiceObservation) -> int:
         if name in ready:
             kv[name] = max(kv.get(name, 0.0), used)
             queue[name] = max(queue.get(name, 0), waiting)
-    open_ = [name for name in ready if kv[name] < _KV and queue[name] < _QUEUE]
+    open_ = [name for name in ready if kv[name] < most_kv and queue[name] < _QUEUE]
     if not ready:
         return 0
     if not open_:
         return 1
-    spare_kv = sum(_KV - kv[name] for name in open_) / len(open_)
+    spare_kv = sum(most_kv - kv[name] for name in open_) / len(open_)
     spare_queue = sum(_QUEUE - queue[name] for name in open_) / len(open_)
     if spare_kv < _KV_SPARE or spare_queue < _QUEUE_SPARE:
         return 1
     if len(open_) < 2:
         return 0
     left = len(open_) - 1
-    fits = _KV - sum(kv[name] for name in open_) / left >= _KV_SPARE
+    fits = most_kv - sum(kv[name] for name in open_) / left >= _KV_SPARE
     fits = fits and _QUEUE - sum(queue[name] for name in open_) / left >= _QUEUE_SPARE
     return -1 if fits else 0
 

@@ -1,13 +1,19 @@
-"""Cost and attainment of control laws over a day of production traffic, in virtual time.
+"""Cost and attainment of control laws over four days of traffic, in virtual time.
 
-A production hour stretched over a day (`stretched_day.py`) on a fleet of small devices. Our laws
-are compared with two fixed fleets, for the peak and for the mean, with an HPA on requests in
-flight, and with the laws of Dynamo's planner and of llm-d's saturation analyzer. All runs have the
-same requests, engines (with their token-budget law) and placement, and start with the fleet for
-the mean. Only the replica law differs; ours also changes the bounds of the token budget. At the
-end, our law runs under constant load, where any change after the start is a failure.
+The days (`stretched_day.py`) are served by a fleet of small devices. Our laws are compared with two
+fixed fleets, for the peak and for the mean, with an HPA on requests in flight, and with the laws of
+Dynamo's planner and of llm-d's saturation analyzer. All runs have the same requests, engines (with
+their token-budget law) and placement, and start with the fleet for the mean. Only the replica law
+differs; ours also changes the bounds of the token budget.
+
+Each of the other laws runs with several values of its target. A law's results are points in the
+plane of minutes below an objective and GPU-hours; the lines between neighbouring points that no
+other point beats are its curve. Our law has no target except the objectives of the manifest, so it
+is one point, which must lie below each curve. At the end, our law runs under constant load, where
+any change after the start is a failure.
 
     python -m benchmarks.control --trace azure.parquet --plot docs/images/control.png
+    python -m benchmarks.control --trace azure.parquet --stretch 6 --copies 4  # a sixth of the time
     python -m benchmarks.control --quick  # a part of an hour, a few laws
 """
 
@@ -18,7 +24,7 @@ import json
 import math
 import sys
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
@@ -41,10 +47,12 @@ from benchmarks.control_view import (
     HOUR_S,
     ClassAttainment,
     LawResult,
+    constant_table,
     draw,
+    gpu_hours_at,
     table,
 )
-from benchmarks.stretched_day import Day
+from benchmarks.stretched_day import DAYS, Day
 
 from goodput_core.control import Bounds, DeviceCapacity, ServiceDecision, service_law
 from goodput_core.control.capacity import replica_capacity
@@ -57,6 +65,7 @@ from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from goodput_core.control import ServiceObservation, ServiceParams, ServiceState
     from goodput_core.control.step import Law
@@ -71,6 +80,14 @@ BUSY: Final = 0.8
 SETTLING_S: Final = 1200
 """Start of the period in which changes under constant load are counted."""
 CONSTANT: Final = (0.6, 1.0, 1.4)
+TARGETS: Final[dict[str, tuple[float, ...]]] = {
+    "hpa": (10, 15, 20, 30),
+    "dynamo": (0.4, 0.6, 0.8, 1.0),
+    "llm-d": (0.5, 0.65, 0.8, 0.9),
+}
+"""Values of each law's target: requests in flight per pod, the share of the latency targets for
+which the planner plans, and the share of the KV memory that saturates a replica."""
+DEFAULT_TARGETS: Final = {"hpa": 20.0, "dynamo": 1.0, "llm-d": 0.8}
 S = TypeVar("S")
 
 
@@ -98,17 +115,33 @@ def replicas_alone(
     return decide
 
 
-def law_of(name: str, hpa_target: float) -> tuple[Law, int]:
+def law_of(name: str, target: float | None) -> tuple[Law, int]:
     """Return a law and the seconds between its decisions, as in its documentation."""
+    if name == "ours":
+        return service_law, 10
+    assert target is not None, name
     if name == "hpa":
-        hpa = HpaParams(target=hpa_target)
-        return replicas_alone(partial(hpa_law, hpa=hpa), HpaState()), 15
+        return replicas_alone(partial(hpa_law, hpa=HpaParams(target=target)), HpaState()), 15
     if name == "dynamo":
-        return replicas_alone(dynamo_law, DynamoState()), 5
-    if name == "llm-d":
-        return replicas_alone(llmd_law, LlmdState()), 15
-    assert name == "ours", name
-    return service_law, 10
+        return replicas_alone(partial(planned_for, share=target), DynamoState()), 5
+    assert name == "llm-d", name
+    return replicas_alone(partial(llmd_law, kv_threshold=target), LlmdState()), 15
+
+
+def planned_for(
+    state: DynamoState,
+    observation: ServiceObservation,
+    params: ServiceParams,
+    now_ns: int,
+    *,
+    share: float,
+) -> tuple[DynamoState, int]:
+    """Run Dynamo's law with latency targets that are a share of the manifest's."""
+    classes = tuple(
+        replace(c, ttft_ms=round(c.ttft_ms * share), tpot_ms=round(c.tpot_ms * share))
+        for c in params.classes
+    )
+    return dynamo_law(state, observation, replace(params, classes=classes), now_ns)
 
 
 def sizes(settings: FleetSettings, requests: Sequence[PlannedRequest]) -> dict[str, int]:
@@ -137,7 +170,10 @@ def sizes(settings: FleetSettings, requests: Sequence[PlannedRequest]) -> dict[s
 
 # --- a day ----------------------------------------------------------------------------------------
 def serve(
-    name: str, settings: FleetSettings, requests: Sequence[PlannedRequest], hpa_target: float
+    name: str,
+    settings: FleetSettings,
+    requests: Sequence[PlannedRequest],
+    target: float | None = None,
 ) -> LawResult:
     """Serve all requests under one law; the fleet starts with the settings' replicas."""
     rules = settings.control
@@ -151,7 +187,7 @@ def serve(
 
     loops: list[ControlLoop] = []
     if not name.startswith("fixed"):
-        law, seconds = law_of(name, hpa_target)
+        law, seconds = law_of(name, target)
         interval_ns = seconds * NS_PER_S
         loops = [ControlLoop(rules.params, interval_ns=interval_ns, decided=decided, law=law)]
 
@@ -165,6 +201,7 @@ def serve(
     classes, below_h = judged(settings, records, requests[-1].scheduled_ns)
     return LawResult(
         law=name,
+        target=target,
         device_h=outcome.replica_ns * settings.profile.devices / NS_PER_S / HOUR_S,
         peak=max(replicas for _, replicas in changes),
         mean=outcome.replica_ns / outcome.end_ns,
@@ -235,8 +272,80 @@ def _changes(values: Sequence[object]) -> int:
 
 
 # --- command --------------------------------------------------------------------------------------
+Run = tuple[str, float | None]
+"""A law and its target; None if the law has none."""
+
+
+def runs_of(laws: Sequence[str], *, quick: bool) -> list[Run]:
+    """Return the runs of these laws."""
+    found: list[Run] = []
+    for name in laws:
+        targets = (DEFAULT_TARGETS[name],) if quick and name in TARGETS else TARGETS.get(name)
+        found += [(name, target) for target in targets] if targets else [(name, None)]
+    return found
+
+
+def run_day(
+    day: Day, runs: Sequence[Run], *, jobs: int, results: Path | None
+) -> tuple[list[PlannedRequest], list[LawResult]]:
+    """Serve one day under each law; runs that `results` contains are not repeated."""
+    requests, settings = day.requests(), day.settings
+    known = {} if results is None else stored_results(results, day)
+    sized = sizes(settings, requests)
+
+    def start(pool: ProcessPoolExecutor, run: Run) -> Future[LawResult]:
+        name, target = run
+        fleet = replace(settings, replicas=sized.get(name, sized["fixed-mean"]))
+        return pool.submit(serve, name, fleet, requests, target)
+
+    # Processes are forked, so that the day is built only once.
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("fork")) as pool:
+        pending = {start(pool, run): run for run in runs if run not in known}
+        for done in as_completed(pending):
+            known[pending[done]] = done.result()
+            if results is not None:
+                line = {"day": day_key(day), "result": asdict(done.result())}
+                with results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+    return requests, [known[run] for run in runs]
+
+
+def day_key(day: Day) -> list[object]:
+    """Return the values that identify a day in a file of results."""
+    return [day.shape, Path(day.trace).name, day.stretch, day.copies, day.startup_s]
+
+
+def stored_results(path: Path, day: Day) -> dict[Run, LawResult]:
+    """Return the results of a day that a file contains."""
+    found: dict[Run, LawResult] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        line = json.loads(text)
+        if line["day"] == day_key(day):
+            result = LawResult(**line["result"])
+            classes = {k: ClassAttainment(**v) for k, v in line["result"]["classes"].items()}
+            found[result.law, result.target] = replace(result, classes=classes)
+    return found
+
+
+def above_curves(results: Sequence[LawResult]) -> list[str]:
+    """Return the laws whose curve our law does not lie below."""
+    above: list[str] = []
+    for ours in results:
+        for name in TARGETS if ours.law == "ours" else ():
+            points = [(r.below_h, r.device_h) for r in results if r.law == name]
+            hours = gpu_hours_at(points, ours.below_h)
+            if hours is not None and ours.device_h >= hours:
+                above.append(name)
+    return above
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every law, then ours under constant load; return 1 if it changed anything there."""
+    """Run every law over every day, then ours under constant load.
+
+    Returns:
+        1 if our law lies above another law's curve on a day, or changed anything under constant
+        load; otherwise 0.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trace", default="sample", help="a Parquet trace (default: %(default)s)")
     parser.add_argument(
@@ -248,57 +357,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--startup-seconds", type=float, help="start-up time of a replica (default: the device's)"
     )
+    parser.add_argument("--days", default=",".join(DAYS), help="comma-separated (%(default)s)")
     parser.add_argument("--laws", default=",".join(COLOURS), help="comma-separated (%(default)s)")
-    parser.add_argument(
-        "--hpa-target", type=float, default=20, help="requests in flight per pod (%(default)s)"
-    )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, help="PNG to draw the day into")
+    parser.add_argument("--results", type=Path, help="file of results, to continue a stopped run")
+    parser.add_argument("--plot", type=Path, help="PNG to draw the documented day into")
+    parser.add_argument("--no-constant", action="store_true", help="omit the constant load")
     parser.add_argument("--quick", action="store_true", help="a short day of the sample trace")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(argv)
     if options.quick:
         options.trace, options.stretch, options.copies = "sample", 15, 15
-        options.laws = "fixed-mean,hpa,ours"
-    day = Day(
-        trace=options.trace,
-        stretch=options.stretch,
-        copies=options.copies,
-        startup_s=options.startup_seconds,
-    )
-    requests, settings = day.requests(), day.settings
-    sized = sizes(settings, requests)
-    rate = len(requests) * NS_PER_S / requests[-1].scheduled_ns
-    hours = 0.5 if options.quick else 2
-    levels = CONSTANT[1:2] if options.quick else CONSTANT
-    # Processes are forked, so that the day is built only once.
-    with ProcessPoolExecutor(max_workers=options.jobs, mp_context=get_context("fork")) as pool:
-        runs = [
-            pool.submit(
-                serve,
-                name,
-                replace(settings, replicas=sized.get(name, sized["fixed-mean"])),
-                requests,
-                options.hpa_target,
-            )
-            for name in options.laws.split(",")
-        ]
-        steady = [
-            pool.submit(changes_at_constant_load, day, level * rate, round(hours * HOUR_S))
-            for level in levels
-        ]
-        results = [run.result() for run in runs]
-        constants = [run.result() for run in steady]
-    if options.plot is not None:
-        draw(requests, results, options.plot)
-    if options.json:
-        print(json.dumps({"laws": [asdict(r) for r in results], "constant_load": constants}))
-    else:
-        print(
-            f"{len(requests):,} requests in {requests[-1].scheduled_ns / NS_PER_S / HOUR_S:.1f} h"
+        options.laws, options.days = "fixed-mean,hpa,ours", "documented"
+    runs = runs_of(options.laws.split(","), quick=options.quick)
+    days = [
+        Day(
+            trace=options.trace,
+            stretch=options.stretch,
+            copies=options.copies,
+            shape=shape,
+            startup_s=options.startup_seconds,
         )
-        table(results, constants)
-    return int(any(c["changes_of_replicas"] or c["changes_of_bounds"] for c in constants))
+        for shape in options.days.split(",")
+    ]
+    failed = False
+    printed: dict[str, object] = {}
+    for day in days:
+        requests, results = run_day(day, runs, jobs=options.jobs, results=options.results)
+        if options.plot is not None and day.shape == "documented":
+            shown = {**dict.fromkeys(options.laws.split(",")), **DEFAULT_TARGETS}
+            draw(requests, [r for r in results if r.target == shown[r.law]], options.plot)
+        printed[day.shape] = [asdict(r) for r in results]
+        if not options.json:
+            hours = requests[-1].scheduled_ns / NS_PER_S / HOUR_S
+            print(f"\n== {day.shape}: {len(requests):,} requests in {hours:.1f} h")
+            table(results)
+        # A curve needs more than one point.
+        above = [] if options.quick else above_curves(results)
+        failed |= bool(above)
+        for name in above:
+            print(f"{day.shape}: ours lies above the curve of {name}", file=sys.stderr)
+    if not options.no_constant:
+        constants = constant_loads(days[0], options.jobs, quick=options.quick)
+        printed["constant_load"] = constants
+        failed |= any(c["changes_of_replicas"] or c["changes_of_bounds"] for c in constants)
+        if not options.json:
+            constant_table(constants)
+    if options.json:
+        print(json.dumps(printed))
+    return int(failed)
+
+
+def constant_loads(day: Day, jobs: int, *, quick: bool) -> list[dict[str, float]]:
+    """Run our law under constant load: multiples of the mean rate of the documented day."""
+    day = replace(day, shape="documented")
+    requests = day.requests()
+    rate = len(requests) * NS_PER_S / requests[-1].scheduled_ns
+    length_s = round((0.5 if quick else 2) * HOUR_S)
+    levels = CONSTANT[1:2] if quick else CONSTANT
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("fork")) as pool:
+        steady = [
+            pool.submit(changes_at_constant_load, day, level * rate, length_s) for level in levels
+        ]
+        return [run.result() for run in steady]
 
 
 if __name__ == "__main__":

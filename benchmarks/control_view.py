@@ -53,6 +53,7 @@ class LawResult:
 
     Args:
         law: name of the law.
+        target: value of the law's target; None if it has none.
         device_h: device hours.
         peak, mean, final: replicas.
         ups, downs: decisions that raised or lowered the replicas.
@@ -63,6 +64,7 @@ class LawResult:
     """
 
     law: str
+    target: float | None
     device_h: float
     peak: int
     mean: float
@@ -75,18 +77,44 @@ class LawResult:
     changes: list[tuple[float, int]]
 
 
-def table(results: Sequence[LawResult], constants: Sequence[dict[str, float]]) -> None:
-    """Print both tables."""
+def gpu_hours_at(points: Sequence[tuple[float, float]], below_h: float) -> float | None:
+    """Return the GPU-hours on a law's curve at these hours below an objective.
+
+    Args:
+        points: hours below an objective and GPU-hours of each run of the law.
+        below_h: hours below an objective.
+
+    Returns:
+        The value on the line between the neighbouring points of the curve, which are those that no
+        other point beats in both. Beyond the curve's last point, the value of that point. None if
+        no run of the law was as little below an objective.
+    """
+    curve = [
+        (x, y)
+        for x, y in sorted(set(points))
+        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
+    ]
+    left = [point for point in curve if point[0] <= below_h]
+    right = [point for point in curve if point[0] > below_h]
+    if not left:
+        return None
+    (x0, y0), (x1, y1) = left[-1], right[0] if right else (math.inf, left[-1][1])
+    return y0 + (y1 - y0) * (below_h - x0) / (x1 - x0)
+
+
+def table(results: Sequence[LawResult]) -> None:
+    """Print the results of a day."""
     for name in results[0].classes:
         one = results[0].classes[name]
         print(f"{name}: {one.total:,} requests, objective {one.objective:.0%}")
-    print("\nlaw          GPU-h  peak  mean  up/down  below objective", end="")
+    print("\nlaw        target  GPU-h  peak  mean  up/down  below objective", end="")
     for name in results[0].classes:
         print(f"  {name + ' met (95 %)':>27}", end="")
     print()
     for r in results:
+        target = "" if r.target is None else f"{r.target:g}"
         print(
-            f"{r.law:<11}{r.device_h:>7.1f}{r.peak:>6}{r.mean:>6.2f}"
+            f"{r.law:<11}{target:>6}{r.device_h:>7.1f}{r.peak:>6}{r.mean:>6.2f}"
             f"{f'{r.ups}/{r.downs}':>9}{60 * r.below_h:>13.0f} min",
             end="",
         )
@@ -94,6 +122,10 @@ def table(results: Sequence[LawResult], constants: Sequence[dict[str, float]]) -
             met = f"{c.good / c.total:.2%} ({c.lower:.2%}–{c.upper:.2%})"
             print(f"  {met:>27}", end="")
         print()
+
+
+def constant_table(constants: Sequence[dict[str, float]]) -> None:
+    """Print the changes of our law under constant load."""
     print("\nours under constant load, from minute 20 on")
     print("requests/s  replicas  decisions  changes of replicas  of bounds")
     for level in constants:

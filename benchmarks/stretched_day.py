@@ -1,19 +1,28 @@
-"""An hour of production traffic stretched over a day, and the small fleet that serves it.
+"""Four days of traffic made from an hour of production, and the small fleet that serves them.
 
-The trace's transforms make 24 copies of each request and stretch time by 24, so the rate is that of
-the trace, and each of its minutes takes 24 minutes. Copies would arrive at the same time, so each
-is moved at random by up to half of such a stretched minute. The rate of the day is then the trace's
-rate, smoothed over a minute, with Poisson arrivals. The shape of the load and the lengths of every
-request are preserved; bursts shorter than a minute are lost.
+The day `documented` is the hour itself, stretched over a day. The trace's transforms make 24 copies
+of each request and stretch time by 24, so the rate is that of the trace, and each of its minutes
+takes 24 minutes. Copies would arrive at the same time, so each is moved at random by up to half of
+such a stretched minute. The rate of the day is then the trace's rate, smoothed over a minute, with
+Poisson arrivals. The shape of the load and the lengths of every request are
+preserved; bursts shorter than a minute are lost.
+
+The other days have Poisson arrivals of random requests of the trace. Their rate is a multiple of
+the documented day's mean:
+
+- `night`: 5 % in the first and in the last part of the day, 150 % between them;
+- `flash`: 50 %, and three sudden crowds of 200, 150 and 250 % for 5, 15 and 40 minutes;
+- `drift`: 100 %, while outputs slowly become longer, from half to twice those of the trace.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.units import NS_PER_S
@@ -24,11 +33,18 @@ from goodput_traces.sample import sample_path
 from goodput_traces.transforms import TransformPlan, apply, parse_class_rules
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_traces.format.schema import TraceRow
 
 SEED = 1
 DEVICE = Path(__file__).with_name("llama-3-8b-l4.yaml")
+DAYS: Final = ("documented", "night", "flash", "drift")
+_MOST: Final = 2.5
+"""The largest multiple of the mean rate in any of the days but the documented one."""
+_CROWDS: Final = ((0.15, 300, 2.0), (0.4, 900, 1.5), (0.7, 2400, 2.5))
+"""Start as a share of the day, length in seconds, and rate of each crowd."""
 RULES = ("batch: input_tokens >= 2048", "interactive: *")
 MANIFEST: dict[str, Any] = {
     "apiVersion": "goodput.dev/v1alpha1",
@@ -64,12 +80,14 @@ class Day:
         trace: a Parquet file, or `sample`.
         stretch: factor by which time is stretched.
         copies: number of copies of each request.
+        shape: one of `DAYS`.
         startup_s: start-up time of a replica; None for the device profile's.
     """
 
     trace: str
     stretch: int
     copies: int
+    shape: str = "documented"
     startup_s: float | None = None
 
     @property
@@ -105,6 +123,18 @@ class Day:
 
     def requests(self) -> list[PlannedRequest]:
         """Return the requests of the day, by arrival."""
+        if self.shape != "documented":
+            rows = self.rows()
+            hour_s = (rows[-1].timestamp_start_unix_ns - rows[0].timestamp_start_unix_ns) / NS_PER_S
+            length_s = hour_s * self.stretch
+            mean = len(rows) * self.copies / length_s
+            return _random_requests(
+                rows,
+                most_per_s=_MOST * mean,
+                length_s=length_s,
+                share=lambda at_s: _share(self.shape, at_s, length_s) / _MOST,
+                stretched=(0.5, 2.0) if self.shape == "drift" else (1.0, 1.0),
+            )
         rows, rng = self.rows(copies=self.copies, stretch=self.stretch), random.Random(SEED)
         half_ns = self.stretch * 60 * NS_PER_S // 2
         zero_ns = rows[0].timestamp_start_unix_ns
@@ -123,14 +153,59 @@ class Day:
             rate: requests per second.
             length_s: length in seconds.
         """
-        rows, rng = self.rows(), random.Random(SEED)
-        found: list[PlannedRequest] = []
-        at_s = rng.expovariate(rate)
-        while at_s < length_s:
-            row = replace(rng.choice(rows), request_id=str(len(found)))
+        return _random_requests(self.rows(), most_per_s=rate, length_s=length_s)
+
+
+def _share(shape: str, at_s: float, length_s: float) -> float:
+    """Return the rate of a day at a time, as a multiple of the documented day's mean."""
+    if shape == "night":
+        # Twilight takes 6 % of the day, from 30 to 36 % and from 86 to 92 %.
+        position = at_s / length_s
+        risen = min(max((position - 0.30) / 0.06, 0.0), 1.0)
+        fallen = min(max((position - 0.86) / 0.06, 0.0), 1.0)
+        return 0.05 + 1.45 * (risen - fallen)
+    if shape == "flash":
+        for start, crowd_s, rate in _CROWDS:
+            if 0 <= at_s - start * length_s < crowd_s:
+                return rate
+        return 0.5
+    assert shape == "drift", shape
+    return 1.0
+
+
+def _random_requests(
+    rows: Sequence[TraceRow],
+    *,
+    most_per_s: float,
+    length_s: float,
+    share: Callable[[float], float] | None = None,
+    stretched: tuple[float, float] = (1.0, 1.0),
+) -> list[PlannedRequest]:
+    """Return random rows at Poisson times.
+
+    Args:
+        rows: rows to choose from.
+        most_per_s: maximum rate in requests per second.
+        length_s: length in seconds.
+        share: share of the maximum rate at a time in seconds; None for the maximum rate throughout.
+        stretched: factor of the output lengths at the start and at the end.
+    """
+    rng = random.Random(SEED)
+    first, last = (math.log(factor) for factor in stretched)
+    found: list[PlannedRequest] = []
+    at_s = rng.expovariate(most_per_s)
+    while at_s < length_s:
+        if share is None or rng.random() < share(at_s):
+            row = rng.choice(rows)
+            factor = math.exp(first + (last - first) * at_s / length_s)
+            row = replace(
+                row,
+                request_id=str(len(found)),
+                output_tokens=max(1, round(row.output_tokens * factor)),
+            )
             found.append(_planned(row, round(at_s * NS_PER_S)))
-            at_s += rng.expovariate(rate)
-        return found
+        at_s += rng.expovariate(most_per_s)
+    return found
 
 
 def _planned(row: TraceRow, at_ns: int) -> PlannedRequest:

@@ -16,6 +16,11 @@ from goodput_core.slo.importance import Importance
 __all__ = ["NO_STATISTICS", "EngineState", "EngineStatistics"]
 
 
+_SETTLED_ERROR: Final = 0.1
+"""A prefill budget has settled once step times deviate from their prediction by at most this
+share."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
     """Counters since the start of an engine.
@@ -107,3 +112,8 @@ class EngineState(EngineStatistics):
     prompt_tokens: int = 0
     prompt_reason: str = ""
     displaceable: Importance | None = None
+
+    @property
+    def settled(self) -> bool:
+        """False while a law still adapts the prefill budget to a change of the device."""
+        return not self.budget_law or self.step_time_error <= _SETTLED_ERROR

@@ -14,7 +14,9 @@ from goodput_core.control.decision import (
     ServiceState,
     service_law,
 )
+from goodput_core.control.learnt import LearntCapacity
 from goodput_core.control.observation import (
+    MAX_STARTUPS,
     DeviceCapacity,
     ReplicaPhase,
     ReplicaWindow,
@@ -38,7 +40,9 @@ from goodput_core.control.replicas import (
     replica_law,
 )
 from goodput_core.control.slo_window import (
+    ClassOutcomes,
     ClassWindow,
+    OutcomeTally,
     TargetCounts,
     TargetStatus,
     WindowTally,
@@ -61,8 +65,10 @@ from goodput_core.control.token_budget import (
 )
 
 __all__ = [
+    "MAX_STARTUPS",
     "Bounds",
     "Change",
+    "ClassOutcomes",
     "ClassWindow",
     "ControlInput",
     "ControlState",
@@ -70,7 +76,9 @@ __all__ = [
     "DeviceCapacity",
     "EngineReading",
     "Knob",
+    "LearntCapacity",
     "LimitsPush",
+    "OutcomeTally",
     "PrefillDecision",
     "PrefillObservation",
     "PrefillParams",

@@ -24,12 +24,13 @@ from goodput_core.steptime import StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "LONG_NS",
     "ArrivalSample",
     "Demand",
+    "EngineQueue",
     "ReplicaCapacity",
     "estimate_demand",
     "estimate_growth",
@@ -40,14 +41,34 @@ __all__ = [
 _KV_IN_USE: Final = 0.9
 """Share of a full KV cache that contains tokens on average: the last block of a request is rarely
 full."""
+_LATEST_NS: Final = 20 * NS_PER_S
 _SHORT_NS: Final = 60 * NS_PER_S
 LONG_NS: Final = 300 * NS_PER_S
 _ERRORS_TO_BOUND: Final = 2.0
 """Standard errors between an estimated rate and its conservative bound."""
+_ERRORS_OF_A_STEP: Final = 4.0
+"""The same for the latest seconds, which are estimated again in each interval."""
 _SPANS: Final = 4
 """The demand must grow from each of the last four spans to the next; a span is half the horizon."""
 _MIN_SPAN_NS: Final = 15 * NS_PER_S
 """Minimum length of a span; in shorter spans, differences are mostly chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineQueue:
+    """The times and the variation that determine how long requests wait on one replica.
+
+    Args:
+        alone_s: device seconds of one request that is alone in the batch.
+        prefill_s: time of one prompt beside a batch of three quarters of the largest.
+        prompt_spread: mean of the squared prompt lengths, divided by their squared mean.
+        memory_spread: the same for the memory of a request times its duration.
+    """
+
+    alone_s: float
+    prefill_s: float
+    prompt_spread: float
+    memory_spread: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +82,14 @@ class ReplicaCapacity:
         batch: requests that decode at the same time; 0 if there is fewer than one on average.
         feasible: False if no number of replicas meets the TPOT target. The other fields then
             describe a replica that misses it.
+        queue: the queues of the replica; None if not known.
     """
 
     device_s: float
     spread: float
     batch: int
     feasible: bool
+    queue: EngineQueue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +183,14 @@ def replica_capacity(
         spread=_spread(device, mix, beside),
         batch=batch,
         feasible=feasible,
+        queue=EngineQueue(
+            alone_s=engine.request_ns(1) / NS_PER_S,
+            prefill_s=engine.prefill_ns(math.ceil(0.75 * batch)) / NS_PER_S,
+            prompt_spread=_relative_square(mix, lambda prompt, _: prompt),
+            memory_spread=_relative_square(mix, lambda prompt, out: out * (prompt + out / 2)),
+        )
+        if feasible
+        else None,
     )
 
 
@@ -207,6 +238,14 @@ class _EngineModel:
         chunked_ns = device.step_ns(means.chunked(batch, tokens))
         return (steps - chunks) * alone_ns + chunks * chunked_ns
 
+    def prefill_ns(self, batch: int) -> float:
+        """Return the time of one prompt that is computed beside `batch` decodes."""
+        if not self.means.computed:
+            return 0.0
+        tokens = self._chunk(self.means.decodes(batch))
+        chunk = self.means.chunked(batch, tokens)
+        return self.means.computed / tokens * self.device.step_ns(chunk)
+
     def _chunk(self, decodes: StepShape) -> int:
         device = self.device
         host_ns = device.host_ns_per_step + device.host_ns_per_request * (decodes.num_requests + 1)
@@ -239,6 +278,21 @@ def _means(mix: LengthMix) -> _Means | None:
         squares=squares / requests,
         context=max(1.0, context / output),
     )
+
+
+def _relative_square(mix: LengthMix, size: Callable[[float, float], float]) -> float:
+    """Return the mean square of a size of the requests, divided by the squared mean, at least 1.
+
+    Args:
+        mix: lengths of requests; those of one bin count as equal.
+        size: the size of a request with these prompt and output tokens.
+    """
+    total = squared = 0.0
+    for b in mix.bins:
+        one = size(b.input_tokens / b.requests, b.output_tokens / b.requests)
+        total += one * b.requests
+        squared += one * one * b.requests
+    return max(1.0, squared * mix.requests / (total * total)) if total else 1.0
 
 
 def _spread(device: DeviceCapacity, mix: LengthMix, beside: StepShape) -> float:
@@ -277,14 +331,17 @@ class Demand:
     """Demanded device seconds per second.
 
     Args:
-        lower: the larger of the lower bounds over one minute and over five.
+        lower: the largest of the lower bounds over twenty seconds, one minute and five.
         likely: the larger of the means over one minute and over five.
+        risen: the mean over twenty seconds if the demand has just made a step up, otherwise
+            `likely`; at least `likely`.
         sustained: lower bound over five minutes.
         upper: the larger of the upper bounds over one minute and over five.
     """
 
     lower: float
     likely: float
+    risen: float
     sustained: float
     upper: float
 
@@ -293,12 +350,16 @@ def estimate_demand(
     samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int
 ) -> Demand:
     """Estimate the current demand; 0 without arrivals."""
+    latest, latest_error = _measure_rate(samples, capacity, now_ns - _LATEST_NS, now_ns)
     short, short_error = _measure_rate(samples, capacity, now_ns - _SHORT_NS, now_ns)
     long, long_error = _measure_rate(samples, capacity, now_ns - LONG_NS, now_ns)
     sustained = max(0.0, long - _ERRORS_TO_BOUND * long_error)
+    lowest = latest - _ERRORS_OF_A_STEP * latest_error
+    likely = max(short, long)
     return Demand(
-        lower=max(sustained, short - _ERRORS_TO_BOUND * short_error),
-        likely=max(short, long),
+        lower=max(sustained, short - _ERRORS_TO_BOUND * short_error, lowest),
+        likely=likely,
+        risen=max(likely, latest) if lowest > short else likely,
         sustained=sustained,
         upper=max(short + _ERRORS_TO_BOUND * short_error, long + _ERRORS_TO_BOUND * long_error),
     )

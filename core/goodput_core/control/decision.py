@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.control.observation import ServiceObservation, ServiceParams
 from goodput_core.control.replicas import ReplicaDecision, ReplicaReason, ReplicaState, replica_law
+from goodput_core.control.slo_window import TargetStatus
 from goodput_core.control.token_budget import (
     Bounds,
     TokenBudgetDecision,
@@ -57,13 +58,11 @@ _REPLICA_CAUSES: Final = {
     ReplicaReason.BELOW_FLOOR: "minReplicas is {min_replicas}",
     ReplicaReason.ABOVE_CEILING: "maxReplicas is {max_replicas}",
     ReplicaReason.WOKEN: "requests arrive and there is no replica",
-    ReplicaReason.DEMAND: "the demand is {load} device seconds per second, one replica "
-    "sustains {each}",
-    ReplicaReason.TREND: "the demand grows ({load} device seconds per second, one replica "
-    "sustains {each}), and a replica takes {horizon} s to start",
-    ReplicaReason.MISSED: "a target is missed that neither token budget nor batch width can meet",
-    ReplicaReason.FEWER_SUFFICE: "the demand is {load} device seconds per second, one replica "
-    "sustains {each}; fewer have sufficed for {window} s",
+    ReplicaReason.DEMAND: "{arrivals}; {sustained}",
+    ReplicaReason.TREND: "{arrivals} and become more, and a replica takes {horizon} s to start; "
+    "{sustained}",
+    ReplicaReason.MISSED: "{missed} missed, and neither token budget nor batch width can help",
+    ReplicaReason.FEWER_SUFFICE: "{arrivals}; {sustained}; {replicas} have sufficed for {window} s",
     ReplicaReason.NO_TRAFFIC: "no request has arrived for {window} s",
 }
 
@@ -203,9 +202,10 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
     cause = _REPLICA_CAUSES[law.reason].format(
         min_replicas=params.min_replicas,
         max_replicas=params.max_replicas,
-        # The load is known whenever the cause contains it.
-        load="" if law.load is None else f"{law.load:.2f}",
-        each=f"{law.capacity:.2f}",
+        arrivals=f"{_rate(law.arrivals_per_s)} requests/s arrive",
+        sustained=_sustained(law),
+        replicas=law.replicas,
+        missed=_missed_targets(decision.bounds),
         horizon=f"{law.horizon_ns / NS_PER_S:.0f}",
         window=f"{max(params.stabilization_ns, law.horizon_ns) / NS_PER_S:.0f}",
     )
@@ -213,6 +213,26 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
     if law.limited:
         message += "; maxReplicas allows no more"
     return _change(Knob.REPLICAS, law.reason, message, applied=applied)
+
+
+def _sustained(law: ReplicaDecision) -> str:
+    """Say why the law decided this number, and not one fewer."""
+    noun = "replica keeps" if law.replicas == 1 else "replicas keep"
+    text = f"{law.replicas} {noun} the targets at up to {_rate(law.sustained_per_s)}"
+    if law.replicas > 1:
+        text += f", {law.replicas - 1} only at up to {_rate(law.fewer_sustained_per_s)}"
+    return text
+
+
+def _rate(per_s: float | None) -> str:
+    """Format requests per second; a cause with an unknown rate does not occur."""
+    return "?" if per_s is None else f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2f}"
+
+
+def _missed_targets(budget: TokenBudgetDecision | None) -> str:
+    statuses = () if budget is None else (("TTFT", budget.ttft), ("TPOT", budget.tpot))
+    names = [name for name, status in statuses if status is TargetStatus.MISSED]
+    return f"{' and '.join(names) or 'a target'} {'are' if len(names) > 1 else 'is'}"
 
 
 def _change(knob: Knob, reason: str, message: str, *, applied: bool) -> Change:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from goodput_core.control.slo_window import ClassWindow
+from goodput_core.control.slo_window import ClassOutcomes, ClassWindow
 from goodput_core.histogram import LengthMix
 from goodput_core.slo.targets import SLOClass
-from goodput_core.spec.choices import ControlMode
+from goodput_core.spec.choices import ControlMode, RouterPolicy
 from goodput_core.steptime import StepTimeForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from goodput_core.steptime import StepShape
 
 __all__ = [
+    "MAX_STARTUPS",
     "DeviceCapacity",
     "ReplicaPhase",
     "ReplicaWindow",
@@ -31,6 +32,10 @@ __all__ = [
     "Signal",
     "Traffic",
 ]
+
+
+MAX_STARTUPS: Final = 16
+"""Number of latest start-up times that a driver passes to the laws."""
 
 
 class Signal(StrEnum):
@@ -126,6 +131,9 @@ class ServiceObservation:
         interval_ns: length of the interval, above 0.
         traffic: traffic over all routers.
         classes: met and missed targets of the requests that ended in the interval.
+        outcomes: outcomes of these requests.
+        objective_missed: True if the service misses an objective in the window of its status; False
+            if it has no such window.
         replicas: all existing replicas.
         desired_replicas: desired replicas of the workload; different from the last decision only
             if another controller changed them.
@@ -136,6 +144,8 @@ class ServiceObservation:
     interval_ns: int
     traffic: Traffic
     classes: tuple[ClassWindow, ...] = ()
+    outcomes: tuple[ClassOutcomes, ...] = ()
+    objective_missed: bool = False
     replicas: tuple[ReplicaWindow, ...] = ()
     desired_replicas: int
     startups_ns: tuple[int, ...] = ()
@@ -171,6 +181,8 @@ class ServiceParams:
         max_num_seqs: the initial batch width, and its upper bound.
         stabilization_ns: time for which fewer replicas must suffice before replicas are removed.
         default_startup_ns: start-up time that is assumed until one has been measured.
+        balanced: True if the router places requests by the load of the replicas, so that they share
+            one queue.
     """
 
     mode: ControlMode
@@ -184,6 +196,7 @@ class ServiceParams:
     max_num_seqs: int = 256
     stabilization_ns: int = 300 * NS_PER_S
     default_startup_ns: int = 120 * NS_PER_S
+    balanced: bool = True
 
     @classmethod
     def of(cls, spec: LLMServiceSpec) -> ServiceParams:
@@ -200,6 +213,7 @@ class ServiceParams:
             initial_tokens=budget.initial,
             max_num_seqs=spec.engine.max_num_seqs,
             stabilization_ns=spec.control.scale_down_stabilization_seconds * NS_PER_S,
+            balanced=spec.router.policy is not RouterPolicy.ROUND_ROBIN,
         )
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import JudgementKind, MissReason, judge
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LEAST_REQUESTS",
     "WINDOW_NS",
+    "ClassOutcomes",
     "ClassWindow",
+    "OutcomeTally",
     "TargetCounts",
     "TargetStatus",
     "WindowTally",
@@ -92,6 +94,33 @@ class ClassWindow:
         return ClassWindow(name=self.name, ttft=self.ttft + other.ttft, tpot=self.tpot + other.tpot)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassOutcomes:
+    """Outcomes of the requests of one class that ended in an interval.
+
+    Unlike `ClassWindow`, it counts each request once, and includes misses that are unrelated to
+    load.
+
+    Args:
+        name: name of the class.
+        good: requests that met their targets.
+        total: requests in the denominator: attained, missed, shed, error and timeout.
+    """
+
+    name: str
+    good: int
+    total: int
+
+    def __add__(self, other: ClassOutcomes) -> ClassOutcomes:
+        return ClassOutcomes(
+            name=self.name, good=self.good + other.good, total=self.total + other.total
+        )
+
+    def misses(self, objective: Fraction) -> bool:
+        """True if the share of good requests is below the objective; False without requests."""
+        return self.good < objective * self.total
+
+
 class TargetStatus(StrEnum):
     """Status of a target within the window."""
 
@@ -104,6 +133,9 @@ class TargetStatus(StrEnum):
     meaning: it counts requests that met a target with at least a fifth to spare.)"""
     SLACK = "slack"
     """The objective would also be met with the target a fifth tighter."""
+
+
+_Counts = TypeVar("_Counts", ClassWindow, ClassOutcomes)
 
 
 def target_status(counts: TargetCounts, objective: Fraction) -> TargetStatus:
@@ -181,7 +213,7 @@ class WindowTally:
         """Count a request that ended; see `request_counts`. Without a judgement, judge it first."""
         window = request_counts(record, targets, judgement or judge(record, targets))
         if window is not None:
-            _add_window(self._classes, window)
+            _add(self._classes, window)
 
     def sums(self) -> tuple[ClassWindow, ...]:
         """Return the counts, ordered by class name."""
@@ -194,15 +226,34 @@ class WindowTally:
         return taken
 
 
-def merge_windows(windows: Iterable[ClassWindow]) -> dict[str, ClassWindow]:
+class OutcomeTally:
+    """Outcomes of requests by class since the last `take`."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, ClassOutcomes] = {}
+
+    def add(self, name: str, judgement: Judgement) -> None:
+        """Count a request of this class, unless it is excluded or unjudged."""
+        if judgement.kind in _COUNTED:
+            good = int(judgement.kind is JudgementKind.ATTAINED)
+            _add(self._classes, ClassOutcomes(name=name, good=good, total=1))
+
+    def take(self) -> tuple[ClassOutcomes, ...]:
+        """Return the counts, ordered by class name, and reset them."""
+        taken = tuple(self._classes[name] for name in sorted(self._classes))
+        self._classes.clear()
+        return taken
+
+
+def merge_windows(windows: Iterable[_Counts]) -> dict[str, _Counts]:
     """Add up the counts of several intervals by class."""
-    sums: dict[str, ClassWindow] = {}
+    sums: dict[str, _Counts] = {}
     for window in windows:
-        _add_window(sums, window)
+        _add(sums, window)
     return sums
 
 
-def _add_window(sums: dict[str, ClassWindow], window: ClassWindow) -> None:
+def _add(sums: dict[str, _Counts], window: _Counts) -> None:
     earlier = sums.get(window.name)
     sums[window.name] = window if earlier is None else earlier + window
 

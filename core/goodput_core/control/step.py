@@ -29,7 +29,7 @@ from goodput_core.control.observation import (
     Signal,
     Traffic,
 )
-from goodput_core.control.slo_window import ClassWindow
+from goodput_core.control.slo_window import ClassOutcomes, ClassWindow
 from goodput_core.control.token_budget import Bounds, TokenBudgetState
 from goodput_core.engine_state import EngineState
 from goodput_core.spec.choices import ControlMode
@@ -89,7 +89,6 @@ class EngineReading:
         signal: state of the reading; the following fields are valid only if this is FRESH.
         state: counters, requests and limits of the engine.
         preemptions: preemptions in the interval.
-        settled: False while the engine's token budget adapts to a change of the device.
         token_bounds: lower and upper bound of the token budget in the manifest that the engine has
             read; None if not known.
         max_width: upper bound of the batch width in that manifest; None if not known.
@@ -100,7 +99,6 @@ class EngineReading:
     signal: Signal
     state: EngineState = field(default_factory=EngineState)
     preemptions: int = 0
-    settled: bool = True
     token_bounds: tuple[int, int] | None = None
     max_width: int | None = None
     device: DeviceCapacity | None = None
@@ -133,6 +131,9 @@ class ControlInput:
         interval_ns: length of the interval, above 0.
         traffic: traffic over all routers.
         classes: met and missed targets of the requests that ended in the interval.
+        outcomes: outcomes of these requests.
+        objective_missed: True if the service misses an objective in the window of its status; False
+            if it has no such window.
         engines: readings of the engines that have an address.
         phases: phase of every existing engine, by name.
         desired_replicas: desired replicas of the workload.
@@ -146,6 +147,8 @@ class ControlInput:
     interval_ns: int
     traffic: Traffic
     classes: tuple[ClassWindow, ...]
+    outcomes: tuple[ClassOutcomes, ...] = ()
+    objective_missed: bool = False
     engines: tuple[EngineReading, ...]
     phases: Mapping[str, ReplicaPhase]
     desired_replicas: int
@@ -198,6 +201,8 @@ def control_step(inputs: ControlInput) -> ControlStep:
         interval_ns=inputs.interval_ns,
         traffic=inputs.traffic,
         classes=inputs.classes,
+        outcomes=inputs.outcomes,
+        objective_missed=inputs.objective_missed,
         replicas=tuple(
             _replica_window(n, phase, readings.get(n)) for n, phase in inputs.phases.items()
         ),
@@ -242,7 +247,7 @@ def _replica_window(name: str, phase: ReplicaPhase, reading: EngineReading | Non
         kv_used_blocks=max(0, state.kv_total_blocks - state.kv_free_blocks),
         kv_total_blocks=state.kv_total_blocks,
         preemptions=reading.preemptions,
-        settled=reading.settled,
+        settled=state.settled,
     )
 
 

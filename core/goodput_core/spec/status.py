@@ -1,7 +1,7 @@
 """`status` of an LLMService, for users, `kubectl` and autoscalers; only the operator writes it.
 
 A restarted operator continues from few of the stored fields: the current revision, the decisions,
-the times of transitions and, until its own first measurement, the measurements.
+the times of transitions, what was learnt and, until its own first measurement, the measurements.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ __all__ = [
     "ConditionStatus",
     "DecisionStatus",
     "LLMServiceStatus",
+    "LearntStatus",
     "SummaryStatus",
     "Truth",
 ]
@@ -103,6 +104,38 @@ class SummaryStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearntStatus:
+    """Learnt capacity of the replicas, from which a restarted operator continues."""
+
+    proven_permille: int | None = spec_field(
+        "Highest load of a replica that was served with slack, in thousandths of the predicted "
+        "load; absent if none was observed.",
+        default=None,
+        minimum=1,
+    )
+    proven_time: str | None = spec_field(
+        "Time of that observation.", default=None, max_length=32, format="date-time"
+    )
+    failed_permille: int | None = spec_field(
+        "Lowest load of a replica at which a target was missed, in thousandths of the predicted "
+        "load; absent if none was observed.",
+        default=None,
+        minimum=1,
+    )
+    failed_time: str | None = spec_field(
+        "Time of that observation.", default=None, max_length=32, format="date-time"
+    )
+    burstiness_percent: int | None = spec_field(
+        "Variance of the arrivals in ten seconds, in percent of that of independent arrivals.",
+        default=None,
+        minimum=0,
+    )
+    startup_seconds: tuple[int, ...] = spec_field(
+        "Latest start-up times of a replica, the oldest first.", default=(), max_items=16
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LLMServiceStatus:
     """Observed state of a service."""
 
@@ -120,6 +153,7 @@ class LLMServiceStatus:
     token_budget: int | None = spec_field(
         "Token budget of a step, as set on the engines.", default=None, minimum=0
     )
+    learnt: LearntStatus | None = spec_field("Learnt capacity of the replicas.", default=None)
     classes: tuple[ClassStatus, ...] = spec_field(
         "Attainment by class.", default=(), max_items=16, key="name"
     )

@@ -15,8 +15,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
-from goodput_core.control import ClassWindow, Signal, TargetCounts, Traffic
-from goodput_core.control.step import EngineReading
+from goodput_core.control import (
+    ClassOutcomes,
+    ClassWindow,
+    EngineReading,
+    Signal,
+    TargetCounts,
+    Traffic,
+)
 from goodput_core.histogram import LengthBin, LengthMix
 from goodput_core.slo.attainment import SecondCounts
 from goodput_operator.control.readings import ClassCounters, EngineCounters, RouterCounters
@@ -26,27 +32,12 @@ if TYPE_CHECKING:
 
     from goodput_operator.control.readings import EngineScrape, RouterScrape, ServiceReading
 
-__all__ = ["ClassOutcomes", "LastReading", "Measures", "UnmeasuredPod", "measure_interval"]
+__all__ = ["LastReading", "Measures", "UnmeasuredPod", "measure_interval"]
 
 _NO_REQUESTS: Final = ClassCounters()
 _ZERO: Final = RouterCounters(
     epoch="", uptime_ns=None, arrivals=0, client_errors=0, in_flight=0, classes={}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassOutcomes:
-    """Outcomes of one class in an interval, as counted by the routers.
-
-    Args:
-        name: name of the class.
-        good: requests that met their targets.
-        total: requests in the denominator: attained, missed, shed, error and timeout.
-    """
-
-    name: str
-    good: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +281,6 @@ def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
         signal=scrape.signal,
         state=now.state,
         preemptions=max(0, preempted),
-        settled=now.settled,
         token_bounds=now.token_bounds,
         max_width=now.max_width,
         device=now.device,

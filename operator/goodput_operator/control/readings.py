@@ -49,9 +49,6 @@ _MAX_BINS: Final = 4096
 _MAX_TEXT: Final = 256
 _ATTAINED: Final = "attained"
 _DENOMINATOR: Final = frozenset(CLIENT_OUTCOMES) - {"cancelled", "unjudged"}
-_SETTLED_ERROR: Final = 0.05
-"""A token budget has settled once step times deviate from their prediction by at most this
-share."""
 _BOUNDED: Final = (
     *("running", "waiting", "preemptions", "kv_total_blocks", "kv_free_blocks", "block_size"),
     *("token_budget", "max_num_seqs", "safety_percent", "step_time_error"),
@@ -143,11 +140,6 @@ class EngineCounters:
     token_bounds: tuple[int, int] | None = None
     max_width: int | None = None
     device: DeviceCapacity | None = None
-
-    @property
-    def settled(self) -> bool:
-        """False while the token budget adapts to a change of the device."""
-        return not self.state.budget_law or self.state.step_time_error <= _SETTLED_ERROR
 
 
 @dataclass(frozen=True, kw_only=True)  # slots: frozen generics with slots fail on Python 3.11

@@ -16,9 +16,9 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from goodput_core.control import ClassOutcomes
     from goodput_core.slo.attainment import SecondCounts
     from goodput_core.slo.window import RecentSeconds
-    from goodput_operator.control.measures import ClassOutcomes
     from goodput_operator.control.readings import RouterScrape
 
 __all__ = ["ServiceWindow"]

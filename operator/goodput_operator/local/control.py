@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from goodput_core.control import (
+    MAX_STARTUPS,
     ControlInput,
     ControlState,
     ControlStep,
@@ -90,12 +91,13 @@ class FleetControl:
                 interval_ns=measures.interval_ns,
                 traffic=measures.traffic,
                 classes=measures.classes,
+                outcomes=measures.outcomes,
                 engines=measures.engines,
                 phases={process.name: _phase(process) for process in replicas},
                 desired_replicas=supervisor.replicas,
                 startups_ns=tuple(
                     p.ready_ns - p.started_ns for p in replicas if p.ready_ns is not None
-                ),
+                )[-MAX_STARTUPS:],
                 now_ns=self._clock(),
             )
         )

@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE
 from goodput_core.control import (
+    MAX_STARTUPS,
     Bounds,
     ControlInput,
     ControlState,
     ControlStep,
     ReplicaPhase,
+    ReplicaState,
     ServiceParams,
+    ServiceState,
     Setpoint,
     control_step,
 )
 from goodput_core.errors import SpecError, UnsupportedError
 from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.llmservice import LLMService
+from goodput_core.spec.status import Truth
 from goodput_core.spec.support import require_mounted_profile, require_servable
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.objects import admin_url, format_time
@@ -37,6 +41,7 @@ from goodput_operator.reconcile.actions import (
 )
 from goodput_operator.reconcile.attainment import judge_attainment
 from goodput_operator.reconcile.drift import find_repairs
+from goodput_operator.reconcile.learnt import learnt_status, restore_learnt
 from goodput_operator.reconcile.problems import Problem, ProblemReason, name_conflict, problems_of
 from goodput_operator.reconcile.rollout import (
     delete_outdated_revisions,
@@ -72,8 +77,6 @@ __all__ = ["decide"]
 _RECHECK_NS: Final = 2 * NS_PER_S
 """Time to the next reconciliation after an action, or while an interval has ended but has no
 measurements yet."""
-_STARTUPS: Final = 16
-"""Number of latest start-up times that the replica law receives."""
 
 
 def decide(snapshot: Snapshot, installation: Installation) -> Decision:
@@ -174,6 +177,13 @@ def _reconcile(
         repairs=repairs,
         attainment=next_memory.attainment,
         step=step,
+        learnt=learnt_status(
+            next_memory.law.replicas.learnt,
+            next_memory.startups_ns,
+            view.status.get("learnt") or {},
+            now_ns=now_ns,
+            unix_s=snapshot.unix_s,
+        ),
     )
     next_memory = replace(
         next_memory,
@@ -251,6 +261,8 @@ def _run_control_step(
         and the memory after the step.
     """
     memory, now_ns, params = snapshot.memory, snapshot.now_ns, ServiceParams.of(spec)
+    if memory.setpoint is None:
+        memory = _restored(memory, view, now_ns=now_ns, unix_s=snapshot.unix_s)
     measures = None if spec.suspend else snapshot.measures
     last_setpoint = memory.setpoint or _stored_setpoint(view)
     setpoint = _within_spec(last_setpoint, params)
@@ -259,6 +271,13 @@ def _run_control_step(
     memory = replace(memory, first_seen_ns=first_seen_ns, startups_ns=startups_ns)
     step, attainment = None, None if spec.suspend else memory.attainment
     if measures is not None:
+        attainment = judge_attainment(
+            measures,
+            params.classes,
+            now_ns=now_ns,
+            outage_s=spec.slo.outage_seconds or 0,
+            last=memory.attainment,
+        )
         # Changes are measured against the replicas last reported, so that a change caused by new
         # bounds in the spec is reported, too.
         scales = params.mode is ControlMode.AUTO and params.replicas is None
@@ -274,6 +293,8 @@ def _run_control_step(
                 interval_ns=measures.interval_ns,
                 traffic=measures.traffic,
                 classes=measures.classes,
+                outcomes=measures.outcomes,
+                objective_missed=attainment.status is Truth.FALSE,
                 engines=measures.engines,
                 phases={pod.name: pod.phase for pod in view.engines},
                 desired_replicas=reported_setpoint.replicas if scales else setpoint.replicas,
@@ -282,19 +303,19 @@ def _run_control_step(
             )
         )
         setpoint = step.state.setpoint
-        attainment = judge_attainment(
-            measures,
-            params.classes,
-            now_ns=now_ns,
-            outage_s=spec.slo.outage_seconds or 0,
-            last=memory.attainment,
-        )
         memory = replace(memory, law=step.state.law, measured_ns=now_ns)
     reported = events.update_reported(
         memory.reported, measures, step, snapshot.failures, reported_setpoint
     )
     memory = replace(memory, setpoint=setpoint, reported=reported, attainment=attainment)
     return setpoint, step, memory
+
+
+def _restored(memory: Memory, view: View, *, now_ns: int, unix_s: int) -> Memory:
+    """Return the memory of a restarted operator with the stored learnt capacity."""
+    learnt, startups_ns = restore_learnt(view.status.get("learnt"), now_ns=now_ns, unix_s=unix_s)
+    law = ServiceState(replicas=ReplicaState(learnt=learnt))
+    return replace(memory, law=law, startups_ns=startups_ns)
 
 
 def _stored_setpoint(view: View) -> Setpoint | None:
@@ -336,7 +357,7 @@ def _startups(
         if pod.ready and pod.uid in earlier and seen_ns is not None:
             startups.append(now_ns - seen_ns)
         first_seen.append((pod.uid, seen_ns if pod.phase is ReplicaPhase.STARTING else None))
-    return tuple(first_seen), tuple(startups[-_STARTUPS:])
+    return tuple(first_seen), tuple(startups[-MAX_STARTUPS:])
 
 
 def _revisions_with_new_pods(memory: Memory, engines: Sequence[PodView]) -> set[str]:

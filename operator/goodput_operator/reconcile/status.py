@@ -60,8 +60,8 @@ SUSPENDED: Final = "Suspended"
 """Reason of conditions that follow from `spec.suspend`."""
 
 _MAX_DECISIONS: Final = 10
-_VOLATILE: Final = ("classes", "goodput")
-"""Status fields that change with every request."""
+_VOLATILE: Final = ("classes", "goodput", "learnt")
+"""Status fields that may change in each interval."""
 _VOLATILE_SUMMARY: Final = ("attainment", "goodput")
 _VOLATILE_WRITE_NS: Final = 60 * NS_PER_S
 
@@ -97,6 +97,7 @@ class StatusInput:
         attainment: attainment after the last measured interval; None before the first since the
             operator's start.
         step: result of the control step; None if no interval ended in this reconciliation.
+        learnt: learnt capacity of the replicas; None if nothing was learnt.
     """
 
     spec: LLMServiceSpec
@@ -107,6 +108,7 @@ class StatusInput:
     repairs: Repairs
     attainment: AttainmentStatus | None
     step: ControlStep | None
+    learnt: Mapping[str, Any] | None = None
 
 
 def conditions_of(view: View, inputs: StatusInput) -> list[Condition]:
@@ -172,6 +174,8 @@ def status_of(
         )
     )
     step, attainment = inputs.step, inputs.attainment
+    if inputs.learnt is not None:
+        status["learnt"] = dict(inputs.learnt)
     if step is not None and step.state.recommended is not None:
         status["recommendedReplicas"] = step.state.recommended
     if attainment is not None and attainment.classes:

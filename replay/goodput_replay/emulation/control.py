@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from goodput_core.control import (
+    MAX_STARTUPS,
     ControlInput,
     ControlState,
     DeviceCapacity,
     EngineReading,
     LimitsPush,
+    OutcomeTally,
     ReplicaPhase,
     ServiceDecision,
     ServiceParams,
@@ -31,6 +33,7 @@ from goodput_core.control import (
 from goodput_core.control.decision import json_value
 from goodput_core.files import partial_path
 from goodput_core.histogram import LengthMix
+from goodput_core.slo.judging import judge
 from goodput_engine.messages import Limits, SetLimits
 from goodput_replay.run.files import DECISIONS_FILE
 
@@ -46,9 +49,6 @@ if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
 
 __all__ = ["ControlLoop", "control_loop", "decision_line"]
-
-_MAX_STARTUPS: Final = 16
-"""Number of latest start-up times passed to the law."""
 
 
 class ControlLoop:
@@ -82,6 +82,7 @@ class ControlLoop:
         self._state = ControlState(setpoint=Setpoint.initial(params))
         self._arrived = 0
         self._tally = WindowTally()
+        self._outcomes = OutcomeTally()
         self._finished: list[tuple[int, int, int]] = []
         self._preemptions: dict[str, int] = {}
         self._startups_ns: dict[str, int] = {}
@@ -94,7 +95,10 @@ class ControlLoop:
         """Count a request that ended, for the next decision."""
         targets = self._targets.get(record.slo_class)
         if targets is not None:
-            self._tally.add(record, targets.overridden_by(planned.targets))
+            targets = targets.overridden_by(planned.targets)
+            judgement = judge(record, targets)
+            self._tally.add(record, targets, judgement)
+            self._outcomes.add(record.slo_class, judgement)
         if record.output_tokens:
             cached = record.cached_tokens or 0
             self._finished.append((planned.prompt.input_tokens, cached, record.output_tokens))
@@ -132,10 +136,11 @@ class ControlLoop:
                 finished=LengthMix.of_requests(finished),
             ),
             classes=self._tally.take(),
+            outcomes=self._outcomes.take(),
             engines=tuple(self._reading(r, device, now_ns) for r in fleet.replicas),
             phases={r.name: _phase(r, now_ns) for r in fleet.replicas},
             desired_replicas=len(desired),
-            startups_ns=tuple(self._startups_ns.values())[-_MAX_STARTUPS:],
+            startups_ns=tuple(self._startups_ns.values())[-MAX_STARTUPS:],
             now_ns=now_ns,
             law=self._law,
         )

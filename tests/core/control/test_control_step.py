@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
@@ -227,6 +228,8 @@ def test_demand_sets_replicas_within_max_replicas_and_reports_why() -> None:
     assert (change.knob, change.reason, change.applied) == (Knob.REPLICAS, "Demand", True)
     assert change.message.startswith("replicas 1 → 3: ")
     assert change.message.endswith("; maxReplicas allows no more")
+    why = r"400\.0 requests/s arrive; 3 replicas keep the targets at up to [\d.]+, 2 only at up to"
+    assert re.search(why, change.message), "why 3, and not 2"
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from goodput_core.control import (
     Bounds,
+    ClassOutcomes,
     DeviceCapacity,
     ReplicaDecision,
     ReplicaPhase,
@@ -25,6 +27,7 @@ from goodput_core.control import (
     Traffic,
     replica_law,
 )
+from goodput_core.control.learnt import BUSY
 from goodput_core.histogram import LengthMix
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import ControlMode
@@ -47,7 +50,7 @@ DEVICE = DeviceCapacity(
 FINISHED = LengthMix.of_requests([(1, 1, 100)] * 50)
 PARAMS = ServiceParams(
     mode=ControlMode.AUTO,
-    classes=(SLOClass(name="chat", ttft_ms=500, tpot_ms=22, objective=Fraction(99, 100)),),
+    classes=(SLOClass(name="chat", ttft_ms=5_000, tpot_ms=22, objective=Fraction(99, 100)),),
     min_replicas=1,
     max_replicas=20,
     default_startup_ns=60 * S,
@@ -95,8 +98,10 @@ class Service:
         in_flight: int = 0,
         device: DeviceCapacity | None = DEVICE,
         startups_s: tuple[int, ...] = (60,),
+        good: int | None = None,
+        objective_missed: bool = False,
     ) -> ReplicaDecision:
-        """Run one interval of ten seconds."""
+        """Run one interval of ten seconds; of 100 requests that end, `good` meet the targets."""
         self.now_s += INTERVAL
         ready = self.desired if ready is None else ready
         windows = [replace(_replica(i), waiting=waiting, settled=settled) for i in range(ready)]
@@ -109,6 +114,8 @@ class Service:
                 in_flight=in_flight,
                 finished=FINISHED if rate else LengthMix(),
             ),
+            outcomes=() if good is None else (ClassOutcomes(name="chat", good=good, total=100),),
+            objective_missed=objective_missed,
             replicas=tuple(windows),
             desired_replicas=self.desired,
             startups_ns=tuple(s * S for s in startups_s),
@@ -254,6 +261,90 @@ def test_no_replica_is_removed_while_a_target_is_missed() -> None:
     service = Service(replicas=3)
     missed = replace(_budget(), ttft=TargetStatus.MISSED)
     assert service.run(3600, rate=1, budget=missed).replicas == 3
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pytest.param({"good": 98}, id="in the last five minutes"),
+        pytest.param({"objective_missed": True}, id="in the window of the status"),
+    ],
+)
+def test_no_replica_is_removed_while_the_window_misses_an_objective(
+    missing: dict[str, Any],
+) -> None:
+    service = Service(replicas=3)
+    held = service.run(3600, rate=1, **missing)
+    assert (held.replicas, held.reason) == (3, ReplicaReason.OBJECTIVE_MISSED)
+    assert service.run(140, rate=1, good=100).replicas == 3 or "good" not in missing
+    assert service.run(600, rate=1, good=100).replicas < 3
+
+
+def test_the_stabilisation_window_starts_when_all_replicas_are_ready() -> None:
+    service = Service(replicas=3)
+    service.run(240, rate=1, ready=2)
+    ready_s = service.now_s
+    while service.step(rate=1).replicas == 3:
+        pass
+    assert service.now_s - ready_s >= 300
+
+
+def test_the_stabilisation_window_starts_when_token_budgets_have_settled() -> None:
+    service = Service(replicas=3)
+    settling = replace(_budget(), reason=TokenBudgetReason.SETTLING)
+    service.run(600, rate=1, budget=settling)
+    settled_s = service.now_s
+    while service.step(rate=1).replicas == 3:
+        pass
+    assert service.now_s - settled_s >= 300
+
+
+def test_no_replica_is_removed_before_an_added_one_was_ready() -> None:
+    """The start-up time is not known before, and here it is ten times the assumed one."""
+    service = Service(replicas=2)
+    service.run(60, rate=30, ready=2, startups_s=())
+    assert service.desired == 4
+    held = service.run(1200, rate=1, ready=2, startups_s=())
+    assert (held.replicas, held.reason) == (4, ReplicaReason.STABILIZING)
+
+
+def test_a_long_queue_keeps_the_replicas() -> None:
+    """Two queues of 60 requests take 6 s of device time each, longer than the TTFT target."""
+    service = Service(replicas=2)
+    assert service.run(1200, rate=7, waiting=60).replicas == 2
+    assert service.run(400, rate=7).replicas == 1
+
+
+# --- capacity by TTFT ---------------------------------------------------------------------------
+def test_a_small_fleet_sustains_less_of_its_time_if_ttft_is_tight() -> None:
+    """Two replicas cannot even out the arrivals as eight can."""
+    tight = replace(PARAMS, classes=(replace(PARAMS.classes[0], ttft_ms=200),))
+
+    def capacity(replicas: int, params: ServiceParams) -> float:
+        return Service(replicas=replicas, params=params).step(rate=5 * replicas).capacity
+
+    assert capacity(1, tight) < capacity(2, tight) < capacity(8, tight) == BUSY
+    assert capacity(2, PARAMS) == BUSY
+    apart = replace(tight, balanced=False)
+    assert capacity(8, apart) == capacity(1, tight), "each replica has its own queue"
+
+
+def test_bursts_lower_the_capacity() -> None:
+    tight = replace(PARAMS, classes=(replace(PARAMS.classes[0], ttft_ms=200),))
+    steady, bursty = Service(replicas=3, params=tight), Service(replicas=3, params=tight)
+    steady.run(1800, rate=15)
+    for _ in range(90):
+        bursty.step(rate=10)
+        bursty.step(rate=20)
+    assert bursty.decisions[-1].capacity < steady.decisions[-1].capacity - 0.03
+
+
+def test_a_decision_tells_the_rates_that_explain_it() -> None:
+    decision = Service(replicas=3).step(rate=33)
+    assert decision.replicas == 5
+    assert decision.arrivals_per_s == pytest.approx(33)
+    assert decision.sustained_per_s == pytest.approx(40)
+    assert decision.fewer_sustained_per_s == pytest.approx(32)
 
 
 def test_a_long_start_up_time_extends_the_stabilisation_window() -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.control import Signal, TargetCounts
+from goodput_core.control import ClassOutcomes, Signal, TargetCounts
 from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import ClassOutcomes, LastReading, Measures, measure_interval
+from goodput_operator.control.measures import LastReading, Measures, measure_interval
 from goodput_operator.control.readings import (
     ClassCounters,
     EngineCounters,

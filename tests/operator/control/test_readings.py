@@ -87,7 +87,7 @@ def test_the_state_and_the_device_of_an_engine_are_decoded() -> None:
     state = counters.state
     assert (state.running, state.waiting, state.kv_total_blocks) == (3, 2, 100)
     assert state.kv_free_blocks == 60
-    assert (state.budget_law, counters.settled, state.limits_revision) == ("model", True, 6)
+    assert (state.budget_law, state.settled, state.limits_revision) == ("model", True, 6)
     assert (counters.token_bounds, counters.max_width) == ((256, 8192), 64)
     assert (state.token_budget, state.max_num_seqs, state.safety_percent) == (1024, 48, 85)
     (bin_,) = counters.lengths
@@ -153,7 +153,7 @@ def test_an_engine_is_settled_if_its_steps_take_the_predicted_time(
     law: str, error: float, settled: bool
 ) -> None:
     counters = decode_engine(encoded(ENGINE, budget_law=law, step_time_error=error))
-    assert counters.settled is settled
+    assert counters.state.settled is settled
 
 
 @pytest.mark.parametrize(

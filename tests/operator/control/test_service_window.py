@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.operator.control.test_measures import counters
 
-from goodput_core.control import Signal
+from goodput_core.control import ClassOutcomes, Signal
 from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import ClassOutcomes
 from goodput_operator.control.readings import RouterScrape, ScrapeTarget
 from goodput_operator.control.window import ServiceWindow
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_core.control import EngineReading, Signal, Traffic
+from goodput_core.control import ClassOutcomes, EngineReading, Signal, Traffic
 from goodput_core.engine_state import EngineState
 from goodput_core.units import NS_PER_S
-from goodput_operator.control.measures import ClassOutcomes, Measures
+from goodput_operator.control.measures import Measures
 from goodput_operator.control.window import ServiceWindow
 from goodput_operator.reconcile.actions import (
     Apply,

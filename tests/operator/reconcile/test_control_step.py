@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from goodput_core.contract import MAX_LIMITS_REVISION
-from goodput_core.control import ClassWindow, TargetCounts
+from goodput_core.control import ClassWindow, LearntCapacity, TargetCounts
 from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.actions import Apply, CreateToken, Delete
+from goodput_operator.reconcile.learnt import restore_learnt
 
 if TYPE_CHECKING:
     from tests.operator.reconcile.conftest import Cluster
@@ -55,6 +56,49 @@ def test_limits_and_replicas_outlive_the_operator(running: Cluster) -> None:
     running.reconcile(running.measured(limits=8))
     assert running.memory.setpoint == setpoint
     assert running.status["tokenBudget"] == 512
+
+
+def test_learnt_capacity_and_start_up_times_outlive_the_operator(running: Cluster) -> None:
+    running.update_spec(**AUTO)
+    running.settle()
+    learnt = LearntCapacity(
+        proven=1.25,
+        proven_ns=running.now_ns - 1800 * NS_PER_S,
+        failed=1.5,
+        failed_ns=running.now_ns - 600 * NS_PER_S,
+        burstiness=1.4,
+    )
+    law = running.memory.law
+    law = replace(law, replicas=replace(law.replicas, learnt=learnt))
+    running.memory = replace(running.memory, law=law, startups_ns=(40 * NS_PER_S, 90 * NS_PER_S))
+    running.now_ns += 60 * NS_PER_S
+    running.reconcile(running.measured())
+    assert running.status["learnt"]["provenPermille"] == 1250
+    assert running.status["learnt"]["startupSeconds"][-2:] == [40, 90]
+    running.restart_operator()
+    running.now_ns += 10 * NS_PER_S
+    running.reconcile(running.measured())
+    kept = running.memory.law.replicas.learnt
+    assert (kept.proven, kept.failed) == (1.25, 1.5)
+    assert kept.burstiness == pytest.approx(1.4, abs=0.02)
+    assert kept.proven_ns == pytest.approx(learnt.proven_ns, abs=2 * NS_PER_S)
+    assert running.memory.startups_ns[-2:] == (40 * NS_PER_S, 90 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param("text", id="text"),
+        pytest.param({"provenPermille": -5, "provenTime": "2026-01-01T00:00:00Z"}, id="negative"),
+        pytest.param({"provenPermille": 10**9, "provenTime": "2026-01-01T00:00:00Z"}, id="large"),
+        pytest.param({"provenPermille": 900, "provenTime": "yesterday"}, id="no time"),
+        pytest.param({"failedPermille": True, "startupSeconds": [None, 0, -1]}, id="other types"),
+    ],
+)
+def test_an_invalid_learnt_capacity_is_ignored(stored: Any) -> None:
+    learnt, startups_ns = restore_learnt(stored, now_ns=10**18, unix_s=1_800_000_000)
+    assert learnt == LearntCapacity()
+    assert startups_ns == ()
 
 
 @pytest.mark.parametrize(

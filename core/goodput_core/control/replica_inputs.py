@@ -1,0 +1,332 @@
+"""The inputs of the replica law: what the observations of the last minutes say about a service.
+
+`observe_replicas` adds one interval to the state, and computes the demand, the capacity and the
+replicas that are needed. It does not decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import chain
+from typing import Final
+
+from goodput_core.control.capacity import (
+    LONG_NS,
+    ArrivalSample,
+    Demand,
+    estimate_demand,
+    estimate_growth,
+    recent_lengths,
+    replica_capacity,
+)
+from goodput_core.control.learnt import ArrivalBlocks, Capacities, LearntCapacity
+from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
+from goodput_core.control.queueing import TTFTTarget
+from goodput_core.control.slo_window import WINDOW_NS, ClassOutcomes, merge_windows
+from goodput_core.control.token_budget import TokenBudgetDecision, TokenBudgetReason
+from goodput_core.histogram import LengthMix
+from goodput_core.quantiles import quantile
+from goodput_core.units import NS_PER_S
+
+__all__ = ["ReplicaInputs", "ReplicaState", "observe_replicas"]
+
+_PATIENCE: Final = 2
+"""Start-up times after which a replica that has not started no longer freezes the replica count."""
+_MIN_PATIENCE_NS: Final = 300 * NS_PER_S
+"""Minimum of that time."""
+_UNSETTLED_NS: Final = 60 * NS_PER_S
+"""Unsettled token budgets freeze the replica count for at most this long."""
+_MARGIN: Final = 0.9
+"""Share of their capacity that the remaining replicas may use after scaling down."""
+_QUEUE_NS: Final = 60 * NS_PER_S
+"""Time within which a queue that already misses its TTFT target should be served."""
+_ASSUMED_LATE: Final = 0.05
+"""Share of late requests that is planned for if no class has an objective."""
+_GAP_NS: Final = 60 * NS_PER_S
+"""A longer gap between two known needs restarts the stabilisation window."""
+_MAX_STARTUP_NS: Final = 1800 * NS_PER_S
+_STARTUP_QUANTILE: Final = Fraction(9, 10)
+"""Quantile of the latest start-up times that the law expects of a new replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """State of the replica law between two intervals.
+
+    Args:
+        samples: traffic of the last minutes, oldest first.
+        mix: latest known lengths of requests.
+        needs: (time, sufficient replicas) since all replicas are ready and token budgets settled,
+            within the stabilisation window, oldest first.
+        needs_since_ns: start of the part of `needs` without a gap.
+        learnt: observed loads of one replica, and the burstiness of the arrivals.
+        blocks: arrivals from which the burstiness is computed.
+        outcomes: outcomes of the requests that ended in the last five minutes, with the end of each
+            interval.
+        raised_ns: time of the last decision to add replicas; None once all were ready.
+        desired: desired replicas at the last interval.
+        incomplete_since_ns: time at which fewer replicas than desired became routable; None if all
+            are routable.
+        unsettled_since_ns: time at which a token budget began to adapt to a change of its device;
+            None if all are settled.
+        waiting: queued requests at the last interval.
+    """
+
+    samples: tuple[ArrivalSample, ...] = ()
+    mix: LengthMix = field(default_factory=LengthMix)
+    needs: tuple[tuple[int, int], ...] = ()
+    needs_since_ns: int = 0
+    learnt: LearntCapacity = field(default_factory=LearntCapacity)
+    blocks: ArrivalBlocks = field(default_factory=ArrivalBlocks)
+    outcomes: tuple[tuple[int, tuple[ClassOutcomes, ...]], ...] = ()
+    raised_ns: int | None = None
+    desired: int = 0
+    incomplete_since_ns: int | None = None
+    unsettled_since_ns: int | None = None
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaInputs:
+    """Inputs of the checks.
+
+    Args:
+        observation, budget, params: arguments of the law.
+        startup_ns: start-up time of a replica, from its creation until it is routable.
+        incomplete_ns: duration for which fewer replicas than desired have been routable; None if
+            all are routable.
+        unsettled_ns: duration for which token budgets have been adapting to their devices; None if
+            all are settled.
+        raised: True if replicas were added and not all of them have been ready yet.
+        missed: True if an objective is missed in the service's window.
+        was_waiting, waiting: queued requests an interval ago and now.
+        feasible: False if no number of replicas meets the tightest TPOT.
+        demand: demanded device seconds per second; None if not known.
+        capacities: device seconds per second that one replica sustains.
+        needed: replicas that the demand needs; exceeds `current` only if even the lower bound of
+            the demand exceeds the current capacity. None if not known.
+        expected: replicas needed once a new replica has started, at least `needed`.
+        fewest: replicas that suffice with a margin; None if not known.
+        sufficed: the largest `fewest` within the stabilisation window; None if it has not been
+            known for that long.
+    """
+
+    observation: ServiceObservation
+    budget: TokenBudgetDecision
+    params: ServiceParams
+    startup_ns: int
+    incomplete_ns: int | None
+    unsettled_ns: int | None
+    raised: bool
+    missed: bool
+    was_waiting: int
+    waiting: int
+    feasible: bool
+    demand: Demand | None
+    capacities: Capacities
+    needed: int | None
+    expected: int
+    fewest: int | None
+    sufficed: int | None
+
+    @property
+    def current(self) -> int:
+        """Desired replicas of the workload."""
+        return self.observation.desired_replicas
+
+    @property
+    def starting(self) -> bool:
+        """True if replicas start and have not exceeded the patience."""
+        patience_ns = max(_PATIENCE * self.startup_ns, _MIN_PATIENCE_NS)
+        return self.incomplete_ns is not None and self.incomplete_ns <= patience_ns
+
+    @property
+    def unsettled(self) -> bool:
+        """True if token budgets adapt to a change of their devices, for a limited time."""
+        return self.unsettled_ns is not None and self.unsettled_ns <= _UNSETTLED_NS
+
+
+def observe_replicas(
+    state: ReplicaState,
+    observation: ServiceObservation,
+    budget: TokenBudgetDecision,
+    params: ServiceParams,
+    now_ns: int,
+) -> tuple[ReplicaState, ReplicaInputs]:
+    """Add one interval to the state, and compute the inputs of the checks."""
+    startup_ns = _startup_ns(observation, params)
+    window_ns = max(params.stabilization_ns, startup_ns)
+    was_waiting = state.waiting
+    state = _add_interval(state, observation, now_ns, max(LONG_NS, 2 * startup_ns, window_ns))
+    traffic = observation.traffic
+    fresh = traffic.signal is Signal.FRESH
+    idle = not traffic.in_flight and not any(s.requests for s in state.samples)
+    predicted = None
+    if observation.device is not None:
+        predicted = replica_capacity(
+            observation.device,
+            state.mix,
+            tpot_ns=params.tightest_tpot_ns * budget.bounds.safety_percent // 100,
+            max_num_seqs=budget.bounds.max_num_seqs,
+            max_tokens=budget.bounds.max_tokens,
+        )
+    demand, growth = None, 0.0
+    if fresh and idle:
+        demand = Demand(lower=0.0, likely=0.0, risen=0.0, sustained=0.0, upper=0.0)
+    elif fresh and predicted is not None:
+        demand = estimate_demand(state.samples, predicted, now_ns)
+        growth = estimate_growth(state.samples, predicted, now_ns, startup_ns)
+    capacities = Capacities(
+        predicted=predicted,
+        targets=_ttft_targets(params),
+        learnt=state.learnt.without_expired(now_ns),
+        shared=params.balanced,
+    )
+    ready = len(observation.ready)
+    if demand is not None and ready and budget.slack_ns >= LONG_NS:
+        # A low load proves nothing, because a replica with little load does not show its capacity.
+        share = demand.sustained / ready / capacities.predicted_load(ready)
+        capacities.learnt = capacities.learnt.with_proven(share, now_ns)
+    state = replace(state, learnt=capacities.learnt)
+    inputs = ReplicaInputs(
+        observation=observation,
+        budget=budget,
+        params=params,
+        startup_ns=startup_ns,
+        incomplete_ns=_since(state.incomplete_since_ns, now_ns),
+        unsettled_ns=_since(state.unsettled_since_ns, now_ns),
+        raised=state.raised_ns is not None and now_ns - state.raised_ns <= _MAX_STARTUP_NS,
+        missed=observation.objective_missed or _misses_objective(state, params),
+        was_waiting=was_waiting,
+        waiting=state.waiting,
+        feasible=predicted is None or predicted.feasible,
+        demand=demand,
+        capacities=capacities,
+        needed=None,
+        expected=0,
+        fewest=None,
+        sufficed=None,
+    )
+    if demand is None:
+        return state, replace(inputs, sufficed=_sufficed(state, now_ns, window_ns))
+    needed = capacities.fewest_for(demand.lower)
+    if needed > observation.desired_replicas:
+        needed = capacities.fewest_for(demand.risen)  # add enough for the mean
+    expected = max(needed, capacities.fewest_for(demand.lower + growth))
+    # A queue is no demand: replicas that were added for it would be ready after it is served.
+    queued = _queue_load(observation, capacities)
+    likely = capacities.fewest_for(demand.likely + growth + queued, usable=_MARGIN)
+    fewest = max(expected, likely, int(not idle))
+    if inputs.starting or budget.reason is TokenBudgetReason.SETTLING:
+        state = replace(state, needs=())  # the replicas do not yet show what they sustain
+    else:
+        state = _add_need(state, fewest, now_ns, window_ns)
+    return state, replace(
+        inputs,
+        needed=needed,
+        expected=expected,
+        fewest=fewest,
+        sufficed=_sufficed(state, now_ns, window_ns),
+    )
+
+
+def _ttft_targets(params: ServiceParams) -> list[TTFTTarget]:
+    """Return the TTFT targets of the classes with an objective, or of all if none has one."""
+    judged = [c for c in params.classes if c.objective is not None]
+    return [
+        TTFTTarget(
+            ttft_s=c.ttft_ms / 1000,
+            late=_ASSUMED_LATE if c.objective is None else float(1 - c.objective),
+        )
+        for c in judged or params.classes
+    ]
+
+
+def _misses_objective(state: ReplicaState, params: ServiceParams) -> bool:
+    """True if a class missed its objective in the last five minutes."""
+    sums = merge_windows(chain.from_iterable(outcomes for _, outcomes in state.outcomes))
+    return any(
+        c.objective is not None and c.name in sums and sums[c.name].misses(c.objective)
+        for c in params.classes
+    )
+
+
+def _queue_load(observation: ServiceObservation, capacities: Capacities) -> float:
+    """Return the load of a queue in which requests already wait longer than their TTFT target."""
+    predicted, ready = capacities.predicted, len(observation.fresh)
+    if predicted is None or not ready or not capacities.targets:
+        return 0.0
+    queue_s = observation.waiting * predicted.device_s
+    tightest_s = min(target.ttft_s for target in capacities.targets)
+    return queue_s * NS_PER_S / _QUEUE_NS if queue_s / ready > tightest_s else 0.0
+
+
+def _startup_ns(observation: ServiceObservation, params: ServiceParams) -> int:
+    if not observation.startups_ns:
+        return params.default_startup_ns
+    return min(quantile(observation.startups_ns, _STARTUP_QUANTILE), _MAX_STARTUP_NS)
+
+
+def _add_interval(
+    state: ReplicaState, observation: ServiceObservation, now_ns: int, keep_ns: int
+) -> ReplicaState:
+    """Add the traffic of one interval, and update the times at which a freeze began."""
+    desired, traffic = observation.desired_replicas, observation.traffic
+    incomplete_since_ns: int | None = None
+    unsettled_since_ns: int | None = None
+    learnt, blocks = state.learnt, state.blocks
+    if len(observation.ready) < desired:
+        continues = state.incomplete_since_ns is not None and desired <= state.desired
+        incomplete_since_ns = state.incomplete_since_ns if continues else now_ns
+    if any(not r.settled for r in observation.fresh):
+        continues = state.unsettled_since_ns is not None
+        unsettled_since_ns = state.unsettled_since_ns if continues else now_ns
+    samples = tuple(s for s in state.samples if s.at_ns > now_ns - keep_ns)
+    if traffic.signal is Signal.FRESH:
+        arrivals = ArrivalSample(
+            at_ns=now_ns,
+            interval_ns=observation.interval_ns,
+            requests=traffic.arrivals,
+            finished=traffic.finished,
+        )
+        samples = (*samples, arrivals)
+        blocks, burstiness = blocks.add(
+            traffic.arrivals, observation.interval_ns, learnt.burstiness
+        )
+        learnt = replace(learnt, burstiness=burstiness)
+    outcomes = tuple(o for o in state.outcomes if o[0] > now_ns - WINDOW_NS)
+    if observation.outcomes:
+        outcomes = (*outcomes, (now_ns, observation.outcomes))
+    mix = recent_lengths(samples, now_ns)
+    return replace(
+        state,
+        samples=samples,
+        mix=mix if mix.bins else state.mix,
+        learnt=learnt,
+        blocks=blocks,
+        outcomes=outcomes,
+        raised_ns=state.raised_ns if incomplete_since_ns is not None else None,
+        desired=desired,
+        incomplete_since_ns=incomplete_since_ns,
+        unsettled_since_ns=unsettled_since_ns,
+        waiting=observation.waiting,
+    )
+
+
+def _add_need(state: ReplicaState, fewest: int, now_ns: int, window_ns: int) -> ReplicaState:
+    """Add one interval to the stabilisation window; a long gap restarts it."""
+    if not state.needs or now_ns - state.needs[-1][0] > _GAP_NS:
+        return replace(state, needs=((now_ns, fewest),), needs_since_ns=now_ns)
+    in_window = tuple(n for n in state.needs if n[0] > now_ns - window_ns)
+    return replace(state, needs=(*in_window, (now_ns, fewest)))
+
+
+def _sufficed(state: ReplicaState, now_ns: int, window_ns: int) -> int | None:
+    if not state.needs or now_ns - state.needs_since_ns < window_ns:
+        return None
+    return max(n for _, n in state.needs)
+
+
+def _since(begun_ns: int | None, now_ns: int) -> int | None:
+    return None if begun_ns is None else now_ns - begun_ns

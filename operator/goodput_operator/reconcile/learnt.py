@@ -1,0 +1,113 @@
+"""Learnt capacity of the replica law, as stored in the status of a service.
+
+A restarted operator continues with the learnt capacity and the start-up times, as it does with the
+limits in the ConfigMap. They change slowly, and no engine reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from goodput_core.control import MAX_STARTUPS, LearntCapacity
+from goodput_core.spec.codec import encode
+from goodput_core.spec.status import LearntStatus
+from goodput_core.units import NS_PER_S
+from goodput_operator.kube.objects import format_time
+
+__all__ = ["learnt_status", "restore_learnt"]
+
+_PERMILLE: Final = 1000
+_MAX_SHARE: Final = 100.0
+_MAX_STARTUP_S: Final = 24 * 3600
+_SAME_TIME_S: Final = 2
+"""Times closer than this are the same, because two clocks are rounded to seconds."""
+
+
+def learnt_status(
+    learnt: LearntCapacity,
+    startups_ns: Sequence[int],
+    stored: Mapping[str, Any],
+    *,
+    now_ns: int,
+    unix_s: int,
+) -> dict[str, Any] | None:
+    """Return the status field; None if nothing has been learnt.
+
+    Args:
+        learnt: observed loads and burstiness; times on the monotonic clock.
+        startups_ns: latest start-up times.
+        stored: the stored field, whose times are kept if they are the same.
+        now_ns: the current time on the monotonic clock.
+        unix_s: the current time in seconds since 1970.
+    """
+    if learnt == LearntCapacity() and not startups_ns:
+        return None
+
+    def time_of(at_ns: int, key: str) -> str:
+        at_s = unix_s - (now_ns - at_ns) // NS_PER_S
+        earlier_s = _unix_s(stored.get(key))
+        if earlier_s is not None and abs(earlier_s - at_s) <= _SAME_TIME_S:
+            at_s = earlier_s
+        return format_time(at_s)
+
+    return encode(
+        LearntStatus(
+            proven_permille=round(learnt.proven * _PERMILLE) or None,
+            proven_time=time_of(learnt.proven_ns, "provenTime") if learnt.proven else None,
+            failed_permille=round(learnt.failed * _PERMILLE) or None,
+            failed_time=time_of(learnt.failed_ns, "failedTime") if learnt.failed else None,
+            burstiness_percent=round(learnt.burstiness * 100),
+            startup_seconds=tuple(round(n / NS_PER_S) for n in startups_ns[-MAX_STARTUPS:]),
+        )
+    )
+
+
+def restore_learnt(
+    stored: Any, *, now_ns: int, unix_s: int
+) -> tuple[LearntCapacity, tuple[int, ...]]:
+    """Return the learnt capacity and the start-up times of a status; invalid values are ignored.
+
+    Args:
+        stored: the stored field; other clients may have changed it.
+        now_ns: the current time on the monotonic clock.
+        unix_s: the current time in seconds since 1970.
+    """
+    values = stored if isinstance(stored, Mapping) else {}
+
+    def observed(name: str) -> tuple[float, int]:
+        share = _number(values.get(f"{name}Permille"), _MAX_SHARE * _PERMILLE) / _PERMILLE
+        at_s = _unix_s(values.get(f"{name}Time"))
+        if not share or at_s is None:
+            return 0.0, 0
+        return share, now_ns - max(0, unix_s - at_s) * NS_PER_S
+
+    proven, proven_ns = observed("proven")
+    failed, failed_ns = observed("failed")
+    burstiness = _number(values.get("burstinessPercent"), _MAX_SHARE * 100) / 100
+    startups = values.get("startupSeconds")
+    learnt = LearntCapacity(
+        proven=proven,
+        proven_ns=proven_ns,
+        failed=failed,
+        failed_ns=failed_ns,
+        burstiness=burstiness or 1.0,
+    )
+    seconds = (_number(s, _MAX_STARTUP_S) for s in startups) if isinstance(startups, list) else ()
+    return learnt, tuple(int(s) * NS_PER_S for s in seconds if s)[-MAX_STARTUPS:]
+
+
+def _number(value: Any, most: float) -> int:
+    """Return a whole number from 1 to `most`; 0 if the value is invalid."""
+    return value if type(value) is int and 0 < value <= most else 0
+
+
+def _unix_s(text: Any) -> int | None:
+    """Return the seconds since 1970 of a time; None if the text is invalid."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return round(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError):
+        return None
