@@ -31,6 +31,7 @@ __all__ = ["FACTORS", "Setting", "cell_of", "covering", "find_knee", "read_knees
 
 FACTORS: Final = (0.5, 0.8, 1.0, 1.2, 2.0, 4.0)
 _KNEES: Final = Path(__file__).parent / "knees.json"
+_MOST_REQUESTS: Final = 500
 _KNEE_SHARE: Final = 0.95
 _KNEE_REQUESTS: Final = 150
 _KNEE_SEEDS: Final = (1, 2, 3)
@@ -199,6 +200,9 @@ def cell_of(setting: Setting, knees: Mapping[str, float], paths: Mapping[str, st
     fleet = replace(
         fleet, replicas=setting.replicas, swap_gb_per_s=50 / 8 if setting.slow_swap else None
     )
+    rate_per_s = knee * setting.factor * setting.replicas
+    # Many replicas and high rates do not make a run long, but a run stays long enough to fill up.
+    horizon_s = max(bench.horizon_s / 3, min(bench.horizon_s, _MOST_REQUESTS / rate_per_s))
     is_trace = setting.mix in TRACES
     parts = [
         setting.mix,
@@ -216,15 +220,19 @@ def cell_of(setting: Setting, knees: Mapping[str, float], paths: Mapping[str, st
             setting.mix,
             paths,
             arrivals=setting.arrivals,
-            rate_per_s=knee * setting.factor * setting.replicas,
-            # More replicas and higher rates do not make a run longer without bound.
-            horizon_s=bench.horizon_s / max(1, setting.replicas * setting.factor / 4),
+            rate_per_s=rate_per_s,
+            horizon_s=horizon_s,
             known_lengths=setting.known_lengths,
         ),
         fleet=fleet,
         factor=setting.factor,
         preemption=setting.preemption,
     )
+
+
+def full_horizon_s(mix: str) -> float:
+    """Return the duration of the arrivals of a mix at a low rate."""
+    return _BENCHES[mix].horizon_s
 
 
 def textbook_cells() -> list[Cell]:

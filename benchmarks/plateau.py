@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.cells import run_cell
-from benchmarks.design import FACTORS, Setting, cell_of
+from benchmarks.design import FACTORS, Setting, cell_of, full_horizon_s
 from benchmarks.loads import MIXES, Arrivals
 
 from goodput_core.spec.choices import Policy, Preemption
@@ -97,7 +97,7 @@ def plateau_cell(mix: str, factor: float, knees: Mapping[str, float]) -> Cell:
     return replace(
         cell,
         name=f"plateau/{cell.name}",
-        load=replace(cell.load, horizon_s=_HORIZONS * cell.load.horizon_s),
+        load=replace(cell.load, horizon_s=_HORIZONS * full_horizon_s(mix)),
     )
 
 

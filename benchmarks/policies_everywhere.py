@@ -35,15 +35,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.bounds import clairvoyant_bound, demands_of
 from benchmarks.cells import run_cell
 from benchmarks.design import FACTORS, cell_of, read_knees, settings, textbook_cells
-from benchmarks.loads import MIXES
+from benchmarks.loads import MIXES, offered
 from benchmarks.plateau import curves, plateau_mixes
 from benchmarks.policies_view import draw, show_cells, show_curves, show_modes
 from benchmarks.preemption_modes import MODE_POLICIES, compare_modes, mode_cells
 from benchmarks.rule import compare, judge_cell
+from benchmarks.step_bounds import capacity_of
 
 from goodput_core.spec.choices import Policy
+from goodput_core.spec.workloads import TokenBudgetSpec
 from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ HOPELESS_AFTER: Final = 4
 """Seeds after which a policy is dropped that was far below `slo` on each of them."""
 HOPELESS_BY: Final = 0.05
 _FIRST_SEED: Final = 101
+CHECKS: Final = ("rule", "hybrid", "plateau")
 QUICK_SEEDS: Final = 3
 QUICK_FACTORS: Final = (0.8, 1.2, 4.0)
 QUICK_POLICIES: Final = (Policy.SLO, Policy.SJF, Policy.SARATHI, Policy.PRIORITY, Policy.VLLM)
@@ -125,6 +129,28 @@ def _serve(cell: Cell, policy: str, seeds: list[int]) -> dict[int, Kept]:
     return {seed: run_cell(cell, policy, seed) for seed in seeds}
 
 
+def bounds_of(
+    pool: Executor, cells: Sequence[Cell], seeds: Sequence[int]
+) -> dict[str, dict[int, float]]:
+    """Return the largest weight that any policy can keep, by cell and seed."""
+    futures = {
+        (cell.name, seed): pool.submit(_bound, cell, seed) for cell in cells for seed in seeds
+    }
+    return {
+        cell.name: {seed: futures[cell.name, seed].result() for seed in seeds} for cell in cells
+    }
+
+
+def _bound(cell: Cell, seed: int) -> float:
+    fleet = cell.fleet
+    budget = TokenBudgetSpec(initial=fleet.token_budget)
+    capacity = capacity_of(
+        fleet.profile(), max_num_seqs=fleet.max_num_seqs, max_step_tokens=budget.max
+    )
+    requests = offered(cell.load, seed)
+    return clairvoyant_bound(demands_of(requests), capacity, replicas=fleet.replicas).certificate
+
+
 def _hopeless(runs: Mapping[str, Mapping[int, Kept]], policy: str) -> bool:
     """Return True if a policy was far below `slo` on every seed so far."""
     if policy == Policy.SLO:
@@ -136,7 +162,8 @@ def _hopeless(runs: Mapping[str, Mapping[int, Kept]], policy: str) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables; return 1 if the rule or a check is broken."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
     paths = {
         name: path for name, path in (("azure", args.azure), ("mooncake", args.mooncake)) if path
     }
@@ -160,6 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     policies = list(QUICK_POLICIES) if args.quick else args.policies.split(",")
     if Policy.SLO not in policies:
         policies.append(Policy.SLO)
+    _check(parser, policies, checks, args.seeds)
+    if not (cells or modes or mixes):
+        parser.error(f"--cells: no cell has a name with {args.cells!r}; --list prints all names")
     count = QUICK_SEEDS if args.quick else args.seeds
     seeds = range(args.first_seed, args.first_seed + count)
     few = seeds[: max(2, count // 4)]
@@ -169,7 +199,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(max_workers=args.jobs) as pool:
         if "rule" in checks:
             runs = serve(pool, cells, policies, seeds, whole=args.whole)
-            results = [judge_cell(cell.name, runs[cell.name], short=args.quick) for cell in cells]
+            limits = bounds_of(pool, cells, few) if args.bound else {}
+            results = [
+                judge_cell(
+                    cell.name, runs[cell.name], short=args.quick, bounds=limits.get(cell.name)
+                )
+                for cell in cells
+            ]
         if "hybrid" in checks:
             preempting = QUICK_POLICIES[:2] if args.quick else MODE_POLICIES
             some = [policy for policy in preempting if policy in policies]
@@ -210,6 +246,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(broken))
 
 
+def _check(
+    parser: argparse.ArgumentParser, policies: Sequence[str], checks: Sequence[str], seeds: int
+) -> None:
+    """End with a message if an argument is invalid."""
+    for unknown in [policy for policy in policies if policy not in POLICIES]:
+        parser.error(f"--policies: {unknown!r} is not one of {', '.join(sorted(POLICIES))}")
+    for unknown in [check for check in checks if check not in CHECKS]:
+        parser.error(f"--checks: {unknown!r} is not one of {', '.join(CHECKS)}")
+    if len(policies) == 1:
+        parser.error("--policies: name a policy with which slo is compared")
+    if seeds < 1:
+        parser.error(f"--seeds: {seeds} is less than 1")
+
+
 def _ours(lines: Sequence[Curve]) -> list[Curve]:
     return [line for line in lines if line.policy == Policy.SLO]
 
@@ -220,11 +270,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mooncake", help="Parquet file of the Mooncake trace")
     parser.add_argument("--cells", help="comma-separated parts of the names of cells")
     parser.add_argument("--list", action="store_true", help="print the names of the cells")
-    parser.add_argument("--checks", default="rule,hybrid,plateau", help="(default: %(default)s)")
+    parser.add_argument("--checks", default=",".join(CHECKS), help="(default: %(default)s)")
     parser.add_argument("--policies", default=",".join(sorted(POLICIES)), help="comma-separated")
     parser.add_argument("--seeds", type=int, default=20, help="seeds per cell (%(default)s)")
     parser.add_argument("--first-seed", type=int, default=_FIRST_SEED, help="(%(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
+    parser.add_argument(
+        "--bound", action="store_true", help="compare with the clairvoyant bound too, on few seeds"
+    )
     parser.add_argument("--whole", action="store_true", help="no policy is dropped early")
     parser.add_argument(
         "--quick",

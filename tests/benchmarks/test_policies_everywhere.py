@@ -256,3 +256,28 @@ def test_kept_weight_is_compared_with_the_bound_of_the_same_seeds() -> None:
     runs = {"slo": flat(80, 90, 10), "sjf": flat(80, 90, 10)}
     assert judge_cell("cell", runs, bounds={0: 100, 1: 100}).bound_share == pytest.approx(0.85)
     assert judge_cell("cell", runs).bound_share is None
+
+
+def test_no_run_keeps_more_than_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--checks rule --seeds 2 --policies slo,sjf --bound --json"
+    main(["--cells", "textbook/recompute", *options.split()])
+    (cell,) = json.loads(capsys.readouterr().out)["rule"]
+    assert 0 < cell["bound_share"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--policies", "fifo"], "--policies: 'fifo' is not one of"),
+        (["--policies", "slo"], "--policies: name a policy"),
+        (["--checks", "rules"], "--checks: 'rules' is not one of rule, hybrid, plateau"),
+        (["--seeds", "0"], "--seeds: 0 is less than 1"),
+        (["--cells", "nothing"], "--cells: no cell has a name with 'nothing'"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert problem in capsys.readouterr().err
