@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 MAX_PRIORITY: Final = 2**31 - 1
-"""Largest priority of a request; the smallest is its negative."""
+"""Largest priority of a request or class; the smallest of a class is its negative."""
 _MAX_WEIGHT: Final = 1_000_000
 _PERCENTAGE: Final = r"^(100|[0-9]{1,2})(\.[0-9]{1,6})?%$"
 

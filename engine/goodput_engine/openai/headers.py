@@ -177,7 +177,7 @@ def read_priority(headers: Mapping[str, str]) -> int | None:
     Raises:
         APIError: 400 for an invalid value.
     """
-    return _read_integer(headers, HEADER_PRIORITY, -MAX_PRIORITY, MAX_PRIORITY)
+    return _read_integer(headers, HEADER_PRIORITY, -MAX_PRIORITY - 1, MAX_PRIORITY)
 
 
 def write_headers(

@@ -92,17 +92,18 @@ class Admission:
     Attributes:
         starts_ns: times of the latest starts of requests, oldest first.
         shed: number of requests rejected or removed because of load.
+        removed: removals that `take_removed` has not returned yet.
         overdue: watches the targets of admitted requests; None if late requests are not dropped.
     """
 
     __slots__ = (
         "_displaces",
         "_policy",
-        "_removed",
         "_table",
         "_unstarted",
         "_view",
         "overdue",
+        "removed",
         "shed",
         "starts_ns",
     )
@@ -115,7 +116,7 @@ class Admission:
         self._view = view
         self.starts_ns: deque[int] = deque(maxlen=_REMEMBERED_STARTS)
         self.shed = 0
-        self._removed: list[Removal] = []
+        self.removed: Final[list[Removal]] = []
         self.overdue: OverdueRequests | None = None
         if view.late_requests is LateRequests.DROP:
             self.overdue = OverdueRequests(table.requests)
@@ -161,7 +162,7 @@ class Admission:
         if victim is not None and victim.state is RequestState.WAITING and self._is_full(starting):
             self._displace(victim)
         table.enqueue(request)
-        self._unstarted.add(request, view.now_ns, waiting=len(view.waiting))
+        self._unstarted.add(request, waiting=len(view.waiting))
         self.watch(request)
         return None
 
@@ -186,14 +187,13 @@ class Admission:
         assert request.state in DROPPABLE, request.state
         assert removal.rejection.overload, "a removed request may be retried"
         self.shed += 1
-        self._removed.append(removal)
+        self.removed.append(removal)
         self._table.cancel(request)
 
     def take_removed(self) -> list[Removal]:
         """Return the removals since the last call."""
-        removed = self._removed
-        if removed:
-            self._removed = []
+        removed = list(self.removed)
+        self.removed.clear()
         return removed
 
     def drop_late(self) -> None:

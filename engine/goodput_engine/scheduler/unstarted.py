@@ -1,9 +1,10 @@
 """Waiting requests that have never started, by importance: the victims of a full queue.
 
 A new request is enqueued at every arrival, but a victim is needed only when the queue is full. So
-requests are not removed from this index when they start. An entry of a started or ended request is
-skipped when it is found, and all entries are rebuilt when most of them are obsolete. The amortised
-cost of an arrival is O(log n).
+new requests are only remembered, and ordered at the next search. Requests are not removed from this
+index when they start: entries of started or ended requests are skipped when they are found, and all
+entries are rebuilt when most of them are obsolete. The amortised cost of an arrival is O(1) if the
+queue is never full, and O(log n) otherwise.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class UnstartedRequests:
             reaches the next level; None if it never does.
     """
 
-    __slots__ = ("_entries", "_level", "_levels", "_present", "_rising", "_waiting")
+    __slots__ = ("_entries", "_level", "_levels", "_new", "_present", "_rising", "_waiting")
 
     def __init__(
         self,
@@ -63,21 +64,23 @@ class UnstartedRequests:
         """Heap of the levels."""
         self._rising: list[tuple[int, int, ScheduledRequest]] = []
         """Heap by the time at which a request reaches its next level."""
+        self._new: list[ScheduledRequest] = []
+        """Requests that are not ordered yet."""
         self._entries = 0
-        """Number of entries since the last rebuild, obsolete ones included."""
+        """Number of requests added since the last rebuild, obsolete ones included."""
 
-    def add(self, request: ScheduledRequest, now_ns: int, *, waiting: int) -> None:
+    def add(self, request: ScheduledRequest, *, waiting: int) -> None:
         """Add a new request.
 
         Args:
             request: a request that was enqueued.
-            now_ns: the current time.
             waiting: number of waiting requests.
         """
+        self._entries += 1
         if self._entries > _MIN_ENTRIES + 2 * waiting:
-            self._rebuild(now_ns)
+            self._rebuild()
         else:
-            self._insert(request, now_ns)
+            self._new.append(request)
 
     def importance(self, request: ScheduledRequest, now_ns: int) -> Importance:
         """Return the importance of a waiting or new request."""
@@ -91,6 +94,10 @@ class UnstartedRequests:
 
     def least(self, now_ns: int) -> ScheduledRequest | None:
         """Return the least important request; None if every waiting request has started once."""
+        for request in self._new:
+            if _is_unstarted(request):
+                self._insert(request, now_ns)
+        self._new.clear()
         self._raise_levels(now_ns)
         while self._present:
             number = self._present[0]
@@ -122,7 +129,6 @@ class UnstartedRequests:
         _, weight, target_ns = self.importance(request, arrival_ns)
         heapq.heappush(level.by_worth, (weight, target_ns, -arrival_ns, -rid, request))
         heapq.heappush(level.by_due, (arrival_ns + target_ns, rid, request))
-        self._entries += 1
         if rises_ns is not None:
             heapq.heappush(self._rising, (rises_ns, rid, request))
 
@@ -134,14 +140,12 @@ class UnstartedRequests:
             if _is_unstarted(request):
                 self._insert(request, now_ns)
 
-    def _rebuild(self, now_ns: int) -> None:
+    def _rebuild(self) -> None:
         self._levels.clear()
         self._present.clear()
         self._rising.clear()
-        self._entries = 0
-        for request in self._waiting:
-            if _is_unstarted(request):
-                self._insert(request, now_ns)
+        self._new = [request for request in self._waiting if _is_unstarted(request)]
+        self._entries = len(self._new)
 
 
 def _is_unstarted(request: ScheduledRequest) -> bool:

@@ -196,9 +196,7 @@ class VirtualFleet:
             self._end(rid, planned, make_record(planned, Outcome.ERROR, now_ns, detail=detail))
             return
         submit = self._make_submit(planned, rid, slo)
-        replica = self._router.place(
-            self.replicas, submit.block_hashes, now_ns, importance=_importance(submit, now_ns)
-        )
+        replica = self._router.place(self.replicas, submit.block_hashes, now_ns, submit=submit)
         if isinstance(replica, str):
             self._end(rid, planned, make_record(planned, Outcome.SHED, now_ns, detail=replica))
             return
@@ -231,7 +229,7 @@ class VirtualFleet:
             request.replica,
             submit.block_hashes,
             now_ns,
-            importance=_importance(submit, now_ns),
+            submit=submit,
         )
         if other is None:
             return request, rejected
@@ -440,11 +438,11 @@ class VirtualRouter:
         keys: Sequence[int],
         now_ns: int,
         *,
-        importance: Importance | None = None,
+        submit: Submit | None = None,
     ) -> VirtualReplica | str:
         """Return the replica for a new request, or the reason why no replica accepts it."""
         self._budget.earn()
-        return self._choose({r.name: r for r in replicas}, keys, now_ns, importance)
+        return self._choose({r.name: r for r in replicas}, keys, now_ns, submit)
 
     def retry(
         self,
@@ -453,11 +451,11 @@ class VirtualRouter:
         keys: Sequence[int],
         now_ns: int,
         *,
-        importance: Importance | None = None,
+        submit: Submit | None = None,
     ) -> VirtualReplica | None:
         """Return another replica for a request rejected under load; None without a retry."""
         others = {r.name: r for r in replicas if r is not tried}
-        chosen = self._choose(others, keys, now_ns, importance)
+        chosen = self._choose(others, keys, now_ns, submit)
         return None if isinstance(chosen, str) or not self._budget.spend() else chosen
 
     def _choose(
@@ -465,9 +463,12 @@ class VirtualRouter:
         replicas: dict[str, VirtualReplica],
         keys: Sequence[int],
         now_ns: int,
-        importance: Importance | None,
+        submit: Submit | None,
     ) -> VirtualReplica | str:
         loads = [replica.load(now_ns) for replica in replicas.values()]
+        importance = None
+        if submit is not None and any(load.saturated for load in loads):
+            importance = _importance(submit, now_ns)
         self._state, placement = self._place(
             self._state, loads, keys, now_ns, importance=importance
         )

@@ -132,6 +132,8 @@ class VirtualReplica:
         self.changed = False
         self.draining = False
         self.removed: list[RemovedRequest] = []
+        # The engine's own list: usually empty, and read after each step.
+        self._removals = core.scheduler.admission.removed
         self.events = 0
         self._fast_forward = fast_forward
         self._ended = ended
@@ -187,7 +189,8 @@ class VirtualReplica:
         if rejected is None:
             self._requests[request.rid] = request
             self.changed = True
-            self._note_removed(now_ns)
+            if self._removals:
+                self._note_removed(now_ns)
         return rejected
 
     def hold(self, request: ReplicaRequest) -> None:
@@ -257,7 +260,8 @@ class VirtualReplica:
                 outcome = core.advance(self.due_ns)
                 if outcome is not None:
                     self._record(outcome)
-                self._note_removed(self.due_ns)
+                if self._removals:
+                    self._note_removed(self.due_ns)
             self.events += 1
             self.due_ns = core.next_event_ns()
 
@@ -269,7 +273,8 @@ class VirtualReplica:
             outcome = core.advance(now_ns)
             if outcome is not None:
                 self._record(outcome)
-            self._note_removed(now_ns)
+            if self._removals:
+                self._note_removed(now_ns)
             self.events += 1
             self.due_ns = core.next_event_ns()
             if self.due_ns is None or self.due_ns > now_ns:

@@ -61,6 +61,7 @@ def rejection(
         pytest.param({"X-SLO-Class": "batch"}, -3, 4, id="of another class"),
         pytest.param({"X-Priority": "0"}, 0, 1, id="of the request"),
         pytest.param({"X-SLO-Class": "batch", "X-Priority": "7"}, 7, 4, id="of both"),
+        pytest.param({"X-Priority": "-2147483648"}, -(2**31), 1, id="lowest of a trace"),
     ],
 )
 def test_a_request_has_the_weight_of_its_class_and_its_own_priority_if_it_has_one(
