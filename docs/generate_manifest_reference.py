@@ -117,7 +117,13 @@ def _type(field: DeclaredField) -> str:
         return "object"
     if issubclass(field.hint, StrEnum):
         return ", ".join(f"`{v}`" for v in field.hint)
-    return {str: "text", int: "integer", bool: "true or false", Fraction: "percentage"}[field.hint]
+    return {
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        Fraction: "percentage",
+    }[field.hint]
 
 
 def _default(field: DeclaredField) -> str:
@@ -148,7 +154,7 @@ def _bounds(rule: FieldRule) -> str:
     return "; ".join(bounds) or "–"
 
 
-def _range(low: int | None, high: int) -> str:
+def _range(low: float | None, high: float) -> str:
     return f"{low:,} to {high:,}" if low else f"at most {high:,}"
 
 

@@ -61,6 +61,8 @@ class Configure(_Message, frozen=True, kw_only=True):
         ageing_ns: waiting time that raises a request by one level under `priority`, or makes it
             overdue under `sjf`; None for the policy's default.
         late_requests: a name of `goodput_core.spec.choices.LateRequests`.
+        prefill_chunk_tokens: largest number of prompt tokens of one request in a step; None if
+            only the token budget limits them.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
         depth: plans queued on the device behind the running one, 0 to 2; None for the device
             profile's value.
@@ -78,6 +80,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     budget_law: str | None = None
     batch_timeout_ns: int | None = None
     ageing_ns: int | None = None
+    prefill_chunk_tokens: int | None = None
     late_requests: str = "finish"
     swap_space_bytes: int = 0
     depth: int | None = None

@@ -56,6 +56,7 @@ def make_scheduler(
     host: int = 0,
     ns_per_block: int = 1,
     preemption: Preemption | None = None,
+    prefill_chunk: int | None = None,
     late_requests: LateRequests = LateRequests.FINISH,
 ) -> Scheduler:
     """Build a scheduler; with host blocks it swaps unless another preemption is given."""
@@ -69,6 +70,7 @@ def make_scheduler(
         depth=depth,
         host=HostPool(total_blocks=host, ns_per_block=ns_per_block),
         preemption=preemption,
+        prefill_chunk_tokens=prefill_chunk,
         late_requests=late_requests,
     )
 

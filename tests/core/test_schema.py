@@ -42,6 +42,7 @@ def valid(schema: dict[str, Any], value: Any) -> bool:
             "string": isinstance(value, str),
             "boolean": isinstance(value, bool),
             "integer": isinstance(value, int) and not isinstance(value, bool),
+            "number": isinstance(value, int | float) and not isinstance(value, bool),
         }[name],
         "required": lambda names: all(value.get(name) is not None for name in names),
         "properties": lambda fields: all(

@@ -42,7 +42,7 @@ def test_a_decoded_manifest_is_encoded_unchanged(written: dict[str, Any]) -> Non
 def test_fields_at_their_default_are_left_out() -> None:
     spelt_out = {
         **LEAST,
-        "engine": {"policy": "slo", "tokenBudget": {"min": 256}},
+        "engine": {"policy": "slo", "tokenBudget": {"min": 64}},
         "maxReplicas": 8,
     }
     assert encode(decode(LLMServiceSpec, spelt_out, "spec")) == LEAST

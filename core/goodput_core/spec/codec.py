@@ -140,6 +140,8 @@ def _decode_value(hint: Any, value: object, path: str, rule: FieldRule) -> objec
         return value
     if hint is int:
         return _decode_integer(value, path, rule)
+    if hint is float:
+        return _decode_number(value, path, rule)
     assert hint in {str, Fraction}, hint
     return _decode_text(value, path, rule)
 
@@ -196,13 +198,26 @@ def _decode_integer(value: object, path: str, rule: FieldRule) -> int:
         unit = re.search(r"(Ms|Seconds)$", path)
         kind = f"a whole number of {_UNITS[unit[1]]} without a unit" if unit else "a whole number"
         raise SpecError(path, f"must be {kind}, not {format_value(value)}")
+    _check_range(value, path, rule)
+    return value
+
+
+def _decode_number(value: object, path: str, rule: FieldRule) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        unit = re.search(r"(Ms|Seconds)$", path)
+        kind = f"a number of {_UNITS[unit[1]]} without a unit" if unit else "a number"
+        raise SpecError(path, f"must be {kind}, not {format_value(value)}")
+    _check_range(value, path, rule)
+    return value
+
+
+def _check_range(value: float, path: str, rule: FieldRule) -> None:
     low, high = rule.minimum, rule.maximum
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"lie in {low} to {high}"
         if low is None or high is None:
             bounds = f"be at least {low}" if high is None else f"be at most {high}"
         raise SpecError(path, f"must {bounds}, not {format_value(value)}")
-    return value
 
 
 def _decode_text(value: object, path: str, rule: FieldRule) -> object:

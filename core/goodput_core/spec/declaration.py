@@ -83,8 +83,8 @@ class FieldRule:
 
     Args:
         doc: the description for `kubectl explain` and for the docs.
-        minimum: minimum of an integer, inclusive.
-        maximum: maximum of an integer, inclusive.
+        minimum: minimum of a number, inclusive.
+        maximum: maximum of a number, inclusive.
         min_length: minimum number of characters.
         max_length: maximum number of characters.
         pattern: a regular expression that must match the complete text.
@@ -100,8 +100,8 @@ class FieldRule:
     """
 
     doc: str
-    minimum: int | None = None
-    maximum: int | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     min_length: int | None = None
     max_length: int | None = None
     pattern: str | None = None

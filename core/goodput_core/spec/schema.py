@@ -127,6 +127,8 @@ def _scalar_schema(hint: Any, rule: FieldRule) -> dict[str, Any]:
         return {"type": "boolean"}
     if hint is int:
         return _integer_schema(rule)
+    if hint is float:
+        return {"type": "number"} | _bounds(rule)
     assert hint in {str, Fraction}, hint
     return text_schema(rule)
 
@@ -135,8 +137,13 @@ def _integer_schema(rule: FieldRule) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer", "format": "int64"}
     if rule.maximum is not None and rule.maximum < 1 << 31:
         schema["format"] = "int32"
+    return schema | _bounds(rule)
+
+
+def _bounds(rule: FieldRule) -> dict[str, Any]:
+    """Return the bounds of a number."""
     bounds = {"minimum": rule.minimum, "maximum": rule.maximum}
-    return schema | {name: bound for name, bound in bounds.items() if bound is not None}
+    return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def text_schema(rule: FieldRule) -> dict[str, Any]:

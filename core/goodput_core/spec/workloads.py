@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from goodput_core.spec.choices import BudgetLaw, LateRequests, Policy, Preemption, RouterPolicy
 from goodput_core.spec.declaration import Cel, CrossFieldRule, image_field, in_order, spec_field
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
-from goodput_core.units import NS_PER_MS
+from goodput_core.units import NS_PER_MS, NS_PER_S
 
 __all__ = ["EngineSpec", "RouterSpec", "TokenBudgetSpec"]
 
@@ -38,7 +38,7 @@ class TokenBudgetSpec:
         ),
     )
 
-    min: int = spec_field("Minimum tokens per step.", default=256, minimum=1, maximum=_MAX_TOKENS)
+    min: int = spec_field("Minimum tokens per step.", default=64, minimum=1, maximum=_MAX_TOKENS)
     max: int = spec_field("Maximum tokens per step.", default=8192, minimum=1, maximum=_MAX_TOKENS)
     initial: int = spec_field(
         "Initial tokens per step.", default=2048, minimum=1, maximum=_MAX_TOKENS
@@ -67,12 +67,12 @@ class EngineSpec:
         minimum=0,
         maximum=3_600_000,
     )
-    ageing_seconds: int = spec_field(
+    ageing_seconds: float = spec_field(
         "With the policy priority, waiting time after which a request rises by one level. With "
         "sjf, waiting time after which every fourth admission goes to the request that has waited "
-        "longest.",
+        "longest. A fraction of a second is allowed.",
         default=30,
-        minimum=1,
+        minimum=0.001,
         maximum=86_400,
     )
     late_requests: LateRequests = spec_field(
@@ -90,6 +90,13 @@ class EngineSpec:
     )
     token_budget: TokenBudgetSpec = spec_field(
         "Largest number of tokens that a step computes.", factory=TokenBudgetSpec
+    )
+    prefill_chunk_tokens: int | None = spec_field(
+        "Largest number of prompt tokens of one request that a step computes. The rest of the "
+        "token budget is left for other prompts. Default: only the token budget limits a prompt.",
+        default=None,
+        minimum=1,
+        maximum=_MAX_TOKENS,
     )
     max_num_seqs: int = spec_field(
         "Maximum number of running requests.", default=256, minimum=1, maximum=65_536
@@ -127,6 +134,11 @@ class EngineSpec:
     pod: PodSpec = spec_field(
         "Fields of the engines' pods; ignored outside a cluster.", factory=PodSpec
     )
+
+    @property
+    def ageing_ns(self) -> int:
+        """`ageing_seconds` in nanoseconds."""
+        return round(self.ageing_seconds * NS_PER_S)
 
     @property
     def batch_timeout_ns(self) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from goodput_core.errors import InputError
 from goodput_core.spec.choices import BudgetLaw, ControlMode, LateRequests, Preemption
-from goodput_core.units import BYTES_PER_GIB, NS_PER_S
+from goodput_core.units import BYTES_PER_GIB
 from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool, HostPool
@@ -66,6 +66,8 @@ def build_core(
         _require_within("batch timeout", config.batch_timeout_ns, 0, None)
     if config.ageing_ns is not None:
         _require_within("ageing", config.ageing_ns, 1, None)
+    if config.prefill_chunk_tokens is not None:
+        _require_within("prefill chunk", config.prefill_chunk_tokens, 1, None)
     depth = profile.default_depth if config.depth is None else config.depth
     _require_within("depth", depth, 0, 2)
     policy = build_policy(
@@ -91,6 +93,7 @@ def build_core(
         host=_host_memory(config.swap_space_bytes, preemption, profile),
         preemption=preemption,
         prefill_budget=prefill_budget,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
         late_requests=_choose(LateRequests, "treatment of late requests", config.late_requests),
     )
     executor = EmulatedExecutor(profile)
@@ -127,7 +130,8 @@ def configuration(
         max_num_seqs=engine.max_num_seqs,
         max_waiting=engine.max_waiting,
         batch_timeout_ns=engine.batch_timeout_ns,
-        ageing_ns=engine.ageing_seconds * NS_PER_S,
+        ageing_ns=engine.ageing_ns,
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
         late_requests=engine.late_requests,
         swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
         step_log=step_log,

@@ -154,8 +154,7 @@ class SteadyDecoding:
         self._scheduler.add_steps(
             steps=steps,
             step_ns=step_ns,
-            scheduled_tokens=tokens,
-            output_tokens=tokens,
+            tokens=tokens,
             last_step_ns=last_step_ns,
         )
         return SkippedSteps(plans=changes, first_epoch=first_epoch, ends_ns=ends_ns)

@@ -1,16 +1,17 @@
 """Preemption: eviction of running requests, and copies of their blocks.
 
 The tokens of an evicted request are recomputed later, or its blocks are copied to host memory and
-back. The policy or the manifest sets the mode. `hybrid` selects the mode that resumes the request
-sooner. If host memory has no room, the request is recomputed.
+back. The policy or the manifest sets the mode. `hybrid` selects the mode that costs less time
+(`Evictor.blocks_to_copy`). If host memory has no room, the request is recomputed.
 
 With host memory, three measures are taken before KV memory runs out:
 
 1. *Offload ahead.* The next victim is swapped out while other requests can still grow. Its copy
    starts early enough to end before the blocks run out, so no request waits for it.
-2. *Keep the batch width.* While host memory holds a copy, another request starts only if every
-   running request can still grow by one block. Otherwise a request would be evicted again shortly
-   after it was copied back.
+2. *Keep the batch width.* While host memory holds a copy, a request that would be evicted before
+   all running ones starts only if each of these can still grow by one block. Otherwise it would be
+   evicted shortly after its start. A request that would be evicted after another one may start, so
+   a short request is not delayed by the copy of a long one.
 3. *Reject.* When host memory is nearly full of copies, evicted requests would have to be
    recomputed. A new request that would wait for memory is then rejected (`admission`).
 
@@ -24,11 +25,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.spec.choices import Preemption
+from goodput_core.steptime import OnlineStepTime, StepShape
 from goodput_core.units import NS_PER_MS
 from goodput_engine.scheduler.plan import Copy
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from goodput_engine.scheduler.plan import StepBuilder, StepPlan
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
@@ -38,8 +42,12 @@ __all__ = ["Evictor", "room_to_widen"]
 _NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
 """Step time assumed for offloading ahead. Steps are seldom shorter; if they are longer, a copy only
 ends earlier than necessary. With a measured time, decisions would depend on noise."""
-_NEWEST_STEP_WEIGHT: Final = 0.1
-"""Weight of the newest step in the moving average of the time per prompt token."""
+_COPY_BOUND_PERCENT: Final = 90
+"""If copies take this share of a step or more, they may have determined the time of the step."""
+_DELAYED_REQUESTS: Final = 4
+"""A recomputation delays every running request, and a copy only the evicted one. Therefore `hybrid`
+counts the time of a recomputation once per running request, but at most this often: running
+requests usually have some slack, while blocks that are copied are of no use to any request."""
 
 
 def room_to_widen(*, free_blocks: int, running: int) -> bool:
@@ -64,21 +72,21 @@ class Evictor:
     Attributes:
         key: eviction key of the policy; the request with the largest key is evicted first.
         preemptions, recomputed_tokens, swapped_tokens: as in `EngineStatistics`.
-        last_step_ns: device time of the last step that computed; ten milliseconds before the
-            first one.
-        ns_per_prompt_token: recent time per token of steps that mostly computed prompts; 0
-            before the first one.
+        decode_step_ns: device time of the last step that only decoded, without the time of its
+            copies; ten milliseconds before the first one.
+        prompts_alone: True if prompts are computed in steps without decodes.
     """
 
     __slots__ = (
         "_depth",
+        "_model",
         "_policy",
         "_table",
         "_view",
+        "decode_step_ns",
         "key",
-        "last_step_ns",
-        "ns_per_prompt_token",
         "preemptions",
+        "prompts_alone",
         "recomputed_tokens",
         "swapped_tokens",
     )
@@ -94,18 +102,47 @@ class Evictor:
         self.preemptions = 0
         self.recomputed_tokens = 0
         self.swapped_tokens = 0
-        self.last_step_ns = _NOMINAL_STEP_NS
-        self.ns_per_prompt_token = 0.0
+        self.decode_step_ns = _NOMINAL_STEP_NS
+        self.prompts_alone = False
+        self._model = OnlineStepTime()
 
     def observe(self, plan: StepPlan, step_ns: int) -> None:
-        """Learn from the time of a step that mostly computed prompts."""
-        old, new = self.ns_per_prompt_token, step_ns / plan.shape.num_tokens
-        self.ns_per_prompt_token = old + (new - old) * _NEWEST_STEP_WEIGHT if old else new
+        """Learn from the time of a step that computed, to predict steps without copies."""
+        copy_ns = self._copy_ns(plan.copies)
+        copy_bound = 100 * copy_ns >= _COPY_BOUND_PERCENT * step_ns
+        if plan.chunks:
+            if not copy_bound:
+                self._model.observe(plan.shape, step_ns)
+        elif copy_bound:
+            # Computation took no longer than the copies. The next copies are shorter, to find out.
+            self.decode_step_ns = copy_ns * _COPY_BOUND_PERCENT // 100
+        else:
+            self.decode_step_ns = step_ns
+
+    def _copy_ns(self, copies: Sequence[Copy]) -> int:
+        """Return the predicted time of copies; the two directions run in parallel."""
+        to_host = sum(len(copy.host_blocks) for copy in copies if copy.to_host)
+        to_device = sum(len(copy.host_blocks) for copy in copies) - to_host
+        return max(to_host, to_device) * self._table.host.ns_per_block
 
     # --- eviction ----------------------------------------------------------------------------
     def victim(self) -> ScheduledRequest | None:
         """Return the running request to evict next; None if no request runs."""
         return max(self._view.running(), key=self.key, default=None)
+
+    def is_next_victim(self, request: ScheduledRequest) -> bool:
+        """Return True if a waiting request, once started, would be the next victim."""
+        key = self.key(request)
+        return all(self.key(running) <= key for running in self._view.running())
+
+    def evict_ahead(self, victim: ScheduledRequest) -> None:
+        """Evict a running request before its blocks are needed.
+
+        Under `hybrid`, a request that would be recomputed stays, because freeing its blocks takes
+        no time.
+        """
+        if self._view.preemption is not Preemption.HYBRID or self.blocks_to_copy(victim):
+            self.evict(victim)
 
     def evict(self, victim: ScheduledRequest) -> int:
         """Evict a running request; return the number of blocks that later commits will free."""
@@ -138,16 +175,42 @@ class Evictor:
         if not 0 < blocks <= host.free_blocks:
             return 0
         mode = self._policy.preemption or self._view.preemption
+        delayed = self._view.num_running
+        if self._view.preemption is Preemption.HYBRID:
+            if mode is not Preemption.SWAP:
+                delayed = min(delayed, _DELAYED_REQUESTS)
+            mode = Preemption.HYBRID
         if mode is Preemption.SWAP:
             return blocks
         if mode is Preemption.RECOMPUTE:
             return 0
         # The request waits in the queue in both modes, so that time does not differ. A copy also
-        # waits for the copies before it.
-        queued = self._queued_copy_blocks()
-        swap_ns = (queued + 2 * blocks) * host.ns_per_block
-        recompute_ns = victim.computed_tokens * self.ns_per_prompt_token
-        return blocks if swap_ns < recompute_ns else 0
+        # waits for the copies before it. Leading blocks that other requests hold stay on the
+        # device: they are neither copied back nor recomputed.
+        shared = min(blocks - 1, len(victim.blocks) - kv.exclusive(victim.blocks))
+        swap_ns = (self._queued_copy_blocks() + 2 * blocks - shared) * host.ns_per_block
+        start = shared * kv.block_size
+        recompute_ns = self._recompute_ns(start, victim.computed_tokens - start)
+        return blocks if swap_ns < delayed * recompute_ns else 0
+
+    def _recompute_ns(self, start: int, tokens: int) -> int:
+        """Predict the cost of recomputing tokens, in device time.
+
+        It is the time by which the step gets longer, or the share of the step's token budget that
+        other prompts then lack, if that is more.
+
+        Args:
+            start: number of tokens of the request before these.
+            tokens: number of tokens to recompute, at least 1.
+        """
+        batch = self._table.batch
+        decodes = 0 if self.prompts_alone else len(batch.members)
+        beside = StepShape.of(
+            decodes=decodes, decode_context_tokens=batch.total_context if decodes else 0
+        )
+        step_ns = self._model.step_ns(beside.with_chunk(start, tokens))
+        longer_ns = step_ns - self.decode_step_ns if decodes else step_ns
+        return max(longer_ns, step_ns * tokens // self._view.limits.token_budget)
 
     def vacate(self, request: ScheduledRequest) -> None:
         """Requeue an evicted request that no plan uses, or start its copy to host memory."""
@@ -305,20 +368,27 @@ class Evictor:
         return 2 * self._depth + max(1, -(-copy_ns // _NOMINAL_STEP_NS))
 
     # --- copies ------------------------------------------------------------------------------
-    def take_copies(self, plan_id: int) -> tuple[tuple[Copy, ...], list[ScheduledRequest]]:
+    def take_copies(
+        self, plan_id: int, shape: StepShape
+    ) -> tuple[tuple[Copy, ...], list[ScheduledRequest]]:
         """Select the blocks that the next plan copies in each direction, oldest request first.
 
         A copy that takes no longer than its step costs no time. A plan therefore copies as many
-        blocks as fit into the time of the last step. A longer copy continues in the next plan.
+        blocks as fit into the predicted time of its computation. A longer copy continues in the
+        next plan.
 
         Args:
             plan_id: number of the next plan.
+            shape: its shape.
 
         Returns:
             The copies, and the requests whose copy ends with this plan.
         """
         table = self._table
-        max_blocks = max(1, self.last_step_ns // table.host.ns_per_block)
+        step_ns = self.decode_step_ns
+        if shape.num_tokens > shape.num_decodes:
+            step_ns = max(step_ns, self._model.step_ns(shape))
+        max_blocks = max(1, step_ns // table.host.ns_per_block)
         copies: list[Copy] = []
         done: list[ScheduledRequest] = []
         for to_host, requests in ((True, table.swapping_out), (False, table.swapping_in)):

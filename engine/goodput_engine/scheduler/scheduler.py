@@ -74,6 +74,7 @@ class Scheduler(SchedulerView):
         host: a new pool of blocks in host memory; None if host memory is not used.
         preemption: preemption mode of the manifest.
         prefill_budget: limit of the prompt tokens of each step; None if there is none.
+        prefill_chunk_tokens: limit of the prompt tokens of a request in a step; None for no limit.
         late_requests: treatment of requests that can no longer meet their targets.
     """
 
@@ -88,6 +89,7 @@ class Scheduler(SchedulerView):
         host: HostPool | None = None,
         preemption: Preemption = Preemption.RECOMPUTE,
         prefill_budget: PrefillBudget | None = None,
+        prefill_chunk_tokens: int | None = None,
         late_requests: LateRequests = LateRequests.FINISH,
     ) -> None:
         assert 0 <= depth <= 2, depth
@@ -104,6 +106,7 @@ class Scheduler(SchedulerView):
         self.policy = policy
         self.depth = depth
         self.prefill_budget = prefill_budget
+        self._max_chunk_tokens = prefill_chunk_tokens or self.max_total_tokens
         self._kv = kv
         self._host = host
         self.next_plan_id = 1
@@ -190,8 +193,9 @@ class Scheduler(SchedulerView):
         if self._preempts_ahead:
             for request in policy.preempt_ahead():
                 if request.displaceable:
-                    self._evictor.evict(request)
+                    self._evictor.evict_ahead(request)
         phase, budget = policy.phase(), self.limits.token_budget
+        self._evictor.prompts_alone = phase.prompts_alone
         if phase.token_budget is not None:
             budget = min(budget, phase.token_budget)
         step = StepBuilder(plan_id=self.next_plan_id, left=budget)
@@ -252,7 +256,7 @@ class Scheduler(SchedulerView):
                     remaining = request.input_tokens + request.base_sampled - request.base_computed
                     tokens = policy.chunk_tokens(request, remaining, step.left)
                     if tokens > 0:
-                        self._compute(request, min(tokens, remaining, step.left), step)
+                        self._compute(request, min(tokens, remaining), step)
         while admits and step.left > 0:
             head = waiting.peek(self.now_ns)
             admits = head is not None and self._admit(head, step)
@@ -304,7 +308,7 @@ class Scheduler(SchedulerView):
         self._prefix_hit_tokens += cached
         request.state = _PREFILLING
         table.prefilling[request.rid] = request
-        self._compute(request, min(tokens, total - cached, step.left), step)
+        self._compute(request, min(tokens, total - cached), step)
         return True
 
     def _make_room(
@@ -315,9 +319,11 @@ class Scheduler(SchedulerView):
         running = self._table.num_running + step.ended
         places = self.limits.max_num_seqs - running
         missing = blocks + self._kv.idle(hits) - self._kv.free_blocks
-        if host.free_blocks < host.total_blocks and not (
-            room_to_widen(free_blocks=-missing, running=running)
-            or any(self.policy.displaced_by(request))
+        if (
+            host.free_blocks < host.total_blocks
+            and not room_to_widen(free_blocks=-missing, running=running)
+            and self._evictor.is_next_victim(request)
+            and not any(self.policy.displaced_by(request))
         ):
             return False
         if places > 0 and missing <= 0:
@@ -326,6 +332,7 @@ class Scheduler(SchedulerView):
 
     def _compute(self, request: ScheduledRequest, tokens: int, step: StepBuilder) -> None:
         """Add a chunk of a prefilling request to the plan."""
+        tokens = min(tokens, step.left, self._max_chunk_tokens)
         start = request.base_computed
         end = start + tokens
         is_last = end == request.input_tokens + request.base_sampled
@@ -361,20 +368,28 @@ class Scheduler(SchedulerView):
     def _seal(self, step: StepBuilder) -> StepPlan:
         """Turn the finished step into a plan, and put it in flight."""
         table, batch, decodes = self._table, self._table.batch, step.decodes
-        epoch, decode_context, longest = 0, 0, step.longest
+        epoch = decode_context = 0
         if decodes:
             batch.advance(step.plan_id)
             epoch = batch.epoch
             decode_context = batch.total_context
-            longest = longest or 1
         joined, left = batch.take_changes()
         new_blocks = step.new_blocks
         if step.displaced:  # omit the blocks of requests that have been evicted
             new_blocks = [(rid, block) for rid, block in new_blocks if rid in batch.members]
+        shape = StepShape(
+            num_requests=decodes + len(step.chunks),
+            num_tokens=decodes + step.tokens,
+            context_tokens=decode_context + step.context,
+            max_chunk_tokens=step.longest or min(decodes, 1),
+            num_decodes=decodes,
+            decode_context_tokens=decode_context,
+            prefill_squares=step.squares,
+        )
         copies: tuple[Copy, ...] = ()
         copied: list[ScheduledRequest] = []
         if table.swapping_out or table.swapping_in:
-            copies, copied = self._evictor.take_copies(step.plan_id)
+            copies, copied = self._evictor.take_copies(step.plan_id, shape)
         plan = StepPlan(
             plan_id=step.plan_id,
             at_ns=self.now_ns,
@@ -386,15 +401,7 @@ class Scheduler(SchedulerView):
             decode_epoch=epoch,
             num_decodes=decodes,
             chunks=tuple(step.chunks),
-            shape=StepShape(
-                num_requests=decodes + len(step.chunks),
-                num_tokens=decodes + step.tokens,
-                context_tokens=decode_context + step.context,
-                max_chunk_tokens=longest,
-                num_decodes=decodes,
-                decode_context_tokens=decode_context,
-                prefill_squares=step.squares,
-            ),
+            shape=shape,
         )
         table.settled = not (
             step.admitted
@@ -424,10 +431,9 @@ class Scheduler(SchedulerView):
         """
         table, batch = self._table, self._table.batch
         record = table.in_flight.popleft()
-        if record.plan is not plan or result.plan_id != plan.plan_id:
-            raise InternalError(
-                f"plan {record.plan.plan_id} is the oldest in flight, not {result.plan_id}"
-            )
+        oldest = record.plan.plan_id
+        if record.plan is not plan or result.plan_id != oldest:
+            raise InternalError(f"plan {oldest} is the oldest in flight, not {result.plan_id}")
         self.now_ns = now_ns
         epoch, stopped = plan.decode_epoch, result.stopped
         if epoch:
@@ -475,26 +481,17 @@ class Scheduler(SchedulerView):
         self._step_ns += step_ns
         self._scheduled_tokens += tokens
         self._output_tokens += len(outcome.advanced) + len(outcome.progress)
-        self._evictor.last_step_ns = step_ns
-        if self._host.total_blocks and tokens > 2 * plan.num_decodes:
+        if self._host.total_blocks:
             self._evictor.observe(plan, step_ns)
         if self.prefill_budget is not None:
             self.prefill_budget.observe(plan, step_ns)
         if self._learns:
             self.policy.after_step(outcome)
 
-    def add_steps(
-        self,
-        *,
-        steps: int,
-        step_ns: int,
-        scheduled_tokens: int,
-        output_tokens: int,
-        last_step_ns: int,
-    ) -> None:
+    def add_steps(self, *, steps: int, step_ns: int, tokens: int, last_step_ns: int) -> None:
         """Add steps that were committed together, by fast-forward, to the statistics."""
         self._steps += steps
         self._step_ns += step_ns
-        self._scheduled_tokens += scheduled_tokens
-        self._output_tokens += output_tokens
-        self._evictor.last_step_ns = last_step_ns
+        self._scheduled_tokens += tokens
+        self._output_tokens += tokens
+        self._evictor.decode_step_ns = last_step_ns

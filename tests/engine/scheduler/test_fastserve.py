@@ -179,21 +179,34 @@ def test_no_prompt_starts_while_less_than_a_tenth_of_host_memory_is_free() -> No
 
 
 @pytest.mark.parametrize(
-    ("host", "preemption"),
-    [(400, Preemption.HYBRID), (0, Preemption.RECOMPUTE)],
-    ids=["swapped though recomputing were cheaper", "recomputed where there is no host memory"],
+    ("host", "preemption", "copy_s"),
+    [
+        (400, Preemption.SWAP, 10),
+        (400, Preemption.HYBRID, 0),
+        (400, Preemption.HYBRID, 10),
+        (0, Preemption.RECOMPUTE, 0),
+    ],
+    ids=[
+        "swapped though recomputing were cheaper",
+        "swapped over a fast link",
+        "hybrid recomputes over a slow link",
+        "recomputed where there is no host memory",
+    ],
 )
-def test_victims_are_swapped_wherever_there_is_host_memory(
-    host: int, preemption: Preemption
+def test_victims_are_swapped_unless_hybrid_finds_recomputation_cheaper_for_all(
+    host: int, preemption: Preemption, copy_s: int
 ) -> None:
-    engine = _engine(seqs=1, host=host, preemption=preemption, ns_per_block=10 * NS_PER_S)
+    engine = _engine(
+        seqs=1, host=host, preemption=preemption, ns_per_block=max(1, copy_s * NS_PER_S)
+    )
     victim = engine.add(1, 100, 300)
     engine.step()
     engine.add(2, 5, 1)
     engine.step()
     assert victim.preemptions == 1
     stats = engine.scheduler.stats
-    assert (stats.swapped_tokens > 0, stats.recomputed_tokens > 0) == (host > 0, host == 0)
+    swapped = preemption is Preemption.SWAP or (preemption is Preemption.HYBRID and not copy_s)
+    assert (stats.swapped_tokens > 0, stats.recomputed_tokens > 0) == (swapped, not swapped)
 
 
 def test_how_long_prompts_take_is_learned() -> None:

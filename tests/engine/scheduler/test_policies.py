@@ -64,14 +64,52 @@ def test_orca_computes_whole_prompts_beside_the_decodes() -> None:
     assert _step(scheduler) == (3, [])
 
 
-@pytest.mark.parametrize(("policy", "together"), [("orca", 2), ("request", 8), ("sarathi", 8)])
-def test_orca_reserves_the_longest_sequence_so_that_few_run_together(
-    policy: str, together: int
+@pytest.mark.parametrize(
+    ("policy", "max_output", "together"),
+    [
+        ("orca", 2, 8),
+        ("orca", 40, 5),
+        ("orca", None, 2),
+        ("request", None, 2),
+        ("sarathi", None, 8),
+    ],
+)
+def test_orca_reserves_prompt_and_max_tokens_or_the_longest_sequence_without_them(
+    policy: str, max_output: int | None, together: int
 ) -> None:
     scheduler = make_scheduler(policy, blocks=16, model=129)
     for rid in range(8):
-        add_request(scheduler, rid, 8, 2)
+        add_request(scheduler, rid, 8, max_output)
     assert _step(scheduler) == (0, [(rid, 8) for rid in range(together)])
+
+
+def test_prompts_advance_together_in_chunks_apart_from_the_budget() -> None:
+    scheduler = make_scheduler("sarathi", budget=100, prefill_chunk=30)
+    for rid in range(1, 5):
+        add_request(scheduler, rid, 70, 9)
+    assert [_step(scheduler) for _ in range(4)] == [
+        (0, [(1, 30), (2, 30), (3, 30), (4, 10)]),
+        (0, [(1, 30), (2, 30), (3, 30), (4, 10)]),
+        (0, [(1, 10), (2, 10), (3, 10), (4, 30)]),
+        (3, [(4, 20)]),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["request", "orca", "vllm", "splitfuse", "slo", "fastserve"])
+def test_the_prefill_chunk_bounds_every_prompt_of_every_policy(policy: str) -> None:
+    scheduler = make_scheduler(policy, budget=100, prefill_chunk=7)
+    add_request(scheduler, 1, 50, 2)
+    sizes: list[int] = []
+    while scheduler.has_work:
+        sizes += [tokens for _, tokens in _step(scheduler)[1]]
+    assert sizes == [7] * 7 + [1]
+
+
+def test_without_a_prefill_chunk_only_the_budget_limits_a_prompt() -> None:
+    scheduler = make_scheduler("sarathi", budget=100)
+    for rid in range(1, 3):
+        add_request(scheduler, rid, 170, 9)
+    assert [_step(scheduler) for _ in range(2)] == [(0, [(1, 100)]), (0, [(1, 70), (2, 30)])]
 
 
 def test_vllm_stops_the_decodes_while_a_prompt_can_start() -> None:

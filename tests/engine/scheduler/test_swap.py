@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.builders.schedulers import add_request, make_scheduler, take_step
+from tests.builders.schedulers import add_request, commit_plan, make_scheduler, take_step
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_engine.device.load import load_profile
@@ -134,6 +134,61 @@ def test_hybrid_takes_what_brings_the_request_back_sooner(
     assert bool(_copies(plans)) is swapped
     assert bool(scheduler.stats.swapped_tokens) is swapped
     assert bool(scheduler.stats.recomputed_tokens) is not swapped
+
+
+def test_a_copy_takes_no_more_of_a_step_than_its_computation_takes_after_a_long_prompt() -> None:
+    scheduler = make_scheduler(
+        blocks=42, block_size=_BLOCK, budget=600, seqs=8, host=99, ns_per_block=100, model=700
+    )
+    _add(scheduler, 1, 30, 400)
+    victim = _add(scheduler, 2, 500, 160)
+    copied: list[int] = []
+    for _ in range(400):
+        plan = scheduler.plan(0)
+        assert plan is not None
+        copies = sum(len(copy.host_blocks) for copy in plan.copies)
+        copied += [copies] if copies and not plan.chunks else []
+        # A millisecond for a prompt, 300 ns to decode, or longer if the copies take longer.
+        result = StepResult(
+            plan_id=plan.plan_id,
+            at_ns=0,
+            step_ns=max(10_000 if plan.chunks else 300, 100 * copies),
+            stopped={},
+        )
+        scheduler.commit(plan, result, 0)
+        if not scheduler.has_work:
+            break
+    assert victim.preemptions
+    assert max(copied) == 3
+
+
+def test_a_short_request_starts_while_a_copy_of_a_longer_one_waits() -> None:
+    scheduler = make_scheduler("sjf", blocks=14, block_size=_BLOCK, budget=600, seqs=30, host=99)
+    running = [_add(scheduler, rid, 16 + 3 * rid, 100) for rid in range(1, 5)]
+    long = _add(scheduler, 9, 30, 150)
+    while long.state is not RequestState.WAITING or not 0 < scheduler.free_blocks <= len(running):
+        _step(scheduler)  # until some blocks are free, but too few for all to grow
+    short = _add(scheduler, 10, 8, 2)
+    assert [admitted.rid for admitted in _step(scheduler).admitted] == [short.rid]
+    assert long.state is RequestState.WAITING, "it would be evicted before all others"
+
+
+@pytest.mark.parametrize(
+    ("ns_per_token", "swapped"), [(0, False), (100, True)], ids=["free beside decodes", "dear"]
+)
+def test_hybrid_counts_only_the_time_by_which_a_recomputation_makes_steps_longer(
+    *, ns_per_token: int, swapped: bool
+) -> None:
+    scheduler = _scheduler(Preemption.HYBRID, ns_per_block=1_000)
+    _add(scheduler, 1, 30, 20)
+    _add(scheduler, 2, 30, 20)
+    while scheduler.has_work:
+        plan = scheduler.plan(0)
+        assert plan is not None
+        prompt_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
+        commit_plan(scheduler, plan, step_ns=1_000 + ns_per_token * prompt_tokens)
+    assert scheduler.stats.preemptions
+    assert bool(scheduler.stats.swapped_tokens) is swapped
 
 
 def test_what_the_prefix_cache_still_holds_is_not_copied_back() -> None:

@@ -18,8 +18,9 @@ class OrcaPolicy(SchedulingPolicy):
 
     Requests are served first come, first served. A step has decodes and prompts, so decodes take as
     long as the prompts beside them. The paper has no token budget; here a prompt longer than the
-    budget is split. At its start, a request gets blocks for the longest sequence of the engine. So
-    no request is ever evicted, but fewer requests run than the blocks could hold.
+    budget is split. At its start, a request gets blocks for its prompt and its longest output
+    (`max_tokens`, or else the model's limit). So no request is ever evicted, but fewer requests run
+    than the blocks could hold.
 
     Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative
     Models", OSDI 2022, sections 3.1 and 4.2, algorithm 1.
@@ -31,9 +32,9 @@ class OrcaPolicy(SchedulingPolicy):
         """The newest first. Only a batch wider than the token budget needs the key."""
         return (request.arrival_ns, request.rid)
 
-    def reserved_tokens(self, request: ScheduledRequest) -> int:  # noqa: ARG002 - the same for all
-        """The longest sequence of the engine; its last token needs no block."""
-        return self.view.max_total_tokens - 1
+    def reserved_tokens(self, request: ScheduledRequest) -> int:
+        """The prompt and the longest output, whose last token needs no block."""
+        return request.input_tokens + request.output_limit - 1
 
     def headroom_blocks(self) -> int:
         """Zero: a running request already has all its blocks."""

@@ -34,8 +34,9 @@ class PriorityPolicy(SarathiPolicy):
     Levels are realtime, high, normal and low. Waiting for `ageing_ns` raises a request by a level.
     Prompts of higher levels start and continue before those of lower levels. A waiting request that
     lacks a slot or blocks displaces running requests of lower levels, the lowest and newest first.
-    It never displaces a request of its own level. If blocks run out, the newest request of the
-    lowest level is evicted.
+    It never displaces a request of its own level, nor one that had the same level before ageing: a
+    longer wait is no reason to discard the work of an equal request. If blocks run out, the newest
+    request of the lowest level is evicted; ageing does not count for that.
 
     If a realtime or high request with a TPOT or TBT target has too little slack, lower levels are
     paused: their requests keep their blocks and are not scheduled. They are not evicted, because
@@ -68,8 +69,8 @@ class PriorityPolicy(SarathiPolicy):
         return AgeingQueue(self._ageing)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """The lowest level first; within a level, the newest request first."""
-        return (-self._ageing.running_level(request), self._ageing.top_ns(request), request.rid)
+        """The lowest level without ageing first; within a level, the newest request first."""
+        return (-PriorityLevel.of(request), self._ageing.top_ns(request), request.rid)
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The highest level first; within a level, the oldest admission first."""
@@ -82,8 +83,13 @@ class PriorityPolicy(SarathiPolicy):
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
         """Requests of lower levels, the lowest and newest first."""
+        own = PriorityLevel.of(request)
         level = self._ageing.waiting_level(request, self.view.now_ns)
-        lower = [r for r in self.view.running() if self._ageing.running_level(r) < level]
+        lower = [
+            r
+            for r in self.view.running()
+            if PriorityLevel.of(r) is not own and self._ageing.running_level(r) < level
+        ]
         return sorted(lower, key=self.eviction_key, reverse=True)
 
     # --- admit -------------------------------------------------------------------------------
