@@ -106,6 +106,8 @@ def test_every_text_list_and_map_is_bounded(path: str) -> None:
         assert node["x-kubernetes-list-type"] in {"map", "atomic"}
     elif node["type"] == "object" and "properties" not in node:
         assert node["maxProperties"] > 0
+    elif node["type"] == "number":
+        assert {"minimum", "maximum"} <= set(node)
     else:
         assert node["type"] in {"integer", "boolean", "object"}
 
