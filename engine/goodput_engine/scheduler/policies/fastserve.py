@@ -44,7 +44,8 @@ class FastServePolicy(SarathiPolicy):
 
     Swapping is proactive. By swapping out the lowest levels, the policy keeps a reserve of free
     blocks: one for each request that may run, but at most a tenth of the pool. A swapped request
-    resumes only if the reserve remains complete. While less than a tenth of host memory is free, no
+    resumes only if the reserve remains complete or a request of a lower level runs, which is then
+    swapped out for the reserve. While less than a tenth of host memory is free, no
     new prompt starts, so that swapped requests resume first.
 
     In the paper, preempted requests stay on the device until their blocks are needed, and requests
@@ -96,12 +97,15 @@ class FastServePolicy(SarathiPolicy):
         return MIXED
 
     def may_admit(self, request: ScheduledRequest) -> bool:
-        """False for a swapped request that would use blocks of the reserve."""
+        """False for a swapped request that would use blocks of the reserve and be evicted next."""
         view = self.view
         if not request.host_blocks or not view.num_running:
             return True
         needed = len(request.host_blocks) + 1
-        return view.free_blocks - needed >= self._reserve_blocks()
+        if view.free_blocks - needed >= self._reserve_blocks():
+            return True
+        level = self._queue.level(request)
+        return any(self._queue.level(running) > level for running in view.running())
 
     def headroom_blocks(self) -> int:
         """Zero: new requests may use the reserve."""
