@@ -20,7 +20,7 @@ SEEDS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class RequestKind:
     """A kind of request: ranges of tokens, milliseconds from arrival to deadline, priority."""
 
     prompt: tuple[int, int]
@@ -30,41 +30,45 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mix:
+class TwoKinds:
     """Requests of two kinds with exponential gaps; the load exceeds the capacity."""
 
     every_ms: float
     share: float
-    urgent: Kind
-    background: Kind
+    urgent: RequestKind
+    background: RequestKind
 
 
 MIXES = {
-    "half background, long outputs": Mix(
+    "half background, long outputs": TwoKinds(
         every_ms=4.0,
         share=0.5,
-        urgent=Kind(prompt=(8, 32), outputs=(8, 60), deadline_ms=150, priority=2),
-        background=Kind(prompt=(100, 200), outputs=(200, 400), deadline_ms=1500, priority=-1),
+        urgent=RequestKind(prompt=(8, 32), outputs=(8, 60), deadline_ms=150, priority=2),
+        background=RequestKind(
+            prompt=(100, 200), outputs=(200, 400), deadline_ms=1500, priority=-1
+        ),
     ),
-    "few background, long prompts": Mix(
+    "few background, long prompts": TwoKinds(
         every_ms=2.5,
         share=0.8,
-        urgent=Kind(prompt=(8, 32), outputs=(20, 40), deadline_ms=100, priority=2),
-        background=Kind(prompt=(200, 400), outputs=(100, 300), deadline_ms=1200, priority=-1),
+        urgent=RequestKind(prompt=(8, 32), outputs=(20, 40), deadline_ms=100, priority=2),
+        background=RequestKind(
+            prompt=(200, 400), outputs=(100, 300), deadline_ms=1200, priority=-1
+        ),
     ),
-    "neighbouring levels": Mix(
+    "neighbouring levels": TwoKinds(
         every_ms=2.0,
         share=0.7,
-        urgent=Kind(prompt=(8, 32), outputs=(8, 24), deadline_ms=80, priority=1),
-        background=Kind(prompt=(64, 128), outputs=(100, 200), deadline_ms=1000, priority=0),
+        urgent=RequestKind(prompt=(8, 32), outputs=(8, 24), deadline_ms=80, priority=1),
+        background=RequestKind(prompt=(64, 128), outputs=(100, 200), deadline_ms=1000, priority=0),
     ),
 }
 
 
-def _kept(mix: Mix, seed: int, ageing_ms: int, preemption: Preemption) -> tuple[int, int]:
+def _kept(mix: TwoKinds, seed: int, ageing_ms: int, preemption: Preemption) -> tuple[int, int]:
     """Return the urgent and the background requests that meet their deadlines."""
     rng = random.Random(seed)
-    arrivals: list[tuple[int, Kind]] = []
+    arrivals: list[tuple[int, RequestKind]] = []
     at_ms = 0.0
     for _ in range(300):
         at_ms += rng.expovariate(1 / mix.every_ms)
@@ -115,7 +119,7 @@ def _kept(mix: Mix, seed: int, ageing_ms: int, preemption: Preemption) -> tuple[
     ids=[*MIXES, "recomputed"],
 )
 def test_a_larger_w_keeps_no_fewer_urgent_and_no_more_background_requests(
-    mix: Mix, preemption: Preemption
+    mix: TwoKinds, preemption: Preemption
 ) -> None:
     runs = [[_kept(mix, seed, w_ms, preemption) for seed in SEEDS] for w_ms in W_MS]
     urgent = [sum(run[0] for run in row) for row in runs]
