@@ -42,6 +42,7 @@ from benchmarks.schedule_search import Schedule, best_schedule
 from benchmarks.stages import Demand, Resources, Stages, hidden_stages, known_stages
 from benchmarks.step_bounds import Capacity, StepBound, capacity_of
 
+from goodput_core.errors import GoodputError
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import RequestPlan
@@ -372,6 +373,15 @@ def numbers(text: str) -> list[Fraction]:
     return values
 
 
+def window_text(text: str) -> str:
+    """Check a window of a trace."""
+    try:
+        parse_window(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def positive(text: str) -> int:
     """Parse a whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
@@ -389,11 +399,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rates", type=numbers, help="requests/s of the mix, comma-separated")
     parser.add_argument("--seconds", type=positive, default=30, help="of a mix (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of a mix (%(default)s)")
-    parser.add_argument("--generator-seeds", type=numbers, help="seeds of the issue's generator")
+    parser.add_argument("--generator-seeds", type=numbers, help="seeds of `textbook` loads")
     parser.add_argument(
         "--trace", help="a Parquet trace, or sample; then only the trace by default"
     )
-    parser.add_argument("--window", help="part of the trace, for example 10m..20m")
+    parser.add_argument("--window", type=window_text, help="part of it, for example 10m..20m")
     parser.add_argument(
         "--rate-scale", type=numbers, default=[Fraction(1)], help="factors of its rate (1)"
     )
@@ -420,11 +430,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             "                       requests  per s  bound  of LP  schedule  below  informed  "
             "per s: schedule  bound  informed      wall s"
         )
-    for name, requests, fleet in loads(args):
-        row = measure(name, requests, fleet, args.rounds)
-        rows.append(row)
-        if not args.json:
-            show(row)
+    try:
+        for name, requests, fleet in loads(args):
+            row = measure(name, requests, fleet, args.rounds)
+            rows.append(row)
+            if not args.json:
+                show(row)
+    except GoodputError as error:
+        raise SystemExit(str(error)) from error
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
 

@@ -8,6 +8,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -36,6 +37,9 @@ from goodput_core.steptime.forms import StepShape
 from goodput_core.units import NS_PER_S
 from goodput_engine.device.load import load_profile
 from goodput_engine.device.profile import DeviceProfile, Overlap
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MS = 1e-3
 CLOSE = 1e-6
@@ -568,3 +572,14 @@ def test_the_command_reads_a_window_of_a_trace(capsys: pytest.CaptureFixture[str
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 2
     assert table[1].startswith("sample × 4")
+
+
+def test_the_command_names_a_missing_trace_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"nothing\.parquet: no such file"):
+        main(["--trace", str(tmp_path / "nothing.parquet")])
+
+
+def test_the_command_names_an_unknown_window(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--trace", "sample", "--window", "ten minutes"])
+    assert "'ten minutes' is not a window" in capsys.readouterr().err
