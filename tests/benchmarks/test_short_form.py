@@ -9,16 +9,15 @@ from benchmarks.policies_everywhere import main
 
 # Results that break the rule with the policies of today. A result that no longer breaks it leaves
 # this list; a new one is a regression.
-LOST_TO_SHORTER_JOBS = {"textbook/recompute", "kv-bound/1x/gamma/1r/swap/known/full/fast"}
+LOST_TO_SHORTER_JOBS = {
+    "textbook/recompute",
+    "kv-bound/1x/gamma/1r/swap/known/full/fast",
+    "tight-deadlines/2x/gamma/1r/swap/known/full/fast",
+}
 """`slo` starts long outputs beside short requests, and counts an end-to-end target as missed only
 when it has passed."""
-HYBRID_WAITS_FOR_COPIES = {
-    ("modes/textbook/recompute", "sjf"),
-    ("modes/textbook/recompute", "slo"),
-    ("modes/kv-bound/1.5x/307 blocks/64 GB/s", "sjf"),
-    ("modes/kv-bound/1.5x/307 blocks/64 GB/s", "slo"),
-}
-"""No request starts while any copy lies in host memory."""
+HYBRID_LOSES = {("modes/kv-bound/1.5x/307 blocks/64 GB/s", "sjf")}
+"""`hybrid` copies like `swap`, which keeps fewer requests here than `recompute`."""
 NO_PLATEAU = {"chat"}
 """Requests that miss leave the account of the admission of `slo`, but not the device."""
 
@@ -43,6 +42,6 @@ def test_slo_keeps_no_less_than_any_other_policy_except_where_listed(
         if any(kept[i] < 0.97 * max(kept[:i]) for i in range(1, len(kept))):
             fallen.add(curve["mix"])
     assert lost <= LOST_TO_SHORTER_JOBS
-    assert worse <= HYBRID_WAITS_FOR_COPIES
+    assert worse <= HYBRID_LOSES
     assert fallen <= NO_PLATEAU
     assert code == int(bool(lost or worse or fallen))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
 
 PATIENCE_S = 20.0
-CORE = FollowManifest(min_token_budget=256, max_token_budget=8192, budget_law="model")
+CORE = FollowManifest(min_token_budget=64, max_token_budget=8192, budget_law="model")
 KNOWN = FollowedFields(
     slo=ServiceClasses(classes={"a": SLOClass(name="a", ttft_ms=5, tpot_ms=5)}, default="a"),
     core=CORE,
@@ -83,7 +83,7 @@ async def test_changed_fields_are_applied_once(
     (found,) = applied
     assert {name: c.ttft_ms for name, c in found.slo.classes.items()} == {"a": 7, "b": 9}
     assert found.core == FollowManifest(
-        min_token_budget=256, max_token_budget=4096, budget_law="ema"
+        min_token_budget=64, max_token_budget=4096, budget_law="ema"
     )
 
 

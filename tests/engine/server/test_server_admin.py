@@ -37,7 +37,7 @@ async def test_the_state_has_the_core_the_device_and_the_bounds(engine: RunningE
     assert state["device"]["step_time"] == {
         "form": "unit", "unit_ns": 1_000_000, "chunk_tokens": None,
     }  # fmt: skip
-    assert state["bounds"]["token_budget"] == [256, 8192]
+    assert state["bounds"]["token_budget"] == [64, 8192]
     assert state["kv_total_blocks"] == 4096
     assert state["max_waiting"] == 1024
     assert state["saturated"] is False
@@ -167,7 +167,7 @@ async def test_limits_change_only_with_a_higher_revision(start_engine: StartEngi
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"revision": 1, "token_budget": 255}, id="below the manifest's budget"),
+        pytest.param({"revision": 1, "token_budget": 63}, id="below the manifest's budget"),
         pytest.param({"revision": 1, "token_budget": 8193}, id="above the manifest's budget"),
         pytest.param({"revision": 1, "max_num_seqs": 0}, id="no requests"),
         pytest.param({"revision": 1, "max_num_seqs": 257}, id="above the manifest's batch"),
