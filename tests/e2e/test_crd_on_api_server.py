@@ -285,6 +285,14 @@ STATUS = {
             "applied": True,
         }
     ],
+    "learnt": {
+        "provenPermille": 950,
+        "provenTime": "2026-11-21T10:00:00Z",
+        "failedPermille": 1200,
+        "failedTime": "2026-11-21T10:05:00Z",
+        "burstinessPercent": 140,
+        "startupSeconds": [41, 39],
+    },
 }
 
 
@@ -332,7 +340,7 @@ def status_fields() -> list[str]:
         ("llmservice", ["A language model service and its SLOs."]),
         (
             "llmsvc.spec.engine.tokenBudget.min",
-            ["Minimum tokens", "1 to 1048576", "Defaults to 256"],
+            ["Minimum tokens", "1 to 1048576", "Defaults to 64"],
         ),
         ("llmsvc.spec.slo.classes", ["ttftMs", "-required-", "milliseconds"]),
         ("llmsvc.spec.engine.policy", ["sarathi", "Defaults to slo"]),

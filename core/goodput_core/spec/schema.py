@@ -19,11 +19,11 @@ from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_core.errors import ExitCode, InputError
 from goodput_core.files import write_atomically
 from goodput_core.spec.codec import MAX_ENTRIES, MAX_KEY
-from goodput_core.spec.declaration import camel_case, cross_field_rules, declared_fields
+from goodput_core.spec.declaration import Cel, camel_case, cross_field_rules, declared_fields
 from goodput_core.spec.llmservice import LLMService
 
 if TYPE_CHECKING:
-    from goodput_core.spec.declaration import Cel, DeclaredField, FieldRule
+    from goodput_core.spec.declaration import DeclaredField, FieldRule
 
 __all__ = ["json_schema", "main", "make_parser", "object_schema", "text_schema"]
 
@@ -98,6 +98,8 @@ def _list_schema(field: DeclaredField) -> dict[str, Any]:
     items = {**_OPAQUE, "maxProperties": MAX_ENTRIES}
     if field.nested is not None:
         items = object_schema(field.nested, None)
+    elif field.item is int:
+        items = _integer_schema(rule)
     schema: dict[str, Any] = {"type": "array", "items": items, "maxItems": rule.max_items}
     if rule.min_items is not None:
         schema["minItems"] = rule.min_items
@@ -128,7 +130,7 @@ def _scalar_schema(hint: Any, rule: FieldRule) -> dict[str, Any]:
     if hint is int:
         return _integer_schema(rule)
     if hint is float:
-        return {"type": "number"} | _bounds(rule)
+        return _number_schema(rule)
     assert hint in {str, Fraction}, hint
     return text_schema(rule)
 
@@ -138,6 +140,15 @@ def _integer_schema(rule: FieldRule) -> dict[str, Any]:
     if rule.maximum is not None and rule.maximum < 1 << 31:
         schema["format"] = "int32"
     return schema | _bounds(rule)
+
+
+def _number_schema(rule: FieldRule) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "number", **_bounds(rule)}
+    if isinstance(rule.minimum, float):
+        # For a whole number, the API server truncates the minimum.
+        cel = Cel(rule=f"self >= {rule.minimum}", message=f"must be at least {rule.minimum}")
+        schema["x-kubernetes-validations"] = [_rule_schema(cel, "")]
+    return schema
 
 
 def _bounds(rule: FieldRule) -> dict[str, Any]:

@@ -151,6 +151,20 @@ def test_a_list_that_is_a_map_has_its_key(name: str) -> None:
         assert key in node["items"]["required"]
 
 
+def test_the_items_of_a_list_have_the_type_of_the_field() -> None:
+    numbers = {p for p, f in DECLARED.items() if f.container is tuple and f.item is int}
+    assert numbers == {".status.learnt.startupSeconds"}
+    for path, field in DECLARED.items():
+        if field.container is tuple:
+            assert NODES[path]["items"]["type"] == ("integer" if path in numbers else "object")
+
+
+def test_a_fractional_minimum_is_also_a_rule() -> None:
+    """The API server truncates the minimum of a number if the value is whole."""
+    (rule,) = NODES[".spec.engine.ageingSeconds"]["x-kubernetes-validations"]
+    assert rule == {"rule": "self >= 0.001", "message": "must be at least 0.001"}
+
+
 def test_only_the_name_of_the_metadata_is_validated() -> None:
     name = ROOT["properties"]["metadata"]["properties"]
     assert name == {
