@@ -283,6 +283,14 @@ class Applier:
         }
         # Forced, because the operator is the only writer of the status.
         response = await self._client.apply(LLMSERVICE, body, force=True, subresource="status")
+        if isinstance(response, FailedCall) and ".status.learnt: field not declared" in (
+            response.message
+        ):
+            # The definition in the cluster is of a version without this optional field.
+            status = {name: value for name, value in action.status.items() if name != "learnt"}
+            response = await self._client.apply(
+                LLMSERVICE, {**body, "status": status}, force=True, subresource="status"
+            )
         if not isinstance(response, FailedCall):
             record.written = response
         elif not response.not_found:

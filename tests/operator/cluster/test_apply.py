@@ -316,6 +316,19 @@ async def test_the_complete_status_is_written_to_the_uid_of_the_service_and_reme
     assert outcome.failures == {}, "a deleted service has no conditions"
 
 
+async def test_under_an_earlier_definition_the_status_is_written_without_what_was_learnt(
+    bench: Any,
+) -> None:
+    path = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
+    bench.server.put(path, SERVICE)
+    message = "failed to create typed patch object: .status.learnt: field not declared in schema"
+    bench.server.rejections["PATCH", f"{path}/status"] = (500, {"message": message})
+    await carry_out(bench, WriteStatus(status={"replicas": 2, "learnt": {"startupSeconds": [3]}}))
+    first, second = (body["status"] for body in bench.server.bodies[-2:])
+    assert "learnt" in first
+    assert second == {"replicas": 2}
+
+
 async def test_pushes_run_concurrently_and_their_failures_are_stored_by_pod(bench: Any) -> None:
     engines = RecordedPushes()
     engines.failing["pod-1"] = "limits not pushed: no answer"
