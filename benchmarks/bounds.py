@@ -36,37 +36,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 from benchmarks.cells import Fleet
 from benchmarks.clairvoyant import Limits
+from benchmarks.design import textbook_cells
+from benchmarks.goodput_of_policies import CLASSES, TraceLoad, plan_of
 from benchmarks.loads import MIXES, Arrivals, Load, OfferedRequest, offered
 from benchmarks.prices import Prices, bound_at, edges_of, improve, reduce, solve
-from benchmarks.schedule_search import Schedule, best_schedule
+from benchmarks.schedule_search import best_schedule
 from benchmarks.stages import Demand, Resources, Stages, hidden_stages, known_stages
-from benchmarks.step_bounds import Capacity, StepBound, capacity_of
+from benchmarks.step_bounds import capacity_of
 
 from goodput_core.errors import GoodputError
-from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
-from goodput_replay.plan import RequestPlan
-from goodput_replay.run.slo import SLOClasses
-from goodput_traces.format.reader import open_trace
-from goodput_traces.sample import sample_path
-from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
+from goodput_traces.transforms import parse_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "Bound",
-    "Capacity",
-    "Demand",
-    "Limits",
-    "Schedule",
-    "StepBound",
-    "best_schedule",
-    "capacity_of",
-    "clairvoyant_bound",
-    "demands_of",
-    "informed_bound",
-]
+    from benchmarks.step_bounds import Capacity
+
+__all__ = ["Bound", "clairvoyant_bound", "demands_of", "informed_bound"]
 
 # Time is cut at every arrival and deadline if these are not more; else into equal intervals.
 _MOST_CUTS = 400
@@ -301,27 +288,9 @@ def measure(name: str, requests: Sequence[OfferedRequest], fleet: Fleet, rounds:
     )
 
 
-CLASSES = (
-    SLOClass(name="interactive", ttft_ms=500, tpot_ms=50),
-    SLOClass(name="batch", ttft_ms=10_000, tpot_ms=200),
-)
-RULES = ("batch: input_tokens >= 2048", "interactive: *")
-
-
 def trace_window(path: str, window: str | None, scale: Fraction) -> list[OfferedRequest]:
     """Return a window of a trace with the classes of `benchmarks.goodput_of_policies`."""
-    trace = open_trace(sample_path() if path == "sample" else path)
-    slo = SLOClasses(classes=CLASSES, default="interactive")
-    plan = RequestPlan(
-        trace=trace,
-        transforms=TransformPlan(
-            window=None if window is None else parse_window(window),
-            rate_scale=scale,
-            class_rules=parse_class_rules(RULES),
-            first_ns=trace.first_ns,
-        ),
-        slo=slo,
-    )
+    load = TraceLoad(trace=path, window=window, scale=scale)
     targets = {one.name: one.targets for one in CLASSES}
     return [
         OfferedRequest(
@@ -334,12 +303,8 @@ def trace_window(path: str, window: str | None, scale: Fraction) -> list[Offered
             hashes=planned.prompt.hashes,
             block_size=planned.prompt.block_size,
         )
-        for planned in plan.requests()
+        for planned in plan_of(load).requests()
     ]
-
-
-TEXTBOOK, TEXTBOOK_RATE_PER_S = "textbook", 400.0
-GENERATOR = Fleet(device="unit", kv_blocks=120, max_num_seqs=24, token_budget=8192)
 
 
 def loads(args: argparse.Namespace) -> Iterator[tuple[str, list[OfferedRequest], Fleet]]:
@@ -353,9 +318,9 @@ def loads(args: argparse.Namespace) -> Iterator[tuple[str, list[OfferedRequest],
             horizon_s=args.seconds,
         )
         yield f"{args.mix} {float(rate):g}/s", offered(load, args.seed), fleet
+    generator = textbook_cells()[0]
     for seed in args.generator_seeds:
-        requests = offered(Load(mix=TEXTBOOK, rate_per_s=TEXTBOOK_RATE_PER_S), int(seed))
-        yield f"generator, seed {seed}", requests, GENERATOR
+        yield f"generator, seed {seed}", offered(generator.load, int(seed)), generator.fleet
     if args.trace is not None:
         for scale in args.rate_scale:
             label = f"{Path(args.trace).stem} × {float(scale):g}"

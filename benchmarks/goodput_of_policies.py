@@ -52,11 +52,12 @@ CLASSES = (
     SLOClass(name="interactive", ttft_ms=500, tpot_ms=50),
     SLOClass(name="batch", ttft_ms=10_000, tpot_ms=200),
 )
+SLO = SLOClasses(classes=CLASSES, default="interactive")
 RULES = ("batch: input_tokens >= 2048", "interactive: *")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class TraceLoad:
     """A workload."""
 
     trace: str
@@ -83,11 +84,10 @@ class Served:
         return self.good / self.requests
 
 
-def serve(policy: str, load: Load, device: str) -> Served:
-    """Run one policy in virtual time."""
-    slo = SLOClasses(classes=CLASSES, default="interactive")
+def plan_of(load: TraceLoad) -> RequestPlan:
+    """Return the requests of a load."""
     trace = open_trace(sample_path() if load.trace == "sample" else load.trace)
-    plan = RequestPlan(
+    return RequestPlan(
         trace=trace,
         transforms=TransformPlan(
             window=None if load.window is None else parse_window(load.window),
@@ -95,8 +95,13 @@ def serve(policy: str, load: Load, device: str) -> Served:
             class_rules=parse_class_rules(RULES),
             first_ns=trace.first_ns,
         ),
-        slo=slo,
+        slo=SLO,
     )
+
+
+def serve(policy: str, load: TraceLoad, device: str) -> Served:
+    """Run one policy in virtual time."""
+    plan = plan_of(load)
     service = LLMService.from_dict(
         {
             "apiVersion": "goodput.dev/v1alpha1",
@@ -123,7 +128,7 @@ def serve(policy: str, load: Load, device: str) -> Served:
         source="benchmark",
         timeout_ns=TIMEOUT_S * NS_PER_S,
     )
-    by_name = slo.by_name()
+    by_name = SLO.by_name()
     blocks: dict[int, int] = {}
     classes = {c.name: [0, 0] for c in CLASSES}
     shed = 0
@@ -163,7 +168,7 @@ def ratio(one: Served, other: Served, seed: int = 1) -> tuple[float, float, floa
     return one.good / max(other.good, 1), float(low), float(high)
 
 
-def half_load(load: Load, device: str, steps: int) -> Fraction:
+def half_load(load: TraceLoad, device: str, steps: int) -> Fraction:
     """Return the rate scale at which about half of the requests meet their targets under `vllm`."""
     low, high = Fraction(1, 4), Fraction(1)
     while serve(Policy.VLLM, _scaled(load, high), device).attainment > 0.5:
@@ -175,8 +180,8 @@ def half_load(load: Load, device: str, steps: int) -> Fraction:
     return (low + high) / 2
 
 
-def _scaled(load: Load, scale: Fraction) -> Load:
-    return Load(trace=load.trace, window=load.window, scale=scale)
+def _scaled(load: TraceLoad, scale: Fraction) -> TraceLoad:
+    return TraceLoad(trace=load.trace, window=load.window, scale=scale)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -192,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="PNG to write")
     args = parser.parse_args(argv)
     policies = ["vllm", "sarathi", "slo"] if args.quick else args.policies.split(",")
-    start = Load(trace=args.trace, window=args.window, scale=Fraction(1))
+    start = TraceLoad(trace=args.trace, window=args.window, scale=Fraction(1))
     half = half_load(start, args.device, steps=3 if args.quick else 6)
     scales = [half * Fraction(text) for text in args.loads.split(",")]
     with ProcessPoolExecutor(max_workers=args.jobs) as pool:

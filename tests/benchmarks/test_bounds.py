@@ -12,23 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from benchmarks.bounds import (
-    Bound,
-    Capacity,
-    Demand,
-    Limits,
-    StepBound,
-    best_schedule,
-    capacity_of,
-    clairvoyant_bound,
-    demands_of,
-    informed_bound,
-    main,
-)
+from benchmarks.bounds import Bound, clairvoyant_bound, demands_of, informed_bound, main
 from benchmarks.cells import Cell, Fleet, run_cell
+from benchmarks.clairvoyant import Limits
+from benchmarks.design import textbook_cells
 from benchmarks.loads import Load, OfferedRequest, offered
 from benchmarks.prices import Prices, bound_at, edges_of
-from benchmarks.stages import Resources, hidden_stages, known_stages
+from benchmarks.schedule_search import best_schedule
+from benchmarks.stages import Demand, Resources, hidden_stages, known_stages
+from benchmarks.step_bounds import Capacity, StepBound, capacity_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -284,11 +276,7 @@ def test_every_line_lies_below_every_step(
 
 
 RUNS = {
-    "generator": Cell(
-        name="generator",
-        load=Load(mix="textbook", rate_per_s=400),
-        fleet=Fleet(device="unit", kv_blocks=120, max_num_seqs=24, token_budget=8192),
-    ),
+    "generator": textbook_cells()[0],
     "chat": Cell(name="chat", load=Load(mix="chat", rate_per_s=40, horizon_s=3), fleet=Fleet()),
     "small KV pool": Cell(
         name="kv",
