@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from tests.builders.schedulers import make_configure
+from tests.builders.schedulers import SteppedCore, make_configure
 
 from goodput_core.spec.choices import Preemption
 from goodput_core.units import NS_PER_MS
@@ -86,26 +86,27 @@ def _kept(mix: TwoKinds, seed: int, ageing_ms: int, preemption: Preemption) -> t
         ),
         replace(load_profile("unit"), kv_blocks=120),
     )
-    left = list(enumerate(arrivals))[::-1]
-    kept = {mix.urgent: 0, mix.background: 0}
-    while left or core.scheduler.has_work:
-        now_ns = core.next_event_ns()
-        if left and (now_ns is None or left[-1][1][0] <= now_ns):
-            rid, (now_ns, kind) = left.pop()
-            submit = Submit(
+    stepped = SteppedCore(core=core)
+    for rid, (at_ns, kind) in enumerate(arrivals):
+        stepped.move_to(at_ns)
+        stepped.submit(
+            Submit(
                 rid=rid,
-                arrival_ns=now_ns,
+                arrival_ns=at_ns,
                 input_tokens=rng.randint(*kind.prompt),
                 max_output_tokens=rng.randint(*kind.outputs),
                 priority=kind.priority,
                 executor=ExecutorInput(ignore_eos=True),
             )
-            assert core.submit(submit, now_ns) is None
-        assert now_ns is not None
-        outcome = core.advance(now_ns)
-        for progress in () if outcome is None else outcome.progress:
+        )
+        stepped.wake()
+    stepped.run()
+    kept = {mix.urgent: 0, mix.background: 0}
+    for outcome in stepped.outcomes:
+        for progress in outcome.progress:
             at_ns, kind = arrivals[progress.request.rid]
-            if progress.finish_reason and now_ns - at_ns <= kind.deadline_ms * NS_PER_MS:
+            took_ns = outcome.result.at_ns - at_ns
+            if progress.finish_reason and took_ns <= kind.deadline_ms * NS_PER_MS:
                 kept[kind] += 1
     return kept[mix.urgent], kept[mix.background]
 

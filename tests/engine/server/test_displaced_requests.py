@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -13,7 +12,7 @@ from tests.builders.http import PATIENCE_S
 if TYPE_CHECKING:
     from tests.engine.conftest import StartEngine
 
-BODY = {"model": "chat", "prompt": "x", "max_tokens": 5_000, "ignore_eos": True, "stream": True}
+BODY = {"model": "chat", "prompt": "x", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
 
 
 @pytest.mark.parametrize("policy", ["sarathi", "slo"])
@@ -39,17 +38,15 @@ async def test_the_displaced_request_gets_429_at_once_and_the_other_waits_in_its
         state = await engine.state_when(lambda state: state["waiting"] == 1)
         priority, weight, target_ns = state["displaceable"]
         assert (priority, weight, target_ns) == (0, 1, 86_400 * 10**9)
-        sent = time.monotonic()
         high = asyncio.create_task(send(http, 1))
         status, headers, body = await low
-        assert time.monotonic() - sent < 4, "the occupant runs for at least five seconds"
         assert status == 429
         assert int(headers["Retry-After"]) >= 1
         assert headers["Content-Type"].startswith("application/json")
         assert b"rate_limit_exceeded" in body
         assert b"more important" in body
         state = await engine.state_when(lambda state: state["shed"] == 1)
-        assert state["waiting"] == 1
+        assert (state["running"], state["waiting"]) == (1, 1), "the occupant still runs"
         equal_status, _, equal_body = await send(http, 1)
         assert equal_status == 429
         assert b"requests are waiting" in equal_body
