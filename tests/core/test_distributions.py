@@ -111,3 +111,12 @@ def test_chi_square_quantiles_grow_with_their_probability(
 @given(p=PROBABILITIES, a=st.floats(0.5, 1e8), b=st.floats(0.5, 1e8))
 def test_beta_quantiles_lie_between_zero_and_one(p: float, a: float, b: float) -> None:
     assert 0 <= beta_quantile(p, a, b) <= 1
+
+
+def test_a_beta_quantile_near_zero_is_accurate_whatever_the_larger_parameter() -> None:
+    # For small x, I_x(a, b) = x^a / (a B(a, b)) · (1 + O(x)).
+    a, b, p = 0.53125, 0.5, 1e-4
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    expected = math.exp((math.log(p * a) + log_beta) / a)
+    assert beta_quantile(p, a, b) == pytest.approx(expected, rel=1e-6)
+    assert beta_quantile(1 - p, b, a) == pytest.approx(1 - expected, abs=1e-12)

@@ -70,16 +70,9 @@ def beta_quantile(p: float, a: float, b: float) -> float:
         a: first parameter of the distribution, above 0.
         b: second parameter of the distribution, above 0.
     """
-    if a > b:  # the quantile is nearer to 1; its distance from 1 is more accurate
-        return 1 - beta_quantile(1 - p, b, a)
-
-    def density(x: float) -> float:
-        return _beta_scale(a, b, x) / (x * (1 - x)) if 0 < x < 1 else 0.0
-
-    mean = a / (a + b)
-    spread = math.sqrt(mean * (1 - mean) / (a + b + 1))
-    guess = mean + normal_quantile(p) * spread
-    return _invert(lambda x: _incomplete_beta(a, b, x), density, p, guess, 1.0)
+    if _incomplete_beta(a, b, 0.5) < p:  # the quantile is above 1/2: compute its distance from 1
+        return 1 - _small_beta_quantile(1 - p, b, a)
+    return _small_beta_quantile(p, a, b)
 
 
 @lru_cache(maxsize=1024)
@@ -96,6 +89,18 @@ def student_t_quantile(p: float, degrees: float) -> float:
         return -student_t_quantile(1 - p, degrees)
     x = beta_quantile(2 * (1 - p), degrees / 2, 0.5)
     return math.sqrt(degrees * (1 - x) / x)
+
+
+def _small_beta_quantile(p: float, a: float, b: float) -> float:
+    """Return a quantile of the beta distribution that is not above 1/2."""
+
+    def density(x: float) -> float:
+        return _beta_scale(a, b, x) / (x * (1 - x)) if 0 < x < 1 else 0.0
+
+    mean = a / (a + b)
+    spread = math.sqrt(mean * (1 - mean) / (a + b + 1))
+    guess = mean + normal_quantile(p) * spread
+    return _invert(lambda x: _incomplete_beta(a, b, x), density, p, guess, 1.0)
 
 
 def _invert(
