@@ -34,7 +34,7 @@ from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import RequestPlan
 from goodput_replay.run.slo import SLOClasses
 from goodput_traces.format.reader import open_trace
-from goodput_traces.sample import sample_path
+from goodput_traces.sample import trace_path
 from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Served:
 
 def plan_of(load: TraceLoad) -> RequestPlan:
     """Return the requests of a load."""
-    trace = open_trace(sample_path() if load.trace == "sample" else load.trace)
+    trace = open_trace(trace_path(load.trace))
     return RequestPlan(
         trace=trace,
         transforms=TransformPlan(

@@ -29,7 +29,7 @@ from goodput_core.units import NS_PER_S
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import PlannedRequest, PromptKey
 from goodput_traces.format.reader import open_trace
-from goodput_traces.sample import sample_path
+from goodput_traces.sample import trace_path
 from goodput_traces.transforms import TransformPlan, apply, parse_class_rules
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Day:
 
     def rows(self, *, copies: int = 1, stretch: int = 1) -> list[TraceRow]:
         """Return the rows of the trace, copied and stretched."""
-        trace = open_trace(sample_path() if self.trace == "sample" else self.trace)
+        trace = open_trace(trace_path(self.trace))
         plan = TransformPlan(
             rate_scale=Fraction(copies),
             speed=Fraction(1, stretch),

@@ -42,7 +42,7 @@ from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import RequestPlan
 from goodput_replay.run.slo import slo_classes
 from goodput_traces.format.reader import open_trace
-from goodput_traces.sample import sample_path
+from goodput_traces.sample import trace_path
 from goodput_traces.transforms import TransformPlan
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def library(trace: str, policy: str, *, fast_forward: bool, times: int) -> dict[
         fast_forward=fast_forward,
         configure=msgspec.structs.replace(settings.configure, policy=policy),
     )
-    opened = open_trace(sample_path() if trace == "sample" else trace)
+    opened = open_trace(trace_path(trace))
     plan = RequestPlan(
         trace=opened,
         transforms=TransformPlan(first_ns=opened.first_ns),

@@ -14,27 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from goodput_core.cli import installed_version
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_replay.arguments import ReplayOptions
 from goodput_replay.run.slo import SLOClasses
-from goodput_replay.run.summary import (
-    ClientSummary,
-    EmulationSummary,
-    RunSummary,
-    TargetSummary,
-    TraceSummary,
-)
-from goodput_replay.run.summary_builder import RunInfo
 from goodput_traces.format.reader import Trace
 from goodput_traces.format.schema import Clock
 from goodput_traces.transforms import TransformPlan, apply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -47,7 +36,6 @@ __all__ = [
     "PlannedRequest",
     "PromptKey",
     "RequestPlan",
-    "RunPlan",
     "require_fit",
     "survey",
 ]
@@ -220,87 +208,6 @@ class PlanStats:
     rows_with_targets: int = 0
     rows_with_hashes: int = 0
     examples: dict[str, PlannedRequest] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """Inputs of a run, fixed before it starts.
-
-    Args:
-        options: command-line options.
-        requests: requests to send.
-        stats: totals of `requests`.
-        trace: description of the trace for the summary.
-        headers: headers of every request; may contain a key.
-        salt: salt of the prompts.
-        service: name of the LLMService; empty with `--target`.
-        command: the command line without secrets.
-    """
-
-    options: ReplayOptions
-    requests: RequestPlan
-    stats: PlanStats
-    trace: TraceSummary
-    headers: dict[str, str]
-    salt: str
-    service: str
-    command: tuple[str, ...]
-
-    @property
-    def slo(self) -> SLOClasses:
-        """SLO classes for judging."""
-        return self.requests.slo
-
-    def info(
-        self,
-        *,
-        target: TargetSummary,
-        started: datetime,
-        client: ClientSummary,
-        salt: str = "",
-        stopped: str = "",
-        loop_lag_p99_ns: int = 0,
-        loop_lag_max_ns: int = 0,
-        emulation: EmulationSummary | None = None,
-    ) -> RunInfo:
-        """Describe the run for its summary.
-
-        Args:
-            target: target server.
-            started: time zero of the run, timezone-aware.
-            client: resource usage of the client.
-            salt: salt of the prompts; empty if prompts have no text.
-            stopped: cause of an early end, which completes "the run ended early: "; empty if the
-                run is complete.
-            loop_lag_p99_ns: p99 delay of the client's event loop.
-            loop_lag_max_ns: maximum delay of the client's event loop.
-            emulation: emulated fleet and its totals; None in real time.
-        """
-        stats = self.stats
-        start_ns = (stats.first_judged_ns or 0) if stats.warmup_rows else 0
-        return RunInfo(
-            trace=self.trace,
-            target=target,
-            run=RunSummary(
-                started_at=started.isoformat(timespec="microseconds"),
-                goodput_version=installed_version(),
-                command=self.command,
-                seed=self.options.seed,
-                salt=salt,
-                complete=not stopped,
-                abort_reason=stopped,
-            ),
-            slo=self.slo,
-            window_start_ns=start_ns,
-            window_ns=max(1, self.requests.window_ns(stats) - start_ns),
-            rows_planned=stats.rows - stats.warmup_rows,
-            warmup_rows=stats.warmup_rows,
-            confidence=float(self.options.confidence),
-            client=client,
-            loop_lag_p99_ns=loop_lag_p99_ns,
-            loop_lag_max_ns=loop_lag_max_ns,
-            emulation=emulation,
-        )
 
 
 def survey(plan: RequestPlan) -> PlanStats:

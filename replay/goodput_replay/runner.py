@@ -28,14 +28,15 @@ from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
-from goodput_replay.plan import PlanStats, RequestPlan, RunPlan, require_fit, survey
+from goodput_replay.plan import PlanStats, RequestPlan, require_fit, survey
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
 from goodput_replay.run.terminal import print_summary
+from goodput_replay.run_plan import RunPlan
 from goodput_replay.sending.target import require_permission
 from goodput_traces.format.reader import open_trace
-from goodput_traces.sample import sample_path
+from goodput_traces.sample import SAMPLE, trace_path
 from goodput_traces.transforms import TransformPlan
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_SAMPLE = "sample"
 _SYNTHETIC = "synthetic"
 
 
@@ -66,10 +66,7 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
     Raises:
         GoodputError: the run could not start, or ended early.
     """
-    trace = open_trace(
-        sample_path() if options.trace == _SAMPLE else options.trace,
-        max_decoded_bytes=options.max_decoded_bytes,
-    )
+    trace = open_trace(trace_path(options.trace), max_decoded_bytes=options.max_decoded_bytes)
     slo, service = _read_slo_and_service(options)
     fleet = _fleet_settings(options, service)
     requests = RequestPlan(
@@ -238,7 +235,7 @@ def _trace_summary(options: ReplayOptions, trace: Trace) -> TraceSummary:
     metadata = trace.metadata
     return TraceSummary(
         # A path may contain the name of a person, so only the file name is recorded.
-        name=_SAMPLE if options.trace == _SAMPLE else Path(options.trace).name,
+        name=SAMPLE if options.trace == SAMPLE else Path(options.trace).name,
         digest=f"sha256:{digest}",
         source=metadata.source,
         licence=metadata.licence,

@@ -16,15 +16,14 @@ from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_traces.exporters import EXPORTS
 from goodput_traces.importers import FORMATS
-from goodput_traces.sample import sample_path
+from goodput_traces.sample import SAMPLE, trace_path
 from goodput_traces.synthesis import SynthesisOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SAMPLE", "main", "make_parser"]
+__all__ = ["main", "make_parser"]
 
-SAMPLE: Final = "sample"
 """The name of the trace shipped with Goodput on the command line."""
 _MAX_DURATION_NS: Final = 31 * 86_400 * NS_PER_S
 
@@ -194,7 +193,7 @@ def _add_synthesize(commands: Any) -> None:
 def _add_trace(parser: CommandParser) -> None:
     parser.add_argument(
         "trace",
-        type=lambda text: sample_path() if text == SAMPLE else Path(text),
+        type=trace_path,
         metavar="TRACE",
         help=f"a trace; `{SAMPLE}` is the one shipped with goodput",
     )

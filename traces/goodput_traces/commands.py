@@ -13,7 +13,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
-from goodput_traces.cli import SAMPLE
 from goodput_traces.describe import describe
 from goodput_traces.describe.view import print_description, to_json
 from goodput_traces.exporters.run import export_trace
@@ -21,7 +20,7 @@ from goodput_traces.format.reader import open_trace
 from goodput_traces.format.writer import write_trace
 from goodput_traces.importers.base import ImportOptions
 from goodput_traces.importers.run import import_trace
-from goodput_traces.sample import sample_path
+from goodput_traces.sample import SAMPLE, sample_path
 from goodput_traces.synthesis import SynthesisOptions, synthesize, synthetic_metadata
 
 if TYPE_CHECKING:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.settings import FleetSettings
-    from goodput_replay.plan import PlannedRequest, PlanStats, RunPlan
+    from goodput_replay.plan import PlannedRequest, PlanStats
     from goodput_replay.run.folder import RunWriter
+    from goodput_replay.run_plan import RunPlan
 
 __all__ = ["Stopped", "display", "emulated_run", "stoppable"]
 

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_replay.plan import RunPlan
     from goodput_replay.run.folder import RunWriter
     from goodput_replay.run.summary import Summary
+    from goodput_replay.run_plan import RunPlan
 
 __all__ = ["replay"]
 

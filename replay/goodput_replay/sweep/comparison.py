@@ -27,7 +27,7 @@ from goodput_replay.emulation.settings import read_topology
 from goodput_replay.run.tables import choose_table, open_console
 from goodput_replay.sweep.candidates import Candidate, Evaluation, SweepInput, evaluate, grid
 from goodput_replay.sweep.recommendation import as_json, label, recommend, tables
-from goodput_traces.sample import sample_path
+from goodput_traces.sample import trace_path
 from goodput_traces.transforms import TransformPlan, parse_class_rules
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["compare", "evaluate_all"]
 
 _MAX_CANDIDATES: Final = 2000
-_SAMPLE: Final = "sample"
 _PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
 
@@ -189,7 +188,7 @@ def _sweep_input(arguments: Any) -> SweepInput:
     except ValueError as error:
         raise UsageError(f"goodput policies: --class-by: {error}") from error
     return SweepInput(
-        trace=sample_path() if arguments.trace == _SAMPLE else Path(arguments.trace),
+        trace=trace_path(arguments.trace),
         max_decoded_bytes=arguments.max_decoded_size,
         manifest=arguments.file,
         device=arguments.device,

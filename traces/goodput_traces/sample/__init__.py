@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-__all__ = ["sample_path"]
+__all__ = ["SAMPLE", "sample_path", "trace_path"]
+
+SAMPLE: Final = "sample"
+"""Name of the sample trace on command lines."""
 
 
 def sample_path() -> Path:
-    """Return the path of the sample trace, which `--trace sample` names."""
+    """Return the path of the sample trace."""
     return Path(__file__).parent / "sample.parquet"
+
+
+def trace_path(name: str) -> Path:
+    """Return the path of a trace on a command line: a file, or `sample`."""
+    return sample_path() if name == SAMPLE else Path(name)
