@@ -102,7 +102,7 @@ class EngineCore:
         plan can drop late ones.
         """
         rejected: list[Rejected] = []
-        for removal in self.scheduler.take_removed():
+        for removal in self.scheduler.admission.take_removed():
             request = removal.request
             rejected.append(_rejected(request.rid, removal.rejection))
             self._changed = True
@@ -292,9 +292,6 @@ class EngineCore:
         host_free, host_total = scheduler.host_blocks
         lengths = scheduler.policy.prediction_error
         decision = None if budget is None else budget.latest
-        displaceable = None
-        if waiting and 2 * waiting >= limits.max_waiting:  # otherwise, no request is rejected
-            displaceable = scheduler.admission.displaceable()
         counters = asdict(scheduler.stats)
         counters["shed"] += self._rejected_draining
         return EngineState(
@@ -321,7 +318,7 @@ class EngineCore:
             safety_percent=0 if budget is None else budget.safety_percent,
             prompt_tokens=0 if decision is None else decision.tokens,
             prompt_reason="" if decision is None else decision.reason,
-            displaceable=displaceable,
+            displaceable=scheduler.admission.displaceable(),
         )
 
     def _within_bounds(self, token_budget: int) -> int:

@@ -169,10 +169,15 @@ class Admission:
     def displaceable(self) -> Importance | None:
         """Return the importance of the request that a full queue would reject first.
 
-        A new request is admitted to a full queue if it is more important. None if no waiting
-        request may be displaced.
+        A new request is admitted to a full queue if it is more important.
+
+        Returns:
+            None if no waiting request may be displaced, or if less than half of the queue is used:
+            then the engine is not saturated (`goodput_core.placement.is_saturated`).
         """
-        now_ns = self._view.now_ns
+        view, now_ns = self._view, self._view.now_ns
+        if 2 * len(view.waiting) < view.limits.max_waiting:
+            return None
         least = self._unstarted.least(now_ns)
         return None if least is None else self._unstarted.importance(least, now_ns)
 

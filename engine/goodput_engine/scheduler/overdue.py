@@ -29,13 +29,16 @@ DROPPABLE: Final = (
 blocks are being copied."""
 _RETRY_NS: Final = 1_000_000
 """Time after which an overdue request in another state is checked again."""
+_MIN_CHECKS: Final = 256
+"""Below this number of checks, those of ended requests are not worth a rebuild."""
 
 
 class OverdueRequests:
     """Watches the targets of the requests of one scheduler.
 
     Args:
-        requests: the requests of the scheduler that have not ended, by rid.
+        requests: the requests of the scheduler by rid. One that has ended stays in it until no
+            plan uses its blocks.
     """
 
     __slots__ = ("_due", "_requests")
@@ -48,8 +51,13 @@ class OverdueRequests:
     def watch(self, request: ScheduledRequest, now_ns: int) -> None:
         """Watch a request until it ends or is overdue."""
         check_ns = _next_check_ns(request, now_ns)
-        if check_ns is not None:
-            heapq.heappush(self._due, (check_ns, request.rid))
+        if check_ns is None:
+            return
+        # A target may pass hours after its request has ended.
+        if len(self._due) > _MIN_CHECKS + 2 * len(self._requests):
+            self._due[:] = [check for check in self._due if check[1] in self._requests]
+            heapq.heapify(self._due)
+        heapq.heappush(self._due, (check_ns, request.rid))
 
     def take(self, now_ns: int) -> list[tuple[ScheduledRequest, str]]:
         """Return the requests that became overdue, each once, with the missed target."""

@@ -192,8 +192,6 @@ class StepBuilder:
             count in the batch width of this plan.
         decodes: number of members of the decode batch that decode in this plan.
         displaced: True if requests were evicted; these may have new blocks in this plan.
-        tokens, context, squares: sums over the chunks, as in `StepShape`.
-        longest: tokens of the longest chunk.
         pending: number of blocks that commits will free, less those that requests of this plan
             wait for; None if not counted yet.
         owed: number of blocks that ready requests need and that admissions must leave free.
@@ -210,10 +208,6 @@ class StepBuilder:
     ended: int = 0
     decodes: int = 0
     displaced: bool = False
-    tokens: int = 0
-    context: int = 0
-    squares: int = 0
-    longest: int = 0
     pending: int | None = None
     owed: int = 0
     starved: bool = False

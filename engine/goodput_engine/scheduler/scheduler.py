@@ -46,7 +46,7 @@ from goodput_engine.scheduler.transfer.kv_transfer import KVTransfer
 
 if TYPE_CHECKING:
     from goodput_engine.kv.blocks import BlockPool
-    from goodput_engine.scheduler.admission import Rejection, Removal
+    from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.plan import Copy, StepResult
     from goodput_engine.scheduler.policy import Phase, SchedulerLimits, SchedulingPolicy
     from goodput_engine.scheduler.prefill_budget import PrefillBudget
@@ -152,10 +152,6 @@ class Scheduler(SchedulerView):
         assert request.rid not in self._table.requests, request.rid
         self.now_ns = now_ns
         return self.admission.admit(request)
-
-    def take_removed(self) -> list[Removal]:
-        """Return the admitted requests that were displaced or dropped since the last call."""
-        return self.admission.take_removed()
 
     def cancel(self, rid: int) -> bool:
         """Cancel a request; do nothing for an unknown or finished one.
@@ -346,11 +342,7 @@ class Scheduler(SchedulerView):
             )
         )
         step.requests.append(request)
-        step.tokens += tokens
         step.left -= tokens
-        step.context += end
-        step.squares += end * end - start * start
-        step.longest = max(step.longest, tokens)
         request.base_computed = end
         request.last_plan = step.plan_id
         if not is_last:
@@ -377,14 +369,10 @@ class Scheduler(SchedulerView):
         new_blocks = step.new_blocks
         if step.displaced:  # omit the blocks of requests that have been evicted
             new_blocks = [(rid, block) for rid, block in new_blocks if rid in batch.members]
-        shape = StepShape(
-            num_requests=decodes + len(step.chunks),
-            num_tokens=decodes + step.tokens,
-            context_tokens=decode_context + step.context,
-            max_chunk_tokens=step.longest or min(decodes, 1),
-            num_decodes=decodes,
+        shape = StepShape.of(
+            decodes=decodes,
             decode_context_tokens=decode_context,
-            prefill_squares=step.squares,
+            chunks=[(chunk.start, chunk.num_tokens) for chunk in step.chunks],
         )
         copies: tuple[Copy, ...] = ()
         copied: list[ScheduledRequest] = []

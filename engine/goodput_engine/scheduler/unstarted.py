@@ -116,8 +116,12 @@ class UnstartedRequests:
         return None
 
     def _is_current(self, request: ScheduledRequest, level: int, now_ns: int) -> bool:
-        """Return True unless the request has started, ended, or left the level."""
-        return _is_unstarted(request) and self._level(request, now_ns)[0] == level
+        """Return True unless the request has started, ended, or risen above the level.
+
+        A commit is dated at the end of its step, which may be before the latest arrival. So a
+        request that has risen may be below its new level at `now_ns` again.
+        """
+        return _is_unstarted(request) and self._level(request, now_ns)[0] <= level
 
     def _insert(self, request: ScheduledRequest, now_ns: int) -> None:
         number, rises_ns = self._level(request, now_ns)

@@ -151,9 +151,6 @@ class VirtualReplica:
         waiting, limits = len(scheduler.waiting), scheduler.limits
         total_blocks = scheduler.total_blocks
         used_blocks = total_blocks - scheduler.free_blocks
-        displaceable = None
-        if waiting and 2 * waiting >= limits.max_waiting:  # otherwise, it is not saturated
-            displaceable = scheduler.admission.displaceable()
         return ReplicaLoad(
             name=self.name,
             in_flight=len(self._requests),
@@ -170,7 +167,7 @@ class VirtualReplica:
                 kv_total_blocks=total_blocks,
             ),
             draining=self.draining,
-            displaceable=displaceable,
+            displaceable=scheduler.admission.displaceable(),
         )
 
     # --- requests: call `settle` after these methods, before time advances --------------------

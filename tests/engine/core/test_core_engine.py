@@ -77,8 +77,10 @@ def test_a_dropped_request_is_reported_once_and_counted_and_gets_no_more_output(
     while now_ns is not None:
         outputs = core.step(now_ns)
         emitted += [(now_ns, o.rid) for o in (outputs.outputs if outputs else ())]
-        reported += [(now_ns, r.rid, r.reason) for r in core.take_rejected()]
-        assert all(r.retry_after_s >= 1 for r in core.take_rejected())
+        rejected = core.take_rejected()
+        assert all(r.retry_after_s >= 1 for r in rejected)
+        assert core.take_rejected() == []
+        reported += [(now_ns, r.rid, r.reason) for r in rejected]
         now_ns = core.next_event_ns()
     # The first request is late at the end of the third step, and so is the second one.
     assert reported == [(3 * _MS, 1, "late"), (3 * _MS, 2, "late")]

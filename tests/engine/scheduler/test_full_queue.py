@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders.schedulers import NO_TARGETS, make_scheduler, take_step
+from tests.builders.schedulers import NO_TARGETS, commit_plan, make_scheduler, take_step
 
 from goodput_core.slo.targets import Targets
 from goodput_engine.scheduler.policies.priority import PriorityPolicy
@@ -59,7 +59,7 @@ def _waiting(scheduler: Scheduler) -> list[int]:
 
 
 def _removed(scheduler: Scheduler) -> list[tuple[int, str]]:
-    return [(r.request.rid, r.rejection.reason) for r in scheduler.take_removed()]
+    return [(r.request.rid, r.rejection.reason) for r in scheduler.admission.take_removed()]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -85,7 +85,7 @@ def test_under_every_policy_a_request_that_is_not_more_important_is_rejected(pol
         assert rejection is not None
         assert rejection.reason == "queue_full"
     assert _waiting(scheduler) == [1, 2]
-    assert not scheduler.take_removed()
+    assert not scheduler.admission.take_removed()
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,30 @@ def test_the_importance_of_the_first_victim_is_reported() -> None:
     assert scheduler.admission.displaceable() == (3, 2, 100)
     scheduler.now_ns = 500
     assert scheduler.admission.displaceable() == (3, 0, 100)
+
+
+def test_no_importance_is_reported_while_less_than_half_of_the_queue_is_used() -> None:
+    scheduler = make_scheduler(seqs=1, waiting=4)
+    assert _add(scheduler, 1) is None
+    assert scheduler.admission.displaceable() is None
+    assert _add(scheduler, 2) is None
+    assert scheduler.admission.displaceable() is not None
+
+
+def test_a_step_that_ended_before_the_latest_arrival_hides_no_victim() -> None:
+    scheduler = make_scheduler(PriorityPolicy(ageing_ns=1000), seqs=1, waiting=1)
+    assert _add(scheduler, 100, priority=2) is None
+    take_step(scheduler)
+    assert _add(scheduler, 1, priority=-1, at_ns=0, targets=NO_TARGETS) is None
+    plan = scheduler.plan(10)
+    assert plan is not None
+    assert _add(scheduler, 2, priority=0, at_ns=1000, targets=NO_TARGETS) is not None
+    commit_plan(scheduler, plan, at_ns=999)
+    reported = scheduler.admission.displaceable()
+    assert reported is not None
+    assert reported.priority == -1, "it rises at 1000 ns"
+    assert _add(scheduler, 3, priority=1, at_ns=1001, targets=NO_TARGETS) is None
+    assert _removed(scheduler) == [(1, "displaced")]
 
 
 _TARGETS = [NO_TARGETS, Targets(ttft_ns=20), Targets(ttft_ns=60), Targets(e2e_ns=40)]

@@ -38,7 +38,7 @@ class Displacing(SarathiPolicy):
 
 
 class Impatient(SarathiPolicy):
-    """Requests with a TTFT target of 1 ns are expected to be late."""
+    """Requests with a TBT target of 1 ns are expected to be late."""
 
     name = Policy.SLO
 
@@ -55,7 +55,7 @@ def _waiting(scheduler: Scheduler) -> list[int]:
 
 
 def _removed(scheduler: Scheduler) -> list[tuple[int, str]]:
-    return [(r.request.rid, r.rejection.reason) for r in scheduler.take_removed()]
+    return [(r.request.rid, r.rejection.reason) for r in scheduler.admission.take_removed()]
 
 
 def test_a_new_request_displaces_the_waiting_requests_that_the_policy_names() -> None:
@@ -81,7 +81,7 @@ def test_a_request_that_is_rejected_displaces_no_other() -> None:
     too_long = ScheduledRequest(rid=3, arrival_ns=3, input_tokens=60, priority=9)
     assert scheduler.add(too_long, 3) is not None
     assert _waiting(scheduler) == [2]
-    assert not scheduler.take_removed()
+    assert not scheduler.admission.take_removed()
 
 
 def _dropping(**changes: object) -> Scheduler:
@@ -95,9 +95,9 @@ def test_a_waiting_request_is_dropped_once_its_ttft_target_has_passed() -> None:
     add_request(scheduler, 2, 10, 5, arrival_ns=0, targets=Targets(ttft_ns=100))
     take_step(scheduler, at_ns=99)
     take_step(scheduler, at_ns=100)
-    assert not scheduler.take_removed(), "a token at the target is in time"
+    assert not scheduler.admission.take_removed(), "a token at the target is in time"
     take_step(scheduler, at_ns=101)
-    (removal,) = scheduler.take_removed()
+    (removal,) = scheduler.admission.take_removed()
     assert removal.request.rid == 2
     assert removal.rejection.reason == "late"
     assert removal.rejection.overload
@@ -122,7 +122,7 @@ def test_a_running_request_is_dropped_once_no_continuation_is_in_time(
     take_step(scheduler, at_ns=10)
     assert request.output_tokens == 1
     take_step(scheduler, at_ns=in_time_ns)
-    assert not scheduler.take_removed()
+    assert not scheduler.admission.take_removed()
     assert scheduler.plan(late_ns) is None
     assert _removed(scheduler) == [(1, "late")]
     assert not scheduler.has_work
@@ -136,7 +136,17 @@ def test_requests_in_time_and_requests_without_targets_are_never_dropped() -> No
     for at_ns in range(10, 410, 10):
         take_step(scheduler, at_ns=at_ns)
     assert not scheduler.has_work
-    assert not scheduler.take_removed()
+    assert not scheduler.admission.take_removed()
+
+
+def test_checks_of_ended_requests_are_forgotten_long_before_their_targets_pass() -> None:
+    scheduler = _dropping()
+    for rid in range(1, 3000):
+        add_request(scheduler, rid, 8, 1, at_ns=rid, targets=Targets(e2e_ns=10**15))
+        take_step(scheduler, at_ns=rid)
+    overdue = scheduler.admission.overdue
+    assert overdue is not None
+    assert len(overdue._due) < 300
 
 
 def test_late_requests_are_served_to_their_end_by_default() -> None:
@@ -180,7 +190,7 @@ def test_a_policy_can_drop_requests_that_it_expects_to_be_late() -> None:
     finishing = make_scheduler(Impatient())
     add_request(finishing, 1, 10, 50, targets=expected_late)
     take_step(finishing)
-    assert not finishing.take_removed(), "the hook is for lateRequests: drop"
+    assert not finishing.admission.take_removed(), "the hook is for lateRequests: drop"
 
 
 _ARRIVALS = st.lists(
@@ -237,7 +247,7 @@ def test_under_every_policy_each_request_ends_or_is_dropped_late_and_blocks_come
             scheduler.end_input()
         while (plan := scheduler.plan(now_ns)) is not None:
             flight.append(plan)
-        for removal in scheduler.take_removed():
+        for removal in scheduler.admission.take_removed():
             assert removal.request.rid not in dropped
             dropped[removal.request.rid] = now_ns
         now_ns += 10
