@@ -26,6 +26,8 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from goodput_core.histogram import LengthBin
+
 __all__ = [
     "LONG_NS",
     "ArrivalSample",
@@ -186,8 +188,8 @@ def replica_capacity(
         queue=EngineQueue(
             alone_s=engine.request_ns(1) / NS_PER_S,
             prefill_s=engine.prefill_ns(math.ceil(0.75 * batch)) / NS_PER_S,
-            prompt_spread=_relative_square(mix, lambda prompt, _: prompt),
-            memory_spread=_relative_square(mix, lambda prompt, out: out * (prompt + out / 2)),
+            prompt_spread=_relative_square(mix, lambda b: b.input_tokens),
+            memory_spread=_relative_square(mix, _context),
         )
         if feasible
         else None,
@@ -270,7 +272,7 @@ def _means(mix: LengthMix) -> _Means | None:
     squares = context = 0.0
     for b in mix.bins:
         squares += (b.input_tokens**2 - b.cached_tokens**2) / b.requests
-        context += b.output_tokens * (b.input_tokens + b.output_tokens / 2) / b.requests
+        context += _context(b)
     return _Means(
         prompt=prompt / requests,
         computed=computed / requests,
@@ -280,18 +282,23 @@ def _means(mix: LengthMix) -> _Means | None:
     )
 
 
-def _relative_square(mix: LengthMix, size: Callable[[float, float], float]) -> float:
+def _context(b: LengthBin) -> float:
+    """Return the summed contexts of all decodes of a bin's requests."""
+    return b.output_tokens * (b.input_tokens + b.output_tokens / 2) / b.requests
+
+
+def _relative_square(mix: LengthMix, size: Callable[[LengthBin], float]) -> float:
     """Return the mean square of a size of the requests, divided by the squared mean, at least 1.
 
     Args:
         mix: lengths of requests; those of one bin count as equal.
-        size: the size of a request with these prompt and output tokens.
+        size: returns the sum of the sizes of the requests of a bin.
     """
     total = squared = 0.0
     for b in mix.bins:
-        one = size(b.input_tokens / b.requests, b.output_tokens / b.requests)
-        total += one * b.requests
-        squared += one * one * b.requests
+        summed = size(b)
+        total += summed
+        squared += summed * summed / b.requests
     return max(1.0, squared * mix.requests / (total * total)) if total else 1.0
 
 
@@ -301,12 +308,10 @@ def _spread(device: DeviceCapacity, mix: LengthMix, beside: StepShape) -> float:
     tokens = 256
     prompt_ns = (device.step_ns(beside.with_chunk(0, tokens)) - base_ns) / tokens
     token_ns = base_ns / max(1, beside.num_requests)
-    total = squared = 0.0
-    for b in mix.bins:
-        cost = (b.input_tokens - b.cached_tokens) * prompt_ns + b.output_tokens * token_ns
-        total += cost
-        squared += cost * cost / b.requests
-    return max(1.0, squared * mix.requests / (total * total)) if total else 1.0
+    return _relative_square(
+        mix,
+        lambda b: (b.input_tokens - b.cached_tokens) * prompt_ns + b.output_tokens * token_ns,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ batch, a replica completes more of them per second, up to its largest batch; fur
 The probabilities decrease the faster, the more replicas share the arrivals, and the slower, the
 more arrivals and lengths vary. The second queue has one server and an exponential tail.
 
-This module must not know how many replicas there are, or whether targets were met.
+This module must not know whether targets were met.
 
 Source: Kelly, "Reversibility and Stochastic Networks", 1979, chapter 3 (processor sharing with a
 rate that depends on the number of requests); Kingman, "The Single Server Queue in Heavy Traffic",

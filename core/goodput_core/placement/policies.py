@@ -237,7 +237,7 @@ def _place(
     importance: Importance | None = None,
 ) -> tuple[PlacementState, Placement]:
     candidates = [r for r in replicas if r.ready and not r.saturated and not r.draining]
-    displacing = importance is not None and not candidates
+    displacing = not candidates
     if displacing:
         candidates = _find_displaceable(replicas, importance)
     name: str | None = None
@@ -267,7 +267,7 @@ def _find_displaceable(
 ) -> list[ReplicaLoad]:
     """Return the replicas on which the least important request of all replicas waits.
 
-    The list is empty if the new request is not more important.
+    The list is empty if the new request is not more important, or displaces no other.
     """
     waiting = [
         (r.displaceable, r)
