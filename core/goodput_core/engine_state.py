@@ -55,6 +55,10 @@ class EngineStatistics:
             **{name: getattr(self, name) + getattr(other, name) for name in _COUNTERS}
         )
 
+    def counters(self) -> dict[str, int]:
+        """Return the counters by name, as `asdict` does, but fast enough for every step."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
 
 _COUNTERS: Final = tuple(field.name for field in fields(EngineStatistics))
 NO_STATISTICS: Final = EngineStatistics()

@@ -8,7 +8,7 @@ This module does not handle sockets, HTTP or text.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from goodput_core.engine_state import EngineState
@@ -292,7 +292,7 @@ class EngineCore:
         host_free, host_total = scheduler.host_blocks
         lengths = scheduler.policy.prediction_error
         decision = None if budget is None else budget.latest
-        counters = asdict(scheduler.stats)
+        counters = scheduler.stats.counters()
         counters["shed"] += self._rejected_draining
         return EngineState(
             **counters,
