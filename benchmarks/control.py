@@ -12,7 +12,7 @@ other point beats are its curve. Our law has no target except the objectives of 
 is one point, which must lie below each curve. At the end, our law runs under constant load, where
 any change after the start is a failure.
 
-    python -m benchmarks.control --trace azure.parquet --plot docs/images/control.png
+    python -m benchmarks.control --trace azure.parquet --plot control.png
     python -m benchmarks.control --trace azure.parquet --stretch 6 --copies 4  # a sixth of the time
     python -m benchmarks.control --quick  # a part of an hour, a few laws
 """
@@ -330,8 +330,8 @@ def stored_results(path: Path, day: Day) -> dict[Run, LawResult]:
 def above_curves(results: Sequence[LawResult]) -> list[str]:
     """Return the laws whose curve our law does not lie below."""
     above: list[str] = []
-    for ours in results:
-        for name in TARGETS if ours.law == "ours" else ():
+    for ours in (r for r in results if r.law == "ours"):
+        for name in TARGETS:
             points = [(r.below_h, r.device_h) for r in results if r.law == name]
             hours = gpu_hours_at(points, ours.below_h)
             if hours is not None and ours.device_h >= hours:

@@ -23,6 +23,7 @@ import platform
 import random
 import statistics
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from goodput_core.slo.targets import Targets
@@ -38,8 +39,6 @@ from goodput_engine.scheduler.request_table import ScheduledRequest
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from goodput_engine.scheduler.plan import StepPlan
 
 RUNNING = (32, 256, 1024)
@@ -53,8 +52,6 @@ class Load:
     """A scheduler with a constant number of running requests."""
 
     def __init__(self, policy: str, running: int, workload: str, depth: int) -> None:
-        from collections import deque
-
         self.random = random.Random(running)
         self.mixed = workload == "mixed"
         self.scheduler = Scheduler(

@@ -9,12 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.builders.manifests import write_manifest
+from tests.builders.traces import trace_row, write_rows
 
 from goodput_core.dispatch import run_command
-from goodput_core.units import NS_PER_S
 from goodput_engine.device.load import load_profile
-from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
-from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,19 +22,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """Return a trace of two requests, with 200 and with 50 prompt tokens."""
-    path = tmp_path / "t.parquet"
-    rows = [
-        TraceRow(
-            request_id=f"r{number}",
-            timestamp_start_unix_ns=number * NS_PER_S,
-            input_tokens=tokens,
-            output_tokens=10,
-            ttft_target_ms=500.0,
-        )
-        for number, tokens in enumerate((200, 50))
-    ]
-    write_trace(path, rows, TraceMetadata(source="a test", clock=Clock.ABSOLUTE))
-    return path
+    rows = (
+        trace_row(n, at_s=n, input_tokens=tokens, output_tokens=10, ttft_target_ms=500.0)
+        for n, tokens in enumerate((200, 50))
+    )
+    return write_rows(tmp_path / "t.parquet", rows)
 
 
 def _device(folder: Path, **numbers: int) -> Path:
