@@ -1,4 +1,4 @@
-"""Cost and attainment of control laws over four days of traffic, in virtual time.
+"""Cost and attainment of control laws over five days of traffic, in virtual time.
 
 The days (`stretched_day.py`) are served by a fleet of small devices. Our laws are compared with two
 fixed fleets, for the peak and for the mean, with an HPA on requests in flight, and with the laws of

@@ -1,4 +1,4 @@
-"""Four days of traffic made from an hour of production, and the small fleet that serves them.
+"""Five days of traffic made from an hour of production, and the small fleet that serves them.
 
 The day `documented` is the hour itself, stretched over a day. The trace's transforms make 24 copies
 of each request and stretch time by 24, so the rate is that of the trace, and each of its minutes
@@ -12,13 +12,16 @@ the documented day's mean:
 
 - `night`: 5 % in the first and in the last part of the day, 150 % between them;
 - `flash`: 50 %, and three sudden crowds of 200, 150 and 250 % for 5, 15 and 40 minutes;
-- `drift`: 100 %, while outputs slowly become longer, from half to twice those of the trace.
+- `drift`: 100 %, while outputs slowly become longer, from half to twice those of the trace;
+- `bursts`: 50 and 200 % in turns of random length, on average 60 and 30 seconds. No replica starts
+  in time for such a burst, and the mean over a few minutes hardly changes.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -40,11 +43,13 @@ if TYPE_CHECKING:
 
 SEED = 1
 DEVICE = Path(__file__).with_name("llama-3-8b-l4.yaml")
-DAYS: Final = ("documented", "night", "flash", "drift")
+DAYS: Final = ("documented", "night", "flash", "drift", "bursts")
 _MOST: Final = 2.5
 """The largest multiple of the mean rate in any of the days but the documented one."""
 _CROWDS: Final = ((0.15, 300, 2.0), (0.4, 900, 1.5), (0.7, 2400, 2.5))
 """Start as a share of the day, length in seconds, and rate of each crowd."""
+_TURNS: Final = ((60.0, 0.5), (30.0, 2.0))
+"""Mean length in seconds and rate of the two turns of the day `bursts`; the mean rate is 1."""
 RULES = ("batch: input_tokens >= 2048", "interactive: *")
 MANIFEST: dict[str, Any] = {
     "apiVersion": "goodput.dev/v1alpha1",
@@ -128,11 +133,12 @@ class Day:
             hour_s = (rows[-1].timestamp_start_unix_ns - rows[0].timestamp_start_unix_ns) / NS_PER_S
             length_s = hour_s * self.stretch
             mean = len(rows) * self.copies / length_s
+            ends_s = _turn_ends(length_s)
             return _random_requests(
                 rows,
                 most_per_s=_MOST * mean,
                 length_s=length_s,
-                share=lambda at_s: _share(self.shape, at_s, length_s) / _MOST,
+                share=lambda at_s: _share(self.shape, at_s, length_s, ends_s) / _MOST,
                 stretched=(0.5, 2.0) if self.shape == "drift" else (1.0, 1.0),
             )
         rows, rng = self.rows(copies=self.copies, stretch=self.stretch), random.Random(SEED)
@@ -156,8 +162,24 @@ class Day:
         return _random_requests(self.rows(), most_per_s=rate, length_s=length_s)
 
 
-def _share(shape: str, at_s: float, length_s: float) -> float:
-    """Return the rate of a day at a time, as a multiple of the documented day's mean."""
+def _turn_ends(length_s: float) -> list[float]:
+    """Return the ends of the turns of the day `bursts`, in seconds."""
+    rng, ends_s = random.Random(SEED), [0.0]
+    while ends_s[-1] < length_s:
+        mean_s, _ = _TURNS[(len(ends_s) - 1) % 2]
+        ends_s.append(ends_s[-1] + rng.expovariate(1 / mean_s))
+    return ends_s[1:]
+
+
+def _share(shape: str, at_s: float, length_s: float, ends_s: Sequence[float]) -> float:
+    """Return the rate of a day at a time, as a multiple of the documented day's mean.
+
+    Args:
+        shape: a day other than the documented one.
+        at_s: time in seconds.
+        length_s: length of the day.
+        ends_s: ends of the turns of the day `bursts`.
+    """
     if shape == "night":
         # Twilight takes 6 % of the day, from 30 to 36 % and from 86 to 92 %.
         position = at_s / length_s
@@ -169,6 +191,8 @@ def _share(shape: str, at_s: float, length_s: float) -> float:
             if 0 <= at_s - start * length_s < crowd_s:
                 return rate
         return 0.5
+    if shape == "bursts":
+        return _TURNS[bisect_right(ends_s, at_s) % 2][1]
     assert shape == "drift", shape
     return 1.0
 
