@@ -179,8 +179,9 @@ class VirtualFleet:
         deadline_ns = self._deadlines.next_ns(self._live)
         if deadline_ns is not None:
             times_ns.append(deadline_ns)
-        if self._drops_late and len(self.replicas) > 1:
-            # A step can drop a request, which another replica then receives.
+        if self._drops_late and (len(self.replicas) > 1 or any(r.draining for r in self.replicas)):
+            # A step can drop a request, which another replica then receives, or which is the last
+            # one of a draining replica.
             times_ns += [r.due_ns for r in self._all_replicas() if r.due_ns is not None]
         return min(times_ns)
 
@@ -402,8 +403,8 @@ class VirtualFleet:
         return replica
 
     def _remove_if_drained(self, replica: VirtualReplica, now_ns: int) -> None:
-        """Remove a draining replica that has no requests left."""
-        if replica.draining and not replica.in_flight:
+        """Remove a draining replica that has no requests left, recorded or not."""
+        if replica.draining and not replica.in_flight and not replica.removed:
             self.replicas = [r for r in self.replicas if r is not replica]
             self._add_totals(replica, now_ns)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import pytest
 from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from goodput_replay.emulation.fleet import VirtualFleet
 
 
 def test_a_request_that_is_dropped_in_the_queue_is_shed_without_tokens() -> None:
@@ -77,3 +82,31 @@ def test_a_request_that_is_overdue_is_not_retried_on_another_replica() -> None:
     assert run["late"].outcome is Outcome.SHED
     assert run["late"].replica == "chat-0"
     assert run.outcome.shed == 1
+
+
+class _Drainer:
+    """An actor that drains the first replica at one time."""
+
+    def __init__(self, at_ms: int) -> None:
+        self._at_ns: int | None = at_ms * NS_PER_MS
+
+    def next_ns(self) -> int:
+        return 1 << 62 if self._at_ns is None else self._at_ns
+
+    def act(self, fleet: VirtualFleet, now_ns: int) -> None:
+        fleet.drain_replica(fleet.replicas[0], now_ns)
+        self._at_ns = None
+
+
+@pytest.mark.parametrize("target_ms", [5, 9, 10], ids=["before", "as", "after"])
+def test_a_draining_replica_drops_requests_before_as_or_after_its_last_one_completes(
+    target_ms: int,
+) -> None:
+    targets = Targets(ttft_ns=target_ms * NS_PER_MS)
+    requests = [plan("long", 0, 8, 10), *(plan(f"late{i}", 0, 8, 5, targets=targets) for i in "ab")]
+    settings = make_fleet(max_num_seqs=1, late_requests="drop")
+    run = run_fleet(requests, settings, [_Drainer(2)])
+    outcomes = {record.request_id: record.outcome for record in run.records}
+    assert outcomes == {"long": Outcome.OK, "latea": Outcome.SHED, "lateb": Outcome.SHED}
+    assert run.outcome.shed == 2
+    assert run.outcome.replica_ns == run.outcome.end_ns, "its time is counted once"
