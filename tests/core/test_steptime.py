@@ -117,6 +117,7 @@ def test_table_step(step: StepShape, expected_ns: int) -> None:
         ((8,), (0, 2, 1), ((1, 2, 3),), "prefill_tokens must increase"),
         ((8,), (1, 2), ((1, 2),), "prefill_tokens must begin with 0"),
         ((8,), (0,), ((1,),), "prefill_tokens must begin with 0 and have at least two"),
+        ((), (0, 1), (), "decodes must have at least one number"),
         ((8,), (0, 1), ((1, 2), (1, 2)), "one row for each of decodes"),
         ((8,), (0, 1), ((1, 2, 3),), "one time for each of prefill_tokens"),
         ((8,), (0, 1), ((2, 1),), "times must not decrease"),
@@ -153,6 +154,12 @@ def test_a_larger_chunk_never_makes_a_shorter_step(
 def test_unit_steps_count_whole_chunks(chunk_tokens: int | None, largest: int, units: int) -> None:
     form = UnitForm(unit_ns=5, chunk_tokens=chunk_tokens)
     assert form.step_ns(shape(0, 0, (0, largest))) == 5 * units
+
+
+@pytest.mark.parametrize("fields", [{"unit_ns": 0}, {"chunk_tokens": 0}], ids=str)
+def test_units_and_chunks_of_nothing_are_rejected(fields: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        UnitForm(**fields)
 
 
 def test_a_step_takes_at_least_a_nanosecond() -> None:

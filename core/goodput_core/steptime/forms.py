@@ -182,12 +182,20 @@ class UnitForm:
     """A step takes one unit, or ceil(largest chunk / chunk_tokens) units; for worked examples.
 
     Args:
-        unit_ns: length of one unit.
-        chunk_tokens: tokens of one request that fit into one unit; None for any number.
+        unit_ns: length of one unit, at least 1.
+        chunk_tokens: tokens of one request that fit into one unit, at least 1; None for any number.
+
+    Raises:
+        ValueError: a number is below 1.
     """
 
     unit_ns: int = 1_000_000
     chunk_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a number is below 1."""
+        if self.unit_ns < 1 or (self.chunk_tokens is not None and self.chunk_tokens < 1):
+            raise ValueError("unit_ns and chunk_tokens must be at least 1")
 
     def step_ns(self, shape: StepShape) -> int:
         """Return the device time of a step of this shape, in nanoseconds, at least 1."""
@@ -361,7 +369,7 @@ class TableForm:
     Context has no effect: the times hold for the contexts at which they were measured.
 
     Args:
-        decodes: numbers of decodes, increasing; one row for each.
+        decodes: numbers of decodes, increasing, at least one; one row for each.
         prefill_tokens: numbers of prefill tokens, increasing from 0, at least two; one column for
             each.
         times_ns: [decodes, prefill_tokens], not decreasing along either axis.
@@ -383,6 +391,8 @@ class TableForm:
         for name, values in (("decodes", self.decodes), ("prefill_tokens", self.prefill_tokens)):
             if any(a >= b for a, b in pairwise(values)):
                 raise ValueError(f"{name} must increase")
+        if not self.decodes:
+            raise ValueError("decodes must have at least one number")
         width = len(self.prefill_tokens)
         if width < 2 or self.prefill_tokens[0] != 0:
             raise ValueError("prefill_tokens must begin with 0 and have at least two numbers")

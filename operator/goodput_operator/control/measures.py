@@ -314,9 +314,11 @@ def _new_requests(start: Iterable[LengthBin], end: Iterable[LengthBin]) -> Itera
         if start_bin is None:
             yield end_bin
         elif end_bin.requests > start_bin.requests:
+            input_tokens = max(0, end_bin.input_tokens - start_bin.input_tokens)
+            cached_tokens = max(0, end_bin.cached_tokens - start_bin.cached_tokens)
             yield LengthBin(
                 requests=end_bin.requests - start_bin.requests,
-                input_tokens=max(0, end_bin.input_tokens - start_bin.input_tokens),
-                cached_tokens=max(0, end_bin.cached_tokens - start_bin.cached_tokens),
+                input_tokens=input_tokens,
+                cached_tokens=min(cached_tokens, input_tokens),
                 output_tokens=max(0, end_bin.output_tokens - start_bin.output_tokens),
             )

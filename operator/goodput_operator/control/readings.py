@@ -222,6 +222,10 @@ class _BinBody(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: _Count
     output_tokens: _Count
 
+    def __post_init__(self) -> None:
+        if self.cached_tokens > self.input_tokens:
+            raise ValueError("more tokens are cached than prompts have")
+
 
 class _DeviceBody(msgspec.Struct, frozen=True):
     step_time: dict[str, Any] = {}

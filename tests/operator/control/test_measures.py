@@ -254,6 +254,18 @@ def test_an_engine_reading_has_the_preemptions_and_finished_requests_of_the_inte
     )
 
 
+def test_counters_of_an_engine_that_contradict_each_other_have_no_negative_prompts() -> None:
+    start = LengthBin(requests=2, input_tokens=250, cached_tokens=0, output_tokens=20)
+    end = LengthBin(requests=3, input_tokens=260, cached_tokens=90, output_tokens=30)
+    readings = (
+        read(at, router(1), engines=(engine(replace(ENGINE, lengths=(bin_,))),))
+        for at, bin_ in ((0, start), (10, end))
+    )
+    assert run(*readings).traffic.finished.bins == (
+        LengthBin(requests=1, input_tokens=10, cached_tokens=10, output_tokens=10),
+    )
+
+
 def test_requests_of_a_failed_engine_are_counted_when_it_responds_again() -> None:
     later = replace(
         ENGINE,

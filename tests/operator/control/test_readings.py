@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from goodput_core.control import TargetCounts
+from goodput_core.control import (
+    ControlInput,
+    ControlState,
+    EngineReading,
+    ReplicaPhase,
+    ServiceParams,
+    Setpoint,
+    Signal,
+    TargetCounts,
+    Traffic,
+    control_step,
+)
+from goodput_core.histogram import LengthMix
 from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.targets import SLOClass
 from goodput_core.slo.window import RecentSeconds
+from goodput_core.spec.choices import ControlMode
 from goodput_core.steptime import RooflineForm, TableForm, UnitForm
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.readings import decode_engine, decode_router
@@ -132,6 +149,12 @@ def test_each_step_time_form_is_decoded(step_time: dict[str, Any], form: object)
         pytest.param({"form": "unit", "unit_ns": -1}, id="negative"),
         pytest.param({"form": "unit", "unit_ns": "fast"}, id="text"),
         pytest.param({"form": "unit", "unit_ns": 1e300}, id="too large"),
+        pytest.param({"form": "unit", "unit_ns": 0}, id="no time"),
+        pytest.param({"form": "unit", "chunk_tokens": 0}, id="no tokens"),
+        pytest.param(
+            {"form": "table", "decodes": [], "prefill_tokens": [0, 8], "times_ns": []},
+            id="an empty table",
+        ),
         pytest.param(
             {"form": "table", "decodes": [1], "prefill_tokens": [0], "times_ns": [[5]]},
             id="not a table",
@@ -199,6 +222,7 @@ def test_an_invalid_state_of_a_router_is_rejected_completely(body: bytes) -> Non
         pytest.param({"answered": [[0, 0, 0, 0]]}, id="an empty bin"),
         pytest.param({"answered": [[1, 1, 0, 1]] * 5000}, id="too many bins"),
         pytest.param({"answered": [[1, 1]]}, id="half a bin"),
+        pytest.param({"answered": [[1, 1, 2, 1]]}, id="more cached tokens than prompt tokens"),
         pytest.param({"limits_revision": -1}, id="negative"),
         pytest.param({"waiting": 2**60}, id="too large"),
         pytest.param({"kv_free_blocks": "60"}, id="text"),
@@ -207,3 +231,72 @@ def test_an_invalid_state_of_a_router_is_rejected_completely(body: bytes) -> Non
 def test_an_invalid_state_of_an_engine_is_rejected_completely(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the state cannot be used"):
         decode_engine(encoded(ENGINE, **changes))
+
+
+COUNTS = st.sampled_from([0, 1, 2, 100, 2**31, 2**53]) | st.integers(0, 10**6)
+TIMES = st.sampled_from([0, 1e-9, 0.5, 100, 1e15])
+STEP_TIMES = st.one_of(
+    st.fixed_dictionaries(
+        {"form": st.just("unit"), "unit_ns": COUNTS, "chunk_tokens": st.none() | COUNTS}
+    ),
+    st.fixed_dictionaries(
+        {"form": st.just("roofline"), "c0_ns": TIMES, "c1_ns_per_token": TIMES,
+         "c2_ns_per_context_token": TIMES, "c4_ns_per_request": TIMES}
+    ),
+    st.fixed_dictionaries(
+        {"form": st.just("table"), "decodes": st.lists(COUNTS, max_size=2).map(sorted),
+         "prefill_tokens": st.lists(COUNTS, max_size=2).map(sorted),
+         "times_ns": st.lists(st.lists(COUNTS, max_size=2).map(sorted), max_size=2)}
+    ),
+)  # fmt: skip
+PARAMS = ServiceParams(
+    mode=ControlMode.AUTO,
+    classes=(SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction(95, 100)),),
+)
+
+
+@settings(deadline=None)
+@given(
+    step_time=STEP_TIMES,
+    bins=st.lists(st.tuples(COUNTS, COUNTS, COUNTS, COUNTS), max_size=3),
+    blocks=COUNTS,
+    host_ns=COUNTS,
+    arrivals=COUNTS,
+)
+def test_the_control_laws_decide_on_every_state_that_is_decoded(
+    step_time: dict[str, Any], bins: list[tuple[int, ...]], blocks: int, host_ns: int, arrivals: int
+) -> None:
+    device = {"step_time": step_time, "host_ns_per_step": host_ns}
+    body = encoded(ENGINE, answered=bins, device=device, kv_total_blocks=blocks)
+    try:
+        counters = decode_engine(body)
+    except ValueError:
+        return
+    state = ControlState(setpoint=Setpoint.initial(PARAMS))
+    for second in (10, 20, 30):
+        state = control_step(
+            ControlInput(
+                state=state,
+                params=PARAMS,
+                interval_ns=10 * NS_PER_S,
+                traffic=Traffic(
+                    signal=Signal.FRESH,
+                    arrivals=arrivals,
+                    finished=LengthMix.of(counters.lengths),
+                ),
+                classes=(),
+                engines=(
+                    EngineReading(
+                        name="a",
+                        signal=Signal.FRESH,
+                        state=counters.state,
+                        device=counters.device,
+                    ),
+                ),
+                phases={"a": ReplicaPhase.READY},
+                desired_replicas=1,
+                startups_ns=(),
+                now_ns=second * NS_PER_S,
+            )
+        ).state
+        assert 1 <= state.setpoint.replicas <= PARAMS.max_replicas
