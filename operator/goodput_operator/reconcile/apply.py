@@ -287,6 +287,7 @@ class Applier:
             response.message
         ):
             # The definition in the cluster is of a version without this optional field.
+            record.stores_learnt = False
             status = {name: value for name, value in action.status.items() if name != "learnt"}
             response = await self._client.apply(
                 LLMSERVICE, {**body, "status": status}, force=True, subresource="status"

@@ -183,7 +183,9 @@ def _reconcile(
             view.status.get("learnt") or {},
             now_ns=now_ns,
             unix_s=snapshot.unix_s,
-        ),
+        )
+        if snapshot.stores_learnt
+        else None,
     )
     next_memory = replace(
         next_memory,

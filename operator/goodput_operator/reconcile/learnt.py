@@ -19,7 +19,9 @@ from goodput_operator.kube.objects import format_time
 __all__ = ["learnt_status", "restore_learnt"]
 
 _PERMILLE: Final = 1000
-_MAX_SHARE: Final = 100.0
+_PERCENT: Final = 100
+_MAX_SHARE: Final = 100
+"""Shares, and a burstiness, above this are stored as this."""
 _MAX_STARTUP_S: Final = 24 * 3600
 _SAME_TIME_S: Final = 2
 """Times closer than this are the same, because two clocks are rounded to seconds."""
@@ -52,14 +54,20 @@ def learnt_status(
             at_s = earlier_s
         return format_time(at_s)
 
+    def stored_share(share: float, unit: int) -> int:
+        return round(min(share, _MAX_SHARE) * unit)
+
     return encode(
         LearntStatus(
-            proven_permille=round(learnt.proven * _PERMILLE) or None,
+            proven_permille=stored_share(learnt.proven, _PERMILLE) or None,
             proven_time=time_of(learnt.proven_ns, "provenTime") if learnt.proven else None,
-            failed_permille=round(learnt.failed * _PERMILLE) or None,
+            failed_permille=stored_share(learnt.failed, _PERMILLE) or None,
             failed_time=time_of(learnt.failed_ns, "failedTime") if learnt.failed else None,
-            burstiness_percent=round(learnt.burstiness * 100),
-            startup_seconds=tuple(round(n / NS_PER_S) for n in startups_ns[-MAX_STARTUPS:]),
+            burstiness_percent=stored_share(learnt.burstiness, _PERCENT),
+            startup_seconds=tuple(
+                min(max(1, round(n / NS_PER_S)), _MAX_STARTUP_S)
+                for n in startups_ns[-MAX_STARTUPS:]
+            ),
         )
     )
 
@@ -85,7 +93,7 @@ def restore_learnt(
 
     proven, proven_ns = observed("proven")
     failed, failed_ns = observed("failed")
-    burstiness = _number(values.get("burstinessPercent"), _MAX_SHARE * 100) / 100
+    burstiness = _number(values.get("burstinessPercent"), _MAX_SHARE * _PERCENT) / _PERCENT
     startups = values.get("startupSeconds")
     learnt = LearntCapacity(
         proven=proven,
@@ -98,7 +106,7 @@ def restore_learnt(
     return learnt, tuple(int(s) * NS_PER_S for s in seconds if s)[-MAX_STARTUPS:]
 
 
-def _number(value: Any, most: float) -> int:
+def _number(value: Any, most: int) -> int:
     """Return a whole number from 1 to `most`; 0 if the value is invalid."""
     return value if type(value) is int and 0 < value <= most else 0
 

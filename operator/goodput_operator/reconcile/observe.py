@@ -38,6 +38,7 @@ class ServiceRecord:
             read.
         written: the service as the API server returned it after our last status write; None once
             the cache has this version.
+        stores_learnt: False once the API server has rejected `status.learnt`.
     """
 
     uid: str
@@ -46,6 +47,7 @@ class ServiceRecord:
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     foreign: dict[tuple[str, str], Object] = field(default_factory=dict)
     written: Object | None = None
+    stores_learnt: bool = True
 
 
 class Collector(Protocol):
@@ -104,6 +106,7 @@ class Observer:
             memory=record.memory,
             failures=record.failures,
             delayed=record.delayed,
+            stores_learnt=record.stores_learnt,
         )
 
     async def _read_foreign(self, key: Key, record: ServiceRecord) -> None:

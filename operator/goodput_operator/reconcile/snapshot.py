@@ -153,6 +153,8 @@ class Snapshot:
         failures: messages of the last reconciliation's rejected actions by kind and name; the kind
             is "Secret" for a `CreateToken` and "Pod" for a `Push`.
         delayed: messages of the last reconciliation's temporarily failed actions, by kind and name.
+        stores_learnt: False if the definition in the cluster is of a version without
+            `status.learnt`.
     """
 
     now_ns: int
@@ -164,6 +166,7 @@ class Snapshot:
     memory: Memory = field(default_factory=Memory)
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    stores_learnt: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

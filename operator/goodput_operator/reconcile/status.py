@@ -97,7 +97,7 @@ class StatusInput:
         attainment: attainment after the last measured interval; None before the first since the
             operator's start.
         step: result of the control step; None if no interval ended in this reconciliation.
-        learnt: learnt capacity of the replicas; None if nothing was learnt.
+        learnt: learnt capacity of the replicas; None if nothing was learnt or it cannot be stored.
     """
 
     spec: LLMServiceSpec

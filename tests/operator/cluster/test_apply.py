@@ -323,7 +323,11 @@ async def test_under_an_earlier_definition_the_status_is_written_without_what_wa
     bench.server.put(path, SERVICE)
     message = "failed to create typed patch object: .status.learnt: field not declared in schema"
     bench.server.rejections["PATCH", f"{path}/status"] = (500, {"message": message})
-    await carry_out(bench, WriteStatus(status={"replicas": 2, "learnt": {"startupSeconds": [3]}}))
+    record = ServiceRecord(uid=UID)
+    assert record.stores_learnt
+    status = {"replicas": 2, "learnt": {"startupSeconds": [3]}}
+    await carry_out(bench, WriteStatus(status=status), record=record)
+    assert not record.stores_learnt
     first, second = (body["status"] for body in bench.server.bodies[-2:])
     assert "learnt" in first
     assert second == {"replicas": 2}

@@ -136,6 +136,17 @@ def apply_config_map() -> Apply:
     return Apply(body=body)
 
 
+async def test_a_snapshot_states_that_the_definition_lacks_a_field(harness: Harness) -> None:
+    server = harness.bench.server
+    message = "failed to create typed patch object: .status.learnt: field not declared in schema"
+    server.put(CHAT, service())
+    server.rejections["PATCH", f"{CHAT}/status"] = (500, {"message": message})
+    harness.actions = (WriteStatus(status={"learnt": {}}),)
+    await harness.reconciler.reconcile(KEY)
+    await harness.reconciler.reconcile(KEY)
+    assert [snapshot.stores_learnt for snapshot in harness.seen] == [True, False]
+
+
 async def test_a_snapshot_contains_the_service_and_its_labelled_objects(harness: Harness) -> None:
     child = labelled("Deployment", "chat-1", service="chat")
     pod = labelled("Pod", "chat-1-x", service="chat")

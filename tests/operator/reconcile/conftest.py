@@ -68,6 +68,7 @@ class Cluster:
     delayed: dict[tuple[str, str], str] = field(default_factory=dict)
     now_ns: int = 10_000 * NS_PER_S
     window: ServiceWindow = field(default_factory=ServiceWindow)
+    stores_learnt: bool = True
     generation: int = 1
     counter: int = 0
     events: list[Emit] = field(default_factory=list)
@@ -160,6 +161,7 @@ class Cluster:
             memory=self.memory,
             failures=self.failures,
             delayed=self.delayed,
+            stores_learnt=self.stores_learnt,
         )
 
     def decide(self, measures: Measures | None = None) -> Decision:

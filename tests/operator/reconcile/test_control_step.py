@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from goodput_core.contract import MAX_LIMITS_REVISION
 from goodput_core.control import ClassWindow, LearntCapacity, TargetCounts
 from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.actions import Apply, CreateToken, Delete
-from goodput_operator.reconcile.learnt import restore_learnt
+from goodput_operator.reconcile.learnt import learnt_status, restore_learnt
 
 if TYPE_CHECKING:
     from tests.operator.reconcile.conftest import Cluster
@@ -83,6 +85,57 @@ def test_learnt_capacity_and_start_up_times_outlive_the_operator(running: Cluste
     assert kept.burstiness == pytest.approx(1.4, abs=0.02)
     assert kept.proven_ns == pytest.approx(learnt.proven_ns, abs=2 * NS_PER_S)
     assert running.memory.startups_ns[-2:] == (40 * NS_PER_S, 90 * NS_PER_S)
+
+
+def test_a_definition_without_learnt_capacity_gets_no_write_that_changes_nothing(
+    running: Cluster,
+) -> None:
+    running.stores_learnt = False
+    running.update_spec(**AUTO)
+    running.settle()
+    running.memory = replace(running.memory, startups_ns=(40 * NS_PER_S,))
+    running.now_ns += 300 * NS_PER_S
+    running.reconcile()
+    for _ in range(3):
+        running.now_ns += 300 * NS_PER_S
+        assert running.reconcile().actions == ()
+    assert "learnt" not in running.status
+
+
+shares = st.just(0.0) | st.floats(0.001, 1e20)
+seconds = st.integers(0, 10**6)
+
+
+@given(
+    proven=st.tuples(shares, seconds),
+    failed=st.tuples(shares, seconds),
+    burstiness=st.floats(0.01, 1e20),
+    startups=st.lists(st.integers(0, 10**6), min_size=1, max_size=16),
+)
+def test_a_restarted_operator_stores_what_the_last_one_stored(
+    proven: tuple[float, int],
+    failed: tuple[float, int],
+    burstiness: float,
+    startups: list[int],
+) -> None:
+    now_ns, unix_s = 10**15, 1_800_000_000
+    learnt = LearntCapacity(
+        proven=proven[0],
+        proven_ns=now_ns - proven[1] * NS_PER_S,
+        failed=failed[0],
+        failed_ns=now_ns - failed[1] * NS_PER_S,
+        burstiness=burstiness,
+    )
+    startups_ns = [seconds * NS_PER_S for seconds in startups]
+    stored = learnt_status(learnt, startups_ns, {}, now_ns=now_ns, unix_s=unix_s)
+    assert stored is not None
+    numbers = (value for value in stored.values() if isinstance(value, int))
+    assert all(0 < number < 2**63 for number in numbers)
+    restored, restored_ns = restore_learnt(stored, now_ns=5, unix_s=unix_s + 60)
+    again = learnt_status(restored, restored_ns, stored, now_ns=5, unix_s=unix_s + 60)
+    assert again == stored
+    if proven[0] < 100:
+        assert restored.proven == pytest.approx(proven[0], abs=0.0005)
 
 
 @pytest.mark.parametrize(
