@@ -236,48 +236,39 @@ def _place(
     *,
     importance: Importance | None = None,
 ) -> tuple[PlacementState, Placement]:
-    candidates = [r for r in replicas if r.ready and not r.saturated and not r.draining]
-    displacing = not candidates
-    if displacing:
-        candidates = _find_displaceable(replicas, importance)
+    routable = [r for r in replicas if r.ready and not r.draining]
+    candidates = [r for r in routable if not r.saturated]
+    keys = keys[:MAX_KEYS]
     name: str | None = None
     if candidates:
-        keys = keys[:MAX_KEYS]
-        if displacing:
-            reason = PlacementReason.DISPLACES
-            name = _select_next(_find_emptiest(candidates), state.last)
-        else:
-            name, reason = _SELECT[policy](state, candidates, keys)
+        name, reason = _SELECT[policy](state, candidates, keys)
+    elif displaceable := _find_displaceable(routable, importance):
+        name = _select_next(_find_emptiest(displaceable), state.last)
+        reason = PlacementReason.DISPLACES
+    else:
+        reason = PlacementReason.ALL_SATURATED if routable else PlacementReason.NONE_READY
+    if name is not None:
         if policy is RouterPolicy.PREFIX_AFFINITY and keys:
             state.prefixes.add(name, keys, [r.name for r in replicas])
         state = PlacementState(
             last=name, drawn=state.drawn + 1, seed=state.seed, prefixes=state.prefixes
         )
-    elif any(r.ready and not r.draining for r in replicas):
-        reason = PlacementReason.ALL_SATURATED
-    else:
-        reason = PlacementReason.NONE_READY
     return state, Placement(
         policy=policy, replica=name, reason=reason, considered=replicas, at_ns=now_ns
     )
 
 
 def _find_displaceable(
-    replicas: Sequence[ReplicaLoad], importance: Importance | None
+    routable: Sequence[ReplicaLoad], importance: Importance | None
 ) -> list[ReplicaLoad]:
     """Return the replicas on which the least important request of all replicas waits.
 
     The list is empty if the new request is not more important, or displaces no other.
     """
-    waiting = [
-        (r.displaceable, r)
-        for r in replicas
-        if r.ready and not r.draining and r.displaceable is not None
-    ]
-    least = min((displaceable for displaceable, _ in waiting), default=None)
+    least = min((r.displaceable for r in routable if r.displaceable is not None), default=None)
     if least is None or importance is None or importance <= least:
         return []
-    return [replica for displaceable, replica in waiting if displaceable == least]
+    return [r for r in routable if r.displaceable == least]
 
 
 def _round_robin(

@@ -197,7 +197,7 @@ class VirtualFleet:
             self._end(rid, planned, make_record(planned, Outcome.ERROR, now_ns, detail=detail))
             return
         submit = self._make_submit(planned, rid, slo)
-        replica = self._router.place(self.replicas, submit.block_hashes, now_ns, submit=submit)
+        replica = self._router.place(self.replicas, submit, now_ns)
         if isinstance(replica, str):
             self._end(rid, planned, make_record(planned, Outcome.SHED, now_ns, detail=replica))
             return
@@ -225,13 +225,7 @@ class VirtualFleet:
         overdue = due_ns is not None and now_ns - submit.arrival_ns > due_ns
         if request.retried or overdue or not rejected.retry_after_s:
             return request, rejected
-        other = self._router.retry(
-            self.replicas,
-            request.replica,
-            submit.block_hashes,
-            now_ns,
-            submit=submit,
-        )
+        other = self._router.retry(self.replicas, request.replica, submit, now_ns)
         if other is None:
             return request, rejected
         request = ReplicaRequest(request.planned, submit, other, retried=True)
@@ -434,54 +428,39 @@ class VirtualRouter:
         self._budget = RetryBudget(percent=limits.retry_percent, burst=limits.retry_burst)
 
     def place(
-        self,
-        replicas: Iterable[VirtualReplica],
-        keys: Sequence[int],
-        now_ns: int,
-        *,
-        submit: Submit | None = None,
+        self, replicas: Iterable[VirtualReplica], submit: Submit, now_ns: int
     ) -> VirtualReplica | str:
         """Return the replica for a new request, or the reason why no replica accepts it."""
         self._budget.earn()
-        return self._choose({r.name: r for r in replicas}, keys, now_ns, submit)
+        return self._choose(replicas, submit, now_ns)
 
     def retry(
         self,
         replicas: Iterable[VirtualReplica],
         tried: VirtualReplica,
-        keys: Sequence[int],
+        submit: Submit,
         now_ns: int,
-        *,
-        submit: Submit | None = None,
     ) -> VirtualReplica | None:
         """Return another replica for a request rejected under load; None without a retry."""
-        others = {r.name: r for r in replicas if r is not tried}
-        chosen = self._choose(others, keys, now_ns, submit)
+        chosen = self._choose((r for r in replicas if r is not tried), submit, now_ns)
         return None if isinstance(chosen, str) or not self._budget.spend() else chosen
 
     def _choose(
-        self,
-        replicas: dict[str, VirtualReplica],
-        keys: Sequence[int],
-        now_ns: int,
-        submit: Submit | None,
+        self, replicas: Iterable[VirtualReplica], submit: Submit, now_ns: int
     ) -> VirtualReplica | str:
-        loads = [replica.load(now_ns) for replica in replicas.values()]
+        by_name = {replica.name: replica for replica in replicas}
+        loads = [replica.load(now_ns) for replica in by_name.values()]
         importance = None
-        if submit is not None and any(load.saturated for load in loads):
-            importance = _importance(submit, now_ns)
+        if any(load.saturated for load in loads):
+            importance = Importance.of(
+                submit.targets,
+                priority=submit.priority,
+                weight=submit.weight,
+                waited_ns=now_ns - submit.arrival_ns,
+            )
         self._state, placement = self._place(
-            self._state, loads, keys, now_ns, importance=importance
+            self._state, loads, submit.block_hashes, now_ns, importance=importance
         )
         if placement.replica is not None:
-            return replicas[placement.replica]
+            return by_name[placement.replica]
         return _FULL if placement.reason is PlacementReason.ALL_SATURATED else _NONE_READY
-
-
-def _importance(submit: Submit, now_ns: int) -> Importance:
-    return Importance.of(
-        submit.targets,
-        priority=submit.priority,
-        weight=submit.weight,
-        waited_ns=now_ns - submit.arrival_ns,
-    )

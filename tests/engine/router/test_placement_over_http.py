@@ -16,6 +16,7 @@ from goodput_core.placement import PLACEMENTS, ReplicaLoad
 from goodput_core.placement.blockhash import block_hashes
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
+from goodput_engine.messages import Submit
 from goodput_engine.router.replicas import EngineReport, ReplicaPool
 from goodput_engine.router.upstreams import Upstream
 from goodput_replay.emulation.fleet import VirtualRouter
@@ -57,7 +58,9 @@ async def test_the_router_decides_as_in_virtual_time_on_the_same_keys_and_loads(
         ids = [random.randrange(5), *range(16 * (1 + index // 6)), index]
         body = json.dumps({"prompt": ids, "user": str(index)}).encode()
         release[body] = asyncio.Event()
-        expected: Any = virtual.place(stubs, block_hashes(ids, 16), 0)
+        keys = block_hashes(ids, 16)
+        submit = Submit(rid=index, arrival_ns=0, input_tokens=len(ids), block_hashes=keys)
+        expected: Any = virtual.place(stubs, submit, 0)
         response = asyncio.ensure_future(bench.post(body))
         arrivals = [asyncio.ensure_future(r.arrived.get()) for r in bench.replicas]
         await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
