@@ -347,15 +347,16 @@ def _startups(
 ) -> tuple[tuple[tuple[str, int | None], ...], tuple[int, ...]]:
     """Return `first_seen_ns` and `startups_ns` of the next memory.
 
-    A pod that was ready at its first observation has no start-up time, since its start was not
-    observed. A pod that becomes ready again has no second start-up time, since it only failed some
-    probes.
+    A pod that existed before the operator started, or was ready at its first observation, has no
+    start-up time, since its start was not observed. A pod that becomes ready again has no second
+    start-up time, since it only failed some probes.
     """
     earlier = dict(memory.first_seen_ns)
+    new_ns = None if memory.setpoint is None else now_ns
     startups = list(memory.startups_ns)
     first_seen = []
     for pod in engines:
-        seen_ns = earlier.get(pod.uid, now_ns)
+        seen_ns = earlier.get(pod.uid, new_ns)
         if pod.ready and pod.uid in earlier and seen_ns is not None:
             startups.append(now_ns - seen_ns)
         first_seen.append((pod.uid, seen_ns if pod.phase is ReplicaPhase.STARTING else None))

@@ -108,7 +108,7 @@ class Memory:
         law: state of the control laws.
         setpoint: limits and replicas in force; None selects those of the ConfigMap.
         first_seen_ns: time of the first observation of each engine pod by uid; None once the pod
-            was ready.
+            was ready, and for pods that existed before the operator started.
         startups_ns: times from the first observation to readiness, of the latest pods.
         measured_ns: end of the last measured interval; None before the first.
         attainment: attainment after the last measured interval; None before the first, and while

@@ -284,6 +284,22 @@ def test_start_up_times_are_measured_from_starting_pods(running: Cluster) -> Non
     assert {at_ns for _, at_ns in running.memory.first_seen_ns} == {None}
 
 
+def test_a_pod_that_was_starting_as_the_operator_started_has_no_start_up_time(
+    running: Cluster,
+) -> None:
+    running.update_spec(replicas=3)
+    running.reconcile(ready=0)
+    running.now_ns += 40 * NS_PER_S
+    running.restart_operator()
+    running.reconcile(ready=0)
+    assert len(running.engines(ready=False)) == 1
+    running.now_ns += 5 * NS_PER_S
+    for _ in range(3):
+        running.reconcile()
+    assert len(running.engines(ready=True)) == 3
+    assert running.memory.startups_ns == (), "it took more than 40 s"
+
+
 def test_a_pod_that_misses_probes_has_not_started_again(running: Cluster) -> None:
     (pod, _) = running.engines()
     for _ in range(3):
