@@ -62,7 +62,8 @@ _REPLICA_CAUSES: Final = {
     ReplicaReason.TREND: "{arrivals} and become more, and a replica takes {horizon} s to start; "
     "{sustained}",
     ReplicaReason.MISSED: "{missed} missed, and neither token budget nor batch width can help",
-    ReplicaReason.FEWER_SUFFICE: "{arrivals}; {sustained}; {replicas} have sufficed for {window} s",
+    ReplicaReason.FEWER_SUFFICE: "{arrivals}; {sustained}; {replicas} would have sufficed for "
+    "{window} s",
     ReplicaReason.NO_TRAFFIC: "no request has arrived for {window} s",
 }
 
@@ -225,7 +226,7 @@ def _sustained(law: ReplicaDecision) -> str:
 
 
 def _rate(per_s: float | None) -> str:
-    """Format requests per second; a cause with an unknown rate does not occur."""
+    """Format requests per second; a rate is unknown if no engine has reported its device."""
     return "?" if per_s is None else f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2f}"
 
 
