@@ -94,10 +94,8 @@ class ReplicaInputs:
     Args:
         observation, budget, params: arguments of the law.
         startup_ns: start-up time of a replica, from its creation until it is routable.
-        incomplete_ns: duration for which fewer replicas than desired have been routable; None if
-            all are routable.
-        unsettled_ns: duration for which token budgets have been adapting to their devices; None if
-            all are settled.
+        starting: True if replicas start and have not exceeded the patience.
+        unsettled: True if token budgets adapt to a change of their devices, for a limited time.
         raised: True if replicas were added and not all of them have been ready yet.
         missed: True if an objective is missed in the service's window.
         was_waiting, waiting: queued requests an interval ago and now.
@@ -116,8 +114,8 @@ class ReplicaInputs:
     budget: TokenBudgetDecision
     params: ServiceParams
     startup_ns: int
-    incomplete_ns: int | None
-    unsettled_ns: int | None
+    starting: bool
+    unsettled: bool
     raised: bool
     missed: bool
     was_waiting: int
@@ -135,17 +133,6 @@ class ReplicaInputs:
         """Desired replicas of the workload."""
         return self.observation.desired_replicas
 
-    @property
-    def starting(self) -> bool:
-        """True if replicas start and have not exceeded the patience."""
-        patience_ns = max(_PATIENCE * self.startup_ns, _MIN_PATIENCE_NS)
-        return self.incomplete_ns is not None and self.incomplete_ns <= patience_ns
-
-    @property
-    def unsettled(self) -> bool:
-        """True if token budgets adapt to a change of their devices, for a limited time."""
-        return self.unsettled_ns is not None and self.unsettled_ns <= _UNSETTLED_NS
-
 
 def observe_replicas(
     state: ReplicaState,
@@ -159,6 +146,8 @@ def observe_replicas(
     window_ns = max(params.stabilization_ns, startup_ns)
     was_waiting = state.waiting
     state = _add_interval(state, observation, now_ns, max(LONG_NS, 2 * startup_ns, window_ns))
+    patience_ns = max(_PATIENCE * startup_ns, _MIN_PATIENCE_NS)
+    starting = _lasts(state.incomplete_since_ns, patience_ns, now_ns)
     traffic = observation.traffic
     fresh = traffic.signal is Signal.FRESH
     idle = not traffic.in_flight and not any(s.requests for s in state.samples)
@@ -189,41 +178,36 @@ def observe_replicas(
         share = demand.sustained / ready / capacities.predicted_load(ready)
         capacities.learnt = capacities.learnt.with_proven(share, now_ns)
     state = replace(state, learnt=capacities.learnt)
-    inputs = ReplicaInputs(
+    needed: int | None = None
+    fewest: int | None = None
+    expected = 0
+    if demand is not None:
+        needed = capacities.fewest_for(demand.lower)
+        if needed > observation.desired_replicas:
+            needed = capacities.fewest_for(demand.risen)  # add enough for the mean
+        expected = max(needed, capacities.fewest_for(demand.lower + growth))
+        # A queue is no demand: replicas that were added for it would be ready after it is served.
+        queued = _queue_load(observation, capacities)
+        likely = capacities.fewest_for(demand.likely + growth + queued, usable=_MARGIN)
+        fewest = max(expected, likely, int(not idle))
+    if starting or budget.reason is TokenBudgetReason.SETTLING:
+        state = replace(state, needs=())  # the replicas do not yet show what they sustain
+    elif fewest is not None:
+        state = _add_need(state, fewest, now_ns, window_ns)
+    return state, ReplicaInputs(
         observation=observation,
         budget=budget,
         params=params,
         startup_ns=startup_ns,
-        incomplete_ns=_since(state.incomplete_since_ns, now_ns),
-        unsettled_ns=_since(state.unsettled_since_ns, now_ns),
-        raised=state.raised_ns is not None and now_ns - state.raised_ns <= _MAX_STARTUP_NS,
+        starting=starting,
+        unsettled=_lasts(state.unsettled_since_ns, _UNSETTLED_NS, now_ns),
+        raised=_lasts(state.raised_ns, _MAX_STARTUP_NS, now_ns),
         missed=observation.objective_missed or _misses_objective(state, params),
         was_waiting=was_waiting,
         waiting=state.waiting,
         feasible=predicted is None or predicted.feasible,
         demand=demand,
         capacities=capacities,
-        needed=None,
-        expected=0,
-        fewest=None,
-        sufficed=None,
-    )
-    if demand is None:
-        return state, replace(inputs, sufficed=_sufficed(state, now_ns, window_ns))
-    needed = capacities.fewest_for(demand.lower)
-    if needed > observation.desired_replicas:
-        needed = capacities.fewest_for(demand.risen)  # add enough for the mean
-    expected = max(needed, capacities.fewest_for(demand.lower + growth))
-    # A queue is no demand: replicas that were added for it would be ready after it is served.
-    queued = _queue_load(observation, capacities)
-    likely = capacities.fewest_for(demand.likely + growth + queued, usable=_MARGIN)
-    fewest = max(expected, likely, int(not idle))
-    if inputs.starting or budget.reason is TokenBudgetReason.SETTLING:
-        state = replace(state, needs=())  # the replicas do not yet show what they sustain
-    else:
-        state = _add_need(state, fewest, now_ns, window_ns)
-    return state, replace(
-        inputs,
         needed=needed,
         expected=expected,
         fewest=fewest,
@@ -328,5 +312,6 @@ def _sufficed(state: ReplicaState, now_ns: int, window_ns: int) -> int | None:
     return max(n for _, n in state.needs)
 
 
-def _since(begun_ns: int | None, now_ns: int) -> int | None:
-    return None if begun_ns is None else now_ns - begun_ns
+def _lasts(begun_ns: int | None, limit_ns: int, now_ns: int) -> bool:
+    """Return True if a state has begun, and has not lasted longer than the limit."""
+    return begun_ns is not None and now_ns - begun_ns <= limit_ns

@@ -289,6 +289,16 @@ def test_the_stabilisation_window_starts_when_all_replicas_are_ready() -> None:
     assert service.now_s - ready_s >= 300
 
 
+def test_a_replica_that_starts_while_measurements_are_missing_restarts_the_window() -> None:
+    service = Service(replicas=3)
+    service.run(280, rate=1)
+    service.step(ready=2, signal=Signal.FAILED)
+    ready_s = service.now_s
+    while service.step(rate=1).replicas == 3:
+        pass
+    assert service.now_s - ready_s >= 300
+
+
 def test_the_stabilisation_window_starts_when_token_budgets_have_settled() -> None:
     service = Service(replicas=3)
     settling = replace(_budget(), reason=TokenBudgetReason.SETTLING)
