@@ -50,8 +50,7 @@ class ClairvoyantJob:
         arrival_ns: arrival.
         prompt, decodes: tokens of the prompt, and steps after the first token.
         first_due_ns, last_due_ns: deadlines.
-        prompt_ns, least_ns: shortest time of the prompt, and of the complete request.
-        decode_ns: shortest time of a decode.
+        prompt_ns, decode_ns: shortest time of the prompt, and of a decode.
         key: order of service, lower first; at first the latest start.
         weight: value of serving the request in time.
     """
@@ -63,7 +62,6 @@ class ClairvoyantJob:
     first_due_ns: int
     last_due_ns: int
     prompt_ns: int
-    least_ns: int
     decode_ns: int
     key: int
     weight: float
@@ -361,7 +359,6 @@ def job_of(index: int, demand: Demand, profile: DeviceProfile) -> ClairvoyantJob
         first_due_ns=min(first_due, last_due),
         last_due_ns=last_due,
         prompt_ns=prompt_ns,
-        least_ns=least_ns,
         decode_ns=decode_ns,
         key=min(first_due - prompt_ns, last_due - least_ns),
         weight=demand.weight,

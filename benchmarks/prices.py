@@ -60,12 +60,10 @@ class Solution:
     Args:
         value: expected weight of the requests in time.
         prices: the dual variables.
-        served: share of each chain's last stage with a gain that the solution computes.
     """
 
     value: float
     prices: Prices
-    served: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +228,6 @@ def solve(stages: Stages, resources: Resources, edges: NDArray[np.float64]) -> S
     last = intervals * len(resources.per_step)
     steps = np.zeros(chains)
     steps[bounded] = price[last + len(stages.owner) :]
-    done = np.bincount(pairs.stage, solution.x[intervals:], minlength=len(stages.owner))
-    served = np.zeros(chains)
-    gains = stages.gain > 0
-    served[stages.owner[gains]] = done[gains] / count[gains]
     return Solution(
         value=float(-solution.fun),
         prices=Prices(
@@ -241,7 +235,6 @@ def solve(stages: Stages, resources: Resources, edges: NDArray[np.float64]) -> S
             resources=price[:last].reshape(len(resources.per_step), intervals),
             steps=steps,
         ),
-        served=served,
     )
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from benchmarks.step_bounds import Capacity
 
 __all__ = [
-    "MOST_RUNS",
     "ROUNDING_S",
     "Demand",
     "Resources",
@@ -37,7 +36,7 @@ __all__ = [
 
 # A stage may charge this share of a request's mean context too little.
 _CONTEXT_LOSS = 0.04
-MOST_RUNS = 12
+_MOST_RUNS = 12
 # Largest ratio of the lengths within a range, and the length below which all are one range.
 _RANGE = 2.0
 _SHORT = 4.0
@@ -237,7 +236,7 @@ class Stages:
 
 
 def known_stages(
-    demands: Sequence[Demand], resources: Resources, *, most_runs: int = MOST_RUNS
+    demands: Sequence[Demand], resources: Resources, *, most_runs: int = _MOST_RUNS
 ) -> Stages:
     """Return the chains of requests whose lengths are known.
 
