@@ -13,7 +13,7 @@ is one point, which must lie below each curve. At the end, our law runs under co
 any change after the start is a failure.
 
     python -m benchmarks.control --trace azure.parquet --plot control.png
-    python -m benchmarks.control --trace azure.parquet --stretch 6 --copies 4  # a sixth of the time
+    python -m benchmarks.control --trace azure.parquet --stretch 6 --copies 4  # a quarter of it
     python -m benchmarks.control --quick  # a part of an hour, a few laws
 """
 

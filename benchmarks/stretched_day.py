@@ -1,11 +1,11 @@
 """Five days of traffic made from an hour of production, and the small fleet that serves them.
 
-The day `documented` is the hour itself, stretched over a day. The trace's transforms make 24 copies
-of each request and stretch time by 24, so the rate is that of the trace, and each of its minutes
-takes 24 minutes. Copies would arrive at the same time, so each is moved at random by up to half of
-such a stretched minute. The rate of the day is then the trace's rate, smoothed over a minute, with
-Poisson arrivals. The shape of the load and the lengths of every request are
-preserved; bursts shorter than a minute are lost.
+The day `documented` is the hour itself, stretched over a day. The trace's transforms make 16 copies
+of each request and stretch time by 24, so the rate is two thirds of the trace's, and each of its
+minutes takes 24 minutes. Copies would arrive at the same time, so each is moved at random by up to
+half of such a stretched minute. Arrivals are then Poisson, at the rate of the trace smoothed over a
+minute. The shape of the load and the lengths of every request are preserved; bursts shorter than a
+minute are lost.
 
 The other days have Poisson arrivals of random requests of the trace. Their rate is a multiple of
 the documented day's mean:

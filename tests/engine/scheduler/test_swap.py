@@ -148,7 +148,7 @@ def test_a_copy_takes_no_more_of_a_step_than_its_computation_takes_after_a_long_
         assert plan is not None
         copies = sum(len(copy.host_blocks) for copy in plan.copies)
         copied += [copies] if copies and not plan.chunks else []
-        # A millisecond for a prompt, 300 ns to decode, or longer if the copies take longer.
+        # 10 µs with a prompt, else 300 ns, or longer if the copies take longer.
         result = StepResult(
             plan_id=plan.plan_id,
             at_ns=0,
