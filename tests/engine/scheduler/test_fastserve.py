@@ -10,9 +10,9 @@ from tests.builders.schedulers import SteppedScheduler, make_scheduler
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_engine.scheduler.policies.fastserve import FastServePolicy
+from goodput_engine.scheduler.policies.fastserve import FastServePolicy, FeedbackQueue
 from goodput_engine.scheduler.policy import SchedulerLimits
-from goodput_engine.scheduler.request_table import RequestState
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 # A millisecond for each prompt token.
 _MODEL = RooflineForm(
@@ -162,6 +162,61 @@ def test_blocks_are_kept_free_by_swapping_the_lowest_level_out_before_they_are_n
         engine.step()
         assert engine.scheduler.free_blocks >= 4
     assert lower.preemptions == 1, "it came back into the blocks that are kept free"
+
+
+def _swap_out_the_longer(
+    engine: SteppedScheduler, *, low_outputs: int
+) -> tuple[ScheduledRequest, ScheduledRequest]:
+    """Run a long and a longer request on 40 blocks until the longer one is swapped out."""
+    low = engine.add(2, 160, low_outputs)  # 160 ms: the fifth level
+    longest = engine.add(3, 300, 300)  # the sixth
+    while not longest.host_blocks:
+        engine.step()
+    return low, longest
+
+
+def test_a_swapped_request_resumes_when_the_reserve_remains_complete() -> None:
+    engine = _engine(blocks=40, seqs=8)
+    _, longest = _swap_out_the_longer(engine, low_outputs=90)
+    waited, resumed = 0, False
+    while not resumed:
+        free, needed = engine.scheduler.free_blocks, len(longest.host_blocks) + 1
+        resumed = 3 in engine.start()
+        assert resumed == (free - needed >= 4)
+        waited += 1
+    assert waited > 10
+    assert engine.scheduler.num_requests == 1, "the other request has ended"
+
+
+def test_a_swapped_request_resumes_into_the_reserve_if_a_lower_level_can_leave_it() -> None:
+    engine = _engine(blocks=40, seqs=8)
+    low, longest = _swap_out_the_longer(engine, low_outputs=300)
+    queue = engine.scheduler.waiting
+    assert isinstance(queue, FeedbackQueue)
+    resumed, waited = False, 0
+    while not resumed:
+        assert 0 <= engine.scheduler.free_blocks - (len(longest.host_blocks) + 1) < 4
+        lower = queue.level(low) > queue.level(longest)
+        resumed = 3 in engine.start(200 * NS_PER_MS)
+        assert resumed == lower
+        waited += 1
+    assert waited > 1
+    engine.step()
+    engine.step()
+    assert (low.preemptions, longest.preemptions) == (1, 1)
+    assert engine.scheduler.free_blocks >= 4
+
+
+def test_a_swapped_request_resumes_without_a_reserve_if_nothing_else_runs() -> None:
+    engine = _engine(blocks=40, seqs=1)
+    large = engine.add(1, 530, 60)
+    while engine.now_ns < 50 * NS_PER_MS:
+        engine.step()
+    engine.add(2, 5, 3)
+    while not large.host_blocks or engine.scheduler.num_requests > 1:
+        engine.step()
+    assert 40 - (len(large.host_blocks) + 1) < 4
+    assert engine.start() == [1]
 
 
 def test_no_prompt_starts_while_less_than_a_tenth_of_host_memory_is_free() -> None:
