@@ -1,7 +1,8 @@
 """Cells of the comparison of policies: a load on a fleet, and the kept promises of one run.
 
 A run takes the product's own path: the emulated fleet in virtual time, with the router's placement,
-and the house's judgement of each record.
+and the house's judgement of each record. A run ends when no unfinished request can meet its targets
+any more: the clients of these requests then leave.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from benchmarks.loads import Load, OfferedRequest, offered
@@ -73,12 +75,17 @@ class Fleet:
 
     def profile(self) -> DeviceProfile:
         """Return the profile of every replica."""
-        profile = load_profile(self.device)
+        profile = _profile(self.device)
         if self.kv_blocks is not None:
             profile = replace(profile, kv_blocks=self.kv_blocks)
         if self.swap_gb_per_s is not None:
             profile = replace(profile, swap_bytes_per_s=round(self.swap_gb_per_s * 1e9))
         return profile
+
+
+@lru_cache
+def _profile(device: str) -> DeviceProfile:
+    return load_profile(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +118,11 @@ class Kept:
         offered_weight, kept_weight: the same, weighted.
         levels: offered and kept weight of each priority level.
         classes: offered and kept requests of each class.
-        admitted, admitted_kept: requests that were not refused, and those of them that were kept.
+        admitted: requests that were not refused. A kept request is one of them.
         refused: requests refused at once or later, or too long for the device.
-        timeouts: requests whose client gave up.
         preemptions: preemptions on all replicas.
-        last_arrival_ns: arrival of the last request.
         end_ns: end of the last request.
-        wall_s: seconds of CPU time that the run took.
+        cpu_s: CPU time of the run.
     """
 
     offered: int
@@ -127,13 +132,10 @@ class Kept:
     levels: Mapping[int, tuple[float, float]]
     classes: Mapping[str, tuple[int, int]]
     admitted: int
-    admitted_kept: int
     refused: int
-    timeouts: int
     preemptions: int
-    last_arrival_ns: int
     end_ns: int
-    wall_s: float
+    cpu_s: float
 
     @property
     def share(self) -> float:
@@ -193,18 +195,26 @@ def run_cell(
         },
         classes={name: (offered_classes[name], kept_classes[name]) for name in offered_classes},
         admitted=len(requests) - refused,
-        admitted_kept=kept,
         refused=refused,
-        timeouts=outcomes[Outcome.TIMEOUT],
         preemptions=totals.preemptions,
-        last_arrival_ns=requests[-1].arrival_ns if requests else 0,
         end_ns=totals.end_ns,
-        wall_s=time.process_time() - started,
+        cpu_s=time.process_time() - started,
     )
 
 
 def planned_requests(requests: Mapping[str, OfferedRequest]) -> list[PlannedRequest]:
-    """Return offered requests, by id, as the fleet receives them."""
+    """Return offered requests, by id, as the fleet receives them.
+
+    All of them are cancelled when the slack of the last one has passed. Unfinished requests have
+    missed their targets by then, and to serve them would only take time.
+    """
+    slacks_ns = [request.slack_ns for request in requests.values()]
+    ends_ns = [
+        request.arrival_ns + slack_ns
+        for request, slack_ns in zip(requests.values(), slacks_ns, strict=True)
+        if slack_ns is not None
+    ]
+    end_ns = max(ends_ns) + 1 if len(ends_ns) == len(requests) > 0 else None
     return [
         PlannedRequest(
             request_id=name,
@@ -220,7 +230,7 @@ def planned_requests(requests: Mapping[str, OfferedRequest]) -> list[PlannedRequ
             ),
             output_tokens=request.output_tokens,
             max_output_tokens=request.max_tokens,
-            cancel_after_ns=None,
+            cancel_after_ns=None if end_ns is None else end_ns - request.arrival_ns,
         )
         for name, request in requests.items()
     ]

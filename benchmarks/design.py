@@ -18,44 +18,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.cells import Cell, Fleet, run_cell
-from benchmarks.loads import MIXES, TEXTBOOK, TEXTBOOK_RATE_PER_S, Arrivals, Load, TraceWindow
+from benchmarks.loads import (
+    MIXES,
+    TEXTBOOK,
+    TEXTBOOK_RATE_PER_S,
+    Arrivals,
+    Load,
+    TraceWindow,
+    long_slack_s,
+)
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["FACTORS", "Setting", "cell_of", "covering", "find_knee", "read_knees", "settings"]
 
 FACTORS: Final = (0.5, 0.8, 1.0, 1.2, 2.0, 4.0)
 _KNEES: Final = Path(__file__).parent / "knees.json"
-_MOST_REQUESTS: Final = 500
+HORIZON_SLACKS: Final = 3
+"""Arrivals last as long as this many of the longest slacks.
+
+In an overload, the requests that arrive last are served without competition from later ones. The
+longer the arrivals last, the less this counts.
+"""
 _KNEE_SHARE: Final = 0.95
-_KNEE_REQUESTS: Final = 150
-_KNEE_SEEDS: Final = (1, 2, 3)
-# The policies for online serving; the baselines of static batching would only cost time.
+_KNEE_REQUESTS: Final = 400
+"""Smallest number of requests, over several seeds, from which a share is computed."""
+_STATIC_BATCHING: Final = (Policy.STATIC, Policy.REQUEST, Policy.DYNAMIC)
 _KNEE_POLICIES: Final = (
     Policy.SLO,
-    Policy.SARATHI,
-    Policy.SJF,
-    Policy.PRIORITY,
-    Policy.VLLM,
+    *(p for p in POLICIES if p not in {Policy.SLO, *_STATIC_BATCHING}),
 )
+"""All policies but the baselines of static batching, which would only cost time."""
+_KNEE_STEP: Final = 1.03
 _UNIT: Final = Fleet(device="unit", kv_blocks=120, max_num_seqs=24, token_budget=8192)
+_SMALL: Final = Fleet(device="llama-3-8b-h100")
+_LARGE: Final = Fleet(device="llama-3-70b-4xh100")
 _AZURE: Final = TraceWindow(
     path="",
-    keep=0.25,
-    interactive=Targets(ttft_ns=500 * NS_PER_MS, tpot_ns=50 * NS_PER_MS),
-    batch=Targets(ttft_ns=10 * NS_PER_S, tpot_ns=200 * NS_PER_MS),
+    interactive=Targets(ttft_ns=750 * NS_PER_MS, tpot_ns=30 * NS_PER_MS),
+    batch=Targets(ttft_ns=2 * NS_PER_S, tpot_ns=30 * NS_PER_MS),
 )
 _MOONCAKE: Final = TraceWindow(
     path="",
-    keep=0.1,
     long_prompt=16_384,
-    interactive=Targets(ttft_ns=10 * NS_PER_S, tpot_ns=100 * NS_PER_MS),
-    batch=Targets(ttft_ns=30 * NS_PER_S, tpot_ns=200 * NS_PER_MS),
+    interactive=Targets(ttft_ns=5 * NS_PER_S, tpot_ns=40 * NS_PER_MS),
+    batch=Targets(ttft_ns=15 * NS_PER_S, tpot_ns=40 * NS_PER_MS),
 )
 TRACES: Final = {"azure": _AZURE, "mooncake": _MOONCAKE}
 
@@ -72,7 +85,7 @@ class Setting:
         preemption: preemption mode.
         known_lengths: True if the engine knows the output lengths.
         small_kv: True for a small KV pool.
-        slow_swap: True for an eighth of the bandwidth to host memory.
+        slow_swap: True for an eighth of the bandwidth to host memory that the profile has.
     """
 
     mix: str
@@ -87,25 +100,34 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bench:
-    """A fleet for a mix, with the duration of its arrivals."""
+    """A fleet for a mix.
+
+    Its device is so slow that a run of `HORIZON_SLACKS` slacks has few requests.
+
+    Args:
+        fleet: one replica with a full KV pool.
+        small_blocks: KV blocks of a small pool.
+        cost: CPU time of a run at the knee, relative to the other mixes.
+    """
 
     fleet: Fleet
     small_blocks: int
-    horizon_s: float
+    cost: float = 1
 
 
 _BENCHES: Final[Mapping[str, _Bench]] = {
-    "chat": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=5),
-    "uniform": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=6),
-    "bimodal": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
-    "kv-bound": _Bench(fleet=Fleet(kv_blocks=1024), small_blocks=512, horizon_s=8),
-    "long-prompt": _Bench(fleet=Fleet(token_budget=1024), small_blocks=4096, horizon_s=20),
-    "deadline": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
-    "two-classes": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
-    "three-classes": _Bench(fleet=Fleet(), small_blocks=2048, horizon_s=8),
-    "tight-deadlines": _Bench(fleet=_UNIT, small_blocks=60, horizon_s=1),
-    "azure": _Bench(fleet=Fleet(), small_blocks=4096, horizon_s=600),
-    "mooncake": _Bench(fleet=Fleet(), small_blocks=13_337, horizon_s=600),
+    "chat": _Bench(fleet=_LARGE, small_blocks=1024),
+    "chat-8b": _Bench(fleet=_SMALL, small_blocks=2048),
+    "uniform": _Bench(fleet=_LARGE, small_blocks=768),
+    "bimodal": _Bench(fleet=_LARGE, small_blocks=896),
+    "kv-bound": _Bench(fleet=replace(_LARGE, kv_blocks=96), small_blocks=64, cost=2),
+    "long-prompt": _Bench(fleet=replace(_SMALL, token_budget=1024), small_blocks=4096),
+    "deadline": _Bench(fleet=_LARGE, small_blocks=768),
+    "two-classes": _Bench(fleet=_LARGE, small_blocks=896, cost=1.5),
+    "three-classes": _Bench(fleet=_LARGE, small_blocks=896, cost=1.5),
+    "tight-deadlines": _Bench(fleet=_UNIT, small_blocks=60),
+    "azure": _Bench(fleet=_LARGE, small_blocks=2048, cost=3),
+    "mooncake": _Bench(fleet=_LARGE, small_blocks=13_337, cost=4),
 }
 
 
@@ -122,16 +144,30 @@ def settings(mixes: Sequence[str]) -> list[Setting]:
         (False, True),
     ]
     names = [factor.name for factor in fields(Setting)]
-    return [Setting(**dict(zip(names, row, strict=True))) for row in covering(values)]
+
+    def setting(row: tuple[Any, ...]) -> Setting:
+        return Setting(**dict(zip(names, row, strict=True)))
+
+    def cost(row: tuple[Any, ...]) -> float:
+        one = setting(row)
+        return one.factor * one.replicas * _BENCHES[one.mix].cost
+
+    return [setting(row) for row in covering(values, cost=cost)]
 
 
 def covering(
-    values: Sequence[Sequence[object]], *, seed: int = 1, tries: int = 30
+    values: Sequence[Sequence[object]],
+    *,
+    cost: Callable[[tuple[Any, ...]], float] | None = None,
+    seed: int = 1,
+    tries: int = 30,
 ) -> list[tuple[Any, ...]]:
     """Return rows in which every two values of two factors occur together.
 
     Args:
         values: the values of each factor.
+        cost: cost of a row; the row with most new pairs for its cost is taken. None if all rows
+            cost the same.
         seed: seed of the draws.
         tries: candidate rows per row; a higher number gives fewer rows.
     """
@@ -144,20 +180,22 @@ def covering(
         for b in range(len(values[j]))
     }
     rows: list[tuple[int, ...]] = []
+
+    def worth(row: tuple[int, ...]) -> float:
+        covered = sum(
+            (i, row[i], j, row[j]) in missing for i, j in itertools.combinations(factors, 2)
+        )
+        return covered / (1 if cost is None else cost(named(row)))
+
+    def named(row: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(values[i][at] for i, at in enumerate(row))
+
     while missing:
-        best: tuple[int, ...] = ()
-        most = -1
-        for _ in range(tries):
-            row = _candidate(values, missing, rng)
-            covered = sum(
-                (i, row[i], j, row[j]) in missing for i, j in itertools.combinations(factors, 2)
-            )
-            if covered > most:
-                best, most = row, covered
+        best = max((_candidate(values, missing, rng) for _ in range(tries)), key=worth)
         missing -= {(i, best[i], j, best[j]) for i, j in itertools.combinations(factors, 2)}
         rows.append(best)
     rows.sort()
-    return [tuple(values[i][at] for i, at in enumerate(row)) for row in rows]
+    return [named(row) for row in rows]
 
 
 def _candidate(
@@ -195,14 +233,14 @@ def cell_of(setting: Setting, knees: Mapping[str, float], paths: Mapping[str, st
         paths: Parquet files of the traces, by name.
     """
     knee = knees[knee_key(setting.mix, small_kv=setting.small_kv)]
-    bench = _BENCHES[setting.mix]
     fleet = _fleet(setting.mix, small_kv=setting.small_kv)
+    slow_gb_per_s = fleet.profile().swap_bytes_per_s / 1e9 / 8
     fleet = replace(
-        fleet, replicas=setting.replicas, swap_gb_per_s=50 / 8 if setting.slow_swap else None
+        fleet,
+        replicas=setting.replicas,
+        swap_gb_per_s=slow_gb_per_s if setting.slow_swap else None,
     )
     rate_per_s = knee * setting.factor * setting.replicas
-    # Many replicas and high rates do not make a run long, but a run stays long enough to fill up.
-    horizon_s = max(bench.horizon_s / 3, min(bench.horizon_s, _MOST_REQUESTS / rate_per_s))
     is_trace = setting.mix in TRACES
     parts = [
         setting.mix,
@@ -221,18 +259,12 @@ def cell_of(setting: Setting, knees: Mapping[str, float], paths: Mapping[str, st
             paths,
             arrivals=setting.arrivals,
             rate_per_s=rate_per_s,
-            horizon_s=horizon_s,
             known_lengths=setting.known_lengths,
         ),
         fleet=fleet,
         factor=setting.factor,
         preemption=setting.preemption,
     )
-
-
-def full_horizon_s(mix: str) -> float:
-    """Return the duration of the arrivals of a mix at a low rate."""
-    return _BENCHES[mix].horizon_s
 
 
 def textbook_cells() -> list[Cell]:
@@ -269,56 +301,44 @@ def find_knee(mix: str, *, small_kv: bool, paths: Mapping[str, str]) -> float:
 
     It is the largest rate at which the best policy keeps 95 % of the share that it keeps at a rate
     far below. Some requests have targets that even an idle device misses. Arrivals are Poisson, and
-    lengths are known. The rate is found by bisection within 3 %.
+    lengths are known. The rate is found by bisection within 3 %, first with one policy; each other
+    policy then continues from there if it keeps the share at a rate 3 % higher.
     """
     fleet = _fleet(mix, small_kv=small_kv)
-    # Policies in the order of their last success, as one success is enough.
-    order = list(_KNEE_POLICIES)
-    low = max(0.25, 16 / _BENCHES[mix].horizon_s)
+    unscaled = _load(mix, paths, arrivals=Arrivals.POISSON, rate_per_s=1, known_lengths=True)
 
     def share(policy: str, rate: float, least: float) -> float:
-        cell = Cell(
-            name="knee",
-            load=_load(
-                mix,
-                paths,
-                arrivals=Arrivals.POISSON,
-                rate_per_s=rate,
-                horizon_s=max(2 * _BENCHES[mix].horizon_s, _KNEE_REQUESTS / rate),
-                known_lengths=True,
-            ),
-            fleet=fleet,
-        )
+        cell = Cell(name="knee", load=replace(unscaled, rate_per_s=rate), fleet=fleet)
         best = 0.0
         for mode in (Preemption.RECOMPUTE, Preemption.HYBRID):
-            kept = total = 0
-            for seed in _KNEE_SEEDS:
+            kept = total = preemptions = 0
+            for seed in itertools.count(1):
                 run = run_cell(cell, policy, seed, mode)
                 kept, total = kept + run.kept, total + run.offered
-                if kept < 0.9 * least * total:
+                preemptions += run.preemptions
+                enough = _KNEE_REQUESTS / 4 if kept < 0.9 * least * total else _KNEE_REQUESTS
+                if total >= enough:
                     break
             best = max(best, kept / total)
-            if best >= least:
+            if best >= least or not preemptions:
                 break
         return best
 
-    least = _KNEE_SHARE * share(order[0], low, 0)
-
-    def holds(rate: float) -> bool:
-        for policy in list(order):
-            if share(policy, rate, least) >= least:
-                order.remove(policy)
-                order.insert(0, policy)
-                return True
-        return False
-
-    high = 2 * low
-    while holds(high):
-        low, high = high, 2 * high
-    while high > 1.03 * low:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return float(f"{low:.3g}")
+    knee = 10 / unscaled.horizon_s
+    least = _KNEE_SHARE * share(_KNEE_POLICIES[0], knee, 0)
+    left = list(_KNEE_POLICIES)
+    while left:
+        policy = left.pop(0)
+        if share(policy, _KNEE_STEP * knee, least) < least:
+            continue
+        low, high = _KNEE_STEP * knee, 2 * knee
+        while share(policy, high, least) >= least:
+            low, high = high, 2 * high
+        while high > _KNEE_STEP * low:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if share(policy, middle, least) >= least else (low, middle)
+        knee = low
+    return float(f"{knee:.3g}")
 
 
 def _fleet(mix: str, *, small_kv: bool) -> Fleet:
@@ -332,15 +352,15 @@ def _load(
     *,
     arrivals: Arrivals,
     rate_per_s: float,
-    horizon_s: float,
     known_lengths: bool,
 ) -> Load:
     trace = replace(TRACES[mix], path=paths[mix]) if mix in TRACES else None
+    slack_s = long_slack_s(trace) if trace else MIXES[mix].longest_slack_s
     return Load(
         mix="" if trace else mix,
         arrivals=arrivals,
         rate_per_s=rate_per_s,
-        horizon_s=horizon_s,
+        horizon_s=HORIZON_SLACKS * slack_s,
         known_lengths=known_lengths,
         trace=trace,
     )
@@ -367,7 +387,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, rate in pool.map(_search, tasks):
             print(f"{name}: {rate:g}/s", flush=True)
             knees[name] = rate
-    write_knees(knees)
+            write_knees(knees)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ __all__ = [
     "OfferedRequest",
     "Range",
     "TraceWindow",
+    "long_slack_s",
     "offered",
+    "slack_ns",
 ]
 
 
@@ -75,6 +77,25 @@ class OfferedRequest:
     hashes: Sequence[int] = ()
     block_size: int = 0
 
+    @property
+    def slack_ns(self) -> int | None:
+        """Longest time from arrival to the last token with which all targets are met.
+
+        None if no target limits it.
+        """
+        return slack_ns(self.targets, self.output_tokens)
+
+
+def slack_ns(targets: Targets, output_tokens: int) -> int | None:
+    """Return the longest time from arrival to the last token with which all targets are met.
+
+    None if no target limits it.
+    """
+    limits = [] if targets.e2e_ns is None else [targets.e2e_ns]
+    if targets.ttft_ns is not None and (output_tokens == 1 or targets.tpot_ns is not None):
+        limits.append(targets.ttft_ns + (output_tokens - 1) * (targets.tpot_ns or 0))
+    return min(limits, default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -111,6 +132,14 @@ class Kind:
     tpot_ms: int | None = None
     slack_ms: Range | None = None
 
+    @property
+    def longest_slack_s(self) -> float:
+        """Longest slack of a request of this kind."""
+        e2e_ms = None if self.slack_ms is None else self.slack_ms.high
+        longest_ns = slack_ns(self._targets(e2e_ms), self.output.high)
+        assert longest_ns is not None, "the targets of a kind limit the time of its requests"
+        return longest_ns / NS_PER_S
+
     def draw(self, rng: random.Random, arrival_ns: int) -> OfferedRequest:
         """Draw a request with a known length: its limit is its output length."""
         prompt, output = self.prompt.draw(rng), self.output.draw(rng)
@@ -123,11 +152,14 @@ class Kind:
             slo_class=self.slo_class,
             priority=self.priority,
             weight=self.weight,
-            targets=Targets(
-                ttft_ns=None if self.ttft_ms is None else self.ttft_ms * NS_PER_MS,
-                tpot_ns=None if self.tpot_ms is None else self.tpot_ms * NS_PER_MS,
-                e2e_ns=None if e2e_ms is None else e2e_ms * NS_PER_MS,
-            ),
+            targets=self._targets(e2e_ms),
+        )
+
+    def _targets(self, e2e_ms: int | None) -> Targets:
+        return Targets(
+            ttft_ns=None if self.ttft_ms is None else self.ttft_ms * NS_PER_MS,
+            tpot_ns=None if self.tpot_ms is None else self.tpot_ms * NS_PER_MS,
+            e2e_ns=None if e2e_ms is None else e2e_ms * NS_PER_MS,
         )
 
 
@@ -148,6 +180,11 @@ class Mix:
         """Maximum number of output tokens."""
         return max(kind.output.high for kind in self.kinds)
 
+    @property
+    def longest_slack_s(self) -> float:
+        """Longest slack of a request."""
+        return max(kind.longest_slack_s for kind in self.kinds)
+
     def pick(self, rng: random.Random) -> Kind:
         """Draw a kind."""
         at = rng.random()
@@ -165,38 +202,42 @@ def _kind(share: float, prompt: tuple[int, int], output: tuple[int, int], **more
 _SHORT: Final = _kind(0.7, (8, 40), (8, 32), slo_class="short", slack_ms=Range(31, 61))
 _LONG: Final = _kind(0.3, (64, 200), (160, 320), slo_class="long", slack_ms=Range(221, 361))
 
+# Targets are a small multiple of the times of an idle device, as in a service with real promises.
+# Generous targets would need long runs: arrivals last several times as long as the longest slack.
 _CHAT: Final = (_kind(1, (1024, 1024), (60, 60), ttft_ms=500, tpot_ms=50),)
-_UNIFORM: Final = (_kind(1, (64, 2048), (8, 192), ttft_ms=600, tpot_ms=40),)
+_UNIFORM: Final = (_kind(1, (64, 2048), (8, 96), ttft_ms=600, tpot_ms=40),)
 _BIMODAL: Final = (
-    _kind(0.85, (50, 400), (20, 100), slo_class="chat", ttft_ms=400, tpot_ms=40),
-    _kind(0.15, (3000, 6000), (150, 400), slo_class="document", ttft_ms=1500, tpot_ms=40),
+    _kind(0.85, (50, 400), (20, 80), slo_class="chat", ttft_ms=400, tpot_ms=40),
+    _kind(0.15, (3000, 6000), (40, 100), slo_class="document", ttft_ms=2000, tpot_ms=40),
 )
 # On a device with a small KV pool, the long outputs fill it.
 _KV_BOUND: Final = (
-    _kind(0.8, (32, 128), (8, 48), slo_class="short", ttft_ms=500, tpot_ms=50),
-    _kind(0.2, (128, 512), (400, 800), slo_class="long", ttft_ms=3000, tpot_ms=50),
+    _kind(0.8, (32, 128), (8, 48), slo_class="short", ttft_ms=500, tpot_ms=40),
+    _kind(0.2, (64, 192), (60, 120), slo_class="long", ttft_ms=1500, tpot_ms=40),
 )
 _LONG_PROMPT: Final = (
-    _kind(0.75, (100, 600), (20, 120), slo_class="chat", ttft_ms=500, tpot_ms=50),
-    _kind(0.25, (8000, 24_000), (20, 80), slo_class="report", ttft_ms=4000, tpot_ms=100),
+    _kind(0.75, (100, 600), (20, 100), slo_class="chat", ttft_ms=500, tpot_ms=50),
+    _kind(0.25, (8000, 24_000), (20, 60), slo_class="report", ttft_ms=4000, tpot_ms=100),
 )
 _DEADLINE: Final = (
-    _kind(0.6, (100, 800), (10, 60), slo_class="quick", slack_ms=Range(700, 2000)),
-    _kind(0.4, (500, 3000), (80, 240), slo_class="slow", slack_ms=Range(3000, 10_000)),
+    _kind(0.6, (100, 800), (10, 60), slo_class="quick", slack_ms=Range(1200, 2500)),
+    _kind(0.4, (500, 3000), (40, 120), slo_class="slow", slack_ms=Range(3000, 6000)),
 )
 _TWO_CLASSES: Final = (
-    _kind(0.4, (64, 1024), (20, 100), slo_class="interactive", priority=1, ttft_ms=500, tpot_ms=40),
-    _kind(0.6, (256, 3000), (40, 200), slo_class="batch", ttft_ms=5000, tpot_ms=100),
+    _kind(0.4, (64, 1024), (20, 80), slo_class="interactive", priority=1, ttft_ms=500, tpot_ms=40),
+    _kind(0.6, (256, 3000), (20, 70), slo_class="batch", ttft_ms=3000, tpot_ms=50),
 )
 _THREE_CLASSES: Final = (
-    _kind(0.25, (32, 512), (10, 60), slo_class="voice", priority=1, ttft_ms=250, tpot_ms=30),
-    _kind(0.45, (64, 1500), (20, 150), slo_class="chat", weight=3, ttft_ms=800, tpot_ms=50),
-    _kind(0.3, (500, 5000), (50, 250), slo_class="batch", ttft_ms=6000, tpot_ms=120),
+    _kind(0.25, (32, 512), (10, 60), slo_class="voice", priority=1, ttft_ms=300, tpot_ms=30),
+    _kind(0.45, (64, 1500), (20, 70), slo_class="chat", weight=3, ttft_ms=800, tpot_ms=50),
+    _kind(0.3, (500, 5000), (20, 70), slo_class="batch", ttft_ms=3000, tpot_ms=50),
 )
 MIXES: Final = {
     mix.name: mix
     for mix in (
         Mix(name="chat", kinds=_CHAT),
+        # The same requests for a smaller model, on which many more of them run at a time.
+        Mix(name="chat-8b", kinds=_CHAT),
         Mix(name="uniform", kinds=_UNIFORM),
         Mix(name="bimodal", kinds=_BIMODAL),
         Mix(name="kv-bound", kinds=_KV_BOUND),
@@ -221,16 +262,18 @@ class TraceWindow:
         window_s: length of the window by the clock of the trace.
         long_prompt: prompts of at least this length have the class `batch`, others the class
             `interactive`.
-        keep: share of the requests, chosen at random, that is offered.
         interactive, batch: targets of the two classes.
     """
 
     path: str
     window_s: int = 600
     long_prompt: int = 2048
-    keep: float = 1
     interactive: Targets
     batch: Targets
+
+    def targets(self, prompt_tokens: int) -> Targets:
+        """Return the targets of a request."""
+        return self.batch if prompt_tokens >= self.long_prompt else self.interactive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,9 +283,10 @@ class Load:
     Args:
         mix: name of a mix, or `textbook`; ignored with a trace.
         arrivals: arrival process; ignored with a trace.
-        rate_per_s: mean rate. The window of a trace is compressed to this rate, by the mean rate
-            of the complete trace.
-        horizon_s: duration of the arrivals; ignored with a trace.
+        rate_per_s: mean rate; of a trace, at the mean rate of the complete trace.
+        horizon_s: duration of the arrivals. The window of a trace is compressed to this duration,
+            and the share of its requests that gives the rate is chosen at random; if all of them
+            are too few, the duration is shorter.
         known_lengths: True if the limit of each request is its output length; False if the limit is
             so high that no request reaches it, which hides the lengths.
         trace: a window of a trace in place of a mix; None for a mix.
@@ -265,7 +309,7 @@ def offered(load: Load, seed: int) -> list[OfferedRequest]:
     """Return the requests of a load, by arrival."""
     rng = random.Random(seed)
     if load.trace is not None:
-        requests = _trace_requests(load.trace, load.rate_per_s, rng)
+        requests = _trace_requests(load.trace, load.rate_per_s, load.horizon_s, rng)
         longest = 4096
     elif load.mix == TEXTBOOK:
         requests = list(
@@ -359,25 +403,37 @@ def _rows(path: str) -> tuple[tuple[int, int, int, tuple[int, ...], int], ...]:
     )
 
 
+@lru_cache(maxsize=2)
+def long_slack_s(window: TraceWindow) -> float:
+    """Return the slack that only one in twenty requests of a trace exceeds."""
+    slacks = sorted(
+        slack_ns(window.targets(prompt), max(1, output)) or 0
+        for _, prompt, output, _, _ in _rows(window.path)
+    )
+    return slacks[len(slacks) * 95 // 100] / NS_PER_S
+
+
 def _trace_requests(
-    window: TraceWindow, rate_per_s: float, rng: random.Random
+    window: TraceWindow, rate_per_s: float, horizon_s: float, rng: random.Random
 ) -> list[OfferedRequest]:
     rows = _rows(window.path)
     last_ns = rows[-1][0]
     length_ns = window.window_s * NS_PER_S
     start_ns = rng.randrange(max(1, last_ns - length_ns))
-    scale = rate_per_s / (len(rows) * window.keep * NS_PER_S / last_ns)
+    mean = len(rows) * length_ns / last_ns
+    keep = min(1.0, rate_per_s * horizon_s / mean)
+    speed = rate_per_s * window.window_s / (keep * mean)
     return [
         OfferedRequest(
-            arrival_ns=round((at_ns - start_ns) / scale),
+            arrival_ns=round((at_ns - start_ns) / speed),
             prompt_tokens=prompt,
             output_tokens=max(1, output),
             max_tokens=max(1, output),
             slo_class="batch" if prompt >= window.long_prompt else "interactive",
-            targets=window.batch if prompt >= window.long_prompt else window.interactive,
+            targets=window.targets(prompt),
             hashes=hashes,
             block_size=block_size,
         )
         for at_ns, prompt, output, hashes, block_size in rows
-        if start_ns <= at_ns < start_ns + length_ns and rng.random() < window.keep
+        if start_ns <= at_ns < start_ns + length_ns and rng.random() < keep
     ]

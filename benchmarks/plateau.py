@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.cells import run_cell
-from benchmarks.design import FACTORS, Setting, cell_of, full_horizon_s
+from benchmarks.design import FACTORS, Setting, cell_of
 from benchmarks.loads import MIXES, Arrivals
 
 from goodput_core.spec.choices import Policy, Preemption
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "Point", "curves", "plateau_cell", "plateau_mixes"]
 
 SHARE: Final = 0.97
-_HORIZONS: Final = 3
-"""Arrivals last this many times as long as in the other cells, which bounds the effect of ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +92,7 @@ def plateau_cell(mix: str, factor: float, knees: Mapping[str, float]) -> Cell:
         slow_swap=False,
     )
     cell = cell_of(setting, knees, {})
-    return replace(
-        cell,
-        name=f"plateau/{cell.name}",
-        load=replace(cell.load, horizon_s=_HORIZONS * full_horizon_s(mix)),
-    )
+    return replace(cell, name=f"plateau/{cell.name}")
 
 
 def curves(

@@ -26,7 +26,7 @@ def show_cells(results: Sequence[CellResult], seeds: int) -> None:
         f"{'cell':{width}}  {'slo':>6}  {'admitted':>8}  {'worst pair':18}"
         f"  {'difference':>10}  {'at least':>8}  {'worst seed':>10}"
     )
-    for result in sorted(results, key=lambda one: one.differences[0].low):
+    for result in sorted(results, key=_worst):
         worst = result.differences[0]
         print(
             f"{result.cell:{width}}  {result.shares[Policy.SLO]:6.1%}  {result.admitted_kept:8.1%}"
@@ -40,6 +40,12 @@ def show_cells(results: Sequence[CellResult], seeds: int) -> None:
         f"{sum(result.broken for result in results)} cells, in "
         f"{sum(result.mean_broken for result in results)} of them by the mean difference."
     )
+
+
+def _worst(result: CellResult) -> float:
+    """Return the number by which the worst pair of a cell is judged."""
+    worst = result.differences[0]
+    return worst.mean if result.short else worst.low
 
 
 def _of_bound(result: CellResult) -> str:

@@ -37,7 +37,7 @@ MODE_POLICIES: Final = (
 )
 """The policies that preempt for memory."""
 _MIXES: Final = ("kv-bound", "tight-deadlines", "deadline")
-_POOLS: Final = (1.0, 0.6)
+_POOLS: Final = (1.0, 0.7)
 _GB_PER_S: Final = (1.0, 8.0, 64.0)
 _FACTOR: Final = 1.5
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.slo.distributions import student_t_quantile
 from goodput_core.spec.choices import Policy
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from benchmarks.cells import Kept
 
-__all__ = ["CellResult", "Difference", "compare", "judge_cell", "lower_bound", "student_t95"]
+__all__ = ["CellResult", "Difference", "compare", "judge_cell", "lower_bound"]
 
 TOLERANCE: Final = 0.01
 SEED_SHARE: Final = 0.95
@@ -29,7 +30,8 @@ class Difference:
         level: lowest priority level that is counted.
         seeds: number of seeds.
         mean: mean difference.
-        low: one-sided lower 95 % bound of the mean difference, from Student's t distribution.
+        low: one-sided lower 95 % bound of the mean difference, from Student's t distribution; the
+            lowest difference if the other policy left the cell early.
     """
 
     policy: str
@@ -125,23 +127,8 @@ def lower_bound(differences: Sequence[float]) -> float:
         return statistics.fmean(differences)
     error = statistics.stdev(differences) / count**0.5
     mean: float = statistics.fmean(differences)
-    bound: float = mean - student_t95(count - 1) * error
+    bound: float = mean - student_t_quantile(0.95, count - 1) * error
     return bound
-
-
-def student_t95(degrees: int) -> float:
-    """Return the 95 % quantile of Student's t distribution.
-
-    Source: the expansion 26.7.5 of Abramowitz and Stegun, "Handbook of Mathematical Functions",
-    1964; within 1 % from 3 degrees of freedom on.
-    """
-    z, v = 1.6448536269514722, degrees
-    return (
-        z
-        + (z**3 + z) / (4 * v)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-    )
 
 
 def judge_cell(
@@ -173,7 +160,7 @@ def judge_cell(
                 level=level,
                 seeds=len(values),
                 mean=statistics.fmean(values),
-                low=lower_bound(values),
+                low=lower_bound(values) if len(values) == len(ours) else min(values),
             )
         )
         for seed, run in by_seed.items():
@@ -188,11 +175,11 @@ def judge_cell(
             for policy, by_seed in runs.items()
         },
         admitted_kept=sum(run.kept for run in ours.values()) / admitted if admitted else 1.0,
-        differences=tuple(sorted(differences, key=lambda one: one.low)),
+        differences=tuple(sorted(differences, key=lambda one: one.mean if short else one.low)),
         worst_seed=worst,
         worst_seed_number=worst_number,
         short=short,
-        cpu_s=sum(run.wall_s for by_seed in runs.values() for run in by_seed.values()),
+        cpu_s=sum(run.cpu_s for by_seed in runs.values() for run in by_seed.values()),
         bound_share=(
             sum(ours[seed].kept_weight for seed in bounds) / sum(bounds.values())
             if bounds

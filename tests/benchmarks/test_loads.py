@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.design import covering, settings
-from benchmarks.loads import MIXES, Arrivals, Load, offered
+from benchmarks.design import HORIZON_SLACKS, cell_of, covering, read_knees, settings
+from benchmarks.loads import MIXES, Arrivals, Load, TraceWindow, long_slack_s, offered, slack_ns
+from tests.builders.traces import trace_row, write_rows
 
+from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def published_generator(seed: int) -> list[tuple[int, int, int, int]]:
@@ -77,7 +83,7 @@ def test_bursts_are_burstier_than_poisson_arrivals() -> None:
 def test_hidden_lengths_change_nothing_but_the_limit() -> None:
     known = offered(Load(mix="bimodal", rate_per_s=50), 1)
     hidden = offered(Load(mix="bimodal", rate_per_s=50, known_lengths=False), 1)
-    assert {request.max_tokens for request in hidden} == {512}
+    assert {request.max_tokens for request in hidden} == {128}
     assert [r.output_tokens for r in known] == [r.output_tokens for r in hidden]
     assert [r.arrival_ns for r in known] == [r.arrival_ns for r in hidden]
 
@@ -95,3 +101,76 @@ def test_the_design_covers_every_pair_of_values() -> None:
 def test_the_design_has_every_mix_at_every_load() -> None:
     rows = settings(list(MIXES))
     assert len({(row.mix, row.factor) for row in rows}) == len(MIXES) * 6
+
+
+def test_the_design_prefers_cheap_rows() -> None:
+    values: list[list[int]] = [list(range(6)), list(range(6)), [1, 10], [0, 1]]
+
+    def cost(row: tuple[int, ...]) -> float:
+        return row[2]
+
+    cheap, other = covering(values, cost=cost), covering(values)
+    assert sum(map(cost, cheap)) < 0.7 * sum(map(cost, other))
+    for i, j in itertools.combinations(range(len(values)), 2):
+        assert {(row[i], row[j]) for row in cheap} == set(itertools.product(values[i], values[j]))
+
+
+def test_arrivals_last_several_times_the_longest_slack() -> None:
+    for setting in settings(list(MIXES)):
+        load = cell_of(setting, read_knees(), {}).load
+        slacks_ns = [request.slack_ns or 0 for request in offered(load, 1)]
+        assert load.horizon_s * NS_PER_S >= HORIZON_SLACKS * max(slacks_ns), setting
+
+
+@pytest.mark.parametrize(
+    ("targets", "tokens", "slack_ms"),
+    [
+        (Targets(ttft_ns=500, tpot_ns=50), 11, 1000),
+        (Targets(ttft_ns=500, tpot_ns=50), 1, 500),
+        (Targets(ttft_ns=500), 1, 500),
+        (Targets(ttft_ns=500), 2, None),
+        (Targets(e2e_ns=700), 20, 700),
+        (Targets(ttft_ns=500, tpot_ns=50, e2e_ns=700), 11, 700),
+        (Targets(tpot_ns=50), 5, None),
+    ],
+)
+def test_the_slack_is_the_time_to_the_last_token(
+    targets: Targets, tokens: int, slack_ms: int | None
+) -> None:
+    assert slack_ns(targets, tokens) == slack_ms
+
+
+def write_minutes(path: Path, *, per_s: int, minutes: int) -> TraceWindow:
+    """Write a steady trace of short and long requests, and return a window of a minute."""
+    rows = (
+        trace_row(
+            number, number / per_s, input_tokens=3000 if number % 10 == 0 else 100, output_tokens=11
+        )
+        for number in range(per_s * 60 * minutes)
+    )
+    return TraceWindow(
+        path=str(write_rows(path, rows)),
+        window_s=60,
+        interactive=Targets(ttft_ns=NS_PER_S, tpot_ns=NS_PER_S // 10),
+        batch=Targets(ttft_ns=3 * NS_PER_S, tpot_ns=NS_PER_S // 10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "seconds"), [(2, 30), (10, 30), (40, 15)], ids=["some", "half", "too-few"]
+)
+def test_a_window_of_a_trace_has_the_rate_and_the_duration_of_the_load(
+    tmp_path: Path, rate_per_s: float, seconds: float
+) -> None:
+    window = write_minutes(tmp_path / "trace.parquet", per_s=10, minutes=5)
+    load = Load(rate_per_s=rate_per_s, horizon_s=30, trace=window)
+    counts = []
+    for seed in range(10):
+        requests = offered(load, seed)
+        counts.append(len(requests))
+        assert requests[-1].arrival_ns == pytest.approx(seconds * NS_PER_S, rel=0.1)
+    assert statistics.fmean(counts) == pytest.approx(rate_per_s * seconds, rel=0.1)
+
+
+def test_the_long_slack_of_a_trace_covers_all_but_a_twentieth(tmp_path: Path) -> None:
+    assert long_slack_s(write_minutes(tmp_path / "trace.parquet", per_s=1, minutes=2)) == 4
