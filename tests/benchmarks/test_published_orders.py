@@ -86,7 +86,8 @@ def test_slower_ageing_keeps_more_urgent_and_fewer_background_requests(
     rows = run("ageing", capsys)
     urgent = [row["urgent kept"] for row in rows]
     background = [row["background kept"] for row in rows]
-    assert urgent == sorted(set(urgent))
+    assert urgent == sorted(urgent)
+    assert urgent[0] < urgent[1] < urgent[2] < urgent[3]
     assert background == sorted(background, reverse=True)
     assert background[0] > background[-1]
 
