@@ -105,7 +105,6 @@ class EngineCore:
         for removal in self.scheduler.admission.take_removed():
             request = removal.request
             rejected.append(_rejected(request.rid, removal.rejection))
-            self._changed = True
             if not request.blocks:  # otherwise a later outcome releases it
                 self._forget([request.rid])
         return rejected

@@ -50,14 +50,14 @@ class OverdueRequests:
 
     def watch(self, request: ScheduledRequest, now_ns: int) -> None:
         """Watch a request until it ends or is overdue."""
-        check_ns = _next_check_ns(request, now_ns)
-        if check_ns is None:
+        deadlines = _deadlines(request, now_ns)
+        if not deadlines:
             return
         # A target may pass hours after its request has ended.
         if len(self._due) > _MIN_CHECKS + 2 * len(self._requests):
             self._due[:] = [check for check in self._due if check[1] in self._requests]
             heapq.heapify(self._due)
-        heapq.heappush(self._due, (check_ns, request.rid))
+        heapq.heappush(self._due, (min(deadlines.values()), request.rid))
 
     def take(self, now_ns: int) -> list[tuple[ScheduledRequest, str]]:
         """Return the requests that became overdue, each once, with the missed target."""
@@ -68,8 +68,9 @@ class OverdueRequests:
             request = self._requests.get(rid)
             if request is None:
                 continue
-            missed = _missed_target(request, now_ns)
-            if not missed:
+            deadlines = _deadlines(request, now_ns).items()
+            missed = next((target for target, due_ns in deadlines if due_ns < now_ns), None)
+            if missed is None:
                 self.watch(request, now_ns)
             elif request.state in DROPPABLE:
                 overdue.append((request, missed))
@@ -78,31 +79,21 @@ class OverdueRequests:
         return overdue
 
 
-def _next_check_ns(request: ScheduledRequest, now_ns: int) -> int | None:
-    """Return the time after which a request may be overdue; None if it never is.
+def _deadlines(request: ScheduledRequest, now_ns: int) -> dict[str, int]:
+    """Return the time after which each target of a request is certainly missed.
 
-    The time is not before `now_ns`, unless a target has already been missed.
+    A target for the first token that was met is omitted.
     """
     targets, arrival_ns, first_ns = request.targets, request.arrival_ns, request.first_token_ns
-    times_ns: list[int] = []
-    if targets.ttft_ns is not None and not first_ns:
-        times_ns.append(arrival_ns + targets.ttft_ns)
+    deadlines: dict[str, int] = {}
+    if targets.ttft_ns is not None:
+        due_ns = arrival_ns + targets.ttft_ns
+        if not 0 < first_ns <= due_ns:
+            deadlines["time to first token"] = due_ns
     if targets.e2e_ns is not None:
-        times_ns.append(arrival_ns + targets.e2e_ns)
+        deadlines["end-to-end time"] = arrival_ns + targets.e2e_ns
     if targets.tpot_ns is not None and request.output_limit > 1:
         # TPOT is a mean, so the longest output gives the latest possible deadline.
-        times_ns.append((first_ns or now_ns) + targets.tpot_ns * (request.output_limit - 1))
-    return min(times_ns, default=None)
-
-
-def _missed_target(request: ScheduledRequest, now_ns: int) -> str:
-    """Return the target that a request has certainly missed; empty if there is none."""
-    targets, arrival_ns, first_ns = request.targets, request.arrival_ns, request.first_token_ns
-    if targets.ttft_ns is not None and (first_ns or now_ns) - arrival_ns > targets.ttft_ns:
-        return "time to first token"
-    if targets.e2e_ns is not None and now_ns - arrival_ns > targets.e2e_ns:
-        return "end-to-end time"
-    if targets.tpot_ns is None or not first_ns or request.output_limit < 2:
-        return ""
-    late = now_ns - first_ns > targets.tpot_ns * (request.output_limit - 1)
-    return "time per output token" if late else ""
+        gaps_ns = targets.tpot_ns * (request.output_limit - 1)
+        deadlines["time per output token"] = (first_ns or now_ns) + gaps_ns
+    return deadlines

@@ -88,6 +88,8 @@ def test_a_dropped_request_is_reported_once_and_counted_and_gets_no_more_output(
     state = core.state(4 * _MS)
     assert (state.running, state.waiting, state.shed) == (0, 0, 2)
     assert state.kv_free_blocks == state.kv_total_blocks
+    assert core._one_token_outputs == {}
+    assert vars(core._executor)["_sequences"] == {}
     core.scheduler.check_integrity()
 
 

@@ -178,6 +178,41 @@ def test_a_request_that_has_started_is_not_displaced() -> None:
     assert preempted.state is RequestState.WAITING
 
 
+def test_a_request_at_its_target_is_not_overdue() -> None:
+    scheduler = _full()
+    assert _add(scheduler, 1, weight=5, targets=Targets(ttft_ns=99)) is None
+    assert _add(scheduler, 2, weight=1) is None
+    assert _add(scheduler, 3, weight=3, at_ns=100) is None
+    assert _removed(scheduler) == [(2, "displaced")]
+    assert _add(scheduler, 4, weight=1, at_ns=101) is None
+    assert _removed(scheduler) == [(1, "displaced")]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "accepted"),
+    [
+        pytest.param(49, True, id="it starts in the next step"),
+        pytest.param(50, False, id="too few blocks would stay free"),
+        pytest.param(51, False, id="too few blocks are free"),
+    ],
+)
+def test_without_places_only_a_request_that_can_start_at_once_is_accepted(
+    *, blocks: int, accepted: bool
+) -> None:
+    scheduler = make_scheduler(blocks=100, waiting=0, budget=2000, model=1600)
+    for rid, count in ((1, 50), (2, blocks)):
+        request = ScheduledRequest(
+            rid=rid, arrival_ns=0, input_tokens=16 * count - 5, max_output_tokens=9
+        )
+        rejection = scheduler.add(request, 0)
+        if rid == 1:
+            take_step(scheduler)
+    assert (rejection is None) is accepted
+    assert scheduler.free_blocks == 50
+    if accepted:
+        assert [admitted.rid for admitted in take_step(scheduler).admitted] == [2]
+
+
 def test_without_places_a_more_important_request_takes_the_free_slot() -> None:
     scheduler = make_scheduler(seqs=1, waiting=0)
     assert _add(scheduler, 1, priority=0) is None

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 from tests.builders.schedulers import make_configure
 
+from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.build import build_core
@@ -72,6 +74,16 @@ def test_a_request_that_is_taken_over_decodes_once_it_has_arrived(depth: int) ->
     assert _run(core, 3 * NS_PER_MS) == {1: [at * NS_PER_MS for at in (4, 5, 6, 7)]}
     assert 4 <= core.scheduler.stats.scheduled_tokens <= 4 + depth, "beside what is surplus"
     assert not core.scheduler.has_work
+
+
+def test_a_transferred_request_is_dropped_once_it_is_late() -> None:
+    configure = make_configure(token_budget=1024, late_requests="drop")
+    core = build_core(configure, load_profile("unit"))
+    submit = structs.replace(_submit(1, 40, 9), targets=Targets(e2e_ns=2 * NS_PER_MS))
+    assert core.reserve_transfer(submit, 0, emitted=1, first_token_ns=7)
+    core.finish_transfer(1)
+    assert _run(core, 0) == {1: [at * NS_PER_MS for at in (1, 2, 3)]}
+    assert [(r.rid, r.reason) for r in core.take_rejected()] == [(1, "late")]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,39 @@ def test_a_request_that_is_rejected_displaces_no_other() -> None:
     assert not scheduler.admission.take_removed()
 
 
+class DisplacingByWeight(SarathiPolicy):
+    """A new request of weight 9 displaces the waiting requests of weight 7."""
+
+    name = Policy.SLO
+
+    def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:
+        sevens = [waiting for waiting in self.view.waiting if waiting.weight == 7]
+        displaced = sevens if request.weight == 9 else []
+        return [Removal(request=waiting, rejection=_SHED) for waiting in displaced]
+
+
+@pytest.mark.parametrize(
+    ("weights", "removed"),
+    [
+        pytest.param([1, 7], [3], id="the policy makes room, so the least important one stays"),
+        pytest.param([7, 8], [2], id="the policy displaces the least important one itself"),
+        pytest.param([1, 2], [2], id="the policy displaces none"),
+    ],
+)
+def test_a_full_queue_displaces_no_request_if_the_policy_has_made_room(
+    weights: list[int], removed: list[int]
+) -> None:
+    scheduler = make_scheduler(DisplacingByWeight(), seqs=1, waiting=2)
+    add_request(scheduler, 1, 10, 5)
+    take_step(scheduler)
+    for rid, weight in enumerate([*weights, 9], 2):
+        request = ScheduledRequest(
+            rid=rid, arrival_ns=rid, input_tokens=10, max_output_tokens=5, weight=weight
+        )
+        assert scheduler.add(request, rid) is None
+    assert [rid for rid, _ in _removed(scheduler)] == removed
+
+
 def _dropping(**changes: object) -> Scheduler:
     values: dict[str, object] = {"late_requests": LateRequests.DROP, **changes}
     return make_scheduler(**values)  # type: ignore[arg-type] # the values of one test
@@ -103,6 +136,19 @@ def test_a_waiting_request_is_dropped_once_its_ttft_target_has_passed() -> None:
     assert removal.rejection.overload
     assert "time to first token" in removal.rejection.detail
     assert scheduler.stats.shed == 1
+
+
+@pytest.mark.parametrize(("at_ns", "removed"), [(100, []), (101, [(1, "late")])])
+def test_a_request_whose_first_token_came_late_is_dropped(
+    at_ns: int, removed: list[tuple[int, str]]
+) -> None:
+    scheduler = _dropping()
+    add_request(scheduler, 1, 10, 5, arrival_ns=0, targets=Targets(ttft_ns=100))
+    plan = scheduler.plan(99)
+    assert plan is not None
+    commit_plan(scheduler, plan, at_ns=at_ns)
+    scheduler.plan(200)
+    assert _removed(scheduler) == removed
 
 
 @pytest.mark.parametrize(
@@ -137,6 +183,21 @@ def test_requests_in_time_and_requests_without_targets_are_never_dropped() -> No
         take_step(scheduler, at_ns=at_ns)
     assert not scheduler.has_work
     assert not scheduler.admission.take_removed()
+
+
+def test_a_request_whose_blocks_are_copied_when_it_gets_late_is_dropped_after_the_copy() -> None:
+    scheduler = _dropping(blocks=4, host=8, ns_per_block=1000)  # one block in each step
+    add_request(scheduler, 1, 30, 30)
+    late = add_request(scheduler, 2, 30, 30, targets=Targets(e2e_ns=998))
+    while late.state is not RequestState.SWAPPING_OUT:
+        take_step(scheduler)
+    take_step(scheduler, at_ns=1001)
+    assert _waiting(scheduler) == [2]
+    take_step(scheduler, at_ns=1002)
+    assert not scheduler.admission.take_removed(), "it is checked again after a millisecond"
+    take_step(scheduler, at_ns=2_000_000)
+    assert _removed(scheduler) == [(2, "late")]
+    assert scheduler.host_blocks == (8, 8)
 
 
 def test_checks_of_ended_requests_are_forgotten_long_before_their_targets_pass() -> None:
