@@ -39,8 +39,8 @@ class LearntCapacity:
     Args:
         proven, proven_ns: the highest load that was served with slack, and the time of the
             observation; 0 if none was observed.
-        failed, failed_ns: the lowest load at which a target was missed, and the time of the
-            observation; 0 if none was observed.
+        failed, failed_ns: the lowest load at which a target was missed, and the time of the last
+            miss; 0 if none was observed.
         burstiness: variance of the arrivals in ten seconds, divided by their mean; about 1 if they
             are independent.
     """
