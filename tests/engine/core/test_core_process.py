@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.builders.schedulers import make_configure
 
+from goodput_core.slo.targets import Targets
 from goodput_engine.core import process as core_process
 from goodput_engine.core.build import build_core
 from goodput_engine.core.process import serve
@@ -140,6 +141,21 @@ def test_a_request_is_in_no_step_that_began_before_it_came() -> None:
     outputs = core.step(3_000_000)
     assert outputs is not None
     assert {o.rid: o.first_scheduled_ns for o in outputs.outputs} == {1: 0, 2: 2_000_000}
+
+
+def test_the_state_without_a_dropped_request_is_sent_at_once_by_an_idle_core() -> None:
+    core = build_core(make_configure(late_requests="drop"), load_profile("unit"))
+    late = Submit(rid=1, arrival_ns=0, input_tokens=10, targets=Targets(ttft_ns=1_000_000))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        ours.shutdown(socket.SHUT_WR)
+        serve(theirs, core, [late], front_reader(), lambda: 5_000_000)
+        rejected, outputs = core_reader().feed(ours.recv(1 << 20))
+    assert isinstance(rejected, Rejected)
+    assert (rejected.rid, rejected.reason) == (1, "late")
+    assert isinstance(outputs, StepOutputs)
+    assert (outputs.state.waiting, outputs.state.shed) == (0, 1)
 
 
 def test_refusals_limits_cancellation_and_drain_go_through() -> None:

@@ -164,6 +164,22 @@ async def test_a_saturated_replica_gets_requests_that_are_more_important_than_a_
     assert len(bench.replicas[0].calls) == (status == 200)
 
 
+@pytest.mark.parametrize(("priority", "status"), [("0", 429), ("1", 200)])
+async def test_a_retried_request_can_displace_another_on_a_saturated_replica(
+    start: StartBench, priority: str, status: int
+) -> None:
+    bench = await start(2)
+    rejecting, displacing = bench.replicas
+    rejecting.behave = respond("429 Too Many Requests", b'{"error":{}}', "Retry-After: 3")
+    displacing.state = b'{"saturated":true,"displaceable":[0,1,5000000000]}'
+    _, replica = bench.router.replicas
+    replica.wake.set()
+    await until(lambda: replica.saturated)
+    assert (await bench.post(b"{}", X_Priority=priority))[0] == status
+    assert len(rejecting.calls) == 1
+    assert len(displacing.calls) == (status == 200)
+
+
 async def test_the_load_header_is_removed_from_the_response(start: StartBench) -> None:
     bench = await start(1)
     bench.replicas[0].behave = reporting('{"waiting":2}')
