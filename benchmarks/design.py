@@ -46,6 +46,8 @@ HORIZON_SLACKS: Final = 3
 In an overload, the requests that arrive last are served without competition from later ones. The
 longer the arrivals last, the less this counts.
 """
+_DESIGN_SEEDS: Final = 8
+"""Number of designs from which the cheapest is taken."""
 _KNEE_SHARE: Final = 0.95
 _KNEE_REQUESTS: Final = 400
 """Smallest number of requests, over several seeds, from which a share is computed."""
@@ -119,15 +121,15 @@ _BENCHES: Final[Mapping[str, _Bench]] = {
     "chat": _Bench(fleet=_LARGE, small_blocks=1024),
     "chat-8b": _Bench(fleet=_SMALL, small_blocks=2048),
     "uniform": _Bench(fleet=_LARGE, small_blocks=768),
-    "bimodal": _Bench(fleet=_LARGE, small_blocks=896),
-    "kv-bound": _Bench(fleet=replace(_LARGE, kv_blocks=96), small_blocks=64, cost=2),
-    "long-prompt": _Bench(fleet=replace(_SMALL, token_budget=1024), small_blocks=4096),
-    "deadline": _Bench(fleet=_LARGE, small_blocks=768),
-    "two-classes": _Bench(fleet=_LARGE, small_blocks=896, cost=1.5),
-    "three-classes": _Bench(fleet=_LARGE, small_blocks=896, cost=1.5),
-    "tight-deadlines": _Bench(fleet=_UNIT, small_blocks=60),
-    "azure": _Bench(fleet=_LARGE, small_blocks=2048, cost=3),
-    "mooncake": _Bench(fleet=_LARGE, small_blocks=13_337, cost=4),
+    "bimodal": _Bench(fleet=_LARGE, small_blocks=896, cost=2),
+    "kv-bound": _Bench(fleet=replace(_LARGE, kv_blocks=96), small_blocks=64, cost=6),
+    "long-prompt": _Bench(fleet=replace(_SMALL, token_budget=1024), small_blocks=4096, cost=3),
+    "deadline": _Bench(fleet=_LARGE, small_blocks=768, cost=2),
+    "two-classes": _Bench(fleet=_LARGE, small_blocks=896, cost=2),
+    "three-classes": _Bench(fleet=_LARGE, small_blocks=896, cost=2),
+    "tight-deadlines": _Bench(fleet=_UNIT, small_blocks=60, cost=2),
+    "azure": _Bench(fleet=_LARGE, small_blocks=2048, cost=6),
+    "mooncake": _Bench(fleet=_LARGE, small_blocks=13_337, cost=6),
 }
 
 
@@ -152,7 +154,8 @@ def settings(mixes: Sequence[str]) -> list[Setting]:
         one = setting(row)
         return one.factor * one.replicas * _BENCHES[one.mix].cost
 
-    return [setting(row) for row in covering(values, cost=cost)]
+    designs = [covering(values, cost=cost, seed=seed) for seed in range(_DESIGN_SEEDS)]
+    return [setting(row) for row in min(designs, key=lambda rows: sum(map(cost, rows)))]
 
 
 def covering(
