@@ -1,17 +1,21 @@
 """Preemption: eviction of running requests, and copies of their blocks.
 
 The tokens of an evicted request are recomputed later, or its blocks are copied to host memory and
-back. The policy or the manifest sets the mode. `hybrid` selects the mode that costs less time
-(`Evictor.blocks_to_copy`). If host memory has no room, the request is recomputed.
+back. The policy or the manifest sets the mode. `hybrid` selects the mode that costs less device
+time (`eviction_cost`). If host memory has no room, the request is recomputed.
 
 With host memory, three measures are taken before KV memory runs out:
 
 1. *Offload ahead.* The next victim is swapped out while other requests can still grow. Its copy
-   starts early enough to end before the blocks run out, so no request waits for it.
+   starts early enough to end before the blocks run out, so no request waits for it. Under `hybrid`
+   no copy starts so early that a running request is expected to end before the copy does, because
+   the blocks of that request may suffice.
 2. *Keep the batch width.* While host memory holds a copy, a request that would be evicted before
    all running ones starts only if each of these can still grow by one block. Otherwise it would be
    evicted shortly after its start. A request that would be evicted after another one may start, so
-   a short request is not delayed by the copy of a long one.
+   a short request is not delayed by the copy of a long one. Under `hybrid` only a request with a
+   copy is held back, until the others can grow for as long as its copies would take: starting a
+   request without a copy costs the link nothing, and `recompute` would start it too.
 3. *Reject.* When host memory is nearly full of copies, evicted requests would have to be
    recomputed. A new request that would wait for memory is then rejected (`admission`).
 
@@ -21,33 +25,20 @@ blocks without a copy takes no time.
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from goodput_core.spec.choices import Preemption
-from goodput_core.steptime import OnlineStepTime, StepShape
-from goodput_core.units import NS_PER_MS
+from goodput_engine.scheduler.eviction_cost import NOMINAL_STEP_NS, EvictionCosts
 from goodput_engine.scheduler.plan import Copy
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from goodput_engine.scheduler.plan import StepBuilder, StepPlan
+    from goodput_core.steptime import StepShape
+    from goodput_engine.scheduler.plan import StepBuilder
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
 
 __all__ = ["Evictor", "room_to_widen"]
-
-_NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
-"""Step time assumed for offloading ahead. Steps are seldom shorter; if they are longer, a copy only
-ends earlier than necessary. With a measured time, decisions would depend on noise."""
-_COPY_BOUND_PERCENT: Final = 90
-"""If copies take this share of a step or more, they may have determined the time of the step."""
-_DELAYED_REQUESTS: Final = 4
-"""A recomputation delays every running request, and a copy only the evicted one. Therefore `hybrid`
-counts the time of a recomputation once per running request, but at most this often: running
-requests usually have some slack, while blocks that are copied are of no use to any request."""
 
 
 def room_to_widen(*, free_blocks: int, running: int) -> bool:
@@ -71,22 +62,18 @@ class Evictor:
 
     Attributes:
         key: eviction key of the policy; the request with the largest key is evicted first.
+        costs: predicts the costs of evictions.
         preemptions, recomputed_tokens, swapped_tokens: as in `EngineStatistics`.
-        decode_step_ns: device time of the last step that only decoded, without the time of its
-            copies; ten milliseconds before the first one.
-        prompts_alone: True if prompts are computed in steps without decodes.
     """
 
     __slots__ = (
         "_depth",
-        "_model",
         "_policy",
         "_table",
         "_view",
-        "decode_step_ns",
+        "costs",
         "key",
         "preemptions",
-        "prompts_alone",
         "recomputed_tokens",
         "swapped_tokens",
     )
@@ -99,31 +86,10 @@ class Evictor:
         self._table = table
         self._view = view
         self._depth = depth
+        self.costs = EvictionCosts(table=table, view=view)
         self.preemptions = 0
         self.recomputed_tokens = 0
         self.swapped_tokens = 0
-        self.decode_step_ns = _NOMINAL_STEP_NS
-        self.prompts_alone = False
-        self._model = OnlineStepTime()
-
-    def observe(self, plan: StepPlan, step_ns: int) -> None:
-        """Learn from the time of a step that computed, to predict steps without copies."""
-        copy_ns = self._copy_ns(plan.copies)
-        copy_bound = 100 * copy_ns >= _COPY_BOUND_PERCENT * step_ns
-        if plan.chunks:
-            if not copy_bound:
-                self._model.observe(plan.shape, step_ns)
-        elif copy_bound:
-            # Computation took no longer than the copies. The next copies are shorter, to find out.
-            self.decode_step_ns = copy_ns * _COPY_BOUND_PERCENT // 100
-        else:
-            self.decode_step_ns = step_ns
-
-    def _copy_ns(self, copies: Sequence[Copy]) -> int:
-        """Return the predicted time of copies; the two directions run in parallel."""
-        to_host = sum(len(copy.host_blocks) for copy in copies if copy.to_host)
-        to_device = sum(len(copy.host_blocks) for copy in copies) - to_host
-        return max(to_host, to_device) * self._table.host.ns_per_block
 
     # --- eviction ----------------------------------------------------------------------------
     def victim(self) -> ScheduledRequest | None:
@@ -135,6 +101,30 @@ class Evictor:
         key = self.key(request)
         return all(self.key(running) <= key for running in self._view.running())
 
+    def holds_back(self, request: ScheduledRequest, *, free_blocks: int, running: int) -> bool:
+        """Return True if a waiting request must not start now, to keep the batch width.
+
+        Args:
+            request: the head of the queue.
+            free_blocks: blocks that would be free after the request has started.
+            running: number of running requests before that.
+        """
+        host = self._table.host
+        if host.free_blocks == host.total_blocks:
+            return False
+        if self._view.preemption is not Preemption.HYBRID:
+            has_room = room_to_widen(free_blocks=free_blocks, running=running)
+        elif running and request.host_blocks:
+            steps = self.costs.steps_of_copies(len(request.host_blocks))
+            has_room = free_blocks * self._table.kv.block_size > running * steps
+        else:
+            has_room = True
+        return (
+            not has_room
+            and self.is_next_victim(request)
+            and not any(self._policy.displaced_by(request))
+        )
+
     def evict_ahead(self, victim: ScheduledRequest) -> None:
         """Evict a running request before its blocks are needed.
 
@@ -144,10 +134,15 @@ class Evictor:
         if self._view.preemption is not Preemption.HYBRID or self.blocks_to_copy(victim):
             self.evict(victim)
 
-    def evict(self, victim: ScheduledRequest) -> int:
-        """Evict a running request; return the number of blocks that later commits will free."""
+    def evict(self, victim: ScheduledRequest, *, waited_for: bool = False) -> int:
+        """Evict a running request; return the number of blocks that later commits will free.
+
+        Args:
+            victim: the request.
+            waited_for: True if running requests wait for its blocks.
+        """
         table = self._table
-        num_copied = self.blocks_to_copy(victim)
+        num_copied = self.blocks_to_copy(victim, waited_for=waited_for)
         table.withdraw(victim, keep_tokens=True)
         victim.ran_ns += self._view.now_ns - victim.admitted_ns
         victim.gained_nothing = victim.total_tokens == victim.admitted_tokens
@@ -168,49 +163,22 @@ class Evictor:
                 return 0
         return table.kv.exclusive(victim.blocks)
 
-    def blocks_to_copy(self, victim: ScheduledRequest) -> int:
-        """Return the number of blocks that an eviction would copy; 0 if it would recompute."""
-        kv, host = self._table.kv, self._table.host
-        blocks = kv.blocks_for(victim.computed_tokens)
-        if not 0 < blocks <= host.free_blocks:
-            return 0
-        mode = self._policy.preemption or self._view.preemption
-        delayed = self._view.num_running
-        if self._view.preemption is Preemption.HYBRID:
-            if mode is not Preemption.SWAP:
-                delayed = min(delayed, _DELAYED_REQUESTS)
-            mode = Preemption.HYBRID
-        if mode is Preemption.SWAP:
-            return blocks
-        if mode is Preemption.RECOMPUTE:
-            return 0
-        # The request waits in the queue in both modes, so that time does not differ. A copy also
-        # waits for the copies before it. Leading blocks that other requests hold stay on the
-        # device: they are neither copied back nor recomputed.
-        shared = min(blocks - 1, len(victim.blocks) - kv.exclusive(victim.blocks))
-        swap_ns = (self._queued_copy_blocks() + 2 * blocks - shared) * host.ns_per_block
-        start = shared * kv.block_size
-        recompute_ns = self._recompute_ns(start, victim.computed_tokens - start)
-        return blocks if swap_ns < delayed * recompute_ns else 0
-
-    def _recompute_ns(self, start: int, tokens: int) -> int:
-        """Predict the cost of recomputing tokens, in device time.
-
-        It is the time by which the step gets longer, or the share of the step's token budget that
-        other prompts then lack, if that is more.
+    def blocks_to_copy(self, victim: ScheduledRequest, *, waited_for: bool = False) -> int:
+        """Return the number of blocks that an eviction would copy; 0 if it would recompute.
 
         Args:
-            start: number of tokens of the request before these.
-            tokens: number of tokens to recompute, at least 1.
+            victim: a running request.
+            waited_for: True if running requests wait for its blocks.
         """
-        batch = self._table.batch
-        decodes = 0 if self.prompts_alone else len(batch.members)
-        beside = StepShape.of(
-            decodes=decodes, decode_context_tokens=batch.total_context if decodes else 0
-        )
-        step_ns = self._model.step_ns(beside.with_chunk(start, tokens))
-        longer_ns = step_ns - self.decode_step_ns if decodes else step_ns
-        return max(longer_ns, step_ns * tokens // self._view.limits.token_budget)
+        blocks = self._table.kv.blocks_for(victim.computed_tokens)
+        if not 0 < blocks <= self._table.host.free_blocks:
+            return 0
+        if self._view.preemption is Preemption.HYBRID:
+            copies = self.costs.copy_is_cheaper(victim, blocks, waited_for=waited_for)
+        else:
+            mode = self._policy.preemption or self._view.preemption
+            copies = mode is Preemption.SWAP
+        return blocks if copies else 0
 
     def vacate(self, request: ScheduledRequest) -> None:
         """Requeue an evicted request that no plan uses, or start its copy to host memory."""
@@ -250,14 +218,6 @@ class Evictor:
             request.state = RequestState.PREFILLING
             table.prefilling[request.rid] = request
 
-    def _queued_copy_blocks(self) -> int:
-        """Return the blocks of current copies, in both directions, that are in no plan yet."""
-        table = self._table
-        return sum(
-            len(r.host_blocks) - r.copied_blocks
-            for r in chain(table.swapping_out.values(), table.swapping_in.values())
-        )
-
     # --- eviction for another request --------------------------------------------------------
     def claim_block(self, request: ScheduledRequest, step: StepBuilder) -> int | None:
         """Evict requests until a block is free for a running request.
@@ -277,7 +237,7 @@ class Evictor:
             victim = self.victim()
             if victim is None:
                 return None
-            step.pending += self.evict(victim)
+            step.pending += self.evict(victim, waited_for=True)
             step.displaced = True
             if victim is request:
                 return None
@@ -345,7 +305,10 @@ class Evictor:
         if victim is None or not victim.displaceable:
             return
         blocks = self.blocks_to_copy(victim)
-        if blocks and len(batch.members_needing_blocks(self._offload_steps(blocks) + 1)) > left:
+        steps = self._offload_steps(blocks)
+        if not blocks or len(batch.members_needing_blocks(steps + 1)) <= left:
+            return
+        if self._view.preemption is not Preemption.HYBRID or not self.costs.expects_an_end(steps):
             self.evict(victim)
 
     def offload_margin(self) -> int:
@@ -365,7 +328,9 @@ class Evictor:
         these commit. Then the blocks are copied while the following steps compute.
         """
         copy_ns = blocks * self._table.host.ns_per_block
-        return 2 * self._depth + max(1, -(-copy_ns // _NOMINAL_STEP_NS))
+        # Steps are seldom shorter than the nominal time; if they are longer, a copy only ends
+        # earlier than necessary. With a measured time, decisions would depend on noise.
+        return 2 * self._depth + max(1, -(-copy_ns // NOMINAL_STEP_NS))
 
     # --- copies ------------------------------------------------------------------------------
     def take_copies(
@@ -385,10 +350,7 @@ class Evictor:
             The copies, and the requests whose copy ends with this plan.
         """
         table = self._table
-        step_ns = self.decode_step_ns
-        if shape.num_tokens > shape.num_decodes:
-            step_ns = max(step_ns, self._model.step_ns(shape))
-        max_blocks = max(1, step_ns // table.host.ns_per_block)
+        max_blocks = max(1, self.costs.compute_ns(shape) // table.host.ns_per_block)
         copies: list[Copy] = []
         done: list[ScheduledRequest] = []
         for to_host, requests in ((True, table.swapping_out), (False, table.swapping_in)):

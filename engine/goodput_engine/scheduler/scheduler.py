@@ -40,7 +40,7 @@ from goodput_engine.scheduler.plan import (
     StepPlan,
 )
 from goodput_engine.scheduler.policy import SchedulerView
-from goodput_engine.scheduler.preemption import Evictor, room_to_widen
+from goodput_engine.scheduler.preemption import Evictor
 from goodput_engine.scheduler.request_table import InFlight, RequestState, RequestTable
 from goodput_engine.scheduler.transfer.kv_transfer import KVTransfer
 
@@ -191,7 +191,7 @@ class Scheduler(SchedulerView):
                 if request.displaceable:
                     self._evictor.evict_ahead(request)
         phase, budget = policy.phase(), self.limits.token_budget
-        self._evictor.prompts_alone = phase.prompts_alone
+        self._evictor.costs.prompts_alone = phase.prompts_alone
         if phase.token_budget is not None:
             budget = min(budget, phase.token_budget)
         step = StepBuilder(plan_id=self.next_plan_id, left=budget)
@@ -311,16 +311,10 @@ class Scheduler(SchedulerView):
         self, request: ScheduledRequest, hits: list[int], blocks: int, step: StepBuilder
     ) -> bool:
         """Evict displaced requests until a place and this many blocks besides the hits are free."""
-        host = self._host
         running = self._table.num_running + step.ended
         places = self.limits.max_num_seqs - running
         missing = blocks + self._kv.idle(hits) - self._kv.free_blocks
-        if (
-            host.free_blocks < host.total_blocks
-            and not room_to_widen(free_blocks=-missing, running=running)
-            and self._evictor.is_next_victim(request)
-            and not any(self.policy.displaced_by(request))
-        ):
+        if self._evictor.holds_back(request, free_blocks=-missing, running=running):
             return False
         if places > 0 and missing <= 0:
             return True
@@ -470,7 +464,7 @@ class Scheduler(SchedulerView):
         self._scheduled_tokens += tokens
         self._output_tokens += len(outcome.advanced) + len(outcome.progress)
         if self._host.total_blocks:
-            self._evictor.observe(plan, step_ns)
+            self._evictor.costs.observe(outcome)
         if self.prefill_budget is not None:
             self.prefill_budget.observe(plan, step_ns)
         if self._learns:
@@ -482,4 +476,6 @@ class Scheduler(SchedulerView):
         self._step_ns += step_ns
         self._scheduled_tokens += tokens
         self._output_tokens += tokens
-        self._evictor.decode_step_ns = last_step_ns
+        costs = self._evictor.costs
+        costs.decode_step_ns = last_step_ns
+        costs.decodes += tokens

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.schedulers import make_configure, make_scheduler, take_step
 
+from goodput_core.spec.choices import Preemption
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
 from goodput_engine.messages import ExecutorInput, Submit
@@ -18,7 +19,7 @@ from goodput_engine.scheduler.policies.registry import POLICIES, build_policy
 from goodput_engine.scheduler.policies.sjf import ShortestFirst, SjfPolicy
 from goodput_engine.scheduler.policy import PolicySettings, SchedulingPolicy
 from goodput_engine.scheduler.prediction import KnownLengths, LearnedLengths
-from goodput_engine.scheduler.request_table import ScheduledRequest
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.settings import ReplicaIdentity
 
@@ -288,3 +289,23 @@ def test_how_wrong_it_was_is_in_the_engines_state_and_metrics(policy: str) -> No
 def test_a_policy_that_predicts_nothing_reports_none() -> None:
     state = _core("sarathi").state(0)
     assert (state.predicted_lengths, state.length_error) == (0, 0)
+
+
+@pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
+def test_a_preempted_request_returns_to_the_same_place_in_both_modes(
+    preemption: Preemption,
+) -> None:
+    scheduler = make_scheduler(
+        SjfPolicy(), blocks=8, seqs=2, host=0 if preemption is Preemption.RECOMPUTE else 50
+    )
+    scheduler.add(_request(1, tokens=30, asked=60), 0)
+    long = _request(2, tokens=30, asked=66)
+    scheduler.add(long, 0)
+    while not long.preemptions:
+        take_step(scheduler)
+    # It has fewer tokens left than the third request, but needs its earlier blocks too.
+    assert long.output_limit - long.sampled_tokens < 10 + 45
+    scheduler.add(_request(3, tokens=10, asked=45), 0)
+    while long.state is not RequestState.WAITING:
+        take_step(scheduler)
+    assert _head(scheduler, 0) == 3

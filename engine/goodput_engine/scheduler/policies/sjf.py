@@ -40,6 +40,10 @@ def _age(request: ScheduledRequest) -> tuple[int, int]:
 class ShortestFirst:
     """The waiting requests, by predicted tokens; every fourth start is for an overdue request.
 
+    The tokens of a preempted request that are computed count too, whether or not they must be
+    computed again: the request needs as many blocks as before. Otherwise a long request that was
+    swapped shortly before its end would wait for many blocks at the head of the queue.
+
     Args:
         predictor: predicts output lengths.
         patience_ns: waiting time after which a request is overdue.
@@ -67,7 +71,7 @@ class ShortestFirst:
         self._by_age: list[tuple[int, int]] = []
 
     def push(self, request: ScheduledRequest) -> None:
-        """Add a new or preempted request by its predicted number of tokens left."""
+        """Add a new or preempted request by its predicted number of tokens."""
         self._waiting[request.rid] = request
         self._keys[request.rid] = key = self._key(request)
         insort(self._by_length, key)
@@ -104,7 +108,8 @@ class ShortestFirst:
         return (self._waiting[key[-1]] for key in self._by_length)
 
     def _key(self, request: ScheduledRequest) -> tuple[int, int, int]:
-        return _left_tokens(request, self._predictor), request.arrival_ns, request.rid
+        tokens = request.input_tokens + self._predictor.output_tokens(request)
+        return tokens, request.arrival_ns, request.rid
 
     def _sort(self) -> None:
         """Predict again after the predictor has learned."""
@@ -114,7 +119,7 @@ class ShortestFirst:
 
 
 class SjfPolicy(SarathiPolicy):
-    """`sarathi`, but the request with the fewest tokens left starts first.
+    """`sarathi`, but the request with the fewest tokens starts first.
 
     Output lengths are predicted from finished outputs of the same class. A waiting request never
     displaces a longer running one. If blocks run out, the request with the most tokens left is
@@ -147,7 +152,7 @@ class SjfPolicy(SarathiPolicy):
         return cls(ageing_ns=settings.ageing_ns)
 
     def new_queue(self) -> ShortestFirst:
-        """Return a queue that is ordered by predicted tokens left."""
+        """Return a queue that is ordered by predicted tokens."""
         return ShortestFirst(self.predictor, self._patience_ns)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
