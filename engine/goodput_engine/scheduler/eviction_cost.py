@@ -41,9 +41,8 @@ class EvictionCosts:
       step, except the time of its prompts: this depends on their tokens, not on the batch width.
 
     Each nanosecond of lost device time delays every request that waits or runs. The evicted request
-    is delayed by its own recomputation or its copy to the device; in both modes it waits in the
-    queue before. If running requests wait for the blocks, these are delayed by the copy to host
-    memory, half of it on average.
+    is delayed by its own recomputation, or by both of its copies. If running requests wait for the
+    blocks, these are delayed by the copy to host memory, half of it on average.
 
     A copy also delays the copies that begin during it. Their expected number is the share of time
     in which the link is busy, so a copy counts 1 + this share times. A copy to host memory waits
@@ -158,11 +157,13 @@ class EvictionCosts:
         table, kv, step_ns = self._table, self._table.kv, self.decode_step_ns
         exclusive = kv.exclusive(victim.blocks)
         shared = min(blocks - 1, len(victim.blocks) - exclusive)
+        # A copy ends with a step, however short it is.
         to_host_ns = self._queue_ns(table.swapping_out.values()) + self._priced_ns(blocks)
-        to_device_ns = self._priced_ns(blocks - shared)
+        to_host_ns = max(step_ns, to_host_ns)
+        to_device_ns = max(step_ns, self._priced_ns(blocks - shared))
         idle = to_host_ns * exclusive + to_device_ns * (blocks - shared)
         lost_ns = self._width_share() * idle / kv.total_blocks
-        delay_ns = max(step_ns, to_device_ns)
+        delay_ns = to_host_ns + to_device_ns
         if waited_for:
             waiting = table.batch.members_needing_blocks(-(-to_host_ns // step_ns))
             delay_ns += to_host_ns * len(waiting) // 2

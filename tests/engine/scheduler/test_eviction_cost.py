@@ -43,7 +43,7 @@ def _displaced(
     for rid in range(2, 2 + others):
         add_request(scheduler, rid, 8, 150, priority=2)
     victim = add_request(scheduler, 1, 160, 150, priority=-1)
-    for _ in range(60):
+    for _ in range(40):
         _step(scheduler)
     assert victim.state is RequestState.DECODING
     for rid in range(50, 50 + waiting):
@@ -60,7 +60,7 @@ def _displaced(
 def test_a_copy_costs_the_share_of_the_pool_that_is_idle_meanwhile(
     *, blocks: int, swapped: bool
 ) -> None:
-    scheduler, _ = _displaced(blocks=blocks, ns_per_block=2_000, others=5, waiting=30)
+    scheduler, _ = _displaced(blocks=blocks, ns_per_block=8_000, others=5, waiting=30)
     assert bool(scheduler.stats.swapped_tokens) is swapped
     assert bool(scheduler.stats.recomputed_tokens) is not swapped
 
@@ -70,3 +70,24 @@ def test_device_time_counts_for_every_request_that_waits(*, waiting: int, swappe
     # The copy back takes the victim longer than a recomputation, which delays all others.
     scheduler, _ = _displaced(blocks=1000, ns_per_block=6_000, waiting=waiting)
     assert bool(scheduler.stats.swapped_tokens) is swapped
+
+
+def test_a_request_without_a_copy_starts_although_a_copy_waits() -> None:
+    scheduler = make_scheduler(
+        blocks=60, budget=300, seqs=64, host=200, ns_per_block=1, preemption=Preemption.HYBRID
+    )
+    for rid in range(24):
+        add_request(scheduler, rid, 60, 90)
+    without_room = 0
+    while scheduler.has_work:
+        host_free, host_total = scheduler.host_blocks
+        free, running = scheduler.free_blocks, scheduler.num_running
+        copied = {request.rid for request in scheduler.waiting if request.host_blocks}
+        plan = _step(scheduler)
+        if host_free < host_total and running:
+            for admitted in plan.admitted:
+                free -= len(admitted.blocks)
+                without_room += free <= running and admitted.rid not in copied
+                running += 1
+    assert scheduler.stats.swapped_tokens
+    assert without_room

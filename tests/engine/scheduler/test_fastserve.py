@@ -255,7 +255,7 @@ def test_victims_are_swapped_unless_hybrid_finds_recomputation_cheaper_for_all(
         seqs=1, host=host, preemption=preemption, ns_per_block=max(1, copy_s * NS_PER_S)
     )
     victim = engine.add(1, 100, 300)
-    engine.step()
+    engine.step(200 * NS_PER_MS)  # so that a recomputation takes longer than two steps with copies
     engine.add(2, 5, 1)
     engine.step()
     assert victim.preemptions == 1

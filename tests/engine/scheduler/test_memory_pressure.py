@@ -149,25 +149,6 @@ def test_while_a_copy_waits_a_request_starts_only_if_all_running_ones_can_grow()
                 running += 1
 
 
-def test_under_hybrid_a_request_without_a_copy_starts_although_a_copy_waits() -> None:
-    engine = _engine(blocks=24, host=200, steps_per_block=0.01, preemption=Preemption.HYBRID)
-    for rid in range(24):
-        engine.add(rid, 30, 90)
-    without_room = 0
-    while engine.scheduler.has_work:
-        host_free, host_total = engine.scheduler.host_blocks
-        free, running = engine.scheduler.free_blocks, engine.scheduler.num_running
-        copied = {request.rid for request in engine.scheduler.waiting if request.host_blocks}
-        plan = engine.step()
-        if host_free < host_total and running:
-            for admitted in plan.admitted:
-                free -= len(admitted.blocks)
-                without_room += free <= running and admitted.rid not in copied
-                running += 1
-    assert engine.scheduler.stats.swapped_tokens
-    assert without_room
-
-
 def test_keeping_the_width_saves_a_quarter_of_the_copies_and_costs_a_hundredth_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
