@@ -102,16 +102,13 @@ class Evictor:
         return all(self.key(running) <= key for running in self._view.running())
 
     def holds_back(self, request: ScheduledRequest, *, free_blocks: int, running: int) -> bool:
-        """Return True if a waiting request must not start now, to keep the batch width.
+        """Return True if a request must not start while host memory holds copies (measure 2).
 
         Args:
             request: the head of the queue.
             free_blocks: blocks that would be free after the request has started.
             running: number of running requests before that.
         """
-        host = self._table.host
-        if host.free_blocks == host.total_blocks:
-            return False
         if self._view.preemption is not Preemption.HYBRID:
             has_room = room_to_widen(free_blocks=free_blocks, running=running)
         elif running and request.host_blocks:

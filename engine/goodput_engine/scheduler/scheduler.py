@@ -314,7 +314,9 @@ class Scheduler(SchedulerView):
         running = self._table.num_running + step.ended
         places = self.limits.max_num_seqs - running
         missing = blocks + self._kv.idle(hits) - self._kv.free_blocks
-        if self._evictor.holds_back(request, free_blocks=-missing, running=running):
+        if self._host.free_blocks < self._host.total_blocks and self._evictor.holds_back(
+            request, free_blocks=-missing, running=running
+        ):
             return False
         if places > 0 and missing <= 0:
             return True
