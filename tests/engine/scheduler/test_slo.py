@@ -296,9 +296,9 @@ def test_the_request_with_the_most_slack_is_evicted() -> None:
 def test_a_victim_is_swapped_or_recomputed_whichever_resumes_it_sooner(
     *, ns_per_block: int, swapped: bool
 ) -> None:
-    bench = Bench(blocks=6, left=1, ns_per_copied_block=ns_per_block)
-    patient = bench.add(1, 40, ttft_ms=1000, tpot_ms=900, outputs=40)
-    bench.add(2, 40, ttft_ms=1000, tpot_ms=20, outputs=40)
+    bench = Bench(blocks=54, left=1, ns_per_copied_block=ns_per_block)
+    patient = bench.add(1, 400, ttft_ms=1000, tpot_ms=900, outputs=40)
+    bench.add(2, 400, ttft_ms=1000, tpot_ms=20, outputs=40)
     while patient.state is not RequestState.FINISHED:
         bench.step()
     assert patient.preemptions > 0
