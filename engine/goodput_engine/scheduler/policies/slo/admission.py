@@ -1,0 +1,292 @@
+"""Admission to the queue: an admitted request is expected to meet its targets.
+
+A new request is tested against the work of all requests, late ones included (`demand`), and against
+the work that is offered by requests that are worth more (`offers`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from goodput_core.steptime import StepShape
+from goodput_engine.scheduler.policies.slo.demand import PoolDemand, Stay, late_prompts
+from goodput_engine.scheduler.policies.slo.offers import OfferedWork
+from goodput_engine.scheduler.request_table import RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
+    from goodput_engine.scheduler.policies.slo.policy import LearningStepTime
+    from goodput_engine.scheduler.policy import SchedulerView
+    from goodput_engine.scheduler.request_table import ScheduledRequest
+
+__all__ = ["SLOAdmission"]
+
+_BUFFER_STEP: Final = 0.01
+"""Buffers move so that one in a hundred admitted requests misses its target."""
+_MAX_CLASSES: Final = 64
+_COUNTED_IN_A_STEP: Final = 64
+"""Mean number of running requests whose stays are counted in a step."""
+_SAMPLE_DECODES: Final = 16
+"""The cost of a decode is that of so many more, because steps are rounded."""
+_PROMPT_STATES: Final = (RequestState.WAITING, RequestState.PREFILLING)
+
+
+class _Claim(NamedTuple):
+    """The demand of a new request.
+
+    Args:
+        prompt: its prompt.
+        stay: the time for which it holds blocks and a place.
+        tokens_left: predicted output tokens.
+        work_ns: its use of the scarcest resource, as time of the whole resource.
+        rank: its rank by value per use of the scarcest resource.
+        memory_rank: its rank by value per use of KV memory.
+    """
+
+    prompt: Prompt
+    stay: Stay
+    tokens_left: int
+    work_ns: float
+    rank: tuple[int, int]
+    memory_rank: tuple[int, int]
+
+
+class SLOAdmission:
+    """Decides which new requests are admitted, and which waiting ones they displace.
+
+    Args:
+        view: the scheduler.
+        model: predicts step times.
+    """
+
+    def __init__(self, view: SchedulerView, model: LearningStepTime) -> None:
+        self._view = view
+        self._model = model
+        self._offered = OfferedWork()
+        self._offered_memory = OfferedWork()
+        self._buffers_ns: dict[str, float] = {}
+        """Time by class that must be left before a new prompt is due, besides one step."""
+        self._forecast: Forecast | None = None
+        """The last forecast for which the next five attributes were used."""
+        self._steps_left = 0
+        """Steps until they are made again; until then, requests that end count as running."""
+        self._counted_ns = 0
+        self._pool_demand = PoolDemand(())
+        self._blocks = 0
+        """Blocks that all requests need together at their longest."""
+        self._requests = 0
+
+    def displaced_for(
+        self, request: ScheduledRequest, forecast: Forecast
+    ) -> list[ScheduledRequest] | None:
+        """Return the waiting requests to reject for a new one; None to reject the new one.
+
+        A request that is admitted is added to the prompts of the forecast.
+        """
+        forecast.prompts = prompts = _prompts_left(forecast)
+        claim, now_ns = self._claim(request, forecast), forecast.begins_ns
+        displaced = self._displaced(claim, prompts, forecast)
+        offered, memory = self._offered, self._offered_memory
+        window_ns = claim.prompt.due_ns - claim.prompt.work_ns - now_ns
+        offered.add(claim.rank, claim.work_ns, window_ns=window_ns, now_ns=now_ns)
+        block_ns = claim.stay.blocks * claim.stay.length_ns
+        memory.add(claim.memory_rank, block_ns, window_ns=window_ns, now_ns=now_ns)
+        if displaced is None or offered.outbids(claim.rank, now_ns):
+            offered.refuse(claim.rank, claim.work_ns)
+            return None
+        if displaced:
+            self._steps_left = 0
+        elif self._forecast is forecast:
+            self._count(request, claim.tokens_left)
+            self._pool_demand.add(claim.stay.later(now_ns - self._counted_ns))
+        forecast.prompts = sorted([*prompts, claim.prompt])
+        return displaced
+
+    def calibrate(
+        self, request: ScheduledRequest, ended_ns: int, forecast: Forecast | None
+    ) -> None:
+        """Widen the buffer of a class after a missed target, narrow it after a met one."""
+        targets, arrival_ns, name = request.targets, request.arrival_ns, request.slo_class
+        if forecast is None or (targets.ttft_ns is None and targets.e2e_ns is None):
+            return
+        if name not in self._buffers_ns and len(self._buffers_ns) >= _MAX_CLASSES:
+            return
+        missed = (
+            targets.ttft_ns is not None and request.first_token_ns - arrival_ns > targets.ttft_ns
+        )
+        if targets.e2e_ns is not None and ended_ns - arrival_ns > targets.e2e_ns:
+            # A buffer is no remedy for an output that may be too long even for an idle engine.
+            one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
+            longest_ns = request.output_limit * self._model.step_ns(one)
+            missed = missed or longest_ns <= targets.e2e_ns
+        move = 1 - _BUFFER_STEP if missed else -_BUFFER_STEP
+        buffer_ns = self._buffers_ns.get(name, 0.0) + move * forecast.step_ns
+        self._buffers_ns[name] = max(0.0, buffer_ns)
+
+    def _claim(self, request: ScheduledRequest, forecast: Forecast) -> _Claim:
+        """Predict what a new request uses of the device, of KV memory and of places."""
+        view, model = self._view, self._model
+        prompt, left = forecast.prompt(request), forecast.tokens_left(request)
+        tokens, decodes = request.input_tokens, forecast.all_decodes
+        half = max(1, view.limits.token_budget // 2)
+        one_ns, two_ns = (model.step_ns(decodes.with_chunk(0, n * half)) for n in (1, 2))
+        count, context = decodes.num_decodes, decodes.decode_context_tokens
+        more = StepShape.of(
+            decodes=count + _SAMPLE_DECODES,
+            decode_context_tokens=context + _SAMPLE_DECODES * (tokens + left // 2),
+        )
+        decode_ns = max(0, model.step_ns(more) - model.step_ns(decodes)) / _SAMPLE_DECODES
+        stay = _stay(forecast, prompt, left, view.block_size)
+        work_ns = max(
+            tokens * (two_ns - one_ns) / half + left * decode_ns,
+            stay.length_ns * stay.blocks / view.total_blocks,
+            stay.length_ns / view.limits.max_num_seqs,
+        )
+        value = request.weight * forecast.chance(request)
+        return _Claim(
+            prompt=prompt,
+            stay=stay,
+            tokens_left=left,
+            work_ns=work_ns,
+            rank=OfferedWork.rank(request.priority, value, work_ns),
+            memory_rank=OfferedWork.rank(request.priority, value, stay.blocks * stay.length_ns),
+        )
+
+    def _displaced(
+        self, claim: _Claim, prompts: list[Prompt], forecast: Forecast
+    ) -> list[ScheduledRequest] | None:
+        """Return the waiting requests to reject for a new one; None if it cannot be in time."""
+        late = self._made_late(claim, prompts, forecast)
+        if late is not None:
+            return [request for request in late if not request.admitted_tokens]
+        request = claim.prompt.request
+        less = sorted(
+            (prompt for prompt in prompts if _is_displaceable(prompt.request, request)),
+            key=lambda p: (p.request.priority, p.request.weight / max(1.0, p.work_ns), -p.due_ns),
+        )
+        # The test passes without the first n of them: find the smallest n.
+        low, high = 0, len(less) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._made_late(claim, prompts, forecast, without=less[:middle])
+            if found is None:
+                low = middle
+            else:
+                high, late = middle, found
+        if late is None:
+            return None
+        gone = [prompt.request for prompt in less[:high]]
+        lost = sum(other.weight for other in gone if other.priority == request.priority)
+        if lost >= request.weight:
+            return None
+        return gone + [other for other in late if not other.admitted_tokens]
+
+    def _made_late(
+        self,
+        claim: _Claim,
+        prompts: list[Prompt],
+        forecast: Forecast,
+        *,
+        without: Sequence[Prompt] = (),
+    ) -> list[ScheduledRequest] | None:
+        """Return the less important requests that become late; None if the new one is refused."""
+        new, begins_ns = claim.prompt, forecast.begins_ns
+        if not self._model.steps:
+            return []  # nothing is known about the device
+        if without:
+            gone = {prompt.rid for prompt in without}
+            prompts = [prompt for prompt in prompts if prompt.rid not in gone]
+        buffer_ns = self._buffers_ns.get(new.request.slo_class, 0.0)
+        late = late_prompts(
+            prompts,
+            new,
+            begins_ns=begins_ns,
+            margin_ns=forecast.step_ns + min(buffer_ns, (new.due_ns - begins_ns) / 2),
+            share=1 - self._offered.held_back(claim.rank, begins_ns),
+        )
+        if late is None or not self._memory_suffices(claim, prompts, forecast, whole=not without):
+            return None
+        return late
+
+    def _memory_suffices(
+        self, claim: _Claim, prompts: list[Prompt], forecast: Forecast, *, whole: bool
+    ) -> bool:
+        """Return True if blocks and places suffice for the new request and all others.
+
+        Args:
+            claim: the new request.
+            prompts: prompts of the other requests.
+            forecast: the state before the next step.
+            whole: True if these are all prompts of the forecast.
+        """
+        view, begins_ns = self._view, forecast.begins_ns
+        if forecast is not self._forecast:
+            self._steps_left -= 1
+            self._forecast = forecast
+        if not whole or self._steps_left < 0:
+            self._count_stays(prompts, forecast)
+            self._steps_left = view.num_running // _COUNTED_IN_A_STEP if whole else -1
+        new, places = claim.prompt.request, view.limits.max_num_seqs
+        blocks = self._blocks - (-(new.total_tokens + claim.tokens_left) // view.block_size)
+        if blocks <= view.total_blocks and self._requests < places:
+            return True
+        passed_ns = begins_ns - self._counted_ns
+        rank, offered = claim.memory_rank, self._offered_memory
+        expected = offered.expected_above(rank, begins_ns)
+        return self._pool_demand.fits(
+            claim.stay.later(passed_ns),
+            blocks=view.total_blocks * (1 - offered.held_back(rank, begins_ns)),
+            places=places,
+            reserved=lambda at_ns: expected(at_ns - passed_ns),
+        )
+
+    def _count_stays(self, prompts: list[Prompt], forecast: Forecast) -> None:
+        """Add up the blocks and places of running and waiting requests."""
+        size = self._view.block_size
+        self._counted_ns = forecast.begins_ns
+        self._blocks = self._requests = 0
+        stays: list[Stay] = []
+        for request in self._view.running():
+            if request.rid not in forecast.lost:
+                left = forecast.tokens_left(request)
+                blocks = (request.total_tokens + left / 2) / size + 0.5
+                slack_ns = max(0.0, forecast.slack_ns(request))
+                stays.append(Stay(slack_ns, left * forecast.token_ns, blocks))
+                self._count(request, left)
+        for prompt in prompts:
+            if not prompt.request.blocks:
+                left = forecast.tokens_left(prompt.request)
+                stays.append(_stay(forecast, prompt, left, size))
+                self._count(prompt.request, left)
+        self._pool_demand = PoolDemand(stays)
+
+    def _count(self, request: ScheduledRequest, left: int) -> None:
+        self._blocks -= -(request.total_tokens + left) // self._view.block_size
+        self._requests += 1
+
+
+def _prompts_left(forecast: Forecast) -> list[Prompt]:
+    """Return the prompts of the forecast that are still to be computed, with the work left."""
+    return [
+        prompt._replace(work_ns=forecast.work_ns(prompt.request))
+        for prompt in forecast.prompts
+        if prompt.request.state in _PROMPT_STATES
+    ]
+
+
+def _stay(forecast: Forecast, prompt: Prompt, left: int, block_size: int) -> Stay:
+    """Return the stay of a request that waits; with half a block that is not full."""
+    return Stay(
+        latest_ns=max(0.0, prompt.due_ns - prompt.work_ns - forecast.begins_ns),
+        length_ns=prompt.work_ns + left * forecast.token_ns,
+        blocks=(prompt.request.total_tokens + left / 2) / block_size + 0.5,
+    )
+
+
+def _is_displaceable(waiting: ScheduledRequest, new: ScheduledRequest) -> bool:
+    """Return True if a waiting request has never started and is less important than a new one."""
+    if waiting.admitted_tokens or waiting.state is not RequestState.WAITING:
+        return False
+    return (waiting.priority, waiting.weight) < (new.priority, new.weight)

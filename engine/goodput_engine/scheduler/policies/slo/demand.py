@@ -1,0 +1,175 @@
+"""Tests whether a new request can be served in time beside those that were admitted before it.
+
+Two resources are tested. The device computes prompts one after the other, in the order of their
+due times. KV memory and places in the batch are held for a time, so the demand up to each time is
+compared with the capacity until then. Both tests leave room for requests that are worth more.
+
+Source: the processor-demand test of Baruah, Rosier and Howell, "Algorithms and complexity
+concerning the preemptive scheduling of periodic, real-time tasks on one processor", Real-Time
+Systems 1990.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from goodput_engine.scheduler.policies.slo.forecast import Prompt
+    from goodput_engine.scheduler.request_table import ScheduledRequest
+
+__all__ = ["PoolDemand", "Stay", "late_prompts"]
+
+_MAX_TIMES: Final = 64
+
+
+def late_prompts(
+    prompts: Sequence[Prompt], new: Prompt, *, begins_ns: int, margin_ns: float, share: float
+) -> list[ScheduledRequest] | None:
+    """Return the less important requests that a new prompt would make late.
+
+    Args:
+        prompts: the prompts to compute, in order.
+        new: the new prompt.
+        begins_ns: start of the first prompt.
+        margin_ns: time that must be left before the new prompt is due.
+        share: share of the time until the new prompt's latest start that the prompts before it may
+            take, above 0, at most 1. The rest is kept for requests that are worth more.
+
+    Returns:
+        Those requests. None if the new prompt would be late, or would make a prompt late that is at
+        least as important.
+    """
+    at_ns = float(begins_ns)
+    late: list[ScheduledRequest] = []
+    placed = False
+    for prompt in prompts:
+        if not placed and new < prompt:
+            placed = True
+            if not _in_time(new, at_ns - begins_ns, begins_ns, margin_ns, share):
+                return None
+            at_ns += new.work_ns
+        at_ns += prompt.work_ns
+        if placed and at_ns > prompt.due_ns:
+            if prompt.level <= new.level:
+                return None
+            if at_ns - new.work_ns <= prompt.due_ns:
+                late.append(prompt.request)
+    if not placed and not _in_time(new, at_ns - begins_ns, begins_ns, margin_ns, share):
+        return None
+    return late
+
+
+def _in_time(new: Prompt, ahead_ns: float, begins_ns: int, margin_ns: float, share: float) -> bool:
+    free_ns = new.due_ns - begins_ns - new.work_ns
+    return ahead_ns + margin_ns <= free_ns and ahead_ns <= share * free_ns
+
+
+class Stay(NamedTuple):
+    """The time for which a request holds KV blocks and a place in the batch.
+
+    Args:
+        latest_ns: its latest start, from now.
+        length_ns: predicted time until its end.
+        blocks: mean number of blocks that it holds.
+    """
+
+    latest_ns: float
+    length_ns: float
+    blocks: float
+
+    def later(self, ns: float) -> Stay:
+        """Return the stay with its times counted from an earlier moment."""
+        return self._replace(latest_ns=self.latest_ns + ns)
+
+
+class PoolDemand:
+    """The demand of a set of requests for KV blocks and for places in the batch, over time.
+
+    Every request is assumed to start as late as it may. The demand up to a time, in blocks times
+    time and in places times time, must not be more than there is until then. It is compared at the
+    times at which requests start and end, or, of many requests, at an even choice of these times.
+
+    Args:
+        stays: the requests.
+    """
+
+    __slots__ = ("_block_ns", "_place_ns", "_times_ns")
+
+    def __init__(self, stays: Iterable[Stay]) -> None:
+        events: list[tuple[float, int, float]] = []
+        for latest_ns, length_ns, blocks in stays:
+            events.append((latest_ns, 1, blocks))
+            events.append((latest_ns + length_ns, -1, -blocks))
+        events.sort()
+        every = -(-len(events) // _MAX_TIMES) or 1
+        at_ns = used_blocks = block_ns = place_ns = 0.0
+        used_places = 0
+        self._times_ns, self._block_ns, self._place_ns = [0.0], [0.0], [0.0]
+        for number, (when_ns, places, blocks) in enumerate(events, start=1):
+            passed_ns = when_ns - at_ns
+            at_ns = when_ns
+            block_ns += used_blocks * passed_ns
+            place_ns += used_places * passed_ns
+            used_blocks += blocks
+            used_places += places
+            if number % every == 0 or number == len(events):
+                self._times_ns.append(at_ns)
+                self._block_ns.append(block_ns)
+                self._place_ns.append(place_ns)
+
+    def fits(
+        self, new: Stay, *, blocks: float, places: int, reserved: Callable[[float], float]
+    ) -> bool:
+        """Return True if a new request fits beside the others.
+
+        Args:
+            new: the new request.
+            blocks: blocks of the pool that all of them may use.
+            places: number of requests that may run.
+            reserved: returns the demand, in blocks times ns, that is kept for others until a time.
+        """
+        demands = zip(self._times_ns, self._block_ns, self._place_ns, strict=True)
+        return all(
+            place_ns <= places * at_ns and block_ns + reserved(at_ns) <= blocks * at_ns
+            for at_ns, block_ns, place_ns in chain(
+                ((at, *_plus(new, at, b, p)) for at, b, p in demands),
+                (
+                    (at, *_plus(new, at, *self._at(at)))
+                    for at in (new.latest_ns, new.latest_ns + new.length_ns)
+                ),
+            )
+        )
+
+    def add(self, new: Stay) -> None:
+        """Add a request."""
+        for i, at_ns in enumerate(self._times_ns):
+            self._block_ns[i], self._place_ns[i] = _plus(
+                new, at_ns, self._block_ns[i], self._place_ns[i]
+            )
+        end_ns = new.latest_ns + new.length_ns
+        if end_ns > self._times_ns[-1]:
+            block_ns, place_ns = _plus(new, end_ns, self._block_ns[-1], self._place_ns[-1])
+            self._times_ns.append(end_ns)
+            self._block_ns.append(block_ns)
+            self._place_ns.append(place_ns)
+
+    def _at(self, at_ns: float) -> tuple[float, float]:
+        """Return the demand up to a time, linear between the times that are stored."""
+        times_ns = self._times_ns
+        i = bisect_right(times_ns, at_ns)
+        if i == len(times_ns):
+            return self._block_ns[-1], self._place_ns[-1]
+        part = (at_ns - times_ns[i - 1]) / (times_ns[i] - times_ns[i - 1])
+        low_ns, high_ns = self._block_ns[i - 1 : i + 1]
+        low_places, high_places = self._place_ns[i - 1 : i + 1]
+        return low_ns + part * (high_ns - low_ns), low_places + part * (high_places - low_places)
+
+
+def _plus(new: Stay, at_ns: float, block_ns: float, place_ns: float) -> tuple[float, float]:
+    """Add the demand of a request up to a time."""
+    used_ns = min(max(0.0, at_ns - new.latest_ns), new.length_ns)
+    return block_ns + new.blocks * used_ns, place_ns + used_ns

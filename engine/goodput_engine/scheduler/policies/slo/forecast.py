@@ -1,0 +1,291 @@
+"""Due times, predicted work and lost targets of all requests before a step.
+
+A forecast is made once per step. It is valid for every decision about that step, and for new
+requests until the next one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from goodput_core.steptime import StepShape, largest_prefill
+
+if TYPE_CHECKING:
+    from goodput_core.slo.targets import Targets
+    from goodput_core.steptime import StepTimeForm
+    from goodput_engine.scheduler.policy import SchedulerView
+    from goodput_engine.scheduler.prediction import LengthPredictor
+    from goodput_engine.scheduler.request_table import ScheduledRequest
+
+__all__ = ["NEVER_NS", "SAFETY", "TRICKLE_TOKENS", "Forecast", "Prompt"]
+
+NEVER_NS: Final = 1 << 62
+"""The due time of a request without a target."""
+TRICKLE_TOKENS: Final = 64
+"""Prompt tokens that a step computes even without slack, so that prompts progress."""
+SAFETY: Final = 0.95
+"""Share of the slack that a step is planned to take, because predictions have errors."""
+_LIKELY: Final = 0.9
+"""An end-to-end target is planned for an output as long as this quantile."""
+_UNLIKELY: Final = 0.05
+"""An end-to-end target is lost if not even an output as short as this quantile would meet it."""
+_LATE_WORK: Final = 1.07
+"""Prompts take this much longer while late requests get a sixteenth of the steps' time."""
+
+
+class Prompt(NamedTuple):
+    """A prompt that can be computed in time. Prompts are computed in the order of these tuples.
+
+    Args:
+        level: its priority, negated.
+        due_ns: time at which its next token is due.
+        rid: the request's rid.
+        work_ns: predicted time of the work that is left.
+        request: the request, running or waiting.
+    """
+
+    level: int
+    due_ns: int
+    rid: int
+    work_ns: float
+    request: ScheduledRequest
+
+
+class Forecast:
+    """The state before the next step.
+
+    Args:
+        view: the scheduler.
+        model: predicts step times.
+        predictor: predicts output lengths.
+        begins_ns: start of the next step, after those in flight.
+        step_factor: factor by which steps may take longer than predicted, at least 1.
+        favoured: a late request that gets a share of each step; None for none.
+
+    Attributes:
+        token_ns: time of a step with all decodes and no prompts, at least that of one decode.
+        step_ns: time of a step with the decodes in time and as many prompt tokens as their TPOT
+            targets allow.
+        prompt_ns: time per prompt token in such steps.
+        all_decodes, kept_decodes: decodes of all running requests, and of those that can still
+            meet their targets.
+        within_ns: time until the earliest due token of a running request.
+        tightest_ns: shortest time between two tokens of a running request that its targets allow.
+        lost: rids of requests that cannot meet their targets any more.
+        prompts: prompts that can be in time if they start now, in order.
+        late: the other waiting requests, oldest first.
+    """
+
+    __slots__ = (
+        "_predictor",
+        "all_decodes",
+        "begins_ns",
+        "kept_decodes",
+        "late",
+        "lost",
+        "prompt_ns",
+        "prompts",
+        "step_ns",
+        "tightest_ns",
+        "token_ns",
+        "within_ns",
+    )
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        *,
+        model: StepTimeForm,
+        predictor: LengthPredictor,
+        begins_ns: int,
+        step_factor: float = 1.0,
+        favoured: ScheduledRequest | None = None,
+    ) -> None:
+        self._predictor = predictor
+        self.begins_ns = begins_ns
+        self.lost: set[int] = set()
+        self.within_ns = self.tightest_ns = NEVER_NS
+        self._look_at_running(view, model)
+        beside = self.kept_decodes
+        most = tokens = max(1, view.limits.token_budget - self.all_decodes.num_decodes)
+        if self.tightest_ns != NEVER_NS:
+            target_ns = int(self.tightest_ns * SAFETY)
+            tokens = largest_prefill(model, beside=beside, target_ns=target_ns, most_tokens=most)
+            tokens = max(TRICKLE_TOKENS, tokens)
+        self.step_ns = model.step_ns(beside.with_chunk(0, tokens)) * step_factor
+        self.prompt_ns = self.step_ns / tokens
+        if self.lost or favoured is not None:
+            self.prompt_ns *= _LATE_WORK
+        self.prompts: list[Prompt] = []
+        self.late: list[ScheduledRequest] = []
+        self._look_at_prompts(view, favoured)
+
+    # --- of one request ----------------------------------------------------------------------
+    def tokens_left(self, request: ScheduledRequest) -> int:
+        """Return the mean number of output tokens that a request still has, at least 1."""
+        return self._predictor.output_tokens(request) - request.sampled_tokens
+
+    def chance(self, request: ScheduledRequest) -> float:
+        """Return the chance that a request meets its end-to-end target, started now."""
+        e2e_ns = request.targets.e2e_ns
+        if e2e_ns is None:
+            return 1.0
+        left_ns = request.arrival_ns + e2e_ns - self.begins_ns - self.work_ns(request)
+        return self._predictor.chance_within(request, int(left_ns / self.token_ns) + 1)
+
+    def work_ns(self, request: ScheduledRequest) -> float:
+        """Return the time until the next token of a prompt without any wait."""
+        tokens = request.input_tokens + request.base_sampled - request.base_computed
+        return max(tokens * self.prompt_ns, 0 if request.host_blocks else self.token_ns)
+
+    def prompt(self, request: ScheduledRequest) -> Prompt:
+        """Return the prompt of a waiting or started request, with the due time of its token."""
+        work_ns = self.work_ns(request)
+        targets, sampled = request.targets, request.base_sampled
+        due_ns = NEVER_NS
+        if not sampled and targets.ttft_ns is not None:
+            due_ns = request.arrival_ns + targets.ttft_ns
+        elif sampled and targets.tpot_ns is not None:
+            # It may catch up until its end.
+            ahead_ns = self.tokens_left(request) * (targets.tpot_ns - self.token_ns)
+            due_ns = request.first_token_ns + sampled * targets.tpot_ns + max(0, int(ahead_ns))
+        if targets.e2e_ns is not None:
+            end_ns = request.arrival_ns + targets.e2e_ns
+            safe_ns = end_ns - int(self._rest_ns(request, _LIKELY))
+            # A long output would miss the target. If a short one would not, try at once.
+            last_ns = end_ns - int(self._rest_ns(request, _UNLIKELY))
+            soon_ns = int(self.begins_ns + work_ns + 2 * self.step_ns)
+            due_ns = min(due_ns, max(safe_ns, min(last_ns, soon_ns)))
+        return Prompt(-request.priority, due_ns, request.rid, work_ns, request)
+
+    def slack_ns(self, request: ScheduledRequest) -> float:
+        """Return the time for which a running request may pause and still meet its targets."""
+        targets, sampled = request.targets, request.sampled_tokens
+        begins_ns, slack_ns = self.begins_ns, float(NEVER_NS)
+        if not sampled and targets.ttft_ns is not None:
+            slack_ns = request.arrival_ns + targets.ttft_ns - begins_ns
+        if sampled and targets.tpot_ns is not None:
+            due_ns = (request.first_token_ns or begins_ns) + sampled * targets.tpot_ns
+            slack_ns = due_ns - begins_ns - self.token_ns
+        if targets.e2e_ns is not None:
+            left_ns = request.arrival_ns + targets.e2e_ns - begins_ns
+            tokens = self._predictor.quantile(request, _LIKELY) - sampled
+            slack_ns = min(slack_ns, left_ns - max(1, tokens) * self.token_ns)
+        return slack_ns
+
+    def _rest_ns(self, request: ScheduledRequest, share: float) -> float:
+        """Return the time from the next token of a request to its end, by a quantile."""
+        tokens = self._predictor.quantile(request, share) - request.sampled_tokens
+        return (tokens - 1) * self.token_ns
+
+    def _has_missed(self, request: ScheduledRequest, sampled: int) -> bool:
+        """Return True if a TTFT target has passed, or a TPOT target cannot be reached any more."""
+        targets, first_ns, begins_ns = request.targets, request.first_token_ns, self.begins_ns
+        ttft_ns, tpot_ns = targets.ttft_ns, targets.tpot_ns
+        if ttft_ns is not None and (first_ns or begins_ns) - request.arrival_ns > ttft_ns:
+            return bool(first_ns) or not sampled
+        if not first_ns or tpot_ns is None:
+            return False
+        behind_ns = begins_ns - first_ns - sampled * tpot_ns
+        return behind_ns > 0 and behind_ns > self.tokens_left(request) * (tpot_ns - self.token_ns)
+
+    # --- of all ------------------------------------------------------------------------------
+    def _look_at_running(self, view: SchedulerView, model: StepTimeForm) -> None:
+        """Find the running requests that are lost, and the due times of the others."""
+        # Every step with prompts visits all running requests: few calls, few attributes.
+        begins_ns, within_ns, tightest_ns = self.begins_ns, NEVER_NS, NEVER_NS
+        decodes = context = 0
+        others: list[tuple[ScheduledRequest, int, bool, int]] = []
+        for request in view.running():
+            sampled, computed = request.base_sampled, request.base_computed
+            batch = request.batch
+            if batch is not None:
+                since = batch.epoch - request.joined_epoch
+                sampled += since
+                computed += since
+            decoding = sampled > 0 and request.input_tokens + sampled - computed == 1
+            if decoding:
+                decodes += 1
+                context += computed + 1
+                targets, first_ns = request.targets, request.first_token_ns
+                tpot_ns, ttft_ns = targets.tpot_ns, targets.ttft_ns
+                if (
+                    first_ns
+                    and tpot_ns is not None
+                    and targets.e2e_ns is None
+                    and targets.tbt_p99_ns is None
+                    and (ttft_ns is None or first_ns - request.arrival_ns <= ttft_ns)
+                ):
+                    left_ns = first_ns + sampled * tpot_ns - begins_ns
+                    if left_ns >= 0:
+                        if left_ns < within_ns:
+                            within_ns = max(left_ns, tpot_ns // 2)
+                        tightest_ns = min(tightest_ns, tpot_ns)
+                        continue
+            others.append((request, sampled, decoding, computed))
+        self.all_decodes = StepShape.of(decodes=decodes, decode_context_tokens=context)
+        self.token_ns = model.step_ns(
+            self.all_decodes if decodes else StepShape.of(decodes=1, decode_context_tokens=1)
+        )
+        for request, sampled, decoding, computed in others:
+            if self._is_lost(request, sampled):
+                self.lost.add(request.rid)
+                if decoding:
+                    decodes -= 1
+                    context -= computed + 1
+            elif decoding:
+                step_ns, gap_ns = self._limits(request.targets, request, sampled)
+                within_ns, tightest_ns = min(within_ns, step_ns), min(tightest_ns, gap_ns)
+        self.kept_decodes = StepShape.of(decodes=decodes, decode_context_tokens=context)
+        self.within_ns, self.tightest_ns = within_ns, tightest_ns
+
+    def _is_lost(self, request: ScheduledRequest, sampled: int) -> bool:
+        """Return True if a running request cannot meet its targets any more."""
+        e2e_ns = request.targets.e2e_ns
+        if e2e_ns is not None:
+            left_ns = request.arrival_ns + e2e_ns - self.begins_ns
+            tokens = max(1, self._predictor.quantile(request, _UNLIKELY) - sampled)
+            if left_ns < tokens * self.token_ns:
+                return True
+        return self._has_missed(request, sampled)
+
+    def _limits(self, targets: Targets, request: ScheduledRequest, sampled: int) -> tuple[int, int]:
+        """Return the longest next step and the longest mean step of a decoding request."""
+        step_ns = gap_ns = NEVER_NS
+        if targets.tpot_ns is not None:
+            due_ns = (request.first_token_ns or self.begins_ns) + sampled * targets.tpot_ns
+            # A request that is behind catches up in steps of half its target, not at once.
+            step_ns, gap_ns = max(due_ns - self.begins_ns, targets.tpot_ns // 2), targets.tpot_ns
+        if targets.e2e_ns is not None:
+            left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
+            tokens = max(1, self._predictor.quantile(request, _LIKELY) - sampled)
+            pace_ns = max(left_ns // tokens, int(self.token_ns * 1.1))
+            step_ns, gap_ns = min(step_ns, pace_ns), min(gap_ns, pace_ns)
+        if targets.tbt_p99_ns is not None:
+            step_ns, gap_ns = min(step_ns, targets.tbt_p99_ns), min(gap_ns, targets.tbt_p99_ns)
+        return step_ns, gap_ns
+
+    def _look_at_prompts(self, view: SchedulerView, favoured: ScheduledRequest | None) -> None:
+        """Order the prompts that can be in time, and find the late ones."""
+        begins_ns, prompts, late = self.begins_ns, self.prompts, self.late
+        for request in view.prefilling():
+            if request is favoured or request.rid in self.lost:
+                continue
+            prompt = self.prompt(request)
+            if begins_ns + prompt.work_ns > prompt.due_ns:
+                self.lost.add(request.rid)
+            else:
+                prompts.append(prompt)
+        for request in view.waiting:
+            prompt = self.prompt(request)
+            if (
+                request is favoured
+                or self._has_missed(request, request.base_sampled)
+                or begins_ns + prompt.work_ns > prompt.due_ns
+            ):
+                self.lost.add(request.rid)
+                late.append(request)
+            else:
+                prompts.append(prompt)
+        prompts.sort()
+        late.sort(key=lambda request: (request.arrival_ns, request.rid))

@@ -1,0 +1,130 @@
+"""The work that was offered recently, by the value of a request per work.
+
+Where more is offered than can be done, the work is given to the requests that are worth most per
+unit of work. The account tells, for a new request, how much of the capacity is asked for by
+requests that are worth more. The demand fades, so the answers follow the load.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["OfferedWork"]
+
+_FADE_NS: Final = 20 * NS_PER_S
+_BINS_PER_DOUBLING: Final = 2
+_CLEARLY: Final = 1
+"""A request is worth clearly more if it lies more than this many bins higher, which is a factor of
+1.4 to 2. Predictions of equal requests differ by less, so equals do not outbid each other."""
+_HELD_BACK: Final = 0.6
+"""Share of the capacity that requests worth the least leave to others under full load."""
+_FULL_LOAD: Final = 0.95
+"""Load from which requests that are worth more fill the capacity."""
+_REFUSED: Final = 0.02
+"""Share of their work that must have been refused, because predicted loads have errors."""
+_EVIDENCE: Final = 64
+"""Offers before the account is believed."""
+_MIN_WORK: Final = 1e-9
+_MAX_RANKS: Final = 256
+
+
+class OfferedWork:
+    """Work offered per level of priority and value per work.
+
+    Work is in nanoseconds of a capacity of 1, such as the device or the KV pool.
+    """
+
+    __slots__ = ("_first_ns", "_last_ns", "_offers", "_refused_ns", "_windows_ns", "_work_ns")
+
+    def __init__(self) -> None:
+        self._work_ns: dict[tuple[int, int], float] = {}
+        self._refused_ns: dict[tuple[int, int], float] = {}
+        self._windows_ns: dict[tuple[int, int], float] = {}
+        """Mean time from the arrival to the latest start of a request."""
+        self._first_ns: int | None = None
+        self._last_ns = 0
+        self._offers = 0
+
+    @staticmethod
+    def rank(priority: int, value: float, work_ns: float) -> tuple[int, int]:
+        """Return the rank of a request: its priority, then its value per work."""
+        density = max(value, _MIN_WORK) / max(work_ns, _MIN_WORK)
+        return priority, math.floor(_BINS_PER_DOUBLING * math.log2(density))
+
+    def add(self, rank: tuple[int, int], work_ns: float, *, window_ns: float, now_ns: int) -> None:
+        """Add the work of a new request, admitted or not."""
+        if self._first_ns is None:
+            self._first_ns = self._last_ns = now_ns
+        fade = math.exp((self._last_ns - now_ns) / _FADE_NS)
+        self._last_ns = now_ns
+        for account in (self._work_ns, self._refused_ns):
+            for key in account:
+                account[key] *= fade
+        if rank not in self._work_ns and len(self._work_ns) >= _MAX_RANKS:
+            least = min(self._work_ns, key=self._work_ns.__getitem__)
+            del self._work_ns[least], self._windows_ns[least]
+            self._refused_ns.pop(least, None)
+        self._work_ns[rank] = self._work_ns.get(rank, 0.0) + work_ns
+        window_ns = max(0.0, window_ns)
+        window = self._windows_ns.get(rank, window_ns)
+        self._windows_ns[rank] = window + 0.1 * (window_ns - window)
+        self._offers += 1
+
+    def refuse(self, rank: tuple[int, int], work_ns: float) -> None:
+        """Note that the request added last was refused."""
+        self._refused_ns[rank] = self._refused_ns.get(rank, 0.0) + work_ns
+
+    def held_back(self, rank: tuple[int, int], now_ns: int) -> float:
+        """Return the share of the capacity that a request must leave to others, 0 to 0.6.
+
+        It grows with the load, and with the share of offered work that is worth more, of which
+        equals count half.
+        """
+        total_ns = sum(self._work_ns.values())
+        if not total_ns:
+            return 0.0
+        above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > rank)
+        above_ns += self._work_ns.get(rank, 0.0) / 2
+        load = min(1.0, total_ns / max(NS_PER_S, self._span_ns(now_ns)))
+        return _HELD_BACK * load * above_ns / total_ns
+
+    def outbids(self, rank: tuple[int, int], now_ns: int) -> bool:
+        """Return True if requests that are worth clearly more fill the capacity, and are refused.
+
+        False until enough requests were seen.
+        """
+        if self._first_ns is None or self._offers < _EVIDENCE or now_ns - self._first_ns < NS_PER_S:
+            return False
+        least = (rank[0], rank[1] + _CLEARLY)
+        above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > least)
+        if above_ns <= _FULL_LOAD * self._span_ns(now_ns):
+            return False
+        refused_ns = sum(work_ns for key, work_ns in self._refused_ns.items() if key > least)
+        return refused_ns > _REFUSED * above_ns
+
+    def expected_above(self, rank: tuple[int, int], now_ns: int) -> Callable[[float], float]:
+        """Return a function: the work of requests worth more that must start within a time.
+
+        The function takes the time in ns and returns ns.
+        """
+        above = [
+            (work_ns, self._windows_ns[key]) for key, work_ns in self._work_ns.items() if key > rank
+        ]
+        span_ns = 1.0 if self._first_ns is None else self._span_ns(now_ns)
+
+        def expected(horizon_ns: float) -> float:
+            work_ns = sum(w * (horizon_ns - window) for w, window in above if window < horizon_ns)
+            return work_ns / max(1.0, span_ns + horizon_ns)
+
+        return expected
+
+    def _span_ns(self, now_ns: int) -> float:
+        """Return the time in which the account's work was offered."""
+        assert self._first_ns is not None
+        return _FADE_NS * -math.expm1((self._first_ns - now_ns) / _FADE_NS)

@@ -1,0 +1,218 @@
+"""The tests of a new request's demand on the device, on KV memory and on places."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_engine.scheduler.policies.slo.demand import PoolDemand, Stay, late_prompts
+from goodput_engine.scheduler.policies.slo.forecast import Prompt
+from goodput_engine.scheduler.request_table import ScheduledRequest
+
+
+def _prompt(rid: int, *, due: int, work: int, level: int = 0) -> Prompt:
+    request = ScheduledRequest(rid=rid, arrival_ns=0, input_tokens=1, priority=-level)
+    return Prompt(level, due, rid, work, request)
+
+
+def _late(
+    prompts: list[Prompt], new: Prompt, *, begins: int = 0, margin: int = 0, share: float = 1.0
+) -> list[int] | None:
+    found = late_prompts(sorted(prompts), new, begins_ns=begins, margin_ns=margin, share=share)
+    return None if found is None else [request.rid for request in found]
+
+
+def _ends(prompts: list[Prompt], begins: int) -> dict[int, float]:
+    """Compute prompts one after another; return the time at which each ends."""
+    ends, at = {}, float(begins)
+    for prompt in sorted(prompts):
+        at += prompt.work_ns
+        ends[prompt.rid] = at
+    return ends
+
+
+def _simulated(
+    prompts: list[Prompt], new: Prompt, *, begins: int, margin: int, share: float
+) -> list[int] | None:
+    before, after = _ends(prompts, begins), _ends([*prompts, new], begins)
+    waits = after[new.rid] - new.work_ns - begins
+    if after[new.rid] + margin > new.due_ns:
+        return None
+    if waits > share * (new.due_ns - new.work_ns - begins):
+        return None
+    late = [p for p in sorted(prompts) if before[p.rid] <= p.due_ns < after[p.rid]]
+    if any(prompt.request.priority >= new.request.priority for prompt in late):
+        return None
+    return [prompt.rid for prompt in late]
+
+
+def test_a_prompt_that_is_alone_needs_its_work_and_the_margin() -> None:
+    assert _late([], _prompt(1, due=10, work=10)) == []
+    assert _late([], _prompt(1, due=10, work=11)) is None
+    assert _late([], _prompt(1, due=10, work=8), margin=2) == []
+    assert _late([], _prompt(1, due=10, work=8), margin=3) is None
+    assert _late([], _prompt(1, due=10, work=8), begins=3) is None
+
+
+def test_a_prompt_starts_after_those_that_are_due_before_it() -> None:
+    earlier, later = _prompt(1, due=5, work=5), _prompt(2, due=100, work=50)
+    assert _late([earlier, later], _prompt(3, due=10, work=5)) == []
+    assert _late([earlier, later], _prompt(3, due=10, work=6)) is None
+
+
+def test_no_prompt_that_is_as_important_becomes_late() -> None:
+    other = _prompt(1, due=20, work=10)
+    assert _late([other], _prompt(2, due=15, work=10)) == []
+    assert _late([other], _prompt(2, due=15, work=11)) is None
+
+
+def test_less_important_prompts_become_late_for_a_new_one() -> None:
+    others = [_prompt(1, due=12, work=10, level=1), _prompt(2, due=40, work=10, level=1)]
+    assert _late(others, _prompt(3, due=30, work=5)) == [1]
+    assert _late(others, _prompt(3, due=30, work=25)) == [1, 2]
+
+
+def test_a_less_important_prompt_that_is_late_already_is_not_counted() -> None:
+    assert _late([_prompt(1, due=5, work=10, level=1)], _prompt(2, due=30, work=5)) == []
+
+
+def test_more_important_prompts_come_first_even_if_they_are_due_later() -> None:
+    other = _prompt(1, due=100, work=10)
+    assert _late([other], _prompt(2, due=15, work=6, level=1)) is None
+    assert _late([other], _prompt(2, due=16, work=6, level=1)) == []
+
+
+def test_prompts_before_a_new_one_take_only_its_share_of_the_time() -> None:
+    other, new = _prompt(1, due=10, work=10), _prompt(2, due=30, work=10)
+    assert _late([other], new, share=0.5) == []
+    assert _late([other], new, share=0.49) is None
+    assert _late([], new, share=0.01) == [], "an idle device is never kept free"
+
+
+@given(
+    queue=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)), max_size=8
+    ),
+    new=st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)),
+    begins=st.integers(0, 10),
+    margin=st.integers(0, 10),
+    share=st.sampled_from([0.25, 0.5, 0.75, 1.0]),
+)
+def test_late_prompts_agree_with_a_simulation_of_prompts_one_after_another(
+    queue: list[tuple[int, int, int]],
+    new: tuple[int, int, int],
+    begins: int,
+    margin: int,
+    share: float,
+) -> None:
+    prompts: list[Prompt] = []
+    for prompt in sorted(
+        _prompt(rid, level=level, due=due, work=work)
+        for rid, (level, due, work) in enumerate(queue, start=1)
+    ):
+        # Admitted prompts are in time without the new one.
+        if _ends([*prompts, prompt], begins)[prompt.rid] <= prompt.due_ns:
+            prompts.append(prompt)
+    level, due, work = new
+    added = _prompt(99, level=level, due=due, work=work)
+    expected = _simulated(prompts, added, begins=begins, margin=margin, share=share)
+    assert _late(prompts, added, begins=begins, margin=margin, share=share) == expected
+
+
+# --- memory and places ---------------------------------------------------------------------------
+def _none(until_ns: float) -> float:
+    return 0.0
+
+
+def _fit(stays: list[tuple[int, int, int]], *, blocks: int, places: int = 100) -> bool:
+    *others, new = (
+        Stay(float(latest), float(length), float(held)) for latest, length, held in stays
+    )
+    return PoolDemand(others).fits(new, blocks=blocks, places=places, reserved=_none)
+
+
+@pytest.mark.parametrize(
+    ("stays", "fits"),
+    [
+        ([(0, 10, 10)], True),
+        ([(0, 10, 5), (0, 10, 5)], True),
+        ([(0, 10, 5), (0, 10, 6)], False),
+        ([(0, 10, 10), (10, 10, 10)], True),
+        ([(0, 10, 10), (5, 10, 10)], False),
+        ([(10, 10, 20)], True),
+        ([(10, 10, 21)], False),
+    ],
+    ids=[
+        "alone",
+        "both at once",
+        "too many blocks at once",
+        "one after the other",
+        "the second has to start too early",
+        "what was free before counts",
+        "more than there was until its end",
+    ],
+)
+def test_the_demand_until_each_time_is_at_most_the_pool(
+    stays: list[tuple[int, int, int]], fits: bool
+) -> None:
+    assert _fit(stays, blocks=10) is fits
+
+
+def test_places_are_a_limit_of_their_own() -> None:
+    stays = [(0, 10, 1)] * 3
+    assert _fit(stays, blocks=100, places=3)
+    assert not _fit(stays, blocks=100, places=2)
+
+
+def test_memory_is_kept_for_others() -> None:
+    stay = Stay(0.0, 10.0, 5.0)
+    kept = {"blocks": 10, "places": 1}
+    assert PoolDemand(()).fits(stay, reserved=lambda until_ns: 5 * until_ns, **kept)
+    assert not PoolDemand(()).fits(stay, reserved=lambda until_ns: 6 * until_ns, **kept)
+
+
+_STAYS = st.lists(
+    st.tuples(st.integers(0, 15), st.integers(0, 15), st.integers(0, 20)), min_size=1, max_size=8
+)
+
+
+@given(stays=_STAYS, blocks=st.integers(1, 40), places=st.integers(1, 8))
+def test_stays_fit_if_a_count_at_every_time_finds_room(
+    stays: list[tuple[int, int, int]], blocks: int, places: int
+) -> None:
+    block_time = place_time = 0
+    fits = True
+    for at in range(31):
+        held = [blocks for latest, length, blocks in stays if latest <= at < latest + length]
+        block_time += sum(held)
+        place_time += len(held)
+        fits &= block_time <= blocks * (at + 1) and place_time <= places * (at + 1)
+    assert _fit(stays, blocks=blocks, places=places) is fits
+
+
+@given(stays=_STAYS, spare_blocks=st.integers(0, 5), spare_places=st.integers(0, 2))
+def test_requests_that_fit_all_at_once_fit_whenever_they_start(
+    stays: list[tuple[int, int, int]], spare_blocks: int, spare_places: int
+) -> None:
+    blocks = sum(held for _, _, held in stays) + spare_blocks
+    assert _fit(stays, blocks=blocks, places=len(stays) + spare_places)
+
+
+@given(stays=_STAYS, blocks=st.integers(1, 40), places=st.integers(1, 8))
+def test_requests_that_fit_also_fit_if_some_were_added_later(
+    stays: list[tuple[int, int, int]], blocks: int, places: int
+) -> None:
+    *others, new = (Stay(*map(float, stay)) for stay in stays)
+    pool_demand = PoolDemand(others[::2])
+    for other in others[1::2]:
+        pool_demand.add(other)
+    if _fit(stays, blocks=blocks, places=places):
+        assert pool_demand.fits(new, blocks=blocks, places=places, reserved=_none)
+
+
+def test_of_many_requests_the_demand_is_compared_at_some_times() -> None:
+    many = [Stay(float(i), 50.0, 1.0) for i in range(1000)]
+    new = Stay(0.0, 1000.0, 1.0)
+    assert PoolDemand(many).fits(new, blocks=60, places=1000, reserved=_none)
+    assert not PoolDemand(many).fits(new, blocks=45, places=1000, reserved=_none)

@@ -1,0 +1,172 @@
+"""The account of offered work: ranks, fading, and requests that are outbid."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goodput_core.units import NS_PER_S
+from goodput_engine.scheduler.policies.slo.offers import OfferedWork
+
+_BETTER = OfferedWork.rank(0, 8.0, 1.0)
+_WORSE = OfferedWork.rank(0, 1.0, 1.0)
+
+
+def _offered(
+    rank: tuple[int, int],
+    *,
+    load: float,
+    seconds: float = 20,
+    per_s: int = 10,
+    refused: bool = False,
+    window_s: float = 0.0,
+) -> OfferedWork:
+    """Offer a load of equal requests at a constant rate."""
+    offered = OfferedWork()
+    work_ns = load * NS_PER_S / per_s
+    for i in range(int(seconds * per_s)):
+        now_ns = i * NS_PER_S // per_s
+        offered.add(rank, work_ns, window_ns=window_s * NS_PER_S, now_ns=now_ns)
+        if refused:
+            offered.refuse(rank, work_ns)
+    return offered
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher"),
+    [((0, 100.0, 1.0), (1, 1.0, 100.0)), ((0, 1.0, 1.0), (0, 3.0, 1.0)), ((0, 1, 3), (0, 1, 1))],
+    ids=["the priority first", "more value", "less work"],
+)
+def test_a_rank_is_the_priority_then_the_value_per_work(
+    lower: tuple[int, float, float], higher: tuple[int, float, float]
+) -> None:
+    assert OfferedWork.rank(*lower) < OfferedWork.rank(*higher)
+
+
+def test_a_rank_depends_only_on_the_ratio_of_value_to_work() -> None:
+    assert OfferedWork.rank(0, 3.0, 7.0) == OfferedWork.rank(0, 12.0, 28.0)
+    assert OfferedWork.rank(0, 0.0, 1.0) < OfferedWork.rank(0, 1.0, 0.0), "zeros are no errors"
+
+
+def test_nothing_is_held_back_before_the_first_offer() -> None:
+    assert OfferedWork().held_back(_WORSE, 0) == 0
+    assert OfferedWork().expected_above(_WORSE, 0)(NS_PER_S) == 0
+    assert not OfferedWork().outbids(_WORSE, 100 * NS_PER_S)
+
+
+def test_under_full_load_capacity_is_held_back_for_better_requests_and_half_for_equals() -> None:
+    now_ns = 20 * NS_PER_S
+    offered = _offered(_BETTER, load=2.0)
+    assert offered.held_back(_WORSE, now_ns) == pytest.approx(0.6)
+    assert offered.held_back(_BETTER, now_ns) == pytest.approx(0.3)
+    best = OfferedWork.rank(1, 1.0, 1.0)
+    assert offered.held_back(best, now_ns) == 0
+
+
+def test_less_is_held_back_under_less_load() -> None:
+    now_ns = 20 * NS_PER_S
+    assert _offered(_BETTER, load=0.1).held_back(_WORSE, now_ns) == pytest.approx(0.06, rel=0.1)
+    assert _offered(_BETTER, load=0.5).held_back(_WORSE, now_ns) == pytest.approx(0.3, rel=0.1)
+
+
+@given(
+    offers=st.lists(
+        st.tuples(st.integers(-2, 2), st.floats(0, 1e3), st.floats(0, 1e10), st.integers(0, 10**9)),
+        max_size=50,
+    )
+)
+def test_the_share_held_back_is_within_bounds_and_falls_with_the_rank(
+    offers: list[tuple[int, float, float, int]],
+) -> None:
+    offered, now_ns = OfferedWork(), 0
+    ranks = []
+    for priority, value, work_ns, passed_ns in offers:
+        now_ns += passed_ns
+        ranks.append(OfferedWork.rank(priority, value, work_ns))
+        offered.add(ranks[-1], work_ns, window_ns=0.0, now_ns=now_ns)
+    held = [offered.held_back(rank, now_ns) for rank in sorted(ranks)]
+    assert all(0 <= share <= 0.6 for share in held)
+    assert all(later <= share + 1e-12 for share, later in pairwise(held))
+
+
+def test_old_offers_fade() -> None:
+    offered = _offered(_BETTER, load=2.0, refused=True)
+    assert offered.outbids(_WORSE, 20 * NS_PER_S)
+    for second in range(20, 120):
+        offered.add(_WORSE, NS_PER_S, window_ns=0.0, now_ns=second * NS_PER_S)
+    assert not offered.outbids(_WORSE, 120 * NS_PER_S)
+    above = offered.held_back(_WORSE, 120 * NS_PER_S)
+    assert above == pytest.approx(0.3, rel=0.05), "equals only"
+
+
+def test_a_full_load_of_clearly_better_and_refused_requests_outbids() -> None:
+    offered = _offered(_BETTER, load=1.5, refused=True)
+    assert offered.outbids(_WORSE, 20 * NS_PER_S)
+
+
+def test_a_full_load_of_a_higher_priority_outbids_whatever_its_value() -> None:
+    offered = _offered(OfferedWork.rank(1, 1.0, 100.0), load=1.5, refused=True)
+    assert offered.outbids(OfferedWork.rank(0, 1e6, 1.0), 20 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("load", "refused"), [(0.8, True), (1.5, False)], ids=["not a full load", "none is refused"]
+)
+def test_better_requests_that_can_all_be_served_do_not_outbid(load: float, refused: bool) -> None:
+    offered = _offered(_BETTER, load=load, refused=refused)
+    assert not offered.outbids(_WORSE, 20 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "per_s"), [(20, 3), (0.9, 100)], ids=["60 offers", "less than a second"]
+)
+def test_nothing_is_outbid_without_evidence(seconds: float, per_s: int) -> None:
+    offered = _offered(_BETTER, load=10, seconds=seconds, per_s=per_s, refused=True)
+    assert not offered.outbids(_WORSE, int(seconds * NS_PER_S))
+
+
+@given(works=st.lists(st.floats(1.0, 1.41), min_size=64, max_size=200), own=st.floats(1.0, 1.41))
+def test_equal_requests_never_outbid_each_other(works: list[float], own: float) -> None:
+    """Predictions of their work may differ by a factor of 1.41."""
+    offered = OfferedWork()
+    for i, work in enumerate(works):
+        rank = OfferedWork.rank(0, 1.0, work)
+        offered.add(rank, work * NS_PER_S, window_ns=0.0, now_ns=i * NS_PER_S // 10)
+        offered.refuse(rank, work * NS_PER_S)
+    now_ns = len(works) * NS_PER_S // 10
+    assert not offered.outbids(OfferedWork.rank(0, 1.0, own), now_ns)
+
+
+def test_the_number_of_ranks_is_bounded_and_the_least_work_is_forgotten() -> None:
+    offered = OfferedWork()
+    offered.add((9, 0), 1e12, window_ns=0.0, now_ns=0)
+    for i in range(2000):
+        offered.add((0, i), 1.0 + i, window_ns=0.0, now_ns=i)
+        offered.refuse((0, i), 1.0 + i)
+    assert len(offered._work_ns) <= 256
+    assert offered._windows_ns.keys() == offered._work_ns.keys()
+    assert offered._refused_ns.keys() <= offered._work_ns.keys()
+    assert (9, 0) in offered._work_ns
+
+
+def test_the_expected_work_grows_with_the_time_after_the_window() -> None:
+    now_ns = 100 * NS_PER_S
+    offered = _offered(_BETTER, load=0.5, seconds=100, window_s=1.0)
+    expected = [
+        offered.expected_above(_WORSE, now_ns)(horizon_s * NS_PER_S) for horizon_s in (0, 1, 2, 4)
+    ]
+    assert expected[:2] == [0, 0], "requests that arrive later may start after their window"
+    assert expected[2] == pytest.approx(0.5 * NS_PER_S, rel=0.15)
+    assert expected[3] == pytest.approx(0.5 * 3 * NS_PER_S, rel=0.25)
+    assert offered.expected_above(_BETTER, now_ns)(4 * NS_PER_S) == 0, "equals are not above"
+
+
+@given(window_ns=st.floats(-1e10, 1e10), count=st.integers(1, 20))
+def test_no_work_is_expected_within_no_time(window_ns: float, count: int) -> None:
+    offered = OfferedWork()
+    for i in range(count):
+        offered.add(_BETTER, 1e9, window_ns=window_ns, now_ns=i * NS_PER_S)
+    assert offered.expected_above(_WORSE, count * NS_PER_S)(0.0) == 0
