@@ -68,6 +68,8 @@ class SLOAdmission:
         self._offered_memory = OfferedWork()
         self._buffers_ns: dict[str, float] = {}
         """Time by class that must be left before a new prompt is due, besides one step."""
+        self._step_ns = 0.0
+        """Time of a step with prompts at the last arrival."""
         self._forecast: Forecast | None = None
         """The last forecast for which the next five attributes were used."""
         self._steps_left = 0
@@ -86,6 +88,7 @@ class SLOAdmission:
         A request that is admitted is added to the prompts of the forecast.
         """
         forecast.prompts = prompts = _prompts_left(forecast)
+        self._step_ns = forecast.step_ns
         claim, now_ns = self._claim(request, forecast), forecast.begins_ns
         displaced = self._displaced(claim, prompts, forecast)
         offered, memory = self._offered, self._offered_memory
@@ -104,12 +107,10 @@ class SLOAdmission:
         forecast.prompts = sorted([*prompts, claim.prompt])
         return displaced
 
-    def calibrate(
-        self, request: ScheduledRequest, ended_ns: int, forecast: Forecast | None
-    ) -> None:
+    def calibrate(self, request: ScheduledRequest, ended_ns: int) -> None:
         """Widen the buffer of a class after a missed target, narrow it after a met one."""
         targets, arrival_ns, name = request.targets, request.arrival_ns, request.slo_class
-        if forecast is None or (targets.ttft_ns is None and targets.e2e_ns is None):
+        if targets.ttft_ns is None and targets.e2e_ns is None:
             return
         if name not in self._buffers_ns and len(self._buffers_ns) >= _MAX_CLASSES:
             return
@@ -122,7 +123,7 @@ class SLOAdmission:
             longest_ns = request.output_limit * self._model.step_ns(one)
             missed = missed or longest_ns <= targets.e2e_ns
         move = 1 - _BUFFER_STEP if missed else -_BUFFER_STEP
-        buffer_ns = self._buffers_ns.get(name, 0.0) + move * forecast.step_ns
+        buffer_ns = self._buffers_ns.get(name, 0.0) + move * self._step_ns
         self._buffers_ns[name] = max(0.0, buffer_ns)
 
     def _claim(self, request: ScheduledRequest, forecast: Forecast) -> _Claim:

@@ -354,7 +354,7 @@ class SloPolicy(SchedulingPolicy):
             if progress.finish_reason is not None:
                 request = progress.request
                 self.predictor.learn(request, self.view.running())
-                self._admission.calibrate(request, outcome.result.at_ns, self._forecast)
+                self._admission.calibrate(request, outcome.result.at_ns)
 
     @property
     def step_time_error(self) -> float:
