@@ -100,7 +100,7 @@ class EvictionCosts:
                 self._model.observe(plan.shape, step_ns)
         elif copy_bound:
             # Computation took no longer than the copies. The next copies are shorter, to find out.
-            self.decode_step_ns = copy_ns * _COPY_BOUND_PERCENT // 100
+            self.decode_step_ns = max(1, copy_ns * _COPY_BOUND_PERCENT // 100)
         else:
             self.decode_step_ns = step_ns
         if plan.chunks or plan.copies:

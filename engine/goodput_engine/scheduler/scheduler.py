@@ -288,11 +288,11 @@ class Scheduler(SchedulerView):
         request.blocks = hits + kv.allocate(needed)
         request.published_blocks = len(hits)
         request.base_computed = cached
-        request.admitted_tokens = total
-        request.admitted_ns = self.now_ns
-        if not request.first_scheduled_ns:
+        if not request.admitted_tokens:
             request.first_scheduled_ns = self.now_ns
             request.cached_tokens = cached
+        request.admitted_tokens = total
+        request.admitted_ns = self.now_ns
         self.admission.starts_ns.append(self.now_ns)
         step.admitted.append(
             Admitted(rid=request.rid, blocks=tuple(request.blocks), cached_tokens=cached)

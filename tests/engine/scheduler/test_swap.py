@@ -9,10 +9,11 @@ import pytest
 from tests.builders.schedulers import add_request, commit_plan, make_scheduler, take_step
 
 from goodput_core.spec.choices import Policy, Preemption
+from goodput_core.steptime import StepShape
 from goodput_engine.device.load import load_profile
 from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.messages import ExecutorInput, Submit
-from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.plan import Copy, StepOutcome, StepPlan, StepResult
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
@@ -266,3 +267,17 @@ def test_a_step_takes_as_long_as_the_longer_of_its_computing_and_its_copying() -
         assert result is not None
         scheduler.commit(plan, result, now_ns)
     assert times == {False: {1_000_000}, True: {2_000_000_000}}
+
+
+def test_steps_of_a_nanosecond_that_copies_determine_have_a_price() -> None:
+    costs = _scheduler(Preemption.HYBRID)._evictor.costs
+    plan = StepPlan(
+        plan_id=1,
+        at_ns=0,
+        shape=StepShape.of(decodes=1, decode_context_tokens=1),
+        copies=(Copy(rid=1, to_host=True, device_blocks=(0,), host_blocks=(0,)),),
+        num_decodes=1,
+    )
+    result = StepResult(plan_id=1, at_ns=1, step_ns=1, stopped={})
+    costs.observe(StepOutcome(plan, result, [], [], []))
+    assert costs.steps_of_copies(1) == 4  # two copies, each beside one that keeps the link busy

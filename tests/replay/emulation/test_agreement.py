@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.builders.fleets import make_fleet, plan, run_fleet
 
@@ -122,6 +122,14 @@ REQUESTS = st.lists(
     blocks=st.integers(10, 30),
     width=st.integers(1, 8),
     preemption=st.sampled_from(Preemption),
+)
+@example(
+    # With `fastserve`, the first request starts at 0 ns and starts again with a cached prefix.
+    rows=[(0, 16, 12, 1000, 0), (0, 1, 1, 1000, 0)],
+    depth=0,
+    blocks=10,
+    width=1,
+    preemption=Preemption.RECOMPUTE,
 )
 @settings(max_examples=25, deadline=None)
 def test_token_times_are_those_of_the_core(

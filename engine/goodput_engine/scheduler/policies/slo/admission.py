@@ -103,7 +103,7 @@ class SLOAdmission:
             self._steps_left = 0
         elif self._forecast is forecast:
             self._count(request, claim.tokens_left)
-            self._pool_demand.add(claim.stay.later(now_ns - self._counted_ns))
+            self._pool_demand.add(claim.stay.later(self._passed_ns(now_ns)))
         forecast.prompts = sorted([*prompts, claim.prompt])
         return displaced
 
@@ -233,7 +233,7 @@ class SLOAdmission:
         blocks = self._blocks - (-(new.total_tokens + claim.tokens_left) // view.block_size)
         if blocks <= view.total_blocks and self._requests < places:
             return True
-        passed_ns = begins_ns - self._counted_ns
+        passed_ns = self._passed_ns(begins_ns)
         rank, offered = claim.memory_rank, self._offered_memory
         expected = offered.expected_above(rank, begins_ns)
         return self._pool_demand.fits(
@@ -242,6 +242,10 @@ class SLOAdmission:
             places=places,
             reserved=lambda at_ns: expected(at_ns - passed_ns),
         )
+
+    def _passed_ns(self, begins_ns: int) -> int:
+        """Return the time since the stays were counted; steps may end earlier than predicted."""
+        return max(0, begins_ns - self._counted_ns)
 
     def _count_stays(self, prompts: list[Prompt], forecast: Forecast) -> None:
         """Add up the blocks and places of running and waiting requests."""
