@@ -185,6 +185,10 @@ class SchedulerBench:
         self.executor.families[rid] = family
         self.executor.prompts[rid] = tokens
         rejection = self.scheduler.add(request, self.now_ns)
+        for removal in self.scheduler.admission.take_removed():
+            assert removal.rejection.reason == "displaced"
+            assert removal.request.priority < request.priority
+            self.rejected.add(removal.request.rid)
         if rejection is not None:
             self.rejected.add(rid)
             if rejection.reason == "memory_full":

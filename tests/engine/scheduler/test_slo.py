@@ -216,6 +216,14 @@ def test_an_infeasible_request_is_rejected_at_once_with_a_retry_time() -> None:
     assert bench.scheduler.stats.shed == 1
 
 
+def test_the_margin_is_no_longer_than_a_step_with_all_prompts() -> None:
+    bench = Bench()
+    bench.add(1, 200, ttft_ms=26)  # 10 ms, and a step of 15 ms; the whole budget takes 100 ms
+    bench.add(2, 160, ttft_ms=40)  # 18 ms, and a step of 23 ms
+    bench.add(3, 160, ttft_ms=42)
+    assert [refusal is None for refusal in bench.refusals] == [True, False, True]
+
+
 def test_a_request_without_targets_is_never_rejected() -> None:
     bench = Bench()
     for rid in range(1, 30):

@@ -200,15 +200,15 @@ def test_requests_that_fit_all_at_once_fit_whenever_they_start(
 
 
 @given(stays=_STAYS, blocks=st.integers(1, 40), places=st.integers(1, 8))
-def test_requests_that_fit_also_fit_if_some_were_added_later(
+def test_requests_fit_exactly_as_if_all_were_known_from_the_start(
     stays: list[tuple[int, int, int]], blocks: int, places: int
 ) -> None:
     *others, new = (Stay(*map(float, stay)) for stay in stays)
     pool_demand = PoolDemand(others[::2])
     for other in others[1::2]:
         pool_demand.add(other)
-    if _fit(stays, blocks=blocks, places=places):
-        assert pool_demand.fits(new, blocks=blocks, places=places, reserved=_none)
+    fits = pool_demand.fits(new, blocks=blocks, places=places, reserved=_none)
+    assert fits is _fit(stays, blocks=blocks, places=places)
 
 
 def test_of_many_requests_the_demand_is_compared_at_some_times() -> None:

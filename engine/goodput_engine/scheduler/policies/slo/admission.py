@@ -200,11 +200,14 @@ class SLOAdmission:
             gone = {prompt.rid for prompt in without}
             prompts = [prompt for prompt in prompts if prompt.rid not in gone]
         buffer_ns = self._buffers_ns.get(new.request.slo_class, 0.0)
+        # No step takes longer than one with all the prompts that are there.
+        work_ns = new.work_ns + sum(prompt.work_ns for prompt in prompts)
+        step_ns = min(forecast.step_ns, forecast.token_ns + work_ns)
         late = late_prompts(
             prompts,
             new,
             begins_ns=begins_ns,
-            margin_ns=forecast.step_ns + min(buffer_ns, (new.due_ns - begins_ns) / 2),
+            margin_ns=step_ns + min(buffer_ns, (new.due_ns - begins_ns) / 2),
             share=1 - self._offered.held_back(claim.rank, begins_ns),
         )
         if late is None or not self._memory_suffices(claim, prompts, forecast, whole=not without):

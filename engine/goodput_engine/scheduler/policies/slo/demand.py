@@ -146,16 +146,21 @@ class PoolDemand:
 
     def add(self, new: Stay) -> None:
         """Add a request."""
+        for at_ns in (new.latest_ns, new.latest_ns + new.length_ns):
+            i = bisect_right(self._times_ns, at_ns)
+            if self._times_ns[i - 1] != at_ns and (i == len(self._times_ns) or self._has_room()):
+                block_ns, place_ns = self._at(at_ns)
+                self._times_ns.insert(i, at_ns)
+                self._block_ns.insert(i, block_ns)
+                self._place_ns.insert(i, place_ns)
         for i, at_ns in enumerate(self._times_ns):
             self._block_ns[i], self._place_ns[i] = _plus(
                 new, at_ns, self._block_ns[i], self._place_ns[i]
             )
-        end_ns = new.latest_ns + new.length_ns
-        if end_ns > self._times_ns[-1]:
-            block_ns, place_ns = _plus(new, end_ns, self._block_ns[-1], self._place_ns[-1])
-            self._times_ns.append(end_ns)
-            self._block_ns.append(block_ns)
-            self._place_ns.append(place_ns)
+
+    def _has_room(self) -> bool:
+        """Return True if fewer times are stored than may be."""
+        return len(self._times_ns) < 2 * _MAX_TIMES
 
     def _at(self, at_ns: float) -> tuple[float, float]:
         """Return the demand up to a time, linear between the times that are stored."""
@@ -163,10 +168,14 @@ class PoolDemand:
         i = bisect_right(times_ns, at_ns)
         if i == len(times_ns):
             return self._block_ns[-1], self._place_ns[-1]
-        part = (at_ns - times_ns[i - 1]) / (times_ns[i] - times_ns[i - 1])
+        passed_ns, length_ns = at_ns - times_ns[i - 1], times_ns[i] - times_ns[i - 1]
         low_ns, high_ns = self._block_ns[i - 1 : i + 1]
         low_places, high_places = self._place_ns[i - 1 : i + 1]
-        return low_ns + part * (high_ns - low_ns), low_places + part * (high_places - low_places)
+        # The rates of integers are exact.
+        return (
+            low_ns + passed_ns * ((high_ns - low_ns) / length_ns),
+            low_places + passed_ns * ((high_places - low_places) / length_ns),
+        )
 
 
 def _plus(new: Stay, at_ns: float, block_ns: float, place_ns: float) -> tuple[float, float]:
