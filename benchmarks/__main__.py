@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 PARTS = {
     "__main__.py",
     "fake_pods.py",
+    "forced.py",
     "autoscalers.py",
     "bare_api_server.py",
     "cells.py",
@@ -24,6 +25,7 @@ PARTS = {
     "preemption_modes.py",
     "prices.py",
     "recorded_pods.py",
+    "retries.py",
     "rule.py",
     "schedule_search.py",
     "stages.py",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.workloads import EngineSpec
     from goodput_engine.device.profile import DeviceProfile
     from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.policy import SchedulingPolicy
 
 __all__ = ["build_core", "configuration", "followed_by_core"]
 
@@ -42,6 +43,7 @@ def build_core(
     *,
     on_step: Callable[[StepOutcome], None] | None = None,
     oracle: Callable[[int], int] | None = None,
+    policy: SchedulingPolicy | None = None,
 ) -> EngineCore:
     """Build a core on an emulated device.
 
@@ -52,6 +54,8 @@ def build_core(
         oracle: returns the true number of output tokens of a request by its rid. If given, the
             core runs `sjf` with these lengths instead of the configured policy. Only for virtual
             time, because a real server does not know them.
+        policy: a new policy to run instead of the configured one, such as one that no manifest can
+            name; None for the configured one.
 
     Raises:
         InputError: a value is out of bounds, or a name is unknown.
@@ -70,10 +74,11 @@ def build_core(
         _require_within("prefill chunk", config.prefill_chunk_tokens, 1, None)
     depth = profile.default_depth if config.depth is None else config.depth
     _require_within("depth", depth, 0, 2)
-    policy = build_policy(
-        config.policy,
-        PolicySettings(batch_timeout_ns=config.batch_timeout_ns, ageing_ns=config.ageing_ns),
-    )
+    if policy is None:
+        settings = PolicySettings(
+            batch_timeout_ns=config.batch_timeout_ns, ageing_ns=config.ageing_ns
+        )
+        policy = build_policy(config.policy, settings)
     if oracle is not None:
         policy = SjfPolicy(predictor=KnownLengths(oracle), ageing_ns=config.ageing_ns)
     prefill_budget = None

@@ -384,9 +384,10 @@ class VirtualFleet:
     ) -> VirtualReplica:
         settings = self.settings
         oracle = self._true_length if settings.oracle else None
+        policy = None if settings.build_policy is None else settings.build_policy()
         replica = VirtualReplica(
             name,
-            build_core(configure, settings.profile, oracle=oracle),
+            build_core(configure, settings.profile, oracle=oracle, policy=policy),
             created_ns=created_ns,
             ready_ns=ready_ns,
             fast_forward=settings.fast_forward,

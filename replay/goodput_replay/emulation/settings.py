@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from goodput_engine.device.choice import budget_problem, choose_device
 from goodput_engine.device.profile import DeviceProfile
 from goodput_engine.manifest_file import read_document
 from goodput_engine.messages import Configure
+from goodput_engine.scheduler.policy import SchedulingPolicy
 from goodput_replay.run.slo import SLOClasses, slo_classes
 
 if TYPE_CHECKING:
@@ -149,6 +151,8 @@ class FleetSettings:
         seed: seed of random placement.
         oracle: True to schedule by true output length in place of the policy, which gives an upper
             bound that no real policy reaches.
+        build_policy: builds the policy of each replica in place of the one that `configure` names;
+            None for that one.
         fast_forward: True to compute predictable steps at once; affects speed only.
         decode: decode pool, with which `replicas` and `configure` describe the prefill pool; None
             if every replica both prefills and decodes.
@@ -166,6 +170,7 @@ class FleetSettings:
     timeout_ns: int
     seed: int = 0
     oracle: bool = False
+    build_policy: Callable[[], SchedulingPolicy] | None = None
     fast_forward: bool = True
     decode: DecodePool | None = None
     migration: MigrationSpec | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +14,11 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.scheduler.admission import Rejection
+from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from goodput_engine.scheduler.admission import Rejection
     from goodput_engine.scheduler.request_table import ScheduledRequest
     from goodput_replay.emulation.fleet import VirtualFleet
     from goodput_replay.emulation.replica import VirtualReplica
@@ -106,6 +107,19 @@ def test_an_oracle_schedules_the_shortest_request_first() -> None:
     requests += [plan(f"r{output}", 1, 8, output) for output in (7, 3, 5)]
     run = run_fleet(requests, make_fleet(max_num_seqs=1, oracle=True))
     assert [r.request_id for r in run.records] == ["first", "r3", "r5", "r7"]
+
+
+def test_a_policy_that_no_manifest_names_runs_on_every_replica() -> None:
+    class ShortPrompts(SarathiPolicy):
+        def reject(self, request: ScheduledRequest) -> Rejection | None:
+            long = request.input_tokens > 16
+            return Rejection(reason="long", detail="too long for us") if long else None
+
+    settings = replace(make_fleet(replicas=2), build_policy=ShortPrompts)
+    run = run_fleet([plan(f"r{n}", n, n * 8, 2) for n in (1, 2, 3, 4)], settings)
+    refused = {name for name in ("r1", "r2", "r3", "r4") if run[name].detail == "too long for us"}
+    assert refused == {"r3", "r4"}
+    assert {run[f"r{n}"].replica for n in (3, 4)} == {"chat-0", "chat-1"}
 
 
 def test_a_cancelled_request_keeps_its_tokens_and_frees_its_slot() -> None:
