@@ -1,4 +1,4 @@
-"""Cost and attainment of control laws over five days of traffic, in virtual time.
+"""Cost and attainment of control laws over days of traffic, in virtual time.
 
 The days (`stretched_day.py`) are served by a fleet of small devices. Our laws are compared with two
 fixed fleets, for the peak and for the mean, with an HPA on requests in flight, and with the laws of
@@ -312,7 +312,7 @@ def run_day(
 
 def day_key(day: Day) -> list[object]:
     """Return the values that identify a day in a file of results."""
-    return [day.shape, Path(day.trace).name, day.stretch, day.copies, day.startup_s]
+    return [day.shape, Path(day.trace).name, day.stretch, day.copies, day.startup_s, day.seed]
 
 
 def stored_results(path: Path, day: Day) -> dict[Run, LawResult]:
@@ -357,6 +357,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--startup-seconds", type=float, help="start-up time of a replica (default: the device's)"
     )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the arrivals (default: %(default)s)"
+    )
     parser.add_argument("--days", default=",".join(DAYS), help="comma-separated (%(default)s)")
     parser.add_argument("--laws", default=",".join(COLOURS), help="comma-separated (%(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
@@ -377,6 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             copies=options.copies,
             shape=shape,
             startup_s=options.startup_seconds,
+            seed=options.seed,
         )
         for shape in options.days.split(",")
     ]

@@ -1,4 +1,4 @@
-"""Five days of traffic made from an hour of production, and the small fleet that serves them.
+"""Days of traffic made from an hour of production, and the small fleet that serves them.
 
 The day `documented` is the hour itself, stretched over a day. The trace's transforms make 16 copies
 of each request and stretch time by 24, so the rate is two thirds of the trace's, and each of its
@@ -14,7 +14,10 @@ the documented day's mean:
 - `flash`: 50 %, and three sudden crowds of 200, 150 and 250 % for 5, 15 and 40 minutes;
 - `drift`: 100 %, while outputs slowly become longer, from half to twice those of the trace;
 - `bursts`: 50 and 200 % in turns of random length, on average 60 and 30 seconds. No replica starts
-  in time for such a burst, and the mean over a few minutes hardly changes.
+  in time for such a burst, and the mean over a few minutes hardly changes;
+- `workday`: 20 % at night, 130 % in the morning, 75 % at noon, and 120 % in the afternoon;
+- `doubling`: 60 %, and twice that for one hour;
+- `sawtooth`: six times a rise from 30 to 170 %, each of which ends at once.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from goodput_core.spec.llmservice import LLMService
 from goodput_core.units import NS_PER_S
@@ -41,15 +46,40 @@ if TYPE_CHECKING:
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_traces.format.schema import TraceRow
 
-SEED = 1
 DEVICE = Path(__file__).with_name("llama-3-8b-l4.yaml")
-DAYS: Final = ("documented", "night", "flash", "drift", "bursts")
+DAYS: Final = (
+    "documented",
+    "night",
+    "flash",
+    "drift",
+    "bursts",
+    "workday",
+    "doubling",
+    "sawtooth",
+)
 _MOST: Final = 2.5
 """The largest multiple of the mean rate in any of the days but the documented one."""
 _CROWDS: Final = ((0.15, 300, 2.0), (0.4, 900, 1.5), (0.7, 2400, 2.5))
 """Start as a share of the day, length in seconds, and rate of each crowd."""
 _TURNS: Final = ((60.0, 0.5), (30.0, 2.0))
 """Mean length in seconds and rate of the two turns of the day `bursts`; the mean rate is 1."""
+_WORKDAY: Final = (
+    (0.0, 0.2),
+    (0.2, 0.2),
+    (0.28, 1.3),
+    (0.42, 1.3),
+    (0.46, 0.75),
+    (0.52, 0.75),
+    (0.56, 1.2),
+    (0.72, 1.2),
+    (0.84, 0.2),
+    (1.0, 0.2),
+)
+"""Corners of the day `workday`: share of the day and rate; linear between them."""
+_DOUBLING: Final = (0.4, 3600, 0.6)
+"""Start as a share of the day, length in seconds, and rate before and after the doubling."""
+_TEETH: Final = (6, 0.3, 1.7)
+"""Number of rises of the day `sawtooth`, and rate at the start and at the end of each."""
 RULES = ("batch: input_tokens >= 2048", "interactive: *")
 MANIFEST: dict[str, Any] = {
     "apiVersion": "goodput.dev/v1alpha1",
@@ -87,6 +117,7 @@ class Day:
         copies: number of copies of each request.
         shape: one of `DAYS`.
         startup_s: start-up time of a replica; None for the device profile's.
+        seed: seed of the arrivals and of the choice of requests.
     """
 
     trace: str
@@ -94,6 +125,7 @@ class Day:
     copies: int
     shape: str = "documented"
     startup_s: float | None = None
+    seed: int = 1
 
     @property
     def settings(self) -> FleetSettings:
@@ -133,15 +165,16 @@ class Day:
             hour_s = (rows[-1].timestamp_start_unix_ns - rows[0].timestamp_start_unix_ns) / NS_PER_S
             length_s = hour_s * self.stretch
             mean = len(rows) * self.copies / length_s
-            ends_s = _turn_ends(length_s)
+            ends_s = _turn_ends(length_s, self.seed)
             return _random_requests(
                 rows,
+                seed=self.seed,
                 most_per_s=_MOST * mean,
                 length_s=length_s,
                 share=lambda at_s: _share(self.shape, at_s, length_s, ends_s) / _MOST,
                 stretched=(0.5, 2.0) if self.shape == "drift" else (1.0, 1.0),
             )
-        rows, rng = self.rows(copies=self.copies, stretch=self.stretch), random.Random(SEED)
+        rows, rng = self.rows(copies=self.copies, stretch=self.stretch), random.Random(self.seed)
         half_ns = self.stretch * 60 * NS_PER_S // 2
         zero_ns = rows[0].timestamp_start_unix_ns
         length_ns = rows[-1].timestamp_start_unix_ns - zero_ns
@@ -159,12 +192,12 @@ class Day:
             rate: requests per second.
             length_s: length in seconds.
         """
-        return _random_requests(self.rows(), most_per_s=rate, length_s=length_s)
+        return _random_requests(self.rows(), seed=self.seed, most_per_s=rate, length_s=length_s)
 
 
-def _turn_ends(length_s: float) -> list[float]:
+def _turn_ends(length_s: float, seed: int) -> list[float]:
     """Return the ends of the turns of the day `bursts`, in seconds."""
-    rng, ends_s = random.Random(SEED), [0.0]
+    rng, ends_s = random.Random(seed), [0.0]
     while ends_s[-1] < length_s:
         mean_s, _ = _TURNS[(len(ends_s) - 1) % 2]
         ends_s.append(ends_s[-1] + rng.expovariate(1 / mean_s))
@@ -193,6 +226,15 @@ def _share(shape: str, at_s: float, length_s: float, ends_s: Sequence[float]) ->
         return 0.5
     if shape == "bursts":
         return _TURNS[bisect_right(ends_s, at_s) % 2][1]
+    if shape == "workday":
+        positions, rates = zip(*_WORKDAY, strict=True)
+        return float(np.interp(at_s / length_s, positions, rates))
+    if shape == "doubling":
+        start, crowd_s, rate = _DOUBLING
+        return 2 * rate if 0 <= at_s - start * length_s < crowd_s else rate
+    if shape == "sawtooth":
+        teeth, low, high = _TEETH
+        return low + (high - low) * (teeth * at_s / length_s % 1.0)
     assert shape == "drift", shape
     return 1.0
 
@@ -200,6 +242,7 @@ def _share(shape: str, at_s: float, length_s: float, ends_s: Sequence[float]) ->
 def _random_requests(
     rows: Sequence[TraceRow],
     *,
+    seed: int,
     most_per_s: float,
     length_s: float,
     share: Callable[[float], float] | None = None,
@@ -209,12 +252,13 @@ def _random_requests(
 
     Args:
         rows: rows to choose from.
+        seed: seed of the choice and of the times.
         most_per_s: maximum rate in requests per second.
         length_s: length in seconds.
         share: share of the maximum rate at a time in seconds; None for the maximum rate throughout.
         stretched: factor of the output lengths at the start and at the end.
     """
-    rng = random.Random(SEED)
+    rng = random.Random(seed)
     first, last = (math.log(factor) for factor in stretched)
     found: list[PlannedRequest] = []
     at_s = rng.expovariate(most_per_s)
