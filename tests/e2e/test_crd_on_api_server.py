@@ -291,6 +291,8 @@ STATUS = {
         "failedPermille": 1200,
         "failedTime": "2026-11-21T10:05:00Z",
         "burstinessPercent": 140,
+        "burstMilliRequestsPerSecond": 7250,
+        "burstTime": "2026-11-21T10:06:00Z",
         "startupSeconds": [41, 39],
     },
 }

@@ -49,11 +49,14 @@ LONG_NS: Final = 300 * NS_PER_S
 _ERRORS_TO_BOUND: Final = 2.0
 """Standard errors between an estimated rate and its conservative bound."""
 _ERRORS_OF_A_STEP: Final = 4.0
-"""The same for the latest seconds, which are estimated again in each interval."""
+"""The same for the latest seconds and for a trend, which are estimated again in each interval."""
 _SPANS: Final = 4
-"""The demand must grow from each of the last four spans to the next; a span is half the horizon."""
-_MIN_SPAN_NS: Final = 15 * NS_PER_S
-"""Minimum length of a span; in shorter spans, differences are mostly chance."""
+"""The demand must grow from each of the last four spans to the next."""
+_MIN_SPAN_NS: Final = 30 * NS_PER_S
+_SLOPE_WEIGHTS: Final = (-0.3, -0.1, 0.1, 0.3)
+"""Weights of four equally spaced values in the slope of the line through them (least squares)."""
+_MOST_RESIDUALS: Final = 6.0
+"""Sum of the squared residuals of that line, in standard errors, that chance exceeds in 5 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +341,7 @@ class Demand:
     Args:
         lower: the largest of the lower bounds over twenty seconds, one minute and five.
         likely: the larger of the means over one minute and over five.
+        latest, steady: the means over one minute and over five.
         risen: the mean over twenty seconds if the demand has just made a step up, otherwise
             `likely`; at least `likely`.
         sustained: lower bound over five minutes.
@@ -346,6 +350,8 @@ class Demand:
 
     lower: float
     likely: float
+    latest: float
+    steady: float
     risen: float
     sustained: float
     upper: float
@@ -364,6 +370,8 @@ def estimate_demand(
     return Demand(
         lower=max(sustained, short - _ERRORS_TO_BOUND * short_error, lowest),
         likely=likely,
+        latest=short,
+        steady=long,
         risen=max(likely, latest) if lowest > short else likely,
         sustained=sustained,
         upper=max(short + _ERRORS_TO_BOUND * short_error, long + _ERRORS_TO_BOUND * long_error),
@@ -375,22 +383,47 @@ def estimate_growth(
 ) -> float:
     """Estimate the growth of the demand until the horizon has passed; 0 without a clear trend.
 
-    The time before is divided into four spans of half a horizon, at least 15 s each. The growth
-    from the first to the last span must exceed chance, and the demand must grow from each span to
-    the next. A ramp grows in all three transitions, a sudden step in at most two.
+    The time before is divided into four spans. The demand must grow from each span to the next by
+    more than a standard error: a ramp grows in all three transitions, a sudden step in at most two.
+    The four must be near a line whose slope exceeds chance. Spans of half a horizon find a steep
+    ramp soonest, longer ones find a ramp of few requests.
     """
-    span_ns = max(horizon_ns // 2, _MIN_SPAN_NS)
-    if not samples or samples[0].at_ns - samples[0].interval_ns > now_ns - _SPANS * span_ns:
+    if not samples:
         return 0.0
-    rates = [
-        _measure_rate(samples, capacity, now_ns - span * span_ns, now_ns - (span - 1) * span_ns)
-        for span in range(_SPANS, 0, -1)
+    # A span that contains no end of an interval would look like a pause.
+    shortest_ns = max(horizon_ns // 2, _MIN_SPAN_NS, *(s.interval_ns for s in samples))
+    spans_ns = (shortest_ns, 2 * shortest_ns, max(shortest_ns, LONG_NS // _SPANS))
+    growth = max(_growth_per_ns(samples, capacity, now_ns, span_ns) for span_ns in spans_ns)
+    return growth * (horizon_ns + _SHORT_NS / 2)  # from the middle of the last minute
+
+
+def _growth_per_ns(
+    samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int, span_ns: int
+) -> float:
+    """Return the slope of the demand over four spans; 0 without a clear trend."""
+    if samples[0].at_ns - samples[0].interval_ns > now_ns - _SPANS * span_ns:
+        return 0.0
+    # A span without arrivals is as uncertain as one with a single arrival.
+    least_error = capacity.device_s * math.sqrt(capacity.spread) * NS_PER_S / span_ns
+    rates: list[float] = []
+    errors: list[float] = []
+    for span in range(_SPANS, 0, -1):
+        end_ns = now_ns - (span - 1) * span_ns
+        rate, error = _measure_rate(samples, capacity, end_ns - span_ns, end_ns)
+        rates.append(rate)
+        errors.append(max(error, least_error))
+    for (before, after), both in zip(pairwise(rates), pairwise(errors), strict=True):
+        if after - before <= math.hypot(*both):
+            return 0.0
+    slope = sum(w * rate for w, rate in zip(_SLOPE_WEIGHTS, rates, strict=True))
+    slope_error = math.hypot(*(w * e for w, e in zip(_SLOPE_WEIGHTS, errors, strict=True)))
+    middle = sum(rates) / _SPANS - slope * (_SPANS - 1) / 2
+    residuals = [
+        (rate - middle - slope * i) / error
+        for i, (rate, error) in enumerate(zip(rates, errors, strict=True))
     ]
-    (first, first_error), (last, last_error) = rates[0], rates[-1]
-    if last - first <= _ERRORS_TO_BOUND * math.hypot(first_error, last_error):
-        return 0.0
-    growth = min(after - before for (before, _), (after, _) in pairwise(rates))
-    return max(0.0, growth * horizon_ns / span_ns)
+    is_line = sum(r * r for r in residuals) <= _MOST_RESIDUALS
+    return slope / span_ns if is_line and slope > _ERRORS_OF_A_STEP * slope_error else 0.0
 
 
 def recent_lengths(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:

@@ -203,7 +203,7 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
     cause = _REPLICA_CAUSES[law.reason].format(
         min_replicas=params.min_replicas,
         max_replicas=params.max_replicas,
-        arrivals=f"{_rate(law.arrivals_per_s)} requests/s arrive",
+        arrivals=_arrivals(law),
         sustained=_sustained(law),
         replicas=law.replicas,
         missed=_missed_targets(decision.bounds),
@@ -214,6 +214,13 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
     if law.limited:
         message += "; maxReplicas allows no more"
     return _change(Knob.REPLICAS, law.reason, message, applied=applied)
+
+
+def _arrivals(law: ReplicaDecision) -> str:
+    text = f"{_rate(law.arrivals_per_s)} requests/s arrive"
+    if law.peak_per_s is None or law.peak_per_s <= (law.arrivals_per_s or 0.0):
+        return text
+    return f"{text}, in repeated bursts of {_rate(law.peak_per_s)}"
 
 
 def _sustained(law: ReplicaDecision) -> str:

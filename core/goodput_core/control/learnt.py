@@ -17,7 +17,7 @@ from goodput_core.control.capacity import ReplicaCapacity
 from goodput_core.control.queueing import TTFTTarget, sustained_load
 from goodput_core.units import NS_PER_S
 
-__all__ = ["BUSY", "ArrivalBlocks", "Capacities", "LearntCapacity"]
+__all__ = ["BUSY", "ArrivalBlocks", "Capacities", "LearntCapacity", "RecentBlocks"]
 
 BUSY: Final = 0.8
 """Share of its time that a replica may be busy on average, even if that misses no TTFT target."""
@@ -30,6 +30,14 @@ _BLOCK_NS: Final = 10 * NS_PER_S
 _BURSTS_NS: Final = 1800 * NS_PER_S
 """Time constant of the burstiness."""
 _MAX_BURSTINESS: Final = 4.0
+_PEAK_BLOCK_NS: Final = 20 * NS_PER_S
+"""Minimum length of the blocks in which peaks are found."""
+_PEAKS_NS: Final = 1800 * NS_PER_S
+"""Peaks are remembered for this long."""
+_PEAKS: Final = 3
+"""A rate that was reached in this many separate peaks recurs."""
+_ERRORS_OF_A_PEAK: Final = 3.0
+"""Standard errors by which a block must differ from a rate to be above it or below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,8 @@ class LearntCapacity:
             miss; 0 if none was observed.
         burstiness: variance of the arrivals in ten seconds, divided by their mean; about 1 if they
             are independent.
+        peak_per_s, peak_ns: requests per second of the bursts that recur, and the end of the last
+            one; 0 if none recur.
     """
 
     proven: float = 0.0
@@ -50,6 +60,8 @@ class LearntCapacity:
     failed: float = 0.0
     failed_ns: int = 0
     burstiness: float = 1.0
+    peak_per_s: float = 0.0
+    peak_ns: int = 0
 
     def without_expired(self, now_ns: int) -> LearntCapacity:
         """Return this without the observations that are too old."""
@@ -58,6 +70,8 @@ class LearntCapacity:
             learnt = replace(learnt, proven=0.0)
         if learnt.failed and now_ns - learnt.failed_ns > _REMEMBER_NS:
             learnt = replace(learnt, failed=0.0)
+        if learnt.peak_per_s and now_ns - learnt.peak_ns > _PEAKS_NS:
+            learnt = replace(learnt, peak_per_s=0.0)
         return learnt
 
     def with_proven(self, share: float, now_ns: int) -> LearntCapacity:
@@ -71,10 +85,19 @@ class LearntCapacity:
         """Return this after a target was missed at a load.
 
         The load must be an upper bound: while the load grows, its mean over a minute is too low.
+        A miss at a higher load than an earlier one says nothing about the lower load, which
+        expires in its own time.
         """
-        failed = min(share, self.failed) if self.failed else share
-        proven = min(self.proven, failed * _BELOW_FAILED)
-        return replace(self, failed=failed, failed_ns=now_ns, proven=proven)
+        if self.failed and share > self.failed:
+            return self
+        proven = min(self.proven, share * _BELOW_FAILED)
+        return replace(self, failed=share, failed_ns=now_ns, proven=proven)
+
+    def with_peak(self, peak_per_s: float, last_ns: int) -> LearntCapacity:
+        """Return this after bursts of this rate recurred, the last one until this time."""
+        if not peak_per_s or peak_per_s < self.peak_per_s:
+            return self
+        return replace(self, peak_per_s=peak_per_s, peak_ns=last_ns)
 
     @property
     def factor(self) -> float:
@@ -125,6 +148,78 @@ class ArrivalBlocks:
         return after, burstiness + weight * (ratio - burstiness)
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Arrivals of one block: its end, its requests, and its length in seconds."""
+
+    end_ns: int
+    requests: int
+    length_s: float
+
+    def bound_per_s(self, errors: float) -> float:
+        """Return the rate plus so many standard errors of independent arrivals."""
+        return (self.requests + errors * math.sqrt(self.requests)) / self.length_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentBlocks:
+    """Arrivals of the last half hour in blocks of at least twenty seconds, to find bursts.
+
+    A burst is shorter than the time in which replicas could follow it. If bursts recur, the
+    replicas that serve them must be kept between them.
+
+    Args:
+        blocks: complete blocks, oldest first.
+        requests, length_ns: arrivals so far, and length so far, of the block being counted.
+    """
+
+    blocks: tuple[_Block, ...] = ()
+    requests: int = 0
+    length_ns: int = 0
+
+    def add(self, requests: int, interval_ns: int, now_ns: int) -> RecentBlocks:
+        """Add the arrivals of an interval that ends now."""
+        requests, length_ns = self.requests + requests, self.length_ns + interval_ns
+        kept = tuple(b for b in self.blocks if b.end_ns > now_ns - _PEAKS_NS)
+        if length_ns < _PEAK_BLOCK_NS:
+            return RecentBlocks(blocks=kept, requests=requests, length_ns=length_ns)
+        return RecentBlocks(blocks=(*kept, _Block(now_ns, requests, length_ns / NS_PER_S)))
+
+    @property
+    def is_new(self) -> bool:
+        """True if the last added interval completed a block."""
+        return not self.length_ns
+
+    def recurring_peak(self) -> tuple[float, int]:
+        """Return the requests per second of recurring bursts, and the end of the last burst.
+
+        A rate recurs if three separate bursts exceeded it by more than chance, and the arrivals
+        fell below it by more than chance between them. The rate of the bursts is the mean of the
+        blocks that are not below the highest such rate by more than chance. 0 if none recurs.
+        """
+        highs = [b.bound_per_s(-_ERRORS_OF_A_PEAK) for b in self.blocks]
+        lows = [b.bound_per_s(_ERRORS_OF_A_PEAK) for b in self.blocks]
+        lowest = min(lows, default=0.0)
+        for rate in sorted({high for high in highs if high > lowest}, reverse=True):
+            if _count_peaks(highs, lows, rate) >= _PEAKS:
+                inside = [b for b, low in zip(self.blocks, lows, strict=True) if low >= rate]
+                seconds = sum(b.length_s for b in inside)
+                return sum(b.requests for b in inside) / seconds, inside[-1].end_ns
+        return 0.0, 0
+
+
+def _count_peaks(highs: Sequence[float], lows: Sequence[float], rate: float) -> int:
+    """Count the peaks that reach a rate; between two, the arrivals must fall below it."""
+    peaks, inside = 0, False
+    for high, low in zip(highs, lows, strict=True):
+        if high >= rate:
+            peaks += not inside
+            inside = True
+        elif low < rate:
+            inside = False
+    return peaks
+
+
 @dataclass(slots=True, kw_only=True)
 class Capacities:
     """Device seconds per second that one replica sustains, by the number of replicas.
@@ -166,6 +261,19 @@ class Capacities:
         if self.predicted is None:
             return None
         return replicas * self.of(replicas) / self.predicted.device_s
+
+    def fewest_for_peaks(self) -> int:
+        """Return the fewest replicas that sustain the bursts that recur; 0 if none recur."""
+        if self.predicted is None or not self.learnt.peak_per_s:
+            return 0
+        # Within a burst, arrivals are independent.
+        within = Capacities(
+            predicted=self.predicted,
+            targets=self.targets,
+            learnt=replace(self.learnt, burstiness=1.0),
+            shared=self.shared,
+        )
+        return within.fewest_for(self.learnt.peak_per_s * self.predicted.device_s)
 
     def fewest_for(self, load: float, *, usable: float = 1.0) -> int:
         """Return the fewest replicas that sustain a load with a share of their capacity."""

@@ -20,10 +20,10 @@ from goodput_core.control.capacity import (
     recent_lengths,
     replica_capacity,
 )
-from goodput_core.control.learnt import ArrivalBlocks, Capacities, LearntCapacity
+from goodput_core.control.learnt import ArrivalBlocks, Capacities, LearntCapacity, RecentBlocks
 from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
 from goodput_core.control.queueing import TTFTTarget
-from goodput_core.control.slo_window import WINDOW_NS, ClassOutcomes, merge_windows
+from goodput_core.control.slo_window import WINDOW_NS, ClassOutcomes, TargetStatus, merge_windows
 from goodput_core.control.token_budget import TokenBudgetDecision, TokenBudgetReason
 from goodput_core.histogram import LengthMix
 from goodput_core.quantiles import quantile
@@ -62,6 +62,7 @@ class ReplicaState:
         needs_since_ns: start of the part of `needs` without a gap.
         learnt: observed loads of one replica, and the burstiness of the arrivals.
         blocks: arrivals from which the burstiness is computed.
+        recent: arrivals in which bursts that recur are found.
         outcomes: outcomes of the requests that ended in the last five minutes, with the end of each
             interval.
         raised_ns: time of the last decision to add replicas; None once all were ready.
@@ -79,6 +80,7 @@ class ReplicaState:
     needs_since_ns: int = 0
     learnt: LearntCapacity = field(default_factory=LearntCapacity)
     blocks: ArrivalBlocks = field(default_factory=ArrivalBlocks)
+    recent: RecentBlocks = field(default_factory=RecentBlocks)
     outcomes: tuple[tuple[int, tuple[ClassOutcomes, ...]], ...] = ()
     raised_ns: int | None = None
     desired: int = 0
@@ -102,12 +104,13 @@ class ReplicaInputs:
         feasible: False if no number of replicas meets the tightest TPOT.
         demand: demanded device seconds per second; None if not known.
         capacities: device seconds per second that one replica sustains.
-        needed: replicas that the demand needs; exceeds `current` only if even the lower bound of
-            the demand exceeds the current capacity. None if not known.
+        needed: replicas that the demand and the bursts that recur need; exceeds `current` only if
+            these bursts or even the lower bound of the demand exceed the current capacity. None if
+            not known.
         expected: replicas needed once a new replica has started, at least `needed`.
-        fewest: replicas that suffice with a margin; None if not known.
-        sufficed: the largest `fewest` within the stabilisation window; None if it has not been
-            known for that long.
+        fewest: replicas that suffice for the last minute with a margin; None if not known.
+        sufficed: the largest `fewest` within the stabilisation window, at least the replicas that
+            suffice for the last five minutes; None if it has not been known for that long.
     """
 
     observation: ServiceObservation
@@ -145,7 +148,7 @@ def observe_replicas(
     startup_ns = _startup_ns(observation, params)
     window_ns = max(params.stabilization_ns, startup_ns)
     was_waiting = state.waiting
-    state = _add_interval(state, observation, now_ns, max(LONG_NS, 2 * startup_ns, window_ns))
+    state = _add_interval(state, observation, now_ns, max(LONG_NS, 4 * startup_ns, window_ns))
     patience_ns = max(_PATIENCE * startup_ns, _MIN_PATIENCE_NS)
     starting = _lasts(state.incomplete_since_ns, patience_ns, now_ns)
     traffic = observation.traffic
@@ -162,10 +165,13 @@ def observe_replicas(
         )
     demand, growth = None, 0.0
     if fresh and idle:
-        demand = Demand(lower=0.0, likely=0.0, risen=0.0, sustained=0.0, upper=0.0)
+        demand = Demand(
+            lower=0.0, likely=0.0, latest=0.0, steady=0.0, risen=0.0, sustained=0.0, upper=0.0
+        )
     elif fresh and predicted is not None:
         demand = estimate_demand(state.samples, predicted, now_ns)
-        growth = estimate_growth(state.samples, predicted, now_ns, startup_ns)
+        if not state.learnt.without_expired(now_ns).peak_per_s:  # a burst begins like a trend
+            growth = estimate_growth(state.samples, predicted, now_ns, startup_ns)
     capacities = Capacities(
         predicted=predicted,
         targets=_ttft_targets(params),
@@ -180,16 +186,19 @@ def observe_replicas(
     state = replace(state, learnt=capacities.learnt)
     needed: int | None = None
     fewest: int | None = None
-    expected = 0
+    expected = likely = 0
     if demand is not None:
-        needed = capacities.fewest_for(demand.lower)
+        needed = capacities.fewest_for(_certain_demand(demand, budget))
         if needed > observation.desired_replicas:
             needed = capacities.fewest_for(demand.risen)  # add enough for the mean
-        expected = max(needed, capacities.fewest_for(demand.lower + growth))
+        if not idle:
+            needed = max(needed, capacities.fewest_for_peaks())
+        expected = max(needed, capacities.fewest_for(demand.likely + growth) if growth else 0)
         # A queue is no demand: replicas that were added for it would be ready after it is served.
         queued = _queue_load(observation, capacities)
-        likely = capacities.fewest_for(demand.likely + growth + queued, usable=_MARGIN)
-        fewest = max(expected, likely, int(not idle))
+        latest = capacities.fewest_for(demand.latest + growth + queued, usable=_MARGIN)
+        fewest = max(expected, latest, int(not idle))
+        likely = capacities.fewest_for(demand.likely, usable=_MARGIN)
     if starting or budget.reason is TokenBudgetReason.SETTLING:
         state = replace(state, needs=())  # the replicas do not yet show what they sustain
     elif fewest is not None:
@@ -211,7 +220,7 @@ def observe_replicas(
         needed=needed,
         expected=expected,
         fewest=fewest,
-        sufficed=_sufficed(state, now_ns, window_ns),
+        sufficed=_sufficed(state, likely, now_ns, window_ns),
     )
 
 
@@ -234,6 +243,16 @@ def _misses_objective(state: ReplicaState, params: ServiceParams) -> bool:
         c.objective is not None and c.name in sums and sums[c.name].misses(c.objective)
         for c in params.classes
     )
+
+
+def _certain_demand(demand: Demand, budget: TokenBudgetDecision) -> float:
+    """Return the demand that is certain enough to add replicas.
+
+    The lower bound excludes chance. If TTFT has no slack, requests already wait nearly as long as
+    they may; then the mean is as certain.
+    """
+    waits = budget.ttft in (TargetStatus.KEPT, TargetStatus.MISSED)
+    return max(demand.lower, demand.steady) if waits else demand.lower
 
 
 def _queue_load(observation: ServiceObservation, capacities: Capacities) -> float:
@@ -259,7 +278,7 @@ def _add_interval(
     desired, traffic = observation.desired_replicas, observation.traffic
     incomplete_since_ns: int | None = None
     unsettled_since_ns: int | None = None
-    learnt, blocks = state.learnt, state.blocks
+    learnt, blocks, recent = state.learnt, state.blocks, state.recent
     if len(observation.ready) < desired:
         continues = state.incomplete_since_ns is not None and desired <= state.desired
         incomplete_since_ns = state.incomplete_since_ns if continues else now_ns
@@ -279,6 +298,9 @@ def _add_interval(
             traffic.arrivals, observation.interval_ns, learnt.burstiness
         )
         learnt = replace(learnt, burstiness=burstiness)
+        recent = recent.add(traffic.arrivals, observation.interval_ns, now_ns)
+        if recent.is_new:
+            learnt = learnt.with_peak(*recent.recurring_peak())
     outcomes = tuple(o for o in state.outcomes if o[0] > now_ns - WINDOW_NS)
     if observation.outcomes:
         outcomes = (*outcomes, (now_ns, observation.outcomes))
@@ -289,6 +311,7 @@ def _add_interval(
         mix=mix if mix.bins else state.mix,
         learnt=learnt,
         blocks=blocks,
+        recent=recent,
         outcomes=outcomes,
         raised_ns=state.raised_ns if incomplete_since_ns is not None else None,
         desired=desired,
@@ -306,10 +329,11 @@ def _add_need(state: ReplicaState, fewest: int, now_ns: int, window_ns: int) -> 
     return replace(state, needs=(*in_window, (now_ns, fewest)))
 
 
-def _sufficed(state: ReplicaState, now_ns: int, window_ns: int) -> int | None:
+def _sufficed(state: ReplicaState, likely: int, now_ns: int, window_ns: int) -> int | None:
+    """Return the largest need within the window, at least the need of the last five minutes."""
     if not state.needs or now_ns - state.needs_since_ns < window_ns:
         return None
-    return max(n for _, n in state.needs)
+    return max(likely, *(n for _, n in state.needs))
 
 
 def _lasts(begun_ns: int | None, limit_ns: int, now_ns: int) -> bool:

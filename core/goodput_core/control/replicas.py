@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplicaDecision", "ReplicaReason", "ReplicaState", "replica_law"]
 
 _MIN_STEP_LIMIT: Final = 4
-"""One decision at most doubles the replicas, or adds this many if that is more."""
+"""At most as many replicas as are routable start at the same time, or this many if that is more."""
 _LOW_LOAD: Final = 0.5
 """A load below this share of the capacity cannot be the cause of a missed target."""
 
@@ -42,7 +42,7 @@ class ReplicaReason(StrEnum):
     WOKEN = "Woken"
     """Requests arrive and there is no replica."""
     STARTING = "Starting"
-    """Some replicas are not routable yet, so the replica count is frozen."""
+    """Some replicas are not routable yet, so none is removed, or added for a missed target."""
     UNSETTLED = "Unsettled"
     """Token budgets still adapt to a change of their devices, so the replica count is frozen."""
     DEMAND = "Demand"
@@ -83,6 +83,7 @@ class ReplicaDecision:
         load: demanded device seconds per second; None if not known.
         capacity: device seconds per second that one replica sustains, one of `current`.
         arrivals_per_s: demanded requests per second; None if not known.
+        peak_per_s: requests per second of bursts that recur; None if none recur.
         sustained_per_s, fewer_sustained_per_s: requests per second that `replicas`, and one replica
             fewer, serve within the targets; None if not known.
         needed: replicas that the demand needs now; None if not known.
@@ -99,6 +100,7 @@ class ReplicaDecision:
     load: float | None
     capacity: float
     arrivals_per_s: float | None
+    peak_per_s: float | None
     sustained_per_s: float | None
     fewer_sustained_per_s: float | None
     needed: int | None
@@ -144,6 +146,7 @@ def replica_law(
         load=None if demand is None else demand.likely,
         capacity=capacities.of(inputs.current),
         arrivals_per_s=demand.likely / predicted.device_s if demand and predicted else None,
+        peak_per_s=capacities.learnt.peak_per_s or None,
         sustained_per_s=capacities.requests_per_s(replicas),
         fewer_sustained_per_s=capacities.requests_per_s(max(0, replicas - 1)),
         needed=inputs.needed,
@@ -186,17 +189,23 @@ def _without_replicas(inputs: ReplicaInputs) -> _Outcome | None:
 
 def _frozen(inputs: ReplicaInputs) -> _Outcome | None:
     if inputs.starting:
-        return inputs.current, ReplicaReason.STARTING
+        # The demand is compared with all desired replicas, those that start included. A missed
+        # target says nothing about replicas that start.
+        more = None if inputs.unsettled else _demand(inputs)
+        return more or (inputs.current, ReplicaReason.STARTING)
     if inputs.unsettled:
         return inputs.current, ReplicaReason.UNSETTLED
     return None
 
 
 def _demand(inputs: ReplicaInputs) -> _Outcome | None:
-    if inputs.needed is not None and inputs.needed > inputs.current:
-        return _limit_step(inputs.needed, inputs), ReplicaReason.DEMAND
-    if inputs.expected > inputs.current:
-        return _limit_step(inputs.expected, inputs), ReplicaReason.TREND
+    for wanted, reason in (
+        (inputs.needed or 0, ReplicaReason.DEMAND),
+        (inputs.expected, ReplicaReason.TREND),
+    ):
+        replicas = _limit_step(wanted, inputs)
+        if replicas > inputs.current:
+            return replicas, reason
     return None
 
 
@@ -252,4 +261,8 @@ def _clamp(replicas: int, params: ServiceParams) -> int:
 
 
 def _limit_step(wanted: int, inputs: ReplicaInputs) -> int:
-    return min(wanted, inputs.current + max(inputs.current, _MIN_STEP_LIMIT))
+    """Limit an increase: not all of the demand may last until many replicas have started."""
+    routable = (
+        min(inputs.current, len(inputs.observation.ready)) if inputs.starting else inputs.current
+    )
+    return min(wanted, routable + max(routable, _MIN_STEP_LIMIT))

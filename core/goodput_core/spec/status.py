@@ -130,6 +130,14 @@ class LearntStatus:
         default=None,
         minimum=0,
     )
+    burst_milli_requests_per_second: int | None = spec_field(
+        "Requests per second of bursts that recur, in thousandths; absent if none recur.",
+        default=None,
+        minimum=1,
+    )
+    burst_time: str | None = spec_field(
+        "Time of the last of these bursts.", default=None, max_length=32, format="date-time"
+    )
     startup_seconds: tuple[int, ...] = spec_field(
         "Latest start-up times of a replica, the oldest first.", default=(), max_items=16
     )

@@ -7,6 +7,7 @@ of other managers are taken over, and an Event names the managers and fields.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -48,6 +49,7 @@ _MAX_FIELDS: Final = 5
 """Maximum number of fields per manager that one Event names."""
 _CONCURRENT_PUSHES: Final = 16
 _ALL_FIELDS: Final = ((),)
+_LEARNT_NOT_DECLARED: Final = re.compile(r"\.status\.learnt(\.\w+)?: field not declared in")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -283,10 +285,9 @@ class Applier:
         }
         # Forced, because the operator is the only writer of the status.
         response = await self._client.apply(LLMSERVICE, body, force=True, subresource="status")
-        if isinstance(response, FailedCall) and ".status.learnt: field not declared" in (
-            response.message
-        ):
-            # The definition in the cluster is of a version without this optional field.
+        if isinstance(response, FailedCall) and _LEARNT_NOT_DECLARED.search(response.message):
+            # The definition in the cluster is of a version without this optional field, or without
+            # a part of it.
             record.stores_learnt = False
             status = {name: value for name, value in action.status.items() if name != "learnt"}
             response = await self._client.apply(

@@ -20,6 +20,8 @@ __all__ = ["learnt_status", "restore_learnt"]
 
 _PERMILLE: Final = 1000
 _PERCENT: Final = 100
+_MAX_PER_S: Final = 10**6
+"""More requests per second are stored as this."""
 _MAX_SHARE: Final = 100
 """Shares, and a burstiness, above this are stored as this."""
 _MAX_STARTUP_S: Final = 24 * 3600
@@ -57,6 +59,7 @@ def learnt_status(
     def stored_share(share: float, unit: int) -> int:
         return round(min(share, _MAX_SHARE) * unit)
 
+    burst_milli = round(min(learnt.peak_per_s, _MAX_PER_S) * _PERMILLE) or None
     return encode(
         LearntStatus(
             proven_permille=stored_share(learnt.proven, _PERMILLE) or None,
@@ -64,6 +67,8 @@ def learnt_status(
             failed_permille=stored_share(learnt.failed, _PERMILLE) or None,
             failed_time=time_of(learnt.failed_ns, "failedTime") if learnt.failed else None,
             burstiness_percent=stored_share(learnt.burstiness, _PERCENT),
+            burst_milli_requests_per_second=burst_milli,
+            burst_time=time_of(learnt.peak_ns, "burstTime") if burst_milli else None,
             startup_seconds=tuple(
                 min(max(1, round(n / NS_PER_S)), _MAX_STARTUP_S)
                 for n in startups_ns[-MAX_STARTUPS:]
@@ -84,15 +89,17 @@ def restore_learnt(
     """
     values = stored if isinstance(stored, Mapping) else {}
 
-    def observed(name: str) -> tuple[float, int]:
-        share = _number(values.get(f"{name}Permille"), _MAX_SHARE * _PERMILLE) / _PERMILLE
-        at_s = _unix_s(values.get(f"{name}Time"))
-        if not share or at_s is None:
+    def observed(name: str, time: str, most: int) -> tuple[float, int]:
+        """Return a value that is stored in thousandths, and the time of its observation."""
+        value = _number(values.get(name), most * _PERMILLE) / _PERMILLE
+        at_s = _unix_s(values.get(time))
+        if not value or at_s is None:
             return 0.0, 0
-        return share, now_ns - max(0, unix_s - at_s) * NS_PER_S
+        return value, now_ns - max(0, unix_s - at_s) * NS_PER_S
 
-    proven, proven_ns = observed("proven")
-    failed, failed_ns = observed("failed")
+    proven, proven_ns = observed("provenPermille", "provenTime", _MAX_SHARE)
+    failed, failed_ns = observed("failedPermille", "failedTime", _MAX_SHARE)
+    peak_per_s, peak_ns = observed("burstMilliRequestsPerSecond", "burstTime", _MAX_PER_S)
     burstiness = _number(values.get("burstinessPercent"), _MAX_SHARE * _PERCENT) / _PERCENT
     startups = values.get("startupSeconds")
     learnt = LearntCapacity(
@@ -101,6 +108,8 @@ def restore_learnt(
         failed=failed,
         failed_ns=failed_ns,
         burstiness=burstiness or 1.0,
+        peak_per_s=peak_per_s,
+        peak_ns=peak_ns,
     )
     seconds = (_number(s, _MAX_STARTUP_S) for s in startups) if isinstance(startups, list) else ()
     return learnt, tuple(int(s) * NS_PER_S for s in seconds if s)[-MAX_STARTUPS:]

@@ -25,6 +25,7 @@ from goodput_core.control import (
     Traffic,
     control_step,
 )
+from goodput_core.control.decision import replicas_change
 from goodput_core.engine_state import EngineState
 from goodput_core.histogram import LengthBin, LengthMix
 from goodput_core.slo.targets import SLOClass
@@ -230,6 +231,19 @@ def test_demand_sets_replicas_within_max_replicas_and_reports_why() -> None:
     assert change.message.endswith("; maxReplicas allows no more")
     why = r"400\.0 requests/s arrive; 3 replicas keep the targets at up to [\d.]+, 2 only at up to"
     assert re.search(why, change.message), "why 3, and not 2"
+
+
+def test_a_change_for_bursts_names_their_rate() -> None:
+    decision = busy(PARAMS).decision
+    assert decision.replicas is not None
+    bursts = replace(decision.replicas, arrivals_per_s=3.7, peak_per_s=7.25)
+    change = replicas_change(replace(decision, replicas=bursts), recommended=None)
+    assert change is not None
+    assert "3.7 requests/s arrive, in repeated bursts of 7.2; " in change.message
+    slower = replace(bursts, peak_per_s=3.0)
+    change = replicas_change(replace(decision, replicas=slower), recommended=None)
+    assert change is not None
+    assert "bursts" not in change.message, "more arrive now"
 
 
 @pytest.mark.parametrize(

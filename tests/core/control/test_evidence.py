@@ -160,10 +160,63 @@ def test_a_trend_needs_samples_over_twice_the_horizon() -> None:
 
 
 def test_growth_explained_by_chance_is_not_a_trend() -> None:
-    rates = [1.0] * 15 + [1.1] * 15 + [1.2] * 15 + [1.3] * 15
+    rates = [6.0] * 15 + [6.6] * 15 + [7.2] * 15 + [7.8] * 15
     uneven = ReplicaCapacity(device_s=0.1, spread=9.0, batch=1, feasible=True)
-    assert estimate_growth(_samples(rates), CAPACITY, 600 * S, 300 * S) == pytest.approx(0.02)
+    # The demand grows by 0.06 in 150 s; from the middle of the last minute, the horizon is 330 s.
+    found = estimate_growth(_samples(rates), CAPACITY, 600 * S, 300 * S)
+    assert found == pytest.approx(0.06 * 330 / 150)
     assert estimate_growth(_samples(rates), uneven, 600 * S, 300 * S) == 0.0
+
+
+def _random_samples(seed: int, rates: list[float], interval_s: int = 10) -> list[ArrivalSample]:
+    """Return one sample of independent arrivals for each rate."""
+    rng = random.Random(seed)
+    samples = []
+    for i, rate in enumerate(rates):
+        requests, at_s = 0, rng.expovariate(rate)
+        while at_s < interval_s:
+            requests, at_s = requests + 1, at_s + rng.expovariate(rate)
+        samples.append(
+            ArrivalSample(
+                at_ns=(i + 1) * interval_s * S,
+                interval_ns=interval_s * S,
+                requests=requests,
+                finished=LengthMix(),
+            )
+        )
+    return samples
+
+
+def _growths(samples: list[ArrivalSample], horizon_s: int) -> list[float]:
+    """Return the growth that is estimated after each interval."""
+    return [
+        estimate_growth(samples[max(0, end - 60) : end], CAPACITY, s.at_ns, horizon_s * S)
+        for end, s in enumerate(samples, start=1)
+    ]
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.7, 30.0])
+def test_ten_hours_of_independent_arrivals_contain_no_trend(rate: float) -> None:
+    for seed in range(3):
+        assert max(_growths(_random_samples(seed, [rate] * 3600), 40)) == 0
+
+
+def test_a_ramp_of_few_requests_is_found_before_it_ends() -> None:
+    found = 0
+    for seed in range(10):
+        ramp = [0.2] * 30 + [0.2 + i * 0.09 for i in range(60)]
+        growths = _growths(_random_samples(seed, ramp), 40)
+        assert max(growths[:30]) == 0
+        found += max(growths[30:60]) > 0
+    assert found >= 9
+
+
+@pytest.mark.parametrize("interval_s", [2, 10, 30, 60])
+def test_a_ramp_is_found_at_every_control_interval(interval_s: int) -> None:
+    rates = [20 + i * interval_s / 20 for i in range(1200 // interval_s)]
+    samples = _random_samples(1, rates, interval_s)
+    growth = estimate_growth(samples, CAPACITY, samples[-1].at_ns, 40 * S)
+    assert growth == pytest.approx(0.1 * 70 / 20, rel=0.5)
 
 
 @pytest.mark.parametrize("seed", range(5))

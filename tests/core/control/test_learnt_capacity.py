@@ -7,7 +7,7 @@ import random
 import pytest
 
 from goodput_core.control.capacity import EngineQueue, ReplicaCapacity
-from goodput_core.control.learnt import ArrivalBlocks, Capacities, LearntCapacity
+from goodput_core.control.learnt import ArrivalBlocks, Capacities, LearntCapacity, RecentBlocks
 from goodput_core.control.queueing import TTFTTarget, late_share, sustained_load
 from goodput_core.units import NS_PER_S
 
@@ -51,6 +51,62 @@ def test_observed_loads_expire() -> None:
     assert learnt.factor == pytest.approx(0.9 * 0.95)
     assert learnt.without_expired(6 * HOUR_NS).factor == learnt.factor
     assert learnt.without_expired(8 * HOUR_NS).factor == 1.0
+
+
+def test_a_miss_at_a_higher_load_does_not_renew_a_failed_load() -> None:
+    learnt = LearntCapacity().with_failed(0.7, 0).with_failed(0.9, 5 * HOUR_NS)
+    assert learnt.failed == 0.7, "the lower one still counts"
+    assert learnt.without_expired(7 * HOUR_NS).failed == 0, "for six hours, not for eleven"
+    assert learnt.with_failed(0.6, 5 * HOUR_NS).without_expired(7 * HOUR_NS).failed == 0.6
+
+
+def _peaks(rates: list[float], seed: int = 1, interval_s: int = 10) -> list[tuple[float, int]]:
+    """Return the recurring peak after each interval of independent arrivals at these rates."""
+    rng, recent, found = random.Random(seed), RecentBlocks(), []
+    for i, rate in enumerate(rates):
+        now_ns = (i + 1) * interval_s * NS_PER_S
+        recent = recent.add(_poisson(rng, rate * interval_s), interval_s * NS_PER_S, now_ns)
+        found.append(recent.recurring_peak())
+    return found
+
+
+@pytest.mark.parametrize("interval_s", [2, 5, 10, 30])
+def test_the_rate_of_bursts_that_recur_is_found(interval_s: int) -> None:
+    cycle = [2.0] * (60 // interval_s) + [8.0] * (30 // interval_s)
+    for seed in range(5):
+        peaks = _peaks(cycle * 20, seed, interval_s)
+        assert peaks[2 * len(cycle) - 1] == (0.0, 0), "two bursts may be chance"
+        assert peaks[-1][0] == pytest.approx(8, rel=0.15)
+        assert peaks[-1][1] == pytest.approx(1800 * NS_PER_S, abs=30 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        pytest.param([4.0] * 2160, id="constant"),
+        pytest.param([0.5 + i / 120 for i in range(720)], id="a slow rise"),
+        pytest.param([2.0] * 180 + [8.0] * 90 + [2.0] * 180, id="one crowd"),
+        pytest.param([2.0, 2.0, 2.0, 2.4, 2.4, 2.4] * 120, id="small waves"),
+    ],
+)
+def test_chance_a_rise_and_a_single_crowd_are_no_bursts(rates: list[float]) -> None:
+    for seed in range(5):
+        assert set(_peaks(rates, seed)) == {(0.0, 0)}
+
+
+def test_bursts_are_forgotten_half_an_hour_after_the_last_one() -> None:
+    learnt = LearntCapacity().with_peak(8.0, HOUR_NS).with_peak(7.0, HOUR_NS + 1)
+    assert (learnt.peak_per_s, learnt.peak_ns) == (8.0, HOUR_NS)
+    assert learnt.without_expired(HOUR_NS + HOUR_NS // 2).peak_per_s == 8.0
+    assert learnt.without_expired(HOUR_NS + HOUR_NS // 2 + 1).peak_per_s == 0.0
+
+
+def test_replicas_for_bursts_sustain_their_rate() -> None:
+    learnt = LearntCapacity(peak_per_s=20.0, burstiness=4.0)
+    bursts = Capacities(predicted=ONE, targets=TARGETS, learnt=learnt, shared=True)
+    steady = Capacities(predicted=ONE, targets=TARGETS, learnt=LearntCapacity(), shared=True)
+    assert bursts.fewest_for_peaks() == steady.fewest_for(20.0 * ONE.device_s)
+    assert steady.fewest_for_peaks() == 0
 
 
 def test_a_higher_load_served_with_slack_replaces_a_failed_one() -> None:

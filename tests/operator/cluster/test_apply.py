@@ -316,12 +316,13 @@ async def test_the_complete_status_is_written_to_the_uid_of_the_service_and_reme
     assert outcome.failures == {}, "a deleted service has no conditions"
 
 
+@pytest.mark.parametrize("field", [".status.learnt", ".status.learnt.burstTime"])
 async def test_under_an_earlier_definition_the_status_is_written_without_what_was_learnt(
-    bench: Any,
+    bench: Any, field: str
 ) -> None:
     path = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
     bench.server.put(path, SERVICE)
-    message = "failed to create typed patch object: .status.learnt: field not declared in schema"
+    message = f"failed to create typed patch object: {field}: field not declared in schema"
     bench.server.rejections["PATCH", f"{path}/status"] = (500, {"message": message})
     record = ServiceRecord(uid=UID)
     status = {"replicas": 2, "learnt": {"startupSeconds": [3]}}

@@ -69,6 +69,8 @@ def test_learnt_capacity_and_start_up_times_outlive_the_operator(running: Cluste
         failed=1.5,
         failed_ns=running.now_ns - 600 * NS_PER_S,
         burstiness=1.4,
+        peak_per_s=7.25,
+        peak_ns=running.now_ns - 300 * NS_PER_S,
     )
     law = running.memory.law
     law = replace(law, replicas=replace(law.replicas, learnt=learnt))
@@ -83,6 +85,8 @@ def test_learnt_capacity_and_start_up_times_outlive_the_operator(running: Cluste
     kept = running.memory.law.replicas.learnt
     assert (kept.proven, kept.failed) == (1.25, 1.5)
     assert kept.burstiness == pytest.approx(1.4, abs=0.02)
+    assert kept.peak_per_s == 7.25
+    assert kept.peak_ns == pytest.approx(learnt.peak_ns, abs=2 * NS_PER_S)
     assert kept.proven_ns == pytest.approx(learnt.proven_ns, abs=2 * NS_PER_S)
     assert running.memory.startups_ns[-2:] == (40 * NS_PER_S, 90 * NS_PER_S)
 
@@ -110,12 +114,14 @@ seconds = st.integers(0, 10**6)
     proven=st.tuples(shares, seconds),
     failed=st.tuples(shares, seconds),
     burstiness=st.floats(0.01, 1e20),
+    peak=st.tuples(shares, seconds),
     startups=st.lists(st.integers(0, 10**6), min_size=1, max_size=16),
 )
 def test_a_restarted_operator_stores_what_the_last_one_stored(
     proven: tuple[float, int],
     failed: tuple[float, int],
     burstiness: float,
+    peak: tuple[float, int],
     startups: list[int],
 ) -> None:
     now_ns, unix_s = 10**15, 1_800_000_000
@@ -125,6 +131,8 @@ def test_a_restarted_operator_stores_what_the_last_one_stored(
         failed=failed[0],
         failed_ns=now_ns - failed[1] * NS_PER_S,
         burstiness=burstiness,
+        peak_per_s=peak[0],
+        peak_ns=now_ns - peak[1] * NS_PER_S,
     )
     startups_ns = [seconds * NS_PER_S for seconds in startups]
     stored = learnt_status(learnt, startups_ns, {}, now_ns=now_ns, unix_s=unix_s)
@@ -145,6 +153,7 @@ def test_a_restarted_operator_stores_what_the_last_one_stored(
         pytest.param({"provenPermille": -5, "provenTime": "2026-01-01T00:00:00Z"}, id="negative"),
         pytest.param({"provenPermille": 10**9, "provenTime": "2026-01-01T00:00:00Z"}, id="large"),
         pytest.param({"provenPermille": 900, "provenTime": "yesterday"}, id="no time"),
+        pytest.param({"burstMilliRequestsPerSecond": 900}, id="bursts without a time"),
         pytest.param({"failedPermille": True, "startupSeconds": [None, 0, -1]}, id="other types"),
     ],
 )

@@ -152,6 +152,17 @@ def attained_in_window(
         seed=1,
     )
 )
+@example(
+    Scenario(
+        form="roofline",
+        pieces=((0.2, 60), (2.0, 40)) * 4 + ((0.2, 400),),
+        startup_s=40,
+        interval_s=10,
+        stabilization_s=60,
+        replicas=1,
+        seed=2,
+    )
+)
 def test_no_replica_is_removed_soon_after_one_was_added_or_while_an_objective_is_missed(
     scenario: Scenario,
 ) -> None:
