@@ -163,6 +163,11 @@ class SchedulerView:
         return self._table.host.free_blocks, self._table.host.total_blocks
 
     @property
+    def decode_epoch(self) -> int:
+        """Number of steps with decodes that were planned since the start."""
+        return self._table.batch.epoch
+
+    @property
     def num_requests(self) -> int:
         """Number of requests that wait, run, or hold blocks until a step commits."""
         return len(self._table.requests)
@@ -185,6 +190,10 @@ class SchedulerView:
     def pending_blocks(self) -> int:
         """Return the number of used blocks that will become free without a further eviction."""
         return self._table.pending_blocks()
+
+    def copy_ns(self, blocks: int) -> int:
+        """Return the time to copy blocks to host memory or back."""
+        return blocks * self._table.host.ns_per_block
 
     def plans_in_flight(self) -> Iterator[StepPlan]:
         """Iterate over the plans that are not committed, oldest first."""

@@ -78,6 +78,7 @@ class Bench:
         left: int = 20,
         ns_per_copied_block: int | None = None,
         late_requests: LateRequests = LateRequests.FINISH,
+        preemption: Preemption = Preemption.HYBRID,
     ) -> None:
         self.now_ns = 0
         self.refusals: list[Rejection | None] = []
@@ -89,10 +90,10 @@ class Bench:
             max_model_tokens=100_000,
             depth=depth,
             host=HostPool(
-                total_blocks=0 if ns_per_copied_block is None else 50,
+                total_blocks=0 if ns_per_copied_block is None else 100,
                 ns_per_block=ns_per_copied_block or 1,
             ),
-            preemption=Preemption.HYBRID,
+            preemption=preemption,
             late_requests=late_requests,
         )
 
@@ -397,6 +398,38 @@ def test_a_late_request_is_displaced_by_one_that_can_be_on_time() -> None:
     bench.add(3, 40, ttft_ms=500, outputs=8)
     assert _chunks(bench.step()) == [(3, 40)]
     assert late.preemptions == 1
+
+
+@pytest.mark.parametrize(
+    ("preemption", "ms_per_block", "displaces"),
+    [
+        (Preemption.SWAP, 1, True),
+        (Preemption.SWAP, 10, False),
+        (Preemption.HYBRID, 10, True),
+        (Preemption.RECOMPUTE, None, True),
+    ],
+)
+def test_an_urgent_prompt_displaces_only_one_that_resumes_in_time(
+    preemption: Preemption, ms_per_block: int | None, *, displaces: bool
+) -> None:
+    copy_ns = None if ms_per_block is None else ms_per_block * NS_PER_MS
+    bench = Bench(blocks=100, preemption=preemption, ns_per_copied_block=copy_ns)
+    running = bench.add(1, 1000, tpot_ms=1000, outputs=200)
+    bench.step()
+    bench.add(2, 640, ttft_ms=200, outputs=200)
+    assert bench.refusals == [None, None]
+    bench.step()
+    assert bool(running.preemptions) is displaces
+
+
+def test_the_blocks_of_the_favoured_late_request_are_not_free() -> None:
+    bench = Bench(blocks=100, budget=400)
+    bench.add(1, 1200, ttft_ms=100, outputs=200)
+    bench.pass_time(200)
+    bench.step()
+    assert bench.policy._favoured is not None
+    bench.add(2, 640, ttft_ms=100, outputs=200)
+    assert bench.refusals[-1] is not None, "25 blocks are free, and none for 100 ms"
 
 
 def test_a_request_does_not_start_if_its_decodes_would_break_a_running_target() -> None:

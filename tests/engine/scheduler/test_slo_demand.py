@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.scheduler.policies.slo.demand import PoolDemand, Stay, late_prompts
-from goodput_engine.scheduler.policies.slo.forecast import Prompt
+from goodput_engine.scheduler.policies.slo.demand import (
+    Held,
+    PoolDemand,
+    PoolQueue,
+    Stay,
+    late_prompts,
+)
+from goodput_engine.scheduler.policies.slo.forecast import Prompt, PromptTime
 from goodput_engine.scheduler.request_table import ScheduledRequest
 
 
@@ -216,3 +222,87 @@ def test_of_many_requests_the_demand_is_compared_at_some_times() -> None:
     new = Stay(0.0, 1000.0, 1.0)
     assert PoolDemand(many).fits(new, blocks=60, places=1000, reserved=_none)
     assert not PoolDemand(many).fits(new, blocks=45, places=1000, reserved=_none)
+
+
+def _waiting(stays: list[tuple[int, int, int]]) -> list[tuple[int, Stay]]:
+    return [(rid, Stay(*map(float, stay))) for rid, stay in enumerate(stays)]
+
+
+def _late_starts(
+    held: list[tuple[int, int]], waiting: list[tuple[int, int, int]], *, blocks: int, places: int
+) -> set[int]:
+    """Add up the blocks of all requests at every end."""
+    used = [(0, end, size) for end, size in held]
+    late, now = set(), 0
+    for rid, (latest, length, size) in enumerate(waiting):
+        for at in sorted({now, *(end for _, end, _ in used if now < end <= latest)}):
+            now = at
+            active = [held for start, end, held in used if start <= at < end]
+            if at <= latest and sum(active) + size <= blocks and len(active) < places:
+                used.append((at, at + length, size))
+                break
+        else:
+            late.add(rid)
+    return late
+
+
+@given(
+    held=st.lists(st.tuples(st.integers(1, 15), st.integers(1, 9)), max_size=4),
+    waiting=st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 15), st.integers(1, 20)), max_size=6
+    ),
+    spare=st.integers(0, 20),
+    places=st.integers(4, 8),
+)
+def test_a_request_starts_when_the_blocks_and_a_place_are_free_and_not_before_others(
+    held: list[tuple[int, int]],
+    waiting: list[tuple[int, int, int]],
+    spare: int,
+    places: int,
+) -> None:
+    blocks = sum(size for _, size in held) + spare
+    running = [Held(float(end), float(size), 0.0) for end, size in held]
+    queue = PoolQueue(running, blocks=blocks, places=places)
+    late = _late_starts(held, waiting, blocks=blocks, places=places)
+    assert queue.late(_waiting(waiting)) == late
+    # The same if some of the running requests started later.
+    some = PoolQueue(running[::2], blocks=blocks, places=places)
+    started = [Stay(0.0, float(end), float(size)) for end, size in held[1::2]]
+    assert some.late(_waiting(waiting), started=started) == late
+
+
+@pytest.mark.parametrize(
+    ("pause", "late"), [(0, {0}), (10, {0}), (11, set())], ids=["no", "too short", "long enough"]
+)
+def test_at_its_latest_start_a_request_uses_blocks_of_one_that_can_pause_until_its_end(
+    pause: int, late: set[int]
+) -> None:
+    queue = PoolQueue([Held(100.0, 8.0, float(pause))], blocks=10, places=1)
+    assert queue.late(_waiting([(5, 10, 6)])) == late
+
+
+def test_blocks_are_lent_once_and_their_free_part_comes_back() -> None:
+    queue = PoolQueue([Held(100.0, 8.0, 50.0)], blocks=10, places=4)
+    assert queue.late(_waiting([(5, 10, 6), (5, 10, 5)])) == {1}, "4 are lent, 4 are left"
+    assert queue.late(_waiting([(5, 10, 6), (15, 10, 6)])) == set(), "2 are free again at 15"
+
+
+def test_a_request_with_no_latest_start_waits_for_any_end() -> None:
+    assert PoolQueue([Held(9.0, 10.0, 0.0)], blocks=10, places=1).late(
+        _waiting([(1 << 62, 10, 10), (1 << 62, 10, 11)])
+    ) == {1}, "the second is larger than the pool"
+
+
+def test_the_time_of_prompts_is_a_mean_over_steps_with_decodes() -> None:
+    prompt_time = PromptTime()
+    assert prompt_time.mean_ns(0) == 0
+    for epoch in range(4, 1000, 4):
+        prompt_time.observe(80.0, epoch=epoch)
+    assert prompt_time.mean_ns(999) == pytest.approx(20, rel=0.05), "every fourth step has prompts"
+    assert prompt_time.mean_ns(999 + 64) == pytest.approx(20 / 2.72, rel=0.05)
+
+
+def test_the_first_prompt_is_not_taken_as_the_mean() -> None:
+    prompt_time = PromptTime()
+    prompt_time.observe(80.0, epoch=1)
+    assert prompt_time.mean_ns(1) == pytest.approx(80 / 17, rel=0.2)

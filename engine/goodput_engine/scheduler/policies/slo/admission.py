@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime import StepShape
-from goodput_engine.scheduler.policies.slo.demand import PoolDemand, Stay, late_prompts
+from goodput_engine.scheduler.policies.slo.demand import (
+    Held,
+    PoolDemand,
+    PoolQueue,
+    Stay,
+    late_prompts,
+)
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
 from goodput_engine.scheduler.request_table import RequestState
 
@@ -65,17 +71,20 @@ class SLOAdmission:
         self._view = view
         self._model = model
         self._offered = OfferedWork()
-        self._offered_memory = OfferedWork()
+        self._offered_memory = OfferedWork(view.total_blocks)
         self._buffers_ns: dict[str, float] = {}
         """Time by class that must be left before a new prompt is due, besides one step."""
         self._step_ns = 0.0
         """Time of a step with prompts at the last arrival."""
         self._forecast: Forecast | None = None
-        """The last forecast for which the next five attributes were used."""
+        """The last forecast for which the next attributes were used."""
         self._steps_left = 0
         """Steps until they are made again; until then, requests that end count as running."""
         self._counted_ns = 0
         self._pool_demand = PoolDemand(())
+        self._pool_queue = PoolQueue((), blocks=0, places=0)
+        self._not_held: list[tuple[ScheduledRequest, Stay]] = []
+        """Requests that waited when the stays were counted, or arrived later."""
         self._blocks = 0
         """Blocks that all requests need together at their longest."""
         self._requests = 0
@@ -103,6 +112,7 @@ class SLOAdmission:
             self._steps_left = 0
         elif self._forecast is forecast:
             self._count(request, claim.tokens_left)
+            self._not_held.append((request, claim.stay))
             self._pool_demand.add(claim.stay.later(self._passed_ns(now_ns)))
         forecast.prompts = sorted([*prompts, claim.prompt])
         return displaced
@@ -139,7 +149,7 @@ class SLOAdmission:
             decode_context_tokens=context + _SAMPLE_DECODES * (tokens + left // 2),
         )
         decode_ns = max(0, model.step_ns(more) - model.step_ns(decodes)) / _SAMPLE_DECODES
-        stay = _stay(forecast, prompt, left, view.block_size)
+        stay = self._stay(prompt, left, forecast)
         work_ns = max(
             tokens * (two_ns - one_ns) / half + left * decode_ns,
             stay.length_ns * stay.blocks / view.total_blocks,
@@ -244,7 +254,22 @@ class SLOAdmission:
             blocks=view.total_blocks * (1 - offered.held_back(rank, begins_ns)),
             places=places,
             reserved=lambda at_ns: expected(at_ns - passed_ns),
-        )
+        ) and self._all_start(claim, prompts, forecast)
+
+    def _all_start(self, claim: _Claim, prompts: list[Prompt], forecast: Forecast) -> bool:
+        """Return True if the new request finds room in time, and makes no other start late."""
+        started = [stay for request, stay in self._not_held if request.blocks]
+        waiting = [
+            (prompt.rid, self._stay(prompt, forecast.tokens_left(prompt.request), forecast))
+            for prompt in prompts
+            if not prompt.request.blocks
+        ]
+        at = sum(prompt < claim.prompt for prompt in prompts if not prompt.request.blocks)
+        new = (claim.prompt.rid, claim.stay)
+        late = self._pool_queue.late([*waiting[:at], new, *waiting[at:]], started=started)
+        if claim.prompt.rid in late:
+            return False
+        return not late or late <= self._pool_queue.late(waiting, started=started)
 
     def _passed_ns(self, begins_ns: int) -> int:
         """Return the time since the stays were counted; steps may end earlier than predicted."""
@@ -252,23 +277,44 @@ class SLOAdmission:
 
     def _count_stays(self, prompts: list[Prompt], forecast: Forecast) -> None:
         """Add up the blocks and places of running and waiting requests."""
-        size = self._view.block_size
+        view = self._view
         self._counted_ns = forecast.begins_ns
         self._blocks = self._requests = 0
+        self._not_held = []
         stays: list[Stay] = []
-        for request in self._view.running():
-            if request.rid not in forecast.lost:
+        held: list[Held] = []
+        for request in view.running():
+            is_favoured = request is forecast.favoured
+            if is_favoured or request.rid not in forecast.lost:
                 left = forecast.tokens_left(request)
-                blocks = (request.total_tokens + left / 2) / size + 0.5
-                slack_ns = max(0.0, forecast.slack_ns(request))
-                stays.append(Stay(slack_ns, left * forecast.token_ns, blocks))
+                length_ns = left * forecast.pace_ns
+                blocks = (request.total_tokens + left / 2) / view.block_size + 0.5
+                slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
+                stays.append(Stay(slack_ns, length_ns, blocks))
+                work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
+                held.append(
+                    Held(work_ns + length_ns, blocks, slack_ns - forecast.resume_ns(request))
+                )
                 self._count(request, left)
         for prompt in prompts:
             if not prompt.request.blocks:
                 left = forecast.tokens_left(prompt.request)
-                stays.append(_stay(forecast, prompt, left, size))
+                stay = self._stay(prompt, left, forecast)
+                stays.append(stay)
+                self._not_held.append((prompt.request, stay))
                 self._count(prompt.request, left)
         self._pool_demand = PoolDemand(stays)
+        self._pool_queue = PoolQueue(
+            held, blocks=view.total_blocks, places=view.limits.max_num_seqs
+        )
+
+    def _stay(self, prompt: Prompt, left: int, forecast: Forecast) -> Stay:
+        """Return the stay of a request that waits; with half a block that is not full."""
+        return Stay(
+            latest_ns=max(0.0, prompt.due_ns - prompt.work_ns - forecast.begins_ns),
+            length_ns=prompt.work_ns + left * forecast.pace_ns,
+            blocks=(prompt.request.total_tokens + left / 2) / self._view.block_size + 0.5,
+        )
 
     def _count(self, request: ScheduledRequest, left: int) -> None:
         self._blocks -= -(request.total_tokens + left) // self._view.block_size
@@ -282,15 +328,6 @@ def _prompts_left(forecast: Forecast) -> list[Prompt]:
         for prompt in forecast.prompts
         if prompt.request.state in _PROMPT_STATES
     ]
-
-
-def _stay(forecast: Forecast, prompt: Prompt, left: int, block_size: int) -> Stay:
-    """Return the stay of a request that waits; with half a block that is not full."""
-    return Stay(
-        latest_ns=max(0.0, prompt.due_ns - prompt.work_ns - forecast.begins_ns),
-        length_ns=prompt.work_ns + left * forecast.token_ns,
-        blocks=(prompt.request.total_tokens + left / 2) / block_size + 0.5,
-    )
 
 
 def _is_displaceable(waiting: ScheduledRequest, new: ScheduledRequest) -> bool:

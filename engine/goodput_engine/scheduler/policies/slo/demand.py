@@ -4,6 +4,9 @@ Two resources are tested. The device computes prompts one after the other, in th
 due times. KV memory and places in the batch are held for a time, so the demand up to each time is
 compared with the capacity until then. Both tests leave room for requests that are worth more.
 
+The demand for memory is a necessary condition: it assumes that requests can be paused at any time
+without cost. A third test follows the queue until each waiting request finds free blocks.
+
 Source: the processor-demand test of Baruah, Rosier and Howell, "Algorithms and complexity
 concerning the preemptive scheduling of periodic, real-time tasks on one processor", Real-Time
 Systems 1990.
@@ -11,7 +14,9 @@ Systems 1990.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from heapq import heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policies.slo.forecast import Prompt
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["PoolDemand", "Stay", "late_prompts"]
+__all__ = ["Held", "PoolDemand", "PoolQueue", "Stay", "late_prompts"]
 
 _MAX_TIMES: Final = 64
 
@@ -176,6 +181,92 @@ class PoolDemand:
             low_ns + passed_ns * ((high_ns - low_ns) / length_ns),
             low_places + passed_ns * ((high_places - low_places) / length_ns),
         )
+
+
+class Held(NamedTuple):
+    """The KV blocks and the place of a running request.
+
+    Args:
+        ends_ns: predicted time until its end.
+        blocks: mean number of blocks that it holds until then.
+        pause_ns: time for which another request may use its blocks; 0 if it must not be paused.
+    """
+
+    ends_ns: float
+    blocks: float
+    pause_ns: float
+
+
+class PoolQueue:
+    """The starts of waiting requests, which wait for blocks and places of others.
+
+    Each starts as soon as a place and its blocks are free, and not before those that are ahead. At
+    its latest start it may use blocks of running requests that can pause until its end.
+
+    Args:
+        held: the running requests.
+        blocks: number of blocks of the pool.
+        places: number of requests that may run.
+    """
+
+    __slots__ = ("_ends", "_free_blocks", "_free_places", "_lenders")
+
+    def __init__(self, held: Sequence[Held], *, blocks: int, places: int) -> None:
+        self._ends = sorted((one.ends_ns, one.blocks) for one in held)
+        self._free_blocks = blocks - sum(one.blocks for one in held)
+        self._free_places = places - len(held)
+        lenders = sorted((-one.pause_ns, one.blocks) for one in held if one.pause_ns > 0)
+        self._lenders = [(-pause_ns, blocks) for pause_ns, blocks in lenders]
+
+    def late(
+        self, waiting: Iterable[tuple[int, Stay]], *, started: Iterable[Stay] = ()
+    ) -> set[int]:
+        """Return the rids of the requests that cannot start in time.
+
+        Args:
+            waiting: rids and stays of the waiting requests, in their order.
+            started: stays of requests that run now, but did not when the object was made.
+        """
+        free, places, now_ns, lent = self._free_blocks, self._free_places, 0.0, 0.0
+        # (end, blocks, places) of the requests that start now, and the next end of the others.
+        ends: list[tuple[float, float, int]] = []
+        for stay in started:
+            heappush(ends, (stay.length_ns, stay.blocks, 1))
+            free, places = free - stay.blocks, places - 1
+        held, late = 0, set()
+        for rid, (latest_ns, length_ns, blocks) in waiting:
+            while free < blocks or places < 1:
+                held_ns = self._ends[held][0] if held < len(self._ends) else math.inf
+                end_ns = min(held_ns, ends[0][0] if ends else held_ns)
+                if end_ns > latest_ns:
+                    break
+                if end_ns == held_ns:
+                    free, places, held = free + self._ends[held][1], places + 1, held + 1
+                else:
+                    _, ended, place = heappop(ends)
+                    free, places = free + ended, places + place
+                now_ns = max(now_ns, end_ns)
+            if free >= blocks and places > 0 and now_ns <= latest_ns:
+                heappush(ends, (now_ns + length_ns, blocks, 1))
+                free, places = free - blocks, places - 1
+                continue
+            missing = blocks - max(0.0, free)
+            if now_ns > latest_ns or self._lendable(length_ns) - lent < missing:
+                late.add(rid)
+                continue
+            # A lender gives its place, and takes it back at the end, together with its blocks.
+            heappush(ends, (latest_ns + length_ns, blocks - missing, 0))
+            free, lent = free - (blocks - missing), lent + missing
+        return late
+
+    def _lendable(self, length_ns: float) -> float:
+        """Return the blocks of running requests that can pause for a time."""
+        blocks = 0.0
+        for pause_ns, held in self._lenders:
+            if pause_ns <= length_ns:
+                break
+            blocks += held
+        return blocks
 
 
 def _plus(new: Stay, at_ns: float, block_ns: float, place_ns: float) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape, largest_prefill
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.prediction import LengthPredictor
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["NEVER_NS", "SAFETY", "TRICKLE_TOKENS", "Forecast", "Prompt"]
+__all__ = ["NEVER_NS", "SAFETY", "TRICKLE_TOKENS", "Forecast", "Prompt", "PromptTime"]
 
 NEVER_NS: Final = 1 << 62
 """The due time of a request without a target."""
@@ -31,6 +32,36 @@ _UNLIKELY: Final = 0.05
 """An end-to-end target is lost if not even an output as short as this quantile would meet it."""
 _LATE_WORK: Final = 1.07
 """Prompts take this much longer while late requests get a sixteenth of the steps' time."""
+_REMEMBERED: Final = 1 - 1 / 64
+"""Weight of the earlier steps in a mean over about 64 steps."""
+_STEPS_WITHOUT: Final = 16
+"""The mean starts with so many steps without prompts."""
+
+
+class PromptTime:
+    """The mean time by which prompts make a step with decodes longer.
+
+    Each decoding request gets one token in such a step, so its tokens take this much longer.
+    """
+
+    __slots__ = ("_epoch", "_sum_ns")
+
+    def __init__(self) -> None:
+        self._sum_ns = 0.0
+        self._epoch = 0
+
+    def observe(self, longer_ns: float, *, epoch: int) -> None:
+        """Learn the time of the prompts of a step; `epoch` is its number among steps with decodes.
+
+        Steps that are left out had no prompts.
+        """
+        self._sum_ns = self._sum_ns * _REMEMBERED ** (epoch - self._epoch) + longer_ns
+        self._epoch = epoch
+
+    def mean_ns(self, epoch: int) -> float:
+        """Return the mean until a step with decodes, the latest ones having the largest weight."""
+        total_ns = self._sum_ns * _REMEMBERED ** max(0, epoch - self._epoch)
+        return total_ns * (1 - _REMEMBERED) / (1 - _REMEMBERED ** (epoch + _STEPS_WITHOUT))
 
 
 class Prompt(NamedTuple):
@@ -61,9 +92,12 @@ class Forecast:
         begins_ns: start of the next step, after those in flight.
         step_factor: factor by which steps may take longer than predicted, at least 1.
         favoured: a late request that gets a share of each step; None for none.
+        prompts_ns: mean time by which prompts make a step with decodes longer.
 
     Attributes:
+        favoured: as above.
         token_ns: time of a step with all decodes and no prompts, at least that of one decode.
+        pace_ns: mean time between two tokens of a running request, beside the prompts of others.
         step_ns: time of a step with the decodes in time and as many prompt tokens as their TPOT
             targets allow.
         prompt_ns: time per prompt token in such steps.
@@ -78,11 +112,14 @@ class Forecast:
 
     __slots__ = (
         "_predictor",
+        "_view",
         "all_decodes",
         "begins_ns",
+        "favoured",
         "kept_decodes",
         "late",
         "lost",
+        "pace_ns",
         "prompt_ns",
         "prompts",
         "step_ns",
@@ -100,12 +137,16 @@ class Forecast:
         begins_ns: int,
         step_factor: float = 1.0,
         favoured: ScheduledRequest | None = None,
+        prompts_ns: float = 0.0,
     ) -> None:
+        self._view = view
         self._predictor = predictor
+        self.favoured = favoured
         self.begins_ns = begins_ns
         self.lost: set[int] = set()
         self.within_ns = self.tightest_ns = NEVER_NS
         self._look_at_running(view, model)
+        self.pace_ns = self.token_ns + prompts_ns
         beside = self.kept_decodes
         most = tokens = max(1, view.limits.token_budget - self.all_decodes.num_decodes)
         if self.tightest_ns != NEVER_NS:
@@ -118,7 +159,7 @@ class Forecast:
             self.prompt_ns *= _LATE_WORK
         self.prompts: list[Prompt] = []
         self.late: list[ScheduledRequest] = []
-        self._look_at_prompts(view, favoured)
+        self._look_at_prompts(view)
 
     # --- of one request ----------------------------------------------------------------------
     def tokens_left(self, request: ScheduledRequest) -> int:
@@ -136,7 +177,21 @@ class Forecast:
     def work_ns(self, request: ScheduledRequest) -> float:
         """Return the time until the next token of a prompt without any wait."""
         tokens = request.input_tokens + request.base_sampled - request.base_computed
-        return max(tokens * self.prompt_ns, 0 if request.host_blocks else self.token_ns)
+        copied = len(request.host_blocks)
+        return max(tokens * self.prompt_ns, self._view.copy_ns(copied) if copied else self.token_ns)
+
+    def resume_ns(self, request: ScheduledRequest) -> float:
+        """Return the time from the eviction of a running request to its next token.
+
+        It is the time of its recomputation, or of the copies to host memory and back, which end
+        with a step.
+        """
+        view = self._view
+        computed_ns = max(request.total_tokens * self.prompt_ns, 2 * self.token_ns)
+        if view.preemption is Preemption.RECOMPUTE:
+            return computed_ns
+        copied_ns = 2 * max(self.token_ns, view.copy_ns(len(request.blocks)))
+        return copied_ns if view.preemption is Preemption.SWAP else min(computed_ns, copied_ns)
 
     def prompt(self, request: ScheduledRequest) -> Prompt:
         """Return the prompt of a waiting or started request, with the due time of its token."""
@@ -146,8 +201,9 @@ class Forecast:
         if not sampled and targets.ttft_ns is not None:
             due_ns = request.arrival_ns + targets.ttft_ns
         elif sampled and targets.tpot_ns is not None:
-            # It may catch up until its end.
-            ahead_ns = self.tokens_left(request) * (targets.tpot_ns - self.token_ns)
+            # It may catch up until its end, which may come soon.
+            tokens = self._predictor.quantile(request, _UNLIKELY) - sampled
+            ahead_ns = tokens * (targets.tpot_ns - self.token_ns)
             due_ns = request.first_token_ns + sampled * targets.tpot_ns + max(0, int(ahead_ns))
         if targets.e2e_ns is not None:
             end_ns = request.arrival_ns + targets.e2e_ns
@@ -265,9 +321,9 @@ class Forecast:
             step_ns, gap_ns = min(step_ns, targets.tbt_p99_ns), min(gap_ns, targets.tbt_p99_ns)
         return step_ns, gap_ns
 
-    def _look_at_prompts(self, view: SchedulerView, favoured: ScheduledRequest | None) -> None:
+    def _look_at_prompts(self, view: SchedulerView) -> None:
         """Order the prompts that can be in time, and find the late ones."""
-        begins_ns, prompts, late = self.begins_ns, self.prompts, self.late
+        begins_ns, prompts, late, favoured = self.begins_ns, self.prompts, self.late, self.favoured
         for request in view.prefilling():
             if request is favoured or request.rid in self.lost:
                 continue

@@ -24,6 +24,8 @@ _CLEARLY: Final = 1
 1.4 to 2. Predictions of equal requests differ by less, so equals do not outbid each other."""
 _HELD_BACK: Final = 0.6
 """Share of the capacity that requests worth the least leave to others under full load."""
+_NO_LOAD: Final = 0.5
+"""Load up to which nothing is held back. As much above the capacity, all of the share is."""
 _FULL_LOAD: Final = 0.95
 """Load from which requests that are worth more fill the capacity."""
 _REFUSED: Final = 0.02
@@ -37,12 +39,23 @@ _MAX_RANKS: Final = 256
 class OfferedWork:
     """Work offered per level of priority and value per work.
 
-    Work is in nanoseconds of a capacity of 1, such as the device or the KV pool.
+    Args:
+        capacity: units of the resource that can be used at once: 1 for the device, the number of
+            blocks for the KV pool. Work is in these units times nanoseconds.
     """
 
-    __slots__ = ("_first_ns", "_last_ns", "_offers", "_refused_ns", "_windows_ns", "_work_ns")
+    __slots__ = (
+        "_capacity",
+        "_first_ns",
+        "_last_ns",
+        "_offers",
+        "_refused_ns",
+        "_windows_ns",
+        "_work_ns",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = 1) -> None:
+        self._capacity = capacity
         self._work_ns: dict[tuple[int, int], float] = {}
         self._refused_ns: dict[tuple[int, int], float] = {}
         self._windows_ns: dict[tuple[int, int], float] = {}
@@ -89,10 +102,14 @@ class OfferedWork:
         total_ns = sum(self._work_ns.values())
         if not total_ns:
             return 0.0
+        # What arrives in a burst may be done until it is due.
+        due_ns = sum(work_ns * self._windows_ns[key] for key, work_ns in self._work_ns.items())
+        span_ns = max(1.0, due_ns / total_ns, self._span_ns(now_ns))
+        load = total_ns / (span_ns * self._capacity)
+        full = min(1.0, max(0.0, load - _NO_LOAD) / (2 * (1 - _NO_LOAD)))
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > rank)
         above_ns += self._work_ns.get(rank, 0.0) / 2
-        load = min(1.0, total_ns / max(NS_PER_S, self._span_ns(now_ns)))
-        return _HELD_BACK * load * above_ns / total_ns
+        return _HELD_BACK * full * above_ns / total_ns
 
     def outbids(self, rank: tuple[int, int], now_ns: int) -> bool:
         """Return True if requests that are worth clearly more fill the capacity, and are refused.
@@ -103,7 +120,7 @@ class OfferedWork:
             return False
         least = (rank[0], rank[1] + _CLEARLY)
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > least)
-        if above_ns <= _FULL_LOAD * self._span_ns(now_ns):
+        if above_ns <= _FULL_LOAD * self._capacity * self._span_ns(now_ns):
             return False
         refused_ns = sum(work_ns for key, work_ns in self._refused_ns.items() if key > least)
         return refused_ns > _REFUSED * above_ns

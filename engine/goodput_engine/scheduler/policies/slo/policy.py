@@ -16,6 +16,7 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     SAFETY,
     TRICKLE_TOKENS,
     Forecast,
+    PromptTime,
 )
 from goodput_engine.scheduler.policies.slo.memory import peak_tokens
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue
@@ -102,6 +103,7 @@ class SloPolicy(SchedulingPolicy):
         self._committed_ns = 0
         self._step_factor = 1.0
         """95 % quantile of measured over predicted step times, at least 1."""
+        self._prompt_time = PromptTime()
         self._favoured: ScheduledRequest | None = None
         self._turn = 0
         self._admission: SLOAdmission
@@ -182,6 +184,7 @@ class SloPolicy(SchedulingPolicy):
         favoured = self._favoured
         if favoured is None or favoured.state in _ENDED:
             self._favoured = forecast.late[0] if forecast.late else None
+            forecast.favoured = self._favoured
 
     # --- order -------------------------------------------------------------------------------
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
@@ -217,18 +220,18 @@ class SloPolicy(SchedulingPolicy):
         if request.rid in forecast.lost or request is self._favoured:
             return ()
         urgent = self._is_urgent(request, forecast)
-        decode_ns = forecast.tokens_left(request) * forecast.token_ns
+        decode_ns = forecast.tokens_left(request) * forecast.pace_ns
         stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
         going: list[ScheduledRequest] = []
         for running in self.view.running():
             if running is self._favoured:
                 continue
-            if running.rid in forecast.lost:
+            if running.rid in forecast.lost or (
+                urgent
+                and running.sampled_tokens
+                and forecast.slack_ns(running) - forecast.resume_ns(running) > stay_ns
+            ):
                 going.append(running)
-            elif urgent and running.sampled_tokens:
-                resume_ns = max(running.total_tokens * forecast.prompt_ns, 2 * forecast.token_ns)
-                if forecast.slack_ns(running) - resume_ns > stay_ns:
-                    going.append(running)
         return sorted(going, key=self._urgency, reverse=True)
 
     def _is_urgent(self, request: ScheduledRequest, forecast: Forecast) -> bool:
@@ -350,6 +353,12 @@ class SloPolicy(SchedulingPolicy):
             self._step_factor += _RATIO_STEP * (0.95 if slower else -0.05)
             self._step_factor = min(max(1.0, self._step_factor), _MAX_RATIO)
         self.model.observe(shape, step_ns)
+        if outcome.plan.chunks and shape.num_decodes:
+            alone = StepShape.of(
+                decodes=shape.num_decodes, decode_context_tokens=shape.decode_context_tokens
+            )
+            longer_ns = max(0, step_ns - self.model.step_ns(alone))
+            self._prompt_time.observe(longer_ns, epoch=outcome.plan.decode_epoch)
         for progress in outcome.progress:
             if progress.finish_reason is not None:
                 request = progress.request
@@ -377,6 +386,7 @@ class SloPolicy(SchedulingPolicy):
                 begins_ns=self._next_step_ns(),
                 step_factor=self._step_factor,
                 favoured=self._favoured,
+                prompts_ns=self._prompt_time.mean_ns(self.view.decode_epoch),
             )
         return self._forecast
 
