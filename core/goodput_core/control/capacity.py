@@ -400,7 +400,7 @@ def estimate_growth(
 def _growth_per_ns(
     samples: Sequence[ArrivalSample], capacity: ReplicaCapacity, now_ns: int, span_ns: int
 ) -> float:
-    """Return the slope of the demand over four spans; 0 without a clear trend."""
+    """Return the least growth from one of four spans to the next; 0 without a clear trend."""
     if samples[0].at_ns - samples[0].interval_ns > now_ns - _SPANS * span_ns:
         return 0.0
     # A span without arrivals is as uncertain as one with a single arrival.
@@ -412,9 +412,9 @@ def _growth_per_ns(
         rate, error = _measure_rate(samples, capacity, end_ns - span_ns, end_ns)
         rates.append(rate)
         errors.append(max(error, least_error))
-    for (before, after), both in zip(pairwise(rates), pairwise(errors), strict=True):
-        if after - before <= math.hypot(*both):
-            return 0.0
+    growths = [after - before for before, after in pairwise(rates)]
+    if any(g <= math.hypot(*both) for g, both in zip(growths, pairwise(errors), strict=True)):
+        return 0.0
     slope = sum(w * rate for w, rate in zip(_SLOPE_WEIGHTS, rates, strict=True))
     slope_error = math.hypot(*(w * e for w, e in zip(_SLOPE_WEIGHTS, errors, strict=True)))
     middle = sum(rates) / _SPANS - slope * (_SPANS - 1) / 2
@@ -423,7 +423,8 @@ def _growth_per_ns(
         for i, (rate, error) in enumerate(zip(rates, errors, strict=True))
     ]
     is_line = sum(r * r for r in residuals) <= _MOST_RESIDUALS
-    return slope / span_ns if is_line and slope > _ERRORS_OF_A_STEP * slope_error else 0.0
+    is_clear = is_line and slope > _ERRORS_OF_A_STEP * slope_error
+    return min(growths) / span_ns if is_clear else 0.0
 
 
 def recent_lengths(samples: Sequence[ArrivalSample], now_ns: int) -> LengthMix:
