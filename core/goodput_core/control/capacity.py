@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LONG_NS",
+    "TREND_NS",
     "ArrivalSample",
     "Demand",
     "EngineQueue",
@@ -53,6 +54,10 @@ _ERRORS_OF_A_STEP: Final = 4.0
 _SPANS: Final = 4
 """The demand must grow from each of the last four spans to the next."""
 _MIN_SPAN_NS: Final = 30 * NS_PER_S
+_SPANS_NS: Final = (75 * NS_PER_S, 150 * NS_PER_S)
+"""Longer spans, which find a ramp that is slow or has few requests."""
+TREND_NS: Final = _SPANS * _SPANS_NS[-1]
+"""Minimum time for which samples are kept."""
 _SLOPE_WEIGHTS: Final = (-0.3, -0.1, 0.1, 0.3)
 """Weights of four equally spaced values in the slope of the line through them (least squares)."""
 _MOST_RESIDUALS: Final = 6.0
@@ -392,7 +397,7 @@ def estimate_growth(
         return 0.0
     # A span that contains no end of an interval would look like a pause.
     shortest_ns = max(horizon_ns // 2, _MIN_SPAN_NS, *(s.interval_ns for s in samples))
-    spans_ns = (shortest_ns, 2 * shortest_ns, max(shortest_ns, LONG_NS // _SPANS))
+    spans_ns = {shortest_ns, 2 * shortest_ns, *(s for s in _SPANS_NS if s > shortest_ns)}
     growth = max(_growth_per_ns(samples, capacity, now_ns, span_ns) for span_ns in spans_ns)
     return growth * (horizon_ns + _SHORT_NS / 2)  # from the middle of the last minute
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from goodput_core.control.capacity import (
     LONG_NS,
+    TREND_NS,
     ArrivalSample,
     Demand,
     estimate_demand,
@@ -148,12 +149,15 @@ def observe_replicas(
     startup_ns = _startup_ns(observation, params)
     window_ns = max(params.stabilization_ns, startup_ns)
     was_waiting = state.waiting
-    state = _add_interval(state, observation, now_ns, max(LONG_NS, 4 * startup_ns, window_ns))
+    state = _add_interval(state, observation, now_ns, max(TREND_NS, 4 * startup_ns, window_ns))
     patience_ns = max(_PATIENCE * startup_ns, _MIN_PATIENCE_NS)
     starting = _lasts(state.incomplete_since_ns, patience_ns, now_ns)
     traffic = observation.traffic
     fresh = traffic.signal is Signal.FRESH
-    idle = not traffic.in_flight and not any(s.requests for s in state.samples)
+    idle_since_ns = now_ns - max(LONG_NS, window_ns)
+    idle = not traffic.in_flight and not any(
+        s.requests for s in state.samples if s.at_ns > idle_since_ns
+    )
     predicted = None
     if observation.device is not None:
         predicted = replica_capacity(

@@ -211,6 +211,14 @@ def test_a_ramp_of_few_requests_is_found_before_it_ends() -> None:
     assert found >= 9
 
 
+def test_a_slow_ramp_is_found_although_a_replica_starts_quickly() -> None:
+    found = 0
+    for seed in range(10):
+        ramp = [2.0] * 60 + [2.0 + i * 0.04 for i in range(90)]
+        found += max(_growths(_random_samples(seed, ramp), 40)) > 0
+    assert found >= 9
+
+
 @pytest.mark.parametrize("interval_s", [2, 10, 30, 60])
 def test_a_ramp_is_found_at_every_control_interval(interval_s: int) -> None:
     rates = [20 + i * interval_s / 20 for i in range(1200 // interval_s)]

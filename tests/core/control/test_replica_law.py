@@ -564,6 +564,12 @@ def test_the_number_falls_to_zero_only_if_min_replicas_is_zero() -> None:
     assert Service(replicas=2).run(3600).replicas == 1
 
 
+def test_an_idle_service_falls_to_zero_within_its_window() -> None:
+    service = Service(replicas=1, params=replace(PARAMS, min_replicas=0))
+    service.run(900, rate=1)
+    assert service.run(620).replicas == 0, "five minutes without a request, and the window"
+
+
 def test_one_request_in_the_stabilisation_window_keeps_the_last_replica() -> None:
     service = Service(replicas=1, params=replace(PARAMS, min_replicas=0))
     for _ in range(20):
