@@ -7,6 +7,7 @@ device. `EvictionCosts` learns what it needs from committed steps. It neither ev
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.steptime import OnlineStepTime, StepShape
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
 
-__all__ = ["NOMINAL_STEP_NS", "EvictionCosts"]
+__all__ = ["NOMINAL_STEP_NS", "EvictionCost", "EvictionCosts"]
 
 NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
 """Step time assumed before the first step that only decodes."""
@@ -27,15 +28,37 @@ _COPY_BOUND_PERCENT: Final = 90
 """If copies take this share of a step or more, they may have determined the time of the step."""
 _SHARES_NS: Final = 5 * NS_PER_S
 """Time after which the weight of earlier steps in the shares of time falls to 1/e."""
-_REMEMBERED_ENDS: Final = 1024
-"""After this many ended requests, the weight of the earlier ones is halved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionCost:
+    """Predicted cost of one or several evictions.
+
+    Args:
+        delay_ns: time by which the evicted requests are delayed, and those that wait for blocks.
+        lost_ns: device time that is lost, counted once for each request that waits or runs.
+    """
+
+    delay_ns: float = 0.0
+    lost_ns: float = 0.0
+
+    @property
+    def total_ns(self) -> float:
+        """Sum of both parts."""
+        return self.delay_ns + self.lost_ns
+
+    def __add__(self, other: EvictionCost) -> EvictionCost:
+        return EvictionCost(
+            delay_ns=self.delay_ns + other.delay_ns, lost_ns=self.lost_ns + other.lost_ns
+        )
 
 
 class EvictionCosts:
     """Predicts the costs of copying and of recomputing an evicted request.
 
     - *Recomputation* takes device time: the time by which it makes steps longer, or the share of
-      the token budget that other prompts lack meanwhile, if that is more.
+      the token budget that other prompts lack meanwhile, if that is more. Prompts lack it only
+      while the budget is used, so it counts in proportion to the used share of the budget.
     - *A copy* takes no device time, but its blocks are idle meanwhile. While memory limits the
       number of running requests, a share of idle blocks loses the same share of the time of each
       step, except the time of its prompts: this depends on their tokens, not on the batch width.
@@ -55,12 +78,11 @@ class EvictionCosts:
     Attributes:
         decode_step_ns: device time of the last step that only decoded, without the time of its
             copies; ten milliseconds before the first one.
-        decodes: decoded tokens since the start; halved together with the ended requests.
         prompts_alone: True if prompts are computed in steps without decodes.
     """
 
     __slots__ = (
-        "_ended",
+        "_budget_ns",
         "_link_ns",
         "_model",
         "_prompts_ns",
@@ -69,7 +91,6 @@ class EvictionCosts:
         "_total_ns",
         "_view",
         "decode_step_ns",
-        "decodes",
         "prompts_alone",
     )
 
@@ -78,12 +99,11 @@ class EvictionCosts:
         self._view = view
         self._model = OnlineStepTime()
         self.decode_step_ns = NOMINAL_STEP_NS
-        self.decodes = 0
         self.prompts_alone = False
-        self._ended = 0
-        # Decaying sums over time: time of the link, time by which prompts made steps longer, and
-        # all time. `_seen_ns` is the time of the latest step in them.
-        self._link_ns = self._prompts_ns = self._total_ns = 0.0
+        # Decaying sums over time: time of the link, time by which prompts made steps longer, time
+        # of the used share of the token budget, and all time. `_seen_ns` is the time of the latest
+        # step in them.
+        self._link_ns = self._prompts_ns = self._budget_ns = self._total_ns = 0.0
         self._seen_ns = 0
 
     # --- learning ----------------------------------------------------------------------------
@@ -111,12 +131,9 @@ class EvictionCosts:
             self._total_ns = self._total_ns * kept + passed_ns
             self._link_ns = self._link_ns * kept + copy_ns
             self._prompts_ns = self._prompts_ns * kept + longer_ns
+            used_ns = step_ns * plan.shape.prefill_tokens / self._view.limits.token_budget
+            self._budget_ns = self._budget_ns * kept + used_ns
             self._seen_ns = now_ns
-        self.decodes += plan.num_decodes
-        self._ended += sum(one.finish_reason is not None for one in outcome.progress)
-        if self._ended >= _REMEMBERED_ENDS:
-            self._ended //= 2
-            self.decodes //= 2
 
     def _copy_ns(self, copies: Sequence[Copy]) -> int:
         """Return the predicted time of copies; the two directions run in parallel."""
@@ -131,10 +148,6 @@ class EvictionCosts:
             return self.decode_step_ns
         return max(self.decode_step_ns, self._model.step_ns(shape))
 
-    def expects_an_end(self, steps: int) -> bool:
-        """Return True if one of the decoding requests is expected to end within these steps."""
-        return steps * len(self._table.batch.members) * self._ended > self.decodes
-
     def steps_of_copies(self, blocks: int) -> int:
         """Return the number of decoding steps that a copy to host memory and back takes."""
         swapping_out = self._table.swapping_out.values()
@@ -146,17 +159,32 @@ class EvictionCosts:
     ) -> bool:
         """Return True if copying a request costs less than recomputing it.
 
-        Leading blocks that other requests hold stay on the device: they are neither freed, nor
-        copied back, nor recomputed.
-
         Args:
             victim: a running request.
             blocks: number of its blocks that would be copied, at least 1.
             waited_for: True if running requests wait for its blocks.
         """
+        copy = self._copy_cost(victim, blocks, waited_for=waited_for)
+        return copy.total_ns < self._recompute_cost(victim, blocks).total_ns
+
+    def least_cost(self, victim: ScheduledRequest) -> EvictionCost:
+        """Return the cost of evicting a request in the cheaper mode for which there is memory."""
+        blocks = self._table.kv.blocks_for(victim.computed_tokens)
+        if not blocks:
+            return EvictionCost()
+        recompute = self._recompute_cost(victim, blocks)
+        if blocks > self._table.host.free_blocks:
+            return recompute
+        copy = self._copy_cost(victim, blocks, waited_for=False)
+        return copy if copy.total_ns < recompute.total_ns else recompute
+
+    def _copy_cost(
+        self, victim: ScheduledRequest, blocks: int, *, waited_for: bool
+    ) -> EvictionCost:
+        """Return the cost of copying a request to host memory and back."""
         table, kv, step_ns = self._table, self._table.kv, self.decode_step_ns
         exclusive = kv.exclusive(victim.blocks)
-        shared = min(blocks - 1, len(victim.blocks) - exclusive)
+        shared = self._shared_blocks(victim, blocks)
         # A copy ends with a step, however short it is.
         to_host_ns = self._queue_ns(table.swapping_out.values()) + self._priced_ns(blocks)
         to_host_ns = max(step_ns, to_host_ns)
@@ -167,10 +195,20 @@ class EvictionCosts:
         if waited_for:
             waiting = table.batch.members_needing_blocks(-(-to_host_ns // step_ns))
             delay_ns += to_host_ns * len(waiting) // 2
-        start = shared * kv.block_size
+        return EvictionCost(delay_ns=delay_ns, lost_ns=self._view.num_requests * lost_ns)
+
+    def _recompute_cost(self, victim: ScheduledRequest, blocks: int) -> EvictionCost:
+        """Return the cost of recomputing the computed tokens of a request."""
+        start = self._shared_blocks(victim, blocks) * self._table.kv.block_size
         own_ns, longer_ns = self._recompute_ns(start, victim.computed_tokens - start)
-        requests = self._view.num_requests
-        return delay_ns + requests * lost_ns < own_ns + requests * longer_ns
+        return EvictionCost(delay_ns=own_ns, lost_ns=self._view.num_requests * longer_ns)
+
+    def _shared_blocks(self, victim: ScheduledRequest, blocks: int) -> int:
+        """Return the number of leading blocks that other requests hold.
+
+        They stay on the device: they are neither freed, nor copied back, nor recomputed.
+        """
+        return min(blocks - 1, len(victim.blocks) - self._table.kv.exclusive(victim.blocks))
 
     def _queue_ns(self, requests: Iterable[ScheduledRequest]) -> int:
         """Return the time of the blocks of current copies that are in no plan yet."""
@@ -186,7 +224,11 @@ class EvictionCosts:
         """Return the share of time that does not depend on prompts."""
         return max(0.0, 1 - self._prompts_ns / self._total_ns) if self._total_ns else 1.0
 
-    def _recompute_ns(self, start: int, tokens: int) -> tuple[int, int]:
+    def _budget_share(self) -> float:
+        """Return the used share of the token budget."""
+        return min(1.0, self._budget_ns / self._total_ns) if self._total_ns else 1.0
+
+    def _recompute_ns(self, start: int, tokens: int) -> tuple[int, float]:
         """Predict the time of recomputing tokens, and the device time that it takes from others.
 
         Args:
@@ -200,5 +242,5 @@ class EvictionCosts:
         )
         step_ns = self._model.step_ns(beside.with_chunk(start, tokens))
         longer_ns = step_ns - self.decode_step_ns if decodes else step_ns
-        budget_ns = step_ns * tokens // self._view.limits.token_budget
+        budget_ns = self._budget_share() * step_ns * tokens / self._view.limits.token_budget
         return max(step_ns, self.decode_step_ns), max(longer_ns, budget_ns)

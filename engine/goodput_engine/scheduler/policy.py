@@ -27,10 +27,11 @@ from goodput_engine.scheduler.prediction import PredictionError
 from goodput_engine.scheduler.request_table import FcfsQueue, ScheduledRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from goodput_core.spec.choices import Policy, Preemption
     from goodput_engine.scheduler.admission import Rejection, Removal
+    from goodput_engine.scheduler.eviction_cost import EvictionCost
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.request_table import RequestTable
 
@@ -296,6 +297,21 @@ class SchedulingPolicy(ABC):
         together would not suffice. Requests that are not `displaceable` are skipped.
         """
         return ()
+
+    def is_worth(
+        self,
+        request: ScheduledRequest,  # noqa: ARG002
+        victims: Sequence[ScheduledRequest],  # noqa: ARG002
+        cost: EvictionCost,  # noqa: ARG002
+    ) -> bool:
+        """Return True if `hybrid` may evict running requests for a waiting one at this cost.
+
+        Args:
+            request: the waiting request.
+            victims: the requests of `displaced_by` that would be evicted, at least one.
+            cost: predicted cost of these evictions.
+        """
+        return True
 
     def preempt_ahead(self) -> Iterable[ScheduledRequest]:
         """Return running requests to evict before the next step even if blocks are free."""

@@ -2,14 +2,13 @@
 
 The tokens of an evicted request are recomputed later, or its blocks are copied to host memory and
 back. The policy or the manifest sets the mode. `hybrid` selects the mode that costs less device
-time (`eviction_cost`). If host memory has no room, the request is recomputed.
+time (`eviction_cost`). If host memory has no room, the request is recomputed. `hybrid` also evicts
+no running request for a waiting one if that costs more than it is worth by the policy.
 
 With host memory, three measures are taken before KV memory runs out:
 
 1. *Offload ahead.* The next victim is swapped out while other requests can still grow. Its copy
-   starts early enough to end before the blocks run out, so no request waits for it. Under `hybrid`
-   no copy starts so early that a running request is expected to end before the copy does, because
-   the blocks of that request may suffice.
+   starts early enough to end before the blocks run out, so no request waits for it.
 2. *Keep the batch width.* While host memory holds a copy, a request that would be evicted before
    all running ones starts only if each of these can still grow by one block. Otherwise it would be
    evicted shortly after its start. A request that would be evicted after another one may start, so
@@ -28,11 +27,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.spec.choices import Preemption
-from goodput_engine.scheduler.eviction_cost import NOMINAL_STEP_NS, EvictionCosts
+from goodput_engine.scheduler.eviction_cost import NOMINAL_STEP_NS, EvictionCost, EvictionCosts
 from goodput_engine.scheduler.plan import Copy
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from goodput_core.steptime import StepShape
     from goodput_engine.scheduler.plan import StepBuilder
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
@@ -71,6 +72,7 @@ class Evictor:
         "_policy",
         "_table",
         "_view",
+        "_weighs_displacements",
         "costs",
         "key",
         "preemptions",
@@ -86,6 +88,8 @@ class Evictor:
         self._table = table
         self._view = view
         self._depth = depth
+        # An optional hook is called only if the policy overrides it.
+        self._weighs_displacements = policy.overrides("is_worth")
         self.costs = EvictionCosts(table=table, view=view)
         self.preemptions = 0
         self.recomputed_tokens = 0
@@ -251,7 +255,8 @@ class Evictor:
         """Evict running requests for a waiting one; return True if it can start in this plan.
 
         It cannot use blocks that a later commit will free. It waits for them, and displaces no
-        other request meanwhile. Requests with a chunk in this plan are not displaced.
+        other request meanwhile. Requests with a chunk in this plan are not displaced. Under
+        `hybrid` the policy may refuse evictions that cost too much.
 
         Args:
             request: the waiting request.
@@ -278,6 +283,8 @@ class Evictor:
                     break
         else:
             return False
+        if not self._is_worth(request, victims):
+            return False
         pending = sum(map(self.evict, victims))
         step.displaced = True
         if step.decodes:
@@ -287,6 +294,14 @@ class Evictor:
         if step.pending is not None:
             step.pending += pending
         return blocks + kv.idle(hits) <= kv.free_blocks
+
+    def _is_worth(self, request: ScheduledRequest, victims: Sequence[ScheduledRequest]) -> bool:
+        """Return True unless `hybrid` finds that the evictions cost more than they are worth."""
+        hybrid = self._view.preemption is Preemption.HYBRID and self._table.host.total_blocks
+        if not (hybrid and self._weighs_displacements):
+            return True
+        cost = sum(map(self.costs.least_cost, victims), start=EvictionCost())
+        return self._policy.is_worth(request, victims, cost)
 
     # --- offload ahead -----------------------------------------------------------------------
     def offload_ahead(self) -> None:
@@ -303,9 +318,7 @@ class Evictor:
             return
         blocks = self.blocks_to_copy(victim)
         steps = self._offload_steps(blocks)
-        if not blocks or len(batch.members_needing_blocks(steps + 1)) <= left:
-            return
-        if self._view.preemption is not Preemption.HYBRID or not self.costs.expects_an_end(steps):
+        if blocks and len(batch.members_needing_blocks(steps + 1)) > left:
             self.evict(victim)
 
     def offload_margin(self) -> int:

@@ -478,6 +478,4 @@ class Scheduler(SchedulerView):
         self._step_ns += step_ns
         self._scheduled_tokens += tokens
         self._output_tokens += tokens
-        costs = self._evictor.costs
-        costs.decode_step_ns = last_step_ns
-        costs.decodes += tokens
+        self._evictor.costs.decode_step_ns = last_step_ns

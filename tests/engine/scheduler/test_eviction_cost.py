@@ -91,3 +91,31 @@ def test_a_request_without_a_copy_starts_although_a_copy_waits() -> None:
                 running += 1
     assert scheduler.stats.swapped_tokens
     assert without_room
+
+
+@pytest.mark.parametrize(("budget", "swapped"), [(4_000, False), (170, True)], ids=["idle", "used"])
+def test_a_recomputation_takes_budget_from_other_prompts_only_if_they_use_it(
+    *, budget: int, swapped: bool
+) -> None:
+    scheduler = make_scheduler(
+        "priority",
+        blocks=1000,
+        budget=budget,
+        seqs=1,
+        host=1000,
+        ns_per_block=1,
+        preemption=Preemption.HYBRID,
+    )
+    victim = add_request(scheduler, 1, 160, 150, priority=-1)
+    for _ in range(4):
+        plan = scheduler.plan(0)
+        assert plan is not None
+        commit_plan(scheduler, plan, step_ns=_STEP_NS)  # prompts do not make steps longer
+    for rid in range(50, 150):
+        add_request(scheduler, rid, 8, 2, priority=-1)
+    add_request(scheduler, 99_999, 8, 2, priority=2)
+    while not victim.preemptions:
+        plan = scheduler.plan(0)
+        assert plan is not None
+        commit_plan(scheduler, plan, step_ns=_STEP_NS)
+    assert bool(scheduler.stats.swapped_tokens) is swapped

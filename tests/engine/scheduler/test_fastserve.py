@@ -255,13 +255,42 @@ def test_victims_are_swapped_unless_hybrid_finds_recomputation_cheaper_for_all(
         seqs=1, host=host, preemption=preemption, ns_per_block=max(1, copy_s * NS_PER_S)
     )
     victim = engine.add(1, 100, 300)
-    engine.step(200 * NS_PER_MS)  # so that a recomputation takes longer than two steps with copies
+    # A recomputation takes longer than two steps with copies. Over the slow link it takes less than
+    # the time for which the second request goes before the first: hybrid displaces no request else.
+    engine.step(200 * NS_PER_MS if not copy_s or preemption is Preemption.SWAP else 20 * NS_PER_MS)
     engine.add(2, 5, 1)
     engine.step()
     assert victim.preemptions == 1
     stats = engine.scheduler.stats
     swapped = preemption is Preemption.SWAP or (preemption is Preemption.HYBRID and not copy_s)
     assert (stats.swapped_tokens > 0, stats.recomputed_tokens > 0) == (swapped, not swapped)
+
+
+@pytest.mark.parametrize(
+    ("preemption", "displaced"),
+    [(Preemption.HYBRID, False), (Preemption.SWAP, True), (Preemption.RECOMPUTE, True)],
+)
+def test_only_hybrid_displaces_no_request_if_that_takes_more_time_than_it_gains(
+    preemption: Preemption, *, displaced: bool
+) -> None:
+    engine = _engine(seqs=1, host=20, preemption=preemption, ns_per_block=200 * NS_PER_MS)
+    victim = engine.add(1, 100, 300)  # the fifth level
+    engine.step(400 * NS_PER_MS)
+    engine.add(2, 5, 1)  # goes before it for 150 ms, but a recomputation takes 400 ms
+    for _ in range(10):
+        engine.step()
+    assert bool(victim.preemptions) is displaced
+
+
+def test_a_request_that_has_waited_long_enough_displaces_at_a_high_cost_too() -> None:
+    engine = _engine(seqs=1, host=20, preemption=Preemption.HYBRID, ns_per_block=200 * NS_PER_MS)
+    victim = engine.add(1, 100, 1000)
+    engine.step(NS_PER_S)  # so long that a recomputation costs three seconds
+    engine.add(2, 5, 1)
+    while not victim.preemptions:
+        assert engine.now_ns < 8 * NS_PER_S, "it starves"
+        engine.step(100 * NS_PER_MS)
+    assert engine.now_ns > 4 * NS_PER_S
 
 
 def test_how_long_prompts_take_is_learned() -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from tests.builders.schedulers import SteppedScheduler, make_scheduler
+from tests.builders.schedulers import (
+    SteppedScheduler,
+    add_request,
+    commit_plan,
+    make_scheduler,
+)
 
 from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.units import NS_PER_MS
@@ -11,6 +18,9 @@ from goodput_engine.scheduler import admission, preemption
 from goodput_engine.scheduler.admission import Rejection
 from goodput_engine.scheduler.preemption import Evictor
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.scheduler import Scheduler
 
 _STEP_NS = 10 * NS_PER_MS
 
@@ -63,6 +73,34 @@ def test_a_victim_is_offloaded_early_enough_that_no_other_request_waits_for_its_
     engine = _crowd(depth, steps_per_block)
     assert engine.scheduler.stats.swapped_tokens > 0
     assert _gaps(engine, 0) == [1] * 59, "the oldest had to wait"
+
+
+def test_hybrid_offloads_ahead_even_if_outputs_have_been_short_so_far() -> None:
+    scheduler = make_scheduler(
+        blocks=16,
+        budget=512,
+        seqs=64,
+        host=64,
+        ns_per_block=_STEP_NS // 2,
+        preemption=Preemption.HYBRID,
+    )
+    for rid in range(10, 40):
+        add_request(scheduler, rid, 8, 4)
+    while scheduler.has_work:
+        _step_with_slow_prompts(scheduler)
+    oldest, *_ = [add_request(scheduler, rid, 40 + 3 * rid, 60) for rid in range(4)]
+    for tokens in range(1, 61):
+        _step_with_slow_prompts(scheduler)
+        assert oldest.output_tokens == tokens, "the oldest had to wait"
+    assert scheduler.stats.swapped_tokens
+
+
+def _step_with_slow_prompts(scheduler: Scheduler) -> None:
+    """Take a step; if prompts did not make it longer, hybrid would recompute."""
+    plan = scheduler.plan(0)
+    assert plan is not None
+    prompt_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
+    commit_plan(scheduler, plan, step_ns=_STEP_NS + prompt_tokens * NS_PER_MS)
 
 
 def test_without_offloading_ahead_the_others_wait_for_the_copy(

@@ -15,9 +15,10 @@ from goodput_engine.scheduler.policy import MIXED, Phase
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from goodput_core.steptime import StepTimeForm
+    from goodput_engine.scheduler.eviction_cost import EvictionCost
     from goodput_engine.scheduler.plan import StepOutcome
 
 __all__ = ["FastServePolicy", "FeedbackQueue"]
@@ -40,7 +41,8 @@ class FastServePolicy(SarathiPolicy):
     levels and moves requests between them. A waiting request that lacks a slot or blocks displaces
     running requests of lower levels. While host memory has room, evicted requests are swapped even
     if recomputation is cheaper: a request that is evicted after each quantum would otherwise be
-    recomputed each time.
+    recomputed each time. Under `hybrid` the cheaper mode is used, and a request displaces others
+    only if that costs less than the time for which it goes before them.
 
     Swapping is proactive. By swapping out the lowest levels, the policy keeps a reserve of free
     blocks: one for each request that may run, but at most a tenth of the pool. A swapped request
@@ -120,6 +122,20 @@ class FastServePolicy(SarathiPolicy):
         level = self._queue.level(request)
         lower = [r for r in self.view.running() if self._queue.level(r) > level]
         return sorted(lower, key=self.eviction_key, reverse=True)
+
+    def is_worth(
+        self, request: ScheduledRequest, victims: Sequence[ScheduledRequest], cost: EvictionCost
+    ) -> bool:
+        """True if it costs less than the time for which the request goes before its victims.
+
+        This is the time in which it moves down to the level of its victims: the sum of the quanta
+        in between. For a request that moved up by waiting, the time since then is added, so the
+        accepted cost grows while it waits.
+        """
+        highest = min(map(self._queue.level, victims))
+        ahead_ns = (_QUANTUM_NS << highest) - (_QUANTUM_NS << self._queue.level(request))
+        waited_ns = self._queue.waited_ns(request, self.view.now_ns)
+        return cost.total_ns <= ahead_ns + max(0, waited_ns - _PROMOTE_NS)
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The highest level first."""
@@ -258,6 +274,10 @@ class FeedbackQueue:
         while level < _LOWEST and _QUANTUM_NS << level < needed:
             level += 1
         return level
+
+    def waited_ns(self, request: ScheduledRequest, now_ns: int) -> int:
+        """Return the time since a waiting request last began to wait."""
+        return now_ns - self._entries[request.rid].waits_from_ns
 
     def charge(self, outcome: StepOutcome) -> None:
         """Charge the time of a committed step to its requests."""
