@@ -422,6 +422,29 @@ def test_an_urgent_prompt_displaces_only_one_that_resumes_in_time(
     assert bool(running.preemptions) is displaces
 
 
+@pytest.mark.parametrize(("priority", "displaces"), [(0, False), (1, True)])
+def test_an_urgent_prompt_displaces_a_lower_level_even_if_that_cannot_resume_in_time(
+    priority: int, *, displaces: bool
+) -> None:
+    bench = Bench(blocks=100)
+    running = bench.add(1, 1000, tpot_ms=10, outputs=200)
+    bench.step()
+    bench.add(2, 640, ttft_ms=150, outputs=200, priority=priority)
+    assert bench.refusals[0] is None
+    while bench.now_ns < 180 * NS_PER_MS and not running.preemptions:
+        bench.step()
+    assert bool(running.preemptions) is displaces
+
+
+def test_a_prompt_that_ends_in_the_step_leaves_a_margin() -> None:
+    bench = Bench()
+    bench.add(1, 500, ttft_ms=60)
+    bench.add(2, 5000, ttft_ms=1000)
+    plan = bench.step()
+    assert _chunks(plan)[0] == (1, 500)
+    assert 56 * NS_PER_MS <= _FORM.step_ns(plan.shape) <= 57 * NS_PER_MS
+
+
 def test_the_blocks_of_the_favoured_late_request_are_not_free() -> None:
     bench = Bench(blocks=100, budget=400)
     bench.add(1, 1200, ttft_ms=100, outputs=200)

@@ -24,8 +24,8 @@ _CLEARLY: Final = 1
 1.4 to 2. Predictions of equal requests differ by less, so equals do not outbid each other."""
 _HELD_BACK: Final = 0.6
 """Share of the capacity that requests worth the least leave to others under full load."""
-_NO_LOAD: Final = 0.5
-"""Load up to which nothing is held back. As much above the capacity, all of the share is."""
+_WHOLE_LOAD: Final = 1.5
+"""Load from which all of this share is held back. Up to a load of 1, nothing is."""
 _FULL_LOAD: Final = 0.95
 """Load from which requests that are worth more fill the capacity."""
 _REFUSED: Final = 0.02
@@ -106,7 +106,7 @@ class OfferedWork:
         due_ns = sum(work_ns * self._windows_ns[key] for key, work_ns in self._work_ns.items())
         span_ns = max(1.0, due_ns / total_ns, self._span_ns(now_ns))
         load = total_ns / (span_ns * self._capacity)
-        full = min(1.0, max(0.0, load - _NO_LOAD) / (2 * (1 - _NO_LOAD)))
+        full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > rank)
         above_ns += self._work_ns.get(rank, 0.0) / 2
         return _HELD_BACK * full * above_ns / total_ns

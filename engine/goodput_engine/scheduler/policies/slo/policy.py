@@ -165,9 +165,10 @@ class SloPolicy(SchedulingPolicy):
                 continue
             request = prompt.request
             tokens += request.input_tokens + request.base_sampled - request.base_computed
-            if self.model.step_ns(beside.with_chunk(0, tokens)) > left_ns:
+            step_ns = self.model.step_ns(beside.with_chunk(0, tokens))
+            if step_ns > left_ns:
                 break
-            within_ns = left_ns
+            within_ns = max(step_ns, left_ns * SAFETY)
         if within_ns >= NEVER_NS:
             return limit
         decodes = beside.num_decodes
@@ -215,7 +216,7 @@ class SloPolicy(SchedulingPolicy):
         return (_IN_TIME, -request.priority, due_ns, rid)
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
-        """Late requests; for an urgent prompt also those with the slack to pause meanwhile."""
+        """Late requests; for an urgent prompt also those that can pause, then lower levels."""
         forecast = self._look()
         if request.rid in forecast.lost or request is self._favoured:
             return ()
@@ -223,6 +224,7 @@ class SloPolicy(SchedulingPolicy):
         decode_ns = forecast.tokens_left(request) * forecast.pace_ns
         stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
         going: list[ScheduledRequest] = []
+        losing: list[ScheduledRequest] = []
         for running in self.view.running():
             if running is self._favoured:
                 continue
@@ -232,7 +234,11 @@ class SloPolicy(SchedulingPolicy):
                 and forecast.slack_ns(running) - forecast.resume_ns(running) > stay_ns
             ):
                 going.append(running)
-        return sorted(going, key=self._urgency, reverse=True)
+            elif urgent and running.priority < request.priority:
+                losing.append(running)
+        going.sort(key=self._urgency, reverse=True)
+        losing.sort(key=self._urgency, reverse=True)
+        return going + losing
 
     def _is_urgent(self, request: ScheduledRequest, forecast: Forecast) -> bool:
         """Return True if a prompt is in time only if it starts within a few steps."""
