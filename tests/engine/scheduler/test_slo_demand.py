@@ -279,6 +279,7 @@ def test_at_its_latest_start_a_request_uses_blocks_of_one_that_can_pause_until_i
 ) -> None:
     queue = PoolQueue([Held(100.0, 8.0, float(pause))], blocks=10, places=1)
     assert queue.late(_waiting([(5, 10, 6)])) == late
+    assert queue.late(_waiting([(5, 10, 1)])) == late, "blocks are free, but no place is"
 
 
 def test_blocks_are_lent_once_and_their_free_part_comes_back() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime import StepShape
+from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.demand import (
     Held,
     PoolDemand,
@@ -36,6 +37,10 @@ _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
 _SAMPLE_DECODES: Final = 16
 """The cost of a decode is that of so many more, because steps are rounded."""
+_RETRY_BINS: Final = 4
+"""A retry at the stated time counts as worth four times as much: two doublings of two bins."""
+_LEAST_BACKLOG_NS: Final = NS_PER_S // 2
+_MAX_LOAD: Final = 0.99
 _PROMPT_STATES: Final = (RequestState.WAITING, RequestState.PREFILLING)
 
 
@@ -65,9 +70,13 @@ class SLOAdmission:
     Args:
         view: the scheduler.
         model: predicts step times.
+
+    Attributes:
+        wait_ns: predicted time until a request like the last refused one would be admitted.
     """
 
     def __init__(self, view: SchedulerView, model: LearningStepTime) -> None:
+        self.wait_ns = 0
         self._view = view
         self._model = model
         self._offered = OfferedWork()
@@ -90,15 +99,24 @@ class SLOAdmission:
         self._requests = 0
 
     def displaced_for(
-        self, request: ScheduledRequest, forecast: Forecast
+        self, request: ScheduledRequest, forecast: Forecast, *, retry: bool = False
     ) -> list[ScheduledRequest] | None:
         """Return the waiting requests to reject for a new one; None to reject the new one.
 
         A request that is admitted is added to the prompts of the forecast.
+
+        Args:
+            request: the new request.
+            forecast: the state before the next step.
+            retry: True if the request was refused before and is sent again at the stated time.
         """
         forecast.prompts = prompts = _prompts_left(forecast)
         self._step_ns = forecast.step_ns
         claim, now_ns = self._claim(request, forecast), forecast.begins_ns
+        if retry:
+            claim = claim._replace(
+                rank=_preferred(claim.rank), memory_rank=_preferred(claim.memory_rank)
+            )
         displaced = self._displaced(claim, prompts, forecast)
         offered, memory = self._offered, self._offered_memory
         window_ns = claim.prompt.due_ns - claim.prompt.work_ns - now_ns
@@ -107,6 +125,10 @@ class SLOAdmission:
         memory.add(claim.memory_rank, block_ns, window_ns=window_ns, now_ns=now_ns)
         if displaced is None or offered.outbids(claim.rank, now_ns):
             offered.refuse(claim.rank, claim.work_ns)
+            # A backlog shrinks by the capacity that is not asked for.
+            backlog_ns = max(_LEAST_BACKLOG_NS, sum(prompt.work_ns for prompt in prompts))
+            spare = 1 - min(_MAX_LOAD, offered.load(claim.rank, now_ns))
+            self.wait_ns = int(backlog_ns / spare)
             return None
         if displaced:
             self._steps_left = 0
@@ -328,6 +350,12 @@ def _prompts_left(forecast: Forecast) -> list[Prompt]:
         for prompt in forecast.prompts
         if prompt.request.state in _PROMPT_STATES
     ]
+
+
+def _preferred(rank: tuple[int, int]) -> tuple[int, int]:
+    """Return the rank of a retry."""
+    priority, density = rank
+    return priority, density + _RETRY_BINS
 
 
 def _is_displaceable(waiting: ScheduledRequest, new: ScheduledRequest) -> bool:

@@ -250,13 +250,15 @@ class PoolQueue:
                 heappush(ends, (now_ns + length_ns, blocks, 1))
                 free, places = free - blocks, places - 1
                 continue
-            missing = blocks - max(0.0, free)
+            # A lender gives its place, and at least one block with it.
+            missing = max(blocks - max(0.0, free), 0.0 if places > 0 else 1.0)
             if now_ns > latest_ns or self._lendable(length_ns) - lent < missing:
                 late.add(rid)
                 continue
-            # A lender gives its place, and takes it back at the end, together with its blocks.
-            heappush(ends, (latest_ns + length_ns, blocks - missing, 0))
-            free, lent = free - (blocks - missing), lent + missing
+            # It takes its place back at the end, together with its blocks.
+            own = max(0.0, blocks - missing)
+            heappush(ends, (latest_ns + length_ns, own, 0))
+            free, lent = free - own, lent + missing
         return late
 
     def _lendable(self, length_ns: float) -> float:

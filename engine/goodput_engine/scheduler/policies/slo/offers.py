@@ -111,6 +111,16 @@ class OfferedWork:
         above_ns += self._work_ns.get(rank, 0.0) / 2
         return _HELD_BACK * full * above_ns / total_ns
 
+    def load(self, rank: tuple[int, int], now_ns: int) -> float:
+        """Return the offered work of at least a rank, as a share of the capacity.
+
+        0 until enough requests were seen.
+        """
+        if self._offers < _EVIDENCE:
+            return 0.0
+        work_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key >= rank)
+        return work_ns / (max(NS_PER_S, self._span_ns(now_ns)) * self._capacity)
+
     def outbids(self, rank: tuple[int, int], now_ns: int) -> bool:
         """Return True if requests that are worth clearly more fill the capacity, and are refused.
 

@@ -20,6 +20,7 @@ from goodput_engine.scheduler.policies.slo.forecast import (
 )
 from goodput_engine.scheduler.policies.slo.memory import peak_tokens
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue
+from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
 from goodput_engine.scheduler.request_table import RequestState
@@ -42,7 +43,8 @@ _URGENT_STEPS: Final = 2
 """A prompt is urgent if it must start within this many steps."""
 _RATIO_STEP: Final = 0.02
 _MAX_RATIO: Final = 4.0
-_MAX_RETRY_S: Final = 60
+_MAX_RETRY_S: Final = 10
+"""Longest stated time until a retry. Under lasting overload, a longer wait does not help."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
 _ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
 
@@ -107,6 +109,7 @@ class SloPolicy(SchedulingPolicy):
         self._favoured: ScheduledRequest | None = None
         self._turn = 0
         self._admission: SLOAdmission
+        self._refused_prompts = RefusedPrompts()
         self._displaced: list[ScheduledRequest] = []
         """Waiting requests that the request admitted last displaces."""
 
@@ -309,16 +312,19 @@ class SloPolicy(SchedulingPolicy):
             return None
         forecast = self._look()
         forecast.begins_ns = self._next_step_ns()
-        displaced = self._admission.displaced_for(request, forecast)
+        displaced = self._admission.displaced_for(
+            request, forecast, retry=self._refused_prompts.invited(request)
+        )
         if displaced is not None:
             self._displaced = displaced
             return None
-        wait_s = math.ceil(sum(prompt.work_ns for prompt in forecast.prompts) / NS_PER_S)
+        wait_s = min(max(1, math.ceil(self._admission.wait_ns / NS_PER_S)), _MAX_RETRY_S)
+        self._refused_prompts.add(request, self.view.now_ns + wait_s * NS_PER_S)
         target = "end-to-end time" if targets.ttft_ns is None else "time to first token"
         return Rejection(
             reason="unattainable",
             detail=f"the target for the {target} cannot be met now; try again later",
-            retry_after_s=min(max(1, wait_s), _MAX_RETRY_S),
+            retry_after_s=wait_s,
         )
 
     def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:  # noqa: ARG002
@@ -330,6 +336,9 @@ class SloPolicy(SchedulingPolicy):
             retry_after_s=1,
         )
         displaced, self._displaced = self._displaced, []
+        retry_ns = self.view.now_ns + rejection.retry_after_s * NS_PER_S
+        for waiting in displaced:
+            self._refused_prompts.add(waiting, retry_ns)
         return [Removal(request=waiting, rejection=rejection) for waiting in displaced]
 
     def requests_to_drop(self) -> Iterable[Removal]:
