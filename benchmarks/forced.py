@@ -51,13 +51,13 @@ class WatchedSloPolicy(SloPolicy):
     """`slo` with a record of its refusals, and with one request that it cannot refuse.
 
     Args:
-        refused: receives the rejection of each refused request, by rid.
+        rejections: receives the rejection of each refused request, by rid.
         forced: rid of a request that is neither rejected nor displaced; None for none.
     """
 
-    def __init__(self, refused: dict[int, Rejection], *, forced: int | None = None) -> None:
+    def __init__(self, rejections: dict[int, Rejection], *, forced: int | None = None) -> None:
         super().__init__()
-        self._refused = refused
+        self._rejections = rejections
         self._forced = forced
 
     def reject(self, request: ScheduledRequest) -> Rejection | None:
@@ -69,14 +69,14 @@ class WatchedSloPolicy(SloPolicy):
             # A later request before the next step must be tested against this one, too.
             self._forecast = None
             return None
-        self._refused[request.rid] = rejection
+        self._rejections[request.rid] = rejection
         return rejection
 
     def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:
         """Return the requests that `slo` displaces, but never the forced one."""
         for removal in super().displaced_waiting(request):
             if removal.request.rid != self._forced:
-                self._refused[removal.request.rid] = removal.rejection
+                self._rejections[removal.request.rid] = removal.rejection
                 yield removal
 
 

@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 FACTORS: Final = (0.8, 1.0, 1.2, 1.5)
-HORIZON_S: Final = 30.0
-"""Duration of the arrivals, several times as long as most waits before a retry."""
+HORIZON_S: Final = 60.0
+"""Duration of the arrivals, several times as long as the wait before a retry."""
 
 
 @dataclass(slots=True, kw_only=True)
