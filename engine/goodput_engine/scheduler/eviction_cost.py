@@ -28,6 +28,8 @@ _COPY_BOUND_PERCENT: Final = 90
 """If copies take this share of a step or more, they may have determined the time of the step."""
 _SHARES_NS: Final = 5 * NS_PER_S
 """Time after which the weight of earlier steps in the shares of time falls to 1/e."""
+_REMEMBERED_ENDS: Final = 1024
+"""After this many ended requests, the weight of the earlier ones is halved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +80,13 @@ class EvictionCosts:
     Attributes:
         decode_step_ns: device time of the last step that only decoded, without the time of its
             copies; ten milliseconds before the first one.
+        decodes: decoded tokens since the start; halved together with the ended requests.
         prompts_alone: True if prompts are computed in steps without decodes.
     """
 
     __slots__ = (
         "_budget_ns",
+        "_ended",
         "_link_ns",
         "_model",
         "_prompts_ns",
@@ -91,6 +95,7 @@ class EvictionCosts:
         "_total_ns",
         "_view",
         "decode_step_ns",
+        "decodes",
         "prompts_alone",
     )
 
@@ -99,6 +104,8 @@ class EvictionCosts:
         self._view = view
         self._model = OnlineStepTime()
         self.decode_step_ns = NOMINAL_STEP_NS
+        self.decodes = 0
+        self._ended = 0
         self.prompts_alone = False
         # Decaying sums over time: time of the link, time by which prompts made steps longer, time
         # of the used share of the token budget, and all time. `_seen_ns` is the time of the latest
@@ -134,6 +141,11 @@ class EvictionCosts:
             used_ns = step_ns * plan.shape.prefill_tokens / self._view.limits.token_budget
             self._budget_ns = self._budget_ns * kept + used_ns
             self._seen_ns = now_ns
+        self.decodes += plan.num_decodes
+        self._ended += sum(one.finish_reason is not None for one in outcome.progress)
+        if self._ended >= _REMEMBERED_ENDS:
+            self._ended //= 2
+            self.decodes //= 2
 
     def _copy_ns(self, copies: Sequence[Copy]) -> int:
         """Return the predicted time of copies; the two directions run in parallel."""
@@ -147,6 +159,11 @@ class EvictionCosts:
         if shape.num_tokens == shape.num_decodes:
             return self.decode_step_ns
         return max(self.decode_step_ns, self._model.step_ns(shape))
+
+    def steps_until_end(self) -> int | None:
+        """Return the steps after which a decoding request is expected to end; None if unknown."""
+        ends = len(self._table.batch.members) * self._ended
+        return max(1, self.decodes // ends) if ends else None
 
     def steps_of_copies(self, blocks: int) -> int:
         """Return the number of decoding steps that a copy to host memory and back takes."""

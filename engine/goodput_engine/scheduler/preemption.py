@@ -8,7 +8,8 @@ no running request for a waiting one if that costs more than it is worth by the 
 With host memory, three measures are taken before KV memory runs out:
 
 1. *Offload ahead.* The next victim is swapped out while other requests can still grow. Its copy
-   starts early enough to end before the blocks run out, so no request waits for it.
+   starts early enough to end before the blocks run out, so no request waits for it. `hybrid` looks
+   ahead only until a running request is expected to end, because its blocks may suffice.
 2. *Keep the batch width.* While host memory holds a copy, a request that would be evicted before
    all running ones starts only if each of these can still grow by one block. Otherwise it would be
    evicted shortly after its start. A request that would be evicted after another one may start, so
@@ -318,6 +319,8 @@ class Evictor:
             return
         blocks = self.blocks_to_copy(victim)
         steps = self._offload_steps(blocks)
+        if self._view.preemption is Preemption.HYBRID:
+            steps = min(steps, self.costs.steps_until_end() or steps)
         if blocks and len(batch.members_needing_blocks(steps + 1)) > left:
             self.evict(victim)
 

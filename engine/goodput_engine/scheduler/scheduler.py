@@ -478,4 +478,6 @@ class Scheduler(SchedulerView):
         self._step_ns += step_ns
         self._scheduled_tokens += tokens
         self._output_tokens += tokens
-        self._evictor.costs.decode_step_ns = last_step_ns
+        costs = self._evictor.costs
+        costs.decode_step_ns = last_step_ns
+        costs.decodes += tokens

@@ -86,8 +86,7 @@ def test_hybrid_offloads_ahead_even_if_outputs_have_been_short_so_far() -> None:
     )
     for rid in range(10, 40):
         add_request(scheduler, rid, 8, 4)
-    while scheduler.has_work:
-        _step_with_slow_prompts(scheduler)
+    _drain(scheduler)
     oldest, *_ = [add_request(scheduler, rid, 40 + 3 * rid, 60) for rid in range(4)]
     for tokens in range(1, 61):
         _step_with_slow_prompts(scheduler)
@@ -95,12 +94,40 @@ def test_hybrid_offloads_ahead_even_if_outputs_have_been_short_so_far() -> None:
     assert scheduler.stats.swapped_tokens
 
 
+@pytest.mark.parametrize(
+    ("preemption", "offloads"), [(Preemption.SWAP, True), (Preemption.HYBRID, False)]
+)
+def test_hybrid_offloads_no_request_for_blocks_that_an_expected_end_frees(
+    preemption: Preemption, *, offloads: bool
+) -> None:
+    scheduler = make_scheduler(
+        blocks=7,
+        budget=512,
+        seqs=64,
+        host=64,
+        ns_per_block=3 * _STEP_NS,
+        preemption=preemption,
+    )
+    for rid in range(10, 40):
+        add_request(scheduler, rid, 8, 4)
+    _drain(scheduler)
+    add_request(scheduler, 1, 40, 4)  # ends one step before the other needs a block
+    add_request(scheduler, 2, 60, 20)
+    _drain(scheduler)
+    assert bool(scheduler.stats.preemptions) is offloads
+
+
+def _drain(scheduler: Scheduler) -> None:
+    while scheduler.has_work:
+        _step_with_slow_prompts(scheduler)
+
+
 def _step_with_slow_prompts(scheduler: Scheduler) -> None:
     """Take a step; if prompts did not make it longer, hybrid would recompute."""
     plan = scheduler.plan(0)
     assert plan is not None
     prompt_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
-    commit_plan(scheduler, plan, step_ns=_STEP_NS + prompt_tokens * NS_PER_MS)
+    commit_plan(scheduler, plan, step_ns=_STEP_NS + prompt_tokens * 20 * NS_PER_MS)
 
 
 def test_without_offloading_ahead_the_others_wait_for_the_copy(
