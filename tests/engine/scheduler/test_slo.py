@@ -436,6 +436,17 @@ def test_an_urgent_prompt_displaces_a_lower_level_even_if_that_cannot_resume_in_
     assert bool(running.preemptions) is displaces
 
 
+@pytest.mark.parametrize(("priority", "admitted"), [(0, False), (1, True)])
+def test_blocks_of_running_requests_of_a_lower_level_count_as_free(
+    priority: int, *, admitted: bool
+) -> None:
+    bench = Bench(blocks=100, left=60)
+    bench.add(1, 1000, tpot_ms=10, outputs=200)
+    bench.step()
+    bench.add(2, 640, ttft_ms=150, outputs=200, priority=priority)
+    assert (bench.refusals[1] is None) is admitted
+
+
 def test_a_prompt_that_ends_in_the_step_leaves_a_margin() -> None:
     bench = Bench()
     bench.add(1, 500, ttft_ms=60)

@@ -90,10 +90,12 @@ class SLOAdmission:
         self._steps_left = 0
         """Steps until they are made again; until then, requests that end count as running."""
         self._counted_ns = 0
-        self._pool_demand = PoolDemand(())
-        self._pool_queue = PoolQueue((), blocks=0, places=0)
+        self._held: list[tuple[int, Stay, Held]] = []
+        """Priority, stay and blocks of the running requests."""
         self._not_held: list[tuple[ScheduledRequest, Stay]] = []
         """Requests that waited when the stays were counted, or arrived later."""
+        self._pools: dict[int, tuple[PoolDemand, PoolQueue]] = {}
+        """By priority: demand and queue of the requests with this priority or a higher one."""
         self._blocks = 0
         """Blocks that all requests need together at their longest."""
         self._requests = 0
@@ -134,8 +136,11 @@ class SLOAdmission:
             self._steps_left = 0
         elif self._forecast is forecast:
             self._count(request, claim.tokens_left)
-            self._not_held.append((request, claim.stay))
-            self._pool_demand.add(claim.stay.later(self._passed_ns(now_ns)))
+            stay = claim.stay.later(self._passed_ns(now_ns))
+            self._not_held.append((request, stay))
+            for priority, (demand, _) in self._pools.items():
+                if request.priority >= priority:
+                    demand.add(stay)
         forecast.prompts = sorted([*prompts, claim.prompt])
         return displaced
 
@@ -271,7 +276,8 @@ class SLOAdmission:
         passed_ns = self._passed_ns(begins_ns)
         rank, offered = claim.memory_rank, self._offered_memory
         expected = offered.expected_above(rank, begins_ns)
-        return self._pool_demand.fits(
+        demand, _ = self._pool(new.priority)
+        return demand.fits(
             claim.stay.later(passed_ns),
             blocks=view.total_blocks * (1 - offered.held_back(rank, begins_ns)),
             places=places,
@@ -280,7 +286,11 @@ class SLOAdmission:
 
     def _all_start(self, claim: _Claim, prompts: list[Prompt], forecast: Forecast) -> bool:
         """Return True if the new request finds room in time, and makes no other start late."""
-        started = [stay for request, stay in self._not_held if request.blocks]
+        least = claim.prompt.request.priority
+        _, queue = self._pool(least)
+        started = [
+            stay for request, stay in self._not_held if request.blocks and request.priority >= least
+        ]
         waiting = [
             (prompt.rid, self._stay(prompt, forecast.tokens_left(prompt.request), forecast))
             for prompt in prompts
@@ -288,10 +298,10 @@ class SLOAdmission:
         ]
         at = sum(prompt < claim.prompt for prompt in prompts if not prompt.request.blocks)
         new = (claim.prompt.rid, claim.stay)
-        late = self._pool_queue.late([*waiting[:at], new, *waiting[at:]], started=started)
+        late = queue.late([*waiting[:at], new, *waiting[at:]], started=started)
         if claim.prompt.rid in late:
             return False
-        return not late or late <= self._pool_queue.late(waiting, started=started)
+        return not late or late <= queue.late(waiting, started=started)
 
     def _passed_ns(self, begins_ns: int) -> int:
         """Return the time since the stays were counted; steps may end earlier than predicted."""
@@ -302,9 +312,8 @@ class SLOAdmission:
         view = self._view
         self._counted_ns = forecast.begins_ns
         self._blocks = self._requests = 0
-        self._not_held = []
-        stays: list[Stay] = []
-        held: list[Held] = []
+        self._held, self._not_held = [], []
+        self._pools.clear()
         for request in view.running():
             is_favoured = request is forecast.favoured
             if is_favoured or request.rid not in forecast.lost:
@@ -312,23 +321,35 @@ class SLOAdmission:
                 length_ns = left * forecast.pace_ns
                 blocks = (request.total_tokens + left / 2) / view.block_size + 0.5
                 slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
-                stays.append(Stay(slack_ns, length_ns, blocks))
+                stay = Stay(slack_ns, length_ns, blocks)
                 work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
-                held.append(
-                    Held(work_ns + length_ns, blocks, slack_ns - forecast.resume_ns(request))
-                )
+                held = Held(work_ns + length_ns, blocks, slack_ns - forecast.resume_ns(request))
+                self._held.append((request.priority, stay, held))
                 self._count(request, left)
         for prompt in prompts:
             if not prompt.request.blocks:
                 left = forecast.tokens_left(prompt.request)
-                stay = self._stay(prompt, left, forecast)
-                stays.append(stay)
-                self._not_held.append((prompt.request, stay))
+                self._not_held.append((prompt.request, self._stay(prompt, left, forecast)))
                 self._count(prompt.request, left)
-        self._pool_demand = PoolDemand(stays)
-        self._pool_queue = PoolQueue(
-            held, blocks=view.total_blocks, places=view.limits.max_num_seqs
-        )
+
+    def _pool(self, priority: int) -> tuple[PoolDemand, PoolQueue]:
+        """Return demand and queue of requests with a priority or a higher one, made at first use.
+
+        Running requests of lower levels are evicted for an urgent prompt, so they take no room.
+        """
+        pool = self._pools.get(priority)
+        if pool is None:
+            view = self._view
+            held = [(stay, held) for level, stay, held in self._held if level >= priority]
+            waiting = [stay for other, stay in self._not_held if other.priority >= priority]
+            demand = PoolDemand([*(stay for stay, _ in held), *waiting])
+            queue = PoolQueue(
+                [held for _, held in held],
+                blocks=view.total_blocks,
+                places=view.limits.max_num_seqs,
+            )
+            pool = self._pools[priority] = demand, queue
+        return pool
 
     def _stay(self, prompt: Prompt, left: int, forecast: Forecast) -> Stay:
         """Return the stay of a request that waits; with half a block that is not full."""
