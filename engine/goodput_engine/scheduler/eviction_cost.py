@@ -26,6 +26,9 @@ NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
 """Step time assumed before the first step that only decodes."""
 _COPY_BOUND_PERCENT: Final = 90
 """If copies take this share of a step or more, they may have determined the time of the step."""
+_COPY_MARGIN: Final = 2
+"""A copy must cost this many times less than a recomputation. The prediction does not include that
+requests start later because a copy waits for blocks, nor the later evictions."""
 _SHARES_NS: Final = 5 * NS_PER_S
 """Time after which the weight of earlier steps in the shares of time falls to 1/e."""
 _REMEMBERED_ENDS: Final = 1024
@@ -174,7 +177,7 @@ class EvictionCosts:
     def copy_is_cheaper(
         self, victim: ScheduledRequest, blocks: int, *, waited_for: bool = False
     ) -> bool:
-        """Return True if copying a request costs less than recomputing it.
+        """Return True if copying a request costs less than half of recomputing it.
 
         Args:
             victim: a running request.
@@ -182,7 +185,7 @@ class EvictionCosts:
             waited_for: True if running requests wait for its blocks.
         """
         copy = self._copy_cost(victim, blocks, waited_for=waited_for)
-        return copy.total_ns < self._recompute_cost(victim, blocks).total_ns
+        return _COPY_MARGIN * copy.total_ns < self._recompute_cost(victim, blocks).total_ns
 
     def least_cost(self, victim: ScheduledRequest) -> EvictionCost:
         """Return the cost of evicting a request in the cheaper mode for which there is memory."""
@@ -193,7 +196,7 @@ class EvictionCosts:
         if blocks > self._table.host.free_blocks:
             return recompute
         copy = self._copy_cost(victim, blocks, waited_for=False)
-        return copy if copy.total_ns < recompute.total_ns else recompute
+        return copy if _COPY_MARGIN * copy.total_ns < recompute.total_ns else recompute
 
     def _copy_cost(
         self, victim: ScheduledRequest, blocks: int, *, waited_for: bool

@@ -72,6 +72,16 @@ def test_device_time_counts_for_every_request_that_waits(*, waiting: int, swappe
     assert bool(scheduler.stats.swapped_tokens) is swapped
 
 
+@pytest.mark.parametrize(
+    ("ns_per_block", "swapped"), [(6_000, True), (10_000, False)], ids=["much less", "little less"]
+)
+def test_a_copy_must_cost_less_than_half_of_a_recomputation(
+    *, ns_per_block: int, swapped: bool
+) -> None:
+    scheduler, _ = _displaced(blocks=1000, ns_per_block=ns_per_block, waiting=30)
+    assert bool(scheduler.stats.swapped_tokens) is swapped
+
+
 def test_a_request_without_a_copy_starts_although_a_copy_waits() -> None:
     scheduler = make_scheduler(
         blocks=60, budget=300, seqs=64, host=200, ns_per_block=1, preemption=Preemption.HYBRID
