@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from goodput_core.spec.choices import LateRequests
+from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_core.steptime import StepShape
 from goodput_engine.scheduler.plan import StepPlan
 from goodput_engine.scheduler.request_table import InFlight
@@ -199,8 +199,11 @@ class FastForward:
                 return None
             if record.leavers or record.releases or record.copied:
                 return None
-        # A waiting request may start as soon as the prefill budget grows.
-        ignores_queue = self._ignores_queue and scheduler.prefill_budget is None
+        # A waiting request may start as soon as the prefill budget grows. Under `hybrid`, one with
+        # a copy may start as soon as steps take longer.
+        holds_copies = table.host.free_blocks < table.host.total_blocks
+        hybrid = scheduler.preemption is Preemption.HYBRID and holds_copies
+        ignores_queue = self._ignores_queue and scheduler.prefill_budget is None and not hybrid
         if not ignores_queue and len(table.waiting):
             return None
         spare = self._evictor.offload_margin()
