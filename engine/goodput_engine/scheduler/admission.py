@@ -142,13 +142,15 @@ class Admission:
                 rejection = self._queue_full(starting)
         if rejection is None:
             request.output_limit = self.output_limit(request)
+            if needed > free_blocks and self._host_memory_is_full(request):
+                rejection = Rejection(
+                    reason="memory_full",
+                    detail="too many requests are waiting for memory; try again later",
+                    retry_after_s=self._retry_after_s(len(view.waiting) + 1),
+                )
+        if rejection is None:
+            # The last check, because a policy counts the requests that it does not reject.
             rejection = self._policy.reject(request)
-        if rejection is None and needed > free_blocks and self._host_memory_is_full(request):
-            rejection = Rejection(
-                reason="memory_full",
-                detail="too many requests are waiting for memory; try again later",
-                retry_after_s=self._retry_after_s(len(view.waiting) + 1),
-            )
         if rejection is not None:
             self.shed += rejection.overload
             return rejection

@@ -177,10 +177,12 @@ class SLOAdmission:
         )
         decode_ns = max(0, model.step_ns(more) - model.step_ns(decodes)) / _SAMPLE_DECODES
         stay = self._stay(prompt, left, forecast)
+        # Not at the pace beside prompts, which may be refused.
+        length_ns = prompt.work_ns + left * forecast.token_ns
         work_ns = max(
             tokens * (two_ns - one_ns) / half + left * decode_ns,
-            stay.length_ns * stay.blocks / view.total_blocks,
-            stay.length_ns / view.limits.max_num_seqs,
+            length_ns * stay.blocks / view.total_blocks,
+            length_ns / view.limits.max_num_seqs,
         )
         value = request.weight * forecast.chance(request)
         return _Claim(
