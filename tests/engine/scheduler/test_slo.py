@@ -436,6 +436,19 @@ def test_an_urgent_prompt_displaces_a_lower_level_even_if_that_cannot_resume_in_
     assert bool(running.preemptions) is displaces
 
 
+@pytest.mark.parametrize("priority", [0, 1], ids=["beside a waiting one", "in place of one"])
+def test_an_admitted_request_takes_memory_from_the_next_one_of_the_same_step(
+    priority: int,
+) -> None:
+    bench = Bench(blocks=100, left=60)
+    bench.add(1, 640 if priority else 160, ttft_ms=200, outputs=200)
+    bench.add(2, 1000, ttft_ms=200, outputs=200, priority=priority)
+    displaced = [removal.request.rid for removal in bench.scheduler.admission.take_removed()]
+    assert displaced == ([1] if priority else [])
+    bench.add(3, 640, ttft_ms=200, outputs=200, priority=priority)
+    assert [refusal is None for refusal in bench.refusals] == [True, True, False]
+
+
 @pytest.mark.parametrize(("priority", "admitted"), [(0, False), (1, True)])
 def test_blocks_of_running_requests_of_a_lower_level_count_as_free(
     priority: int, *, admitted: bool
@@ -445,6 +458,20 @@ def test_blocks_of_running_requests_of_a_lower_level_count_as_free(
     bench.step()
     bench.add(2, 640, ttft_ms=150, outputs=200, priority=priority)
     assert (bench.refusals[1] is None) is admitted
+
+
+@pytest.mark.parametrize("passed_ms", [0, 90])
+@pytest.mark.parametrize(("left_ms", "admitted"), [(320, False), (350, True)])
+def test_a_request_waits_for_an_end_that_was_predicted_before_its_arrival(
+    passed_ms: int, left_ms: int, *, admitted: bool
+) -> None:
+    bench = Bench(blocks=100, left=60)
+    bench.add(1, 1000, tpot_ms=100, outputs=200)
+    bench.step()
+    bench.add(2, 160, ttft_ms=1000, outputs=200)  # the first ends in 300 ms
+    bench.pass_time(passed_ms)
+    bench.add(3, 640, ttft_ms=left_ms - passed_ms, outputs=200)  # 32 ms
+    assert (bench.refusals[2] is None) is admitted
 
 
 def test_a_prompt_that_ends_in_the_step_leaves_a_margin() -> None:

@@ -271,6 +271,13 @@ def test_a_request_starts_when_the_blocks_and_a_place_are_free_and_not_before_ot
     assert some.late(_waiting(waiting), started=started) == late
 
 
+@pytest.mark.parametrize(("latest", "late"), [(2, {0}), (3, set()), (4, set())])
+def test_no_request_starts_before_the_queue_is_looked_at(latest: int, late: set[int]) -> None:
+    queue = PoolQueue([Held(1.0, 8.0, 0.0)], blocks=10, places=2)
+    assert queue.late(_waiting([(latest, 10, 9)]), begins_ns=3.0) == late
+    assert queue.late(_waiting([(3, 10, 9), (12, 5, 9)]), begins_ns=3.0) == {1}, "ends at 13"
+
+
 @pytest.mark.parametrize(
     ("pause", "late"), [(0, {0}), (10, {0}), (11, set())], ids=["no", "too short", "long enough"]
 )

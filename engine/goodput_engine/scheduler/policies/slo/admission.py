@@ -133,7 +133,7 @@ class SLOAdmission:
             self.wait_ns = int(backlog_ns / spare)
             return None
         if displaced:
-            self._steps_left = 0
+            self._steps_left = -1  # the stays contain none of the requests that go or come
         elif self._forecast is forecast:
             self._count(request, claim.tokens_left)
             stay = claim.stay.later(self._passed_ns(now_ns))
@@ -290,20 +290,22 @@ class SLOAdmission:
         """Return True if the new request finds room in time, and makes no other start late."""
         least = claim.prompt.request.priority
         _, queue = self._pool(least)
+        passed_ns = self._passed_ns(forecast.begins_ns)
         started = [
             stay for request, stay in self._not_held if request.blocks and request.priority >= least
         ]
-        waiting = [
-            (prompt.rid, self._stay(prompt, forecast.tokens_left(prompt.request), forecast))
+        stays = [
+            (prompt, self._stay(prompt, forecast.tokens_left(prompt.request), forecast))
             for prompt in prompts
             if not prompt.request.blocks
         ]
-        at = sum(prompt < claim.prompt for prompt in prompts if not prompt.request.blocks)
-        new = (claim.prompt.rid, claim.stay)
-        late = queue.late([*waiting[:at], new, *waiting[at:]], started=started)
+        waiting = [(prompt.rid, stay.later(passed_ns)) for prompt, stay in stays]
+        at = sum(prompt < claim.prompt for prompt, _ in stays)
+        new = (claim.prompt.rid, claim.stay.later(passed_ns))
+        late = queue.late([*waiting[:at], new, *waiting[at:]], started=started, begins_ns=passed_ns)
         if claim.prompt.rid in late:
             return False
-        return not late or late <= queue.late(waiting, started=started)
+        return not late or late <= queue.late(waiting, started=started, begins_ns=passed_ns)
 
     def _passed_ns(self, begins_ns: int) -> int:
         """Return the time since the stays were counted; steps may end earlier than predicted."""
@@ -342,11 +344,11 @@ class SLOAdmission:
         pool = self._pools.get(priority)
         if pool is None:
             view = self._view
-            held = [(stay, held) for level, stay, held in self._held if level >= priority]
+            running = [(stay, held) for level, stay, held in self._held if level >= priority]
             waiting = [stay for other, stay in self._not_held if other.priority >= priority]
-            demand = PoolDemand([*(stay for stay, _ in held), *waiting])
+            demand = PoolDemand([*(stay for stay, _ in running), *waiting])
             queue = PoolQueue(
-                [held for _, held in held],
+                [held for _, held in running],
                 blocks=view.total_blocks,
                 places=view.limits.max_num_seqs,
             )

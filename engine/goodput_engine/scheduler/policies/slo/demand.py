@@ -219,15 +219,20 @@ class PoolQueue:
         self._lenders = [(-pause_ns, blocks) for pause_ns, blocks in lenders]
 
     def late(
-        self, waiting: Iterable[tuple[int, Stay]], *, started: Iterable[Stay] = ()
+        self,
+        waiting: Iterable[tuple[int, Stay]],
+        *,
+        started: Iterable[Stay] = (),
+        begins_ns: float = 0.0,
     ) -> set[int]:
         """Return the rids of the requests that cannot start in time.
 
         Args:
             waiting: rids and stays of the waiting requests, in their order.
             started: stays of requests that run now, but did not when the object was made.
+            begins_ns: earliest start. All times count from when the object was made.
         """
-        free, places, now_ns, lent = self._free_blocks, self._free_places, 0.0, 0.0
+        free, places, now_ns, lent = self._free_blocks, self._free_places, begins_ns, 0.0
         # (end, blocks, places) of the requests that start now, and the next end of the others.
         ends: list[tuple[float, float, int]] = []
         for stay in started:
