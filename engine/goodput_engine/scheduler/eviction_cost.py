@@ -7,7 +7,6 @@ device. `EvictionCosts` learns what it needs from committed steps. It neither ev
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.steptime import OnlineStepTime, StepShape
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import RequestTable, ScheduledRequest
 
-__all__ = ["NOMINAL_STEP_NS", "EvictionCost", "EvictionCosts"]
+__all__ = ["NOMINAL_STEP_NS", "EvictionCosts"]
 
 NOMINAL_STEP_NS: Final = 10 * NS_PER_MS
 """Step time assumed before the first step that only decodes."""
@@ -35,29 +34,6 @@ _REMEMBERED_ENDS: Final = 1024
 """After this many ended requests, the weight of the earlier ones is halved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionCost:
-    """Predicted cost of one or several evictions.
-
-    Args:
-        delay_ns: time by which the evicted requests are delayed, and those that wait for blocks.
-        lost_ns: device time that is lost, counted once for each request that waits or runs.
-    """
-
-    delay_ns: float = 0.0
-    lost_ns: float = 0.0
-
-    @property
-    def total_ns(self) -> float:
-        """Sum of both parts."""
-        return self.delay_ns + self.lost_ns
-
-    def __add__(self, other: EvictionCost) -> EvictionCost:
-        return EvictionCost(
-            delay_ns=self.delay_ns + other.delay_ns, lost_ns=self.lost_ns + other.lost_ns
-        )
-
-
 class EvictionCosts:
     """Predicts the costs of copying and of recomputing an evicted request.
 
@@ -68,9 +44,10 @@ class EvictionCosts:
       number of running requests, a share of idle blocks loses the same share of the time of each
       step, except the time of its prompts: this depends on their tokens, not on the batch width.
 
-    Each nanosecond of lost device time delays every request that waits or runs. The evicted request
-    is delayed by its own recomputation, or by both of its copies. If running requests wait for the
-    blocks, these are delayed by the copy to host memory, half of it on average.
+    Costs are in nanoseconds. Each nanosecond of lost device time delays every request that waits or
+    runs. The evicted request is delayed by its own recomputation, or by both of its copies. If
+    running requests wait for the blocks, these are delayed by the copy to host memory, half of it
+    on average.
 
     A copy also delays the copies that begin during it. Their expected number is the share of time
     in which the link is busy, so a copy counts 1 + this share times. A copy to host memory waits
@@ -108,8 +85,8 @@ class EvictionCosts:
         self._model = OnlineStepTime()
         self.decode_step_ns = NOMINAL_STEP_NS
         self.decodes = 0
-        self._ended = 0
         self.prompts_alone = False
+        self._ended = 0
         # Decaying sums over time: time of the link, time by which prompts made steps longer, time
         # of the used share of the token budget, and all time. `_seen_ns` is the time of the latest
         # step in them.
@@ -184,23 +161,22 @@ class EvictionCosts:
             blocks: number of its blocks that would be copied, at least 1.
             waited_for: True if running requests wait for its blocks.
         """
-        copy = self._copy_cost(victim, blocks, waited_for=waited_for)
-        return _COPY_MARGIN * copy.total_ns < self._recompute_cost(victim, blocks).total_ns
+        copy_ns = self._copy_cost_ns(victim, blocks, waited_for=waited_for)
+        return _COPY_MARGIN * copy_ns < self._recompute_cost_ns(victim, blocks)
 
-    def least_cost(self, victim: ScheduledRequest) -> EvictionCost:
-        """Return the cost of evicting a request in the cheaper mode for which there is memory."""
+    def cost_ns(self, victim: ScheduledRequest, *, copied: int) -> float:
+        """Return the cost of evicting a running request.
+
+        Args:
+            victim: the request.
+            copied: number of its blocks that would be copied; 0 if it would be recomputed.
+        """
+        if copied:
+            return self._copy_cost_ns(victim, copied, waited_for=False)
         blocks = self._table.kv.blocks_for(victim.computed_tokens)
-        if not blocks:
-            return EvictionCost()
-        recompute = self._recompute_cost(victim, blocks)
-        if blocks > self._table.host.free_blocks:
-            return recompute
-        copy = self._copy_cost(victim, blocks, waited_for=False)
-        return copy if _COPY_MARGIN * copy.total_ns < recompute.total_ns else recompute
+        return self._recompute_cost_ns(victim, blocks) if blocks else 0.0
 
-    def _copy_cost(
-        self, victim: ScheduledRequest, blocks: int, *, waited_for: bool
-    ) -> EvictionCost:
+    def _copy_cost_ns(self, victim: ScheduledRequest, blocks: int, *, waited_for: bool) -> float:
         """Return the cost of copying a request to host memory and back."""
         table, kv, step_ns = self._table, self._table.kv, self.decode_step_ns
         exclusive = kv.exclusive(victim.blocks)
@@ -215,13 +191,13 @@ class EvictionCosts:
         if waited_for:
             waiting = table.batch.members_needing_blocks(-(-to_host_ns // step_ns))
             delay_ns += to_host_ns * len(waiting) // 2
-        return EvictionCost(delay_ns=delay_ns, lost_ns=self._view.num_requests * lost_ns)
+        return delay_ns + self._view.num_requests * lost_ns
 
-    def _recompute_cost(self, victim: ScheduledRequest, blocks: int) -> EvictionCost:
+    def _recompute_cost_ns(self, victim: ScheduledRequest, blocks: int) -> float:
         """Return the cost of recomputing the computed tokens of a request."""
         start = self._shared_blocks(victim, blocks) * self._table.kv.block_size
         own_ns, longer_ns = self._recompute_ns(start, victim.computed_tokens - start)
-        return EvictionCost(delay_ns=own_ns, lost_ns=self._view.num_requests * longer_ns)
+        return own_ns + self._view.num_requests * longer_ns
 
     def _shared_blocks(self, victim: ScheduledRequest, blocks: int) -> int:
         """Return the number of leading blocks that other requests hold.

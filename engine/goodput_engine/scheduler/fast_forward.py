@@ -202,8 +202,11 @@ class FastForward:
         # A waiting request may start as soon as the prefill budget grows. Under `hybrid`, one with
         # a copy may start as soon as steps take longer.
         holds_copies = table.host.free_blocks < table.host.total_blocks
-        hybrid = scheduler.preemption is Preemption.HYBRID and holds_copies
-        ignores_queue = self._ignores_queue and scheduler.prefill_budget is None and not hybrid
+        ignores_queue = (
+            self._ignores_queue
+            and scheduler.prefill_budget is None
+            and not (scheduler.preemption is Preemption.HYBRID and holds_copies)
+        )
         if not ignores_queue and len(table.waiting):
             return None
         spare = self._evictor.offload_margin()

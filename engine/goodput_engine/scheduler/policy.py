@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.choices import Policy, Preemption
     from goodput_engine.scheduler.admission import Rejection, Removal
-    from goodput_engine.scheduler.eviction_cost import EvictionCost
     from goodput_engine.scheduler.plan import StepOutcome, StepPlan
     from goodput_engine.scheduler.request_table import RequestTable
 
@@ -302,14 +301,14 @@ class SchedulingPolicy(ABC):
         self,
         request: ScheduledRequest,  # noqa: ARG002
         victims: Sequence[ScheduledRequest],  # noqa: ARG002
-        cost: EvictionCost,  # noqa: ARG002
+        cost_ns: float,  # noqa: ARG002
     ) -> bool:
         """Return True if `hybrid` may evict running requests for a waiting one at this cost.
 
         Args:
             request: the waiting request.
             victims: the requests of `displaced_by` that would be evicted, at least one.
-            cost: predicted cost of these evictions.
+            cost_ns: predicted cost of these evictions (`eviction_cost`).
         """
         return True
 

@@ -1,9 +1,9 @@
 """Preemption: eviction of running requests, and copies of their blocks.
 
 The tokens of an evicted request are recomputed later, or its blocks are copied to host memory and
-back. The policy or the manifest sets the mode. `hybrid` selects the mode that costs less device
-time (`eviction_cost`). If host memory has no room, the request is recomputed. `hybrid` also evicts
-no running request for a waiting one if that costs more than it is worth by the policy.
+back. The policy or the manifest sets the mode. `hybrid` copies if that costs much less than a
+recomputation (`eviction_cost`). It also evicts no running request for a waiting one if the policy
+finds that this costs too much. If host memory has no room, the request is recomputed.
 
 With host memory, three measures are taken before KV memory runs out:
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from goodput_core.spec.choices import Preemption
-from goodput_engine.scheduler.eviction_cost import NOMINAL_STEP_NS, EvictionCost, EvictionCosts
+from goodput_engine.scheduler.eviction_cost import NOMINAL_STEP_NS, EvictionCosts
 from goodput_engine.scheduler.plan import Copy
 from goodput_engine.scheduler.request_table import RequestState
 
@@ -301,8 +301,8 @@ class Evictor:
         hybrid = self._view.preemption is Preemption.HYBRID and self._table.host.total_blocks
         if not (hybrid and self._weighs_displacements):
             return True
-        cost = sum(map(self.costs.least_cost, victims), start=EvictionCost())
-        return self._policy.is_worth(request, victims, cost)
+        cost_ns = sum(self.costs.cost_ns(v, copied=self.blocks_to_copy(v)) for v in victims)
+        return self._policy.is_worth(request, victims, cost_ns)
 
     # --- offload ahead -----------------------------------------------------------------------
     def offload_ahead(self) -> None:

@@ -255,8 +255,9 @@ def test_victims_are_swapped_unless_hybrid_finds_recomputation_cheaper_for_all(
         seqs=1, host=host, preemption=preemption, ns_per_block=max(1, copy_s * NS_PER_S)
     )
     victim = engine.add(1, 100, 300)
-    # A recomputation takes longer than two steps with copies. Over the slow link it takes less than
-    # the time for which the second request goes before the first: hybrid displaces no request else.
+    # A recomputation takes longer than two steps with copies. With the slow link, it takes less
+    # than the time for which the second request goes before the first, or `hybrid` would not
+    # displace the first.
     engine.step(200 * NS_PER_MS if not copy_s or preemption is Preemption.SWAP else 20 * NS_PER_MS)
     engine.add(2, 5, 1)
     engine.step()

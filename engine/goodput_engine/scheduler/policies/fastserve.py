@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from goodput_core.steptime import StepTimeForm
-    from goodput_engine.scheduler.eviction_cost import EvictionCost
     from goodput_engine.scheduler.plan import StepOutcome
 
 __all__ = ["FastServePolicy", "FeedbackQueue"]
@@ -124,7 +123,7 @@ class FastServePolicy(SarathiPolicy):
         return sorted(lower, key=self.eviction_key, reverse=True)
 
     def is_worth(
-        self, request: ScheduledRequest, victims: Sequence[ScheduledRequest], cost: EvictionCost
+        self, request: ScheduledRequest, victims: Sequence[ScheduledRequest], cost_ns: float
     ) -> bool:
         """True if it costs less than the time for which the request goes before its victims.
 
@@ -135,7 +134,7 @@ class FastServePolicy(SarathiPolicy):
         highest = min(map(self._queue.level, victims))
         ahead_ns = (_QUANTUM_NS << highest) - (_QUANTUM_NS << self._queue.level(request))
         waited_ns = self._queue.waited_ns(request, self.view.now_ns)
-        return cost.total_ns <= ahead_ns + max(0, waited_ns - _PROMOTE_NS)
+        return cost_ns <= ahead_ns + max(0, waited_ns - _PROMOTE_NS)
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The highest level first."""
