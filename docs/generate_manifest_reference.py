@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.spec.declaration import (
+from goodput_core.declaration import (
     DeclaredField,
     FieldRule,
     camel_case,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from goodput_core.declaration import camel_case, spec_field
 from goodput_core.errors import SpecError
 from goodput_core.spec.codec import decode, format_value
-from goodput_core.spec.declaration import camel_case, spec_field
 from goodput_core.spec.llmservice import LLMService
 
 VALID: dict[str, Any] = {

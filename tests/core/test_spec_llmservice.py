@@ -10,10 +10,10 @@ import pytest
 import yaml
 from tests.builders.manifests import manifest_path
 
+from goodput_core.declaration import declared_fields
 from goodput_core.errors import UnsupportedError
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.codec import encode
-from goodput_core.spec.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 from goodput_core.spec.support import require_supported
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from tests.core.invalid_manifests import BASE, CASES, changed
 from tools.cluster.handle import ClusterError
 
+from goodput_core.declaration import declared_fields
 from goodput_core.errors import SpecError
 from goodput_core.spec.codec import decode, encode
-from goodput_core.spec.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_operator.render.crd import render_crd

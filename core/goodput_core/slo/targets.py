@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
-from goodput_core.spec.declaration import Cel, dns_label_field, spec_field
+from goodput_core.declaration import Cel, dns_label_field, spec_field
 from goodput_core.units import NS_PER_MS
 
 __all__ = [

@@ -15,14 +15,14 @@ from enum import Enum, StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args, get_origin
 
-from goodput_core.errors import SpecError, did_you_mean
-from goodput_core.slo.targets import format_objective
-from goodput_core.spec.declaration import (
+from goodput_core.declaration import (
     FieldRule,
     camel_case,
     cross_field_rules,
     declared_fields,
 )
+from goodput_core.errors import SpecError, did_you_mean
+from goodput_core.slo.targets import format_objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,11 +12,7 @@ from fractions import Fraction
 from typing import ClassVar, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
-from goodput_core.errors import SpecError
-from goodput_core.slo.targets import SLOClass, percentage_field
-from goodput_core.spec.choices import Baseline, ControlMode, OnInconclusive
-from goodput_core.spec.codec import decode, format_value
-from goodput_core.spec.declaration import (
+from goodput_core.declaration import (
     Cel,
     CrossFieldRule,
     data_key_field,
@@ -27,6 +23,10 @@ from goodput_core.spec.declaration import (
     spec_field,
     sub_path_field,
 )
+from goodput_core.errors import SpecError
+from goodput_core.slo.targets import SLOClass, percentage_field
+from goodput_core.spec.choices import Baseline, ControlMode, OnInconclusive
+from goodput_core.spec.codec import decode, format_value
 from goodput_core.spec.workloads import EngineSpec, RouterSpec
 
 __all__ = [

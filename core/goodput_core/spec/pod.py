@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from goodput_core.spec.choices import TaintEffect, TolerationOperator
-from goodput_core.spec.declaration import (
+from goodput_core.declaration import (
     Cel,
     CrossFieldRule,
     data_key_field,
@@ -25,6 +24,7 @@ from goodput_core.spec.declaration import (
     spec_field,
     sub_path_field,
 )
+from goodput_core.spec.choices import TaintEffect, TolerationOperator
 
 __all__ = [
     "ClaimVolumeSpec",

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import CommandParser
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
+from goodput_core.declaration import Cel, camel_case, cross_field_rules, declared_fields
 from goodput_core.errors import ExitCode, InputError
 from goodput_core.files import write_atomically
 from goodput_core.spec.codec import MAX_ENTRIES, MAX_KEY
-from goodput_core.spec.declaration import Cel, camel_case, cross_field_rules, declared_fields
 from goodput_core.spec.llmservice import LLMService
 
 if TYPE_CHECKING:
-    from goodput_core.spec.declaration import DeclaredField, FieldRule
+    from goodput_core.declaration import DeclaredField, FieldRule
 
 __all__ = ["json_schema", "main", "make_parser", "object_schema", "text_schema"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from goodput_core.spec.declaration import spec_field
+from goodput_core.declaration import spec_field
 
 __all__ = [
     "ClassStatus",

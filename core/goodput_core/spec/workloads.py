@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from goodput_core.declaration import Cel, CrossFieldRule, image_field, in_order, spec_field
 from goodput_core.spec.choices import BudgetLaw, LateRequests, Policy, Preemption, RouterPolicy
-from goodput_core.spec.declaration import Cel, CrossFieldRule, image_field, in_order, spec_field
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from goodput_core.contract import CRD_GROUP, CRD_VERSION, KIND_LLMSERVICE, PLURAL_LLMSERVICE
-from goodput_core.spec.declaration import declared_fields
+from goodput_core.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMServiceSpec, MetadataSpec
 from goodput_core.spec.schema import object_schema, text_schema
 from goodput_core.spec.status import LLMServiceStatus, SummaryStatus

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from goodput_core.control import ServiceParams
+from goodput_core.declaration import spec_field
 from goodput_core.engine_state import EngineStatistics
 from goodput_core.errors import InputError, SpecError
 from goodput_core.spec.choices import ControlMode, RouterPolicy
 from goodput_core.spec.codec import decode
-from goodput_core.spec.declaration import spec_field
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
 from goodput_engine.device.choice import budget_problem, choose_device

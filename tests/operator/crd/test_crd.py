@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from goodput_core.cli import installed_version
+from goodput_core.declaration import cross_field_rules, declared_fields
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
-from goodput_core.spec.declaration import cross_field_rules, declared_fields
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.spec.status import LLMServiceStatus
 from goodput_operator.render.crd import render_crd
@@ -20,7 +20,7 @@ from goodput_operator.render.crd import render_crd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from goodput_core.spec.declaration import DeclaredField
+    from goodput_core.declaration import DeclaredField
 
 CRD = render_crd()
 (VERSION,) = CRD["spec"]["versions"]
