@@ -8,17 +8,17 @@
 A linear programme relaxes the scheduling problem. Time is cut into intervals, and a request may be
 served in part: its prompt between arrival and TTFT deadline, its decodes until the deadline of its
 last token. Steps take at least the time of the linear lower bounds of the device
-(`benchmarks.step_bounds`), a step reads at most the KV tokens of the pool, a request decodes once a
+(`bound.step_bounds`), a step reads at most the KV tokens of the pool, a request decodes once a
 step, and R replicas are one device that takes R times as many steps. Copies of KV blocks and prefix
 hits are free. Nothing that a real schedule does is excluded, so no schedule serves more, whatever
-it knows. The bound is computed from prices of device time (`benchmarks.prices`), which need not be
+it knows. The bound is computed from prices of device time (`bound.prices`), which need not be
 optimal for it to hold.
 
 The informed bound is the same for policies that know only the distribution of the lengths of a
 type: class and prompt bin. It bounds the expected result if lengths are drawn independently.
 
 The schedule knows everything, serves only what a replica can, and is found by local search
-(`benchmarks.schedule_search`). The optimum lies between the schedule and the bound.
+(`benchmarks.bound.schedule_search`). The optimum lies between the schedule and the bound.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from benchmarks.cells import Fleet
-from benchmarks.clairvoyant import Limits
-from benchmarks.design import textbook_cells
+from benchmarks.bound.clairvoyant import Limits
+from benchmarks.bound.prices import Prices, bound_at, edges_of, improve, reduce, solve
+from benchmarks.bound.schedule_search import best_schedule
+from benchmarks.bound.stages import Demand, Resources, Stages, hidden_stages, known_stages
+from benchmarks.bound.step_bounds import capacity_of
+from benchmarks.comparison.cells import Fleet
+from benchmarks.comparison.design import textbook_cells
+from benchmarks.comparison.loads import MIXES, Arrivals, Load, OfferedRequest, offered
 from benchmarks.goodput_of_policies import CLASSES, TraceLoad, plan_of
-from benchmarks.loads import MIXES, Arrivals, Load, OfferedRequest, offered
-from benchmarks.prices import Prices, bound_at, edges_of, improve, reduce, solve
-from benchmarks.schedule_search import best_schedule
-from benchmarks.stages import Demand, Resources, Stages, hidden_stages, known_stages
-from benchmarks.step_bounds import capacity_of
 
 from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
@@ -51,7 +51,7 @@ from goodput_traces.transforms import parse_window
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from benchmarks.step_bounds import Capacity
+    from benchmarks.bound.step_bounds import Capacity
 
 __all__ = ["Bound", "clairvoyant_bound", "demands_of", "informed_bound"]
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
-from benchmarks.autoscalers import (
+from benchmarks.scaling.autoscalers import (
     DynamoState,
     HpaParams,
     HpaState,
@@ -42,7 +42,7 @@ from benchmarks.autoscalers import (
     hpa_law,
     llmd_law,
 )
-from benchmarks.control_view import (
+from benchmarks.scaling.control_view import (
     COLOURS,
     HOUR_S,
     ClassAttainment,
@@ -52,7 +52,7 @@ from benchmarks.control_view import (
     gpu_hours_at,
     table,
 )
-from benchmarks.stretched_day import DAYS, Day
+from benchmarks.scaling.stretched_day import DAYS, Day
 
 from goodput_core.control import Bounds, DeviceCapacity, ServiceDecision, service_law
 from goodput_core.control.capacity import replica_capacity

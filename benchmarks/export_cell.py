@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import yaml
-from benchmarks.loads import offered
+from benchmarks.comparison.loads import offered
 from benchmarks.policies_everywhere import design
 
 from goodput_core.spec.choices import Policy
@@ -30,8 +30,8 @@ from goodput_traces.format.writer import write_trace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchmarks.cells import Cell, Fleet
-    from benchmarks.loads import OfferedRequest
+    from benchmarks.comparison.cells import Cell, Fleet
+    from benchmarks.comparison.loads import OfferedRequest
 
 __all__ = ["export", "main"]
 

@@ -37,10 +37,10 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # for benchmarks and tools
 
-from benchmarks.bare_api_server import api_server, free_port, kubectl  # noqa: E402
-from benchmarks.fake_pods import PATH_ASKED  # noqa: E402
-from benchmarks.recorded_pods import record  # noqa: E402
-from benchmarks.stand_in_nodes import PROFILE, Cluster, administrator, manifest  # noqa: E402
+from benchmarks.stand_ins.bare_api_server import api_server, free_port, kubectl  # noqa: E402
+from benchmarks.stand_ins.fake_pods import PATH_ASKED  # noqa: E402
+from benchmarks.stand_ins.recorded_pods import record  # noqa: E402
+from benchmarks.stand_ins.stand_in_nodes import PROFILE, Cluster, administrator, manifest  # noqa: E402
 from tools.cluster import binaries  # noqa: E402
 
 from goodput_operator.kube.objects import (  # noqa: E402
@@ -120,7 +120,7 @@ def responding_pods(folder: Path) -> Iterator[None]:
     """Run a process that responds for all pods."""
     states = folder / "states.json"
     states.write_text(json.dumps(record(manifest(0), PROFILE)))
-    script = ROOT / "benchmarks" / "fake_pods.py"
+    script = ROOT / "benchmarks" / "stand_ins" / "fake_pods.py"
     command = [sys.executable, str(script), str(states), "--port", str(ADMIN_PORT)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None

@@ -36,15 +36,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.bound.step_bounds import capacity_of
 from benchmarks.bounds import clairvoyant_bound, demands_of
-from benchmarks.cells import run_cell
-from benchmarks.design import FACTORS, cell_of, read_knees, settings, textbook_cells
-from benchmarks.loads import MIXES, offered
-from benchmarks.plateau import curves, plateau_mixes
-from benchmarks.policies_view import draw, show_cells, show_curves, show_modes
-from benchmarks.preemption_modes import MODE_POLICIES, compare_modes, mode_cells
-from benchmarks.rule import compare, judge_cell
-from benchmarks.step_bounds import capacity_of
+from benchmarks.comparison.cells import run_cell
+from benchmarks.comparison.design import FACTORS, cell_of, read_knees, settings, textbook_cells
+from benchmarks.comparison.loads import MIXES, offered
+from benchmarks.comparison.plateau import curves, plateau_mixes
+from benchmarks.comparison.policies_view import draw, show_cells, show_curves, show_modes
+from benchmarks.comparison.preemption_modes import MODE_POLICIES, compare_modes, mode_cells
+from benchmarks.comparison.rule import compare, judge_cell
 
 from goodput_core.spec.choices import Policy
 from goodput_core.spec.workloads import TokenBudgetSpec
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
 
-    from benchmarks.cells import Cell, Kept
-    from benchmarks.plateau import Curve
-    from benchmarks.preemption_modes import ModeResult
-    from benchmarks.rule import CellResult
+    from benchmarks.comparison.cells import Cell, Kept
+    from benchmarks.comparison.plateau import Curve
+    from benchmarks.comparison.preemption_modes import ModeResult
+    from benchmarks.comparison.rule import CellResult
 
 __all__ = ["design", "main", "quick_cells", "serve"]
 

@@ -30,22 +30,21 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from benchmarks.design import read_knees
-from benchmarks.forced import draw, refusal_cells, serve_forced, serve_watched
-from benchmarks.loads import MIXES
-from benchmarks.retries import retry_cells, serve_clients
+from benchmarks.comparison import forced, retries
+from benchmarks.comparison.design import read_knees
+from benchmarks.comparison.forced import draw, refusal_cells, serve_forced, serve_watched
+from benchmarks.comparison.loads import MIXES
+from benchmarks.comparison.retries import retry_cells, serve_clients
 from rich.console import Console
 from rich.progress import track
-
-from benchmarks import forced, retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-    from benchmarks.cells import Cell
-    from benchmarks.forced import ForcedResult
-    from benchmarks.retries import RetryResult
+    from benchmarks.comparison.cells import Cell
+    from benchmarks.comparison.forced import ForcedResult
+    from benchmarks.comparison.retries import RetryResult
 
 __all__ = ["main", "misses_aim"]
 

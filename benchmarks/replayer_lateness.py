@@ -137,7 +137,7 @@ def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
 @contextmanager
 def mock_server(log: Path) -> Iterator[str]:
     """Run the mock server in a separate process; its log is complete after the block."""
-    script = Path(__file__).with_name("mock_server.py")
+    script = Path(__file__).parent / "stand_ins" / "mock_server.py"
     command = [sys.executable, str(script), "--log", str(log), "--tokens", str(OUTPUT_TOKENS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

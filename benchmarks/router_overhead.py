@@ -197,7 +197,9 @@ def at(values: list[float], share: float) -> float:
 
 
 async def run(options: argparse.Namespace) -> list[Row]:
-    mock, mock_url = start_process([str(HERE / "mock_server.py"), "--tokens", str(TOKENS)])
+    mock, mock_url = start_process(
+        [str(HERE / "stand_ins" / "mock_server.py"), "--tokens", str(TOKENS)]
+    )
     command = ["-m", "goodput_core", "router", "-f", str(MANIFEST), "--port", "0", "--json"]
     router, router_url = start_process(
         [*command, "--policy", options.policy, "--upstream", f"mock={mock_url}"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from benchmarks.__main__ import short_forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +23,10 @@ NAMED = [
     *SOURCES,
     *(p for folder in ("tests", "tools") for p in sorted((ROOT / folder).rglob("*.py"))),
 ]
+BENCHMARKS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
 MAX_LINES = 500
 
@@ -83,32 +88,38 @@ def benchmarks_imported_by(source: str) -> set[str]:
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.ImportFrom(module="benchmarks", names=names):
-                found += (f"benchmarks.{name.name}" for name in names)
-            case ast.ImportFrom(module=str(module)):
-                found.append(module)
+            case ast.ImportFrom(module=str(module), names=names):
+                found += (module, *(f"{module}.{name.name}" for name in names))
             case ast.Import(names=names):
                 found += (name.name for name in names)
-    return {name.removeprefix("benchmarks.") for name in found if name.startswith("benchmarks.")}
+    return {name for name in found if name in BENCHMARKS}
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "from benchmarks.loads import offered",
-        "from benchmarks import loads",
-        "import benchmarks.loads",
+        "from benchmarks.comparison.loads import offered",
+        "from benchmarks.comparison import loads",
+        "import benchmarks.comparison.loads",
     ],
 )
 def test_an_import_of_a_benchmark_is_found(source: str) -> None:
-    assert benchmarks_imported_by(f"import json\nfrom pathlib import Path\n{source}\n") == {"loads"}
+    found = benchmarks_imported_by(f"import json\nfrom pathlib import Path\n{source}\n")
+    assert found == {"benchmarks.comparison.loads"}
 
 
 def test_no_benchmark_imports_another_in_a_cycle() -> None:
     graph = {
-        path.stem: benchmarks_imported_by(path.read_text(encoding="utf-8"))
-        for path in (ROOT / "benchmarks").glob("*.py")
+        name: benchmarks_imported_by(path.read_text(encoding="utf-8"))
+        for name, path in BENCHMARKS.items()
     }
     assert any(graph.values())
     # Raises CycleError, which names the modules.
     assert set(TopologicalSorter(graph).static_order()) >= set(graph)
+
+
+@pytest.mark.parametrize("name", short_forms())
+def test_make_bench_runs_only_commands_with_a_short_form(name: str) -> None:
+    source = BENCHMARKS[f"benchmarks.{name}"].read_text(encoding="utf-8")
+    assert 'if __name__ == "__main__":' in source, "a part of a benchmark belongs in a folder"
+    assert '"--quick"' in source

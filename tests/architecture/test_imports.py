@@ -60,7 +60,10 @@ def test_every_contract_is_kept() -> None:
             "core", "goodput_core/planted.py", "import goodput_engine", id="engine in core"
         ),
         pytest.param(
-            "core", "goodput_core/slo/planted.py", "import goodput_core.spec.codec", id="spec in slo"
+            "core",
+            "goodput_core/slo/planted.py",
+            "import goodput_core.spec.codec",
+            id="spec in slo",
         ),
         pytest.param(
             "traces", "goodput_traces/planted.py", "import goodput_replay", id="replay in traces"

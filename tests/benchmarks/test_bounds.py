@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from benchmarks.bound.clairvoyant import Limits
+from benchmarks.bound.prices import Prices, bound_at, edges_of
+from benchmarks.bound.schedule_search import best_schedule
+from benchmarks.bound.stages import Demand, Resources, hidden_stages, known_stages
+from benchmarks.bound.step_bounds import Capacity, StepBound, capacity_of
 from benchmarks.bounds import Bound, clairvoyant_bound, demands_of, informed_bound, main
-from benchmarks.cells import Cell, Fleet, run_cell
-from benchmarks.clairvoyant import Limits
-from benchmarks.design import textbook_cells
-from benchmarks.loads import Load, OfferedRequest, offered
-from benchmarks.prices import Prices, bound_at, edges_of
-from benchmarks.schedule_search import best_schedule
-from benchmarks.stages import Demand, Resources, hidden_stages, known_stages
-from benchmarks.step_bounds import Capacity, StepBound, capacity_of
+from benchmarks.comparison.cells import Cell, Fleet, run_cell
+from benchmarks.comparison.design import textbook_cells
+from benchmarks.comparison.loads import Load, OfferedRequest, offered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.control import above_curves
-from benchmarks.control_view import LawResult, gpu_hours_at
+from benchmarks.scaling.control_view import LawResult, gpu_hours_at
 
 POINTS = [(0.0, 14.0), (1.0, 10.0), (0.5, 16.0), (2.0, 9.0)]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.cells import Cell, Fleet, run_cell
+from benchmarks.comparison.cells import Cell, Fleet, run_cell
+from benchmarks.comparison.loads import Load
 from benchmarks.export_cell import export, main
-from benchmarks.loads import Load
 
 from goodput_replay.cli import main as replay_main
 

@@ -8,8 +8,16 @@ import statistics
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.design import HORIZON_SLACKS, cell_of, covering, read_knees, settings
-from benchmarks.loads import MIXES, Arrivals, Load, TraceWindow, long_slack_s, offered, slack_ns
+from benchmarks.comparison.design import HORIZON_SLACKS, cell_of, covering, read_knees, settings
+from benchmarks.comparison.loads import (
+    MIXES,
+    Arrivals,
+    Load,
+    TraceWindow,
+    long_slack_s,
+    offered,
+    slack_ns,
+)
 from tests.builders.traces import trace_row, write_rows
 
 from goodput_core.slo.targets import Targets

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.cells import Cell, Fleet, Kept, planned_requests, run_cell, slo_classes
-from benchmarks.cells import fleet_settings as cell_settings
-from benchmarks.design import read_knees
-from benchmarks.loads import Load, offered
-from benchmarks.plateau import Curve, Point
+from benchmarks.comparison.cells import Cell, Fleet, Kept, planned_requests, run_cell, slo_classes
+from benchmarks.comparison.cells import fleet_settings as cell_settings
+from benchmarks.comparison.design import read_knees
+from benchmarks.comparison.loads import Load, offered
+from benchmarks.comparison.plateau import Curve, Point
+from benchmarks.comparison.preemption_modes import ModeResult, mode_cells
+from benchmarks.comparison.rule import compare, judge_cell
 from benchmarks.policies_everywhere import main, serve
-from benchmarks.preemption_modes import ModeResult, mode_cells
-from benchmarks.rule import compare, judge_cell
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.spec.llmservice import LLMService
@@ -240,8 +240,8 @@ def test_the_command_prints_json_and_fails_where_the_rule_is_broken(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("benchmarks.rule.TOLERANCE", tolerance)
-    monkeypatch.setattr("benchmarks.rule.SEED_SHARE", 0)
+    monkeypatch.setattr("benchmarks.comparison.rule.TOLERANCE", tolerance)
+    monkeypatch.setattr("benchmarks.comparison.rule.SEED_SHARE", 0)
     options = "--checks rule --seeds 2 --policies slo,orca --json"
     code = main(["--cells", "textbook/recompute", *options.split()])
     document = json.loads(capsys.readouterr().out)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from benchmarks.cells import run_cell
-from benchmarks.design import read_knees
-from benchmarks.preemption_modes import mode_cells
+from benchmarks.comparison.cells import run_cell
+from benchmarks.comparison.design import read_knees
+from benchmarks.comparison.preemption_modes import mode_cells
 
 from goodput_core.spec.choices import Policy, Preemption
 

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.cells import Cell, planned_requests, run_cell
-from benchmarks.design import read_knees
-from benchmarks.forced import (
+from benchmarks.comparison.cells import Cell, planned_requests, run_cell
+from benchmarks.comparison.design import read_knees
+from benchmarks.comparison.forced import (
     ForcedResult,
     RefusedRequest,
     WatchedRun,
@@ -19,9 +19,9 @@ from benchmarks.forced import (
     serve_forced,
     serve_watched,
 )
-from benchmarks.loads import Arrivals, Load, offered
+from benchmarks.comparison.loads import Arrivals, Load, offered
+from benchmarks.comparison.retries import Clients, RetryResult, retry_cells, serve_clients
 from benchmarks.refusals import main, misses_aim
-from benchmarks.retries import Clients, RetryResult, retry_cells, serve_clients
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 It replaces an engine in benchmarks of clients, so it does little work: one protocol class on
 uvloop, responses rendered at start, no routing and no JSON parsing.
 
-    python benchmarks/mock_server.py --port 0 --log arrivals.csv
+    python benchmarks/stand_ins/mock_server.py --port 0 --log arrivals.csv
 
 prints one JSON line with its URL, and at SIGTERM writes one line per request into the log: request
 id, and arrival on the wall clock in nanoseconds. The arrival is the time at which the last byte of

@@ -13,7 +13,7 @@ from goodput_core.spec.choices import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.cells import Kept
+    from benchmarks.comparison.cells import Kept
 
 __all__ = ["CellResult", "Difference", "compare", "judge_cell", "lower_bound"]
 

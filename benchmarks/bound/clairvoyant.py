@@ -2,7 +2,7 @@
 
 Requests are served in a given order, with the step times of the device profile. A request that can
 no longer be in time is dropped, and one that can wait is evicted for one that cannot. The result is
-feasible by construction. `benchmarks.schedule_search` searches the set and the order.
+feasible by construction. `benchmarks.bound.schedule_search` searches the set and the order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from goodput_engine.device.profile import Overlap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.stages import Demand
+    from benchmarks.bound.stages import Demand
 
     from goodput_engine.device.profile import DeviceProfile
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.cells import Cell, fleet_settings, planned_requests, slo_classes
-from benchmarks.design import HORIZON_SLACKS, Setting, cell_of
-from benchmarks.loads import MIXES, Arrivals, offered
+from benchmarks.comparison.cells import Cell, fleet_settings, planned_requests, slo_classes
+from benchmarks.comparison.design import HORIZON_SLACKS, Setting, cell_of
+from benchmarks.comparison.loads import MIXES, Arrivals, offered
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.spec.choices import Policy, Preemption

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from benchmarks.stages import ROUNDING_S
+from benchmarks.bound.stages import ROUNDING_S
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, eye_array, hstack, vstack
 
 if TYPE_CHECKING:
-    from benchmarks.stages import Resources, Stages
+    from benchmarks.bound.stages import Resources, Stages
 
 __all__ = [
     "Prices", "Response", "Solution", "bound_at", "edges_of", "improve", "reduce", "solve",

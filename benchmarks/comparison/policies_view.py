@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchmarks.plateau import Curve
-    from benchmarks.preemption_modes import ModeResult
-    from benchmarks.rule import CellResult
+    from benchmarks.comparison.plateau import Curve
+    from benchmarks.comparison.preemption_modes import ModeResult
+    from benchmarks.comparison.rule import CellResult
 
 __all__ = ["draw", "show_cells", "show_curves", "show_modes"]
 

@@ -1,6 +1,6 @@
 """Serves the admin ports of many pods that do not run, from one process.
 
-    python benchmarks/fake_pods.py states.json --port 9000
+    python benchmarks/stand_ins/fake_pods.py states.json --port 9000
 
 Every address of this machine under 127.1 is an engine, every one under 127.2 a router. Their states
 were recorded from real pods (`recorded_pods`), and their counters grow as under a constant load

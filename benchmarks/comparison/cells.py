@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from benchmarks.loads import Load, OfferedRequest, offered
+from benchmarks.comparison.loads import Load, OfferedRequest, offered
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.slo.record import Outcome

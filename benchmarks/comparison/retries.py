@@ -11,9 +11,9 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.cells import fleet_settings, planned_requests, slo_classes
-from benchmarks.forced import WatchedSloPolicy, refusal_cells
-from benchmarks.loads import offered
+from benchmarks.comparison.cells import fleet_settings, planned_requests, slo_classes
+from benchmarks.comparison.forced import WatchedSloPolicy, refusal_cells
+from benchmarks.comparison.loads import offered
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.slo.record import Outcome
@@ -25,7 +25,7 @@ from goodput_replay.plan import PlannedRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from benchmarks.cells import Cell
+    from benchmarks.comparison.cells import Cell
 
     from goodput_core.slo.record import RequestRecord
     from goodput_engine.scheduler.admission import Rejection

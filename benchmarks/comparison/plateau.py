@@ -11,9 +11,9 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.cells import run_cell
-from benchmarks.design import FACTORS, Setting, cell_of
-from benchmarks.loads import MIXES, Arrivals
+from benchmarks.comparison.cells import run_cell
+from benchmarks.comparison.design import FACTORS, Setting, cell_of
+from benchmarks.comparison.loads import MIXES, Arrivals
 
 from goodput_core.spec.choices import Policy, Preemption
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
 
-    from benchmarks.cells import Cell
+    from benchmarks.comparison.cells import Cell
 
 __all__ = ["Curve", "Point", "curves", "plateau_cell", "plateau_mixes"]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchmarks.step_bounds import Capacity
+    from benchmarks.bound.step_bounds import Capacity
 
 __all__ = [
     "ROUNDING_S",

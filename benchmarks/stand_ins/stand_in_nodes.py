@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.fake_pods import ADDRESSES
+from benchmarks.stand_ins.fake_pods import ADDRESSES
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.clairvoyant import NEVER_NS, ClairvoyantJob, Limits, job_of, serve
+from benchmarks.bound.clairvoyant import NEVER_NS, ClairvoyantJob, Limits, job_of, serve
 
 from goodput_engine.device.profile import DeviceProfile
 
 if TYPE_CHECKING:
-    from benchmarks.stages import Demand
+    from benchmarks.bound.stages import Demand
 
 
 __all__ = ["Schedule", "best_schedule"]

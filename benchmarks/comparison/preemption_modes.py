@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.cells import run_cell
-from benchmarks.design import Setting, cell_of, textbook_cells
-from benchmarks.loads import Arrivals
+from benchmarks.comparison.cells import run_cell
+from benchmarks.comparison.design import Setting, cell_of, textbook_cells
+from benchmarks.comparison.loads import Arrivals
 
 from goodput_core.spec.choices import Policy, Preemption
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
-    from benchmarks.cells import Cell
+    from benchmarks.comparison.cells import Cell
 
 __all__ = ["MODE_POLICIES", "ModeResult", "compare_modes", "mode_cells"]
 
