@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
+from benchmarks.comparison.arguments import names_of, positive_count
 from benchmarks.scaling.autoscalers import (
     DynamoState,
     HpaParams,
@@ -349,10 +350,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trace", default="sample", help="a Parquet trace (default: %(default)s)")
     parser.add_argument(
-        "--stretch", type=int, default=24, help="factor of the length (%(default)s)"
+        "--stretch", type=positive_count, default=24, help="factor of the length (%(default)s)"
     )
     parser.add_argument(
-        "--copies", type=int, default=16, help="copies of each request (%(default)s)"
+        "--copies", type=positive_count, default=16, help="copies of each request (%(default)s)"
     )
     parser.add_argument(
         "--startup-seconds", type=float, help="start-up time of a replica (default: the device's)"
@@ -360,9 +361,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the arrivals (default: %(default)s)"
     )
-    parser.add_argument("--days", default=",".join(DAYS), help="comma-separated (%(default)s)")
-    parser.add_argument("--laws", default=",".join(COLOURS), help="comma-separated (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    for name, known in (("--days", DAYS), ("--laws", COLOURS)):
+        parser.add_argument(
+            name,
+            type=names_of(known),
+            default=",".join(known),
+            help="comma-separated (%(default)s)",
+        )
+    parser.add_argument(
+        "--jobs", type=positive_count, default=2, help="processes (default: %(default)s)"
+    )
     parser.add_argument("--results", type=Path, help="file of results, to continue a stopped run")
     parser.add_argument("--plot", type=Path, help="PNG to draw the documented day into")
     parser.add_argument("--no-constant", action="store_true", help="omit the constant load")
@@ -371,8 +379,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.quick:
         options.trace, options.stretch, options.copies = "sample", 15, 15
-        options.laws, options.days = "fixed-mean,hpa,ours", "documented"
-    runs = runs_of(options.laws.split(","), quick=options.quick)
+        options.laws, options.days = ["fixed-mean", "hpa", "ours"], ["documented"]
+    runs = runs_of(options.laws, quick=options.quick)
     days = [
         Day(
             trace=options.trace,
@@ -382,14 +390,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             startup_s=options.startup_seconds,
             seed=options.seed,
         )
-        for shape in options.days.split(",")
+        for shape in options.days
     ]
     failed = False
     printed: dict[str, object] = {}
     for day in days:
         requests, results = run_day(day, runs, jobs=options.jobs, results=options.results)
         if options.plot is not None and day.shape == "documented":
-            shown = {**dict.fromkeys(options.laws.split(",")), **DEFAULT_TARGETS}
+            shown = {**dict.fromkeys(options.laws), **DEFAULT_TARGETS}
             draw(requests, [r for r in results if r.target == shown[r.law]], options.plot)
         printed[day.shape] = [asdict(r) for r in results]
         if not options.json:

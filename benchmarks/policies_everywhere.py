@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.bound.step_bounds import capacity_of
 from benchmarks.bounds import clairvoyant_bound, demands_of
+from benchmarks.comparison.arguments import names_of, positive_count
 from benchmarks.comparison.cells import run_cell
 from benchmarks.comparison.design import FACTORS, cell_of, read_knees, settings, textbook_cells
 from benchmarks.comparison.loads import MIXES, offered
@@ -179,16 +180,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             for some in (cells, modes)
         )
         mixes = [mix for mix in mixes if any(part in f"plateau/{mix}" for part in parts)]
-    checks = args.checks.split(",")
     if args.list:
         print(
             "\n".join([*(cell.name for cell in (*cells, *modes)), *map("plateau/{}".format, mixes)])
         )
         return 0
-    policies = list(QUICK_POLICIES) if args.quick else args.policies.split(",")
+    policies = list(QUICK_POLICIES) if args.quick else args.policies
     if Policy.SLO not in policies:
         policies.append(Policy.SLO)
-    _check(parser, policies, checks, args.seeds)
+    if len(policies) == 1:
+        parser.error("--policies: name a policy with which slo is compared")
     if not (cells or modes or mixes):
         parser.error(f"--cells: no cell has a name with {args.cells!r}; --list prints all names")
     count = QUICK_SEEDS if args.quick else args.seeds
@@ -198,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     differences: list[ModeResult] = []
     lines: list[Curve] = []
     with ProcessPoolExecutor(max_workers=args.jobs) as pool:
-        if "rule" in checks:
+        if "rule" in args.checks:
             runs = serve(pool, cells, policies, seeds, whole=args.whole)
             limits = bounds_of(pool, cells, few) if args.bound else {}
             results = [
@@ -207,11 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 for cell in cells
             ]
-        if "hybrid" in checks:
+        if "hybrid" in args.checks:
             preempting = QUICK_POLICIES[:2] if args.quick else MODE_POLICIES
             some = [policy for policy in preempting if policy in policies]
             differences = compare_modes(pool, modes, few, some)
-        if "plateau" in checks:
+        if "plateau" in args.checks:
             lines = curves(
                 pool,
                 knees,
@@ -247,20 +248,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(broken))
 
 
-def _check(
-    parser: argparse.ArgumentParser, policies: Sequence[str], checks: Sequence[str], seeds: int
-) -> None:
-    """End with a message if an argument is invalid."""
-    for unknown in [policy for policy in policies if policy not in POLICIES]:
-        parser.error(f"--policies: {unknown!r} is not one of {', '.join(sorted(POLICIES))}")
-    for unknown in [check for check in checks if check not in CHECKS]:
-        parser.error(f"--checks: {unknown!r} is not one of {', '.join(CHECKS)}")
-    if len(policies) == 1:
-        parser.error("--policies: name a policy with which slo is compared")
-    if seeds < 1:
-        parser.error(f"--seeds: {seeds} is less than 1")
-
-
 def _ours(lines: Sequence[Curve]) -> list[Curve]:
     return [line for line in lines if line.policy == Policy.SLO]
 
@@ -271,11 +258,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mooncake", help="Parquet file of the Mooncake trace")
     parser.add_argument("--cells", help="comma-separated parts of the names of cells")
     parser.add_argument("--list", action="store_true", help="print the names of the cells")
-    parser.add_argument("--checks", default=",".join(CHECKS), help="(default: %(default)s)")
-    parser.add_argument("--policies", default=",".join(sorted(POLICIES)), help="comma-separated")
-    parser.add_argument("--seeds", type=int, default=20, help="seeds per cell (%(default)s)")
+    parser.add_argument(
+        "--checks", type=names_of(CHECKS), default=",".join(CHECKS), help="(default: %(default)s)"
+    )
+    policies = sorted(POLICIES)
+    parser.add_argument(
+        "--policies", type=names_of(policies), default=",".join(policies), help="comma-separated"
+    )
+    parser.add_argument(
+        "--seeds", type=positive_count, default=20, help="seeds per cell (%(default)s)"
+    )
     parser.add_argument("--first-seed", type=int, default=_FIRST_SEED, help="(%(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
+    parser.add_argument("--jobs", type=positive_count, default=2, help="processes (%(default)s)")
     parser.add_argument(
         "--bound", action="store_true", help="compare with the clairvoyant bound too, on few seeds"
     )

@@ -43,6 +43,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from benchmarks.comparison.arguments import names_of
 from msgspec import structs
 
 from goodput_core.quantiles import P99, quantile
@@ -420,14 +421,16 @@ def show(rows: Sequence[dict[str, object]]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--examples", default=",".join(EXAMPLES), help="(default: %(default)s)")
+    parser.add_argument(
+        "--examples",
+        type=names_of(EXAMPLES),
+        default=",".join(EXAMPLES),
+        help="(default: %(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer requests")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(argv)
-    names = options.examples.split(",")
-    for unknown in [name for name in names if name not in EXAMPLES]:
-        parser.error(f"--examples: {unknown!r} is not one of {', '.join(EXAMPLES)}")
-    tables = {name: EXAMPLES[name](quick=options.quick) for name in names}
+    tables = {name: EXAMPLES[name](quick=options.quick) for name in options.examples}
     if options.json:
         print(json.dumps(tables, indent=2))
         return

@@ -31,6 +31,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from benchmarks.comparison import forced, retries
+from benchmarks.comparison.arguments import names_of, positive_count, positive_numbers
 from benchmarks.comparison.design import read_knees
 from benchmarks.comparison.forced import draw, refusal_cells, serve_forced, serve_watched
 from benchmarks.comparison.loads import MIXES
@@ -65,27 +66,17 @@ T = TypeVar("T")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables; return 1 if an aim is missed."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    mixes = _split(args.mixes) or (list(_QUICK_MIXES) if args.quick else [])
-    factors = [_factor(parser, text) for text in _split(args.factors)]
-    checks = _split(args.checks)
-    for unknown in [mix for mix in mixes if mix not in MIXES]:
-        parser.error(f"--mixes: {unknown!r} is not one of {', '.join(MIXES)}")
-    for unknown in [check for check in checks if check not in CHECKS]:
-        parser.error(f"--checks: {unknown!r} is not one of {', '.join(CHECKS)}")
-    for name in ("seeds", "requests", "max_retries", "jobs"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: {getattr(args, name)} is less than 1")
+    args = _parser().parse_args(argv)
+    mixes, factors = args.mixes, args.factors
     if args.quick:
-        factors = factors or list(_QUICK_FACTORS)
+        mixes, factors = mixes or _QUICK_MIXES, factors or _QUICK_FACTORS
         args.seeds, args.requests = 1, min(args.requests, _QUICK_REQUESTS)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     knees = read_knees()
     document: dict[str, Any] = {}
     missed = 0
     with ProcessPoolExecutor(max_workers=args.jobs) as pool:
-        if "forced" in checks:
+        if "forced" in args.checks:
             cells = refusal_cells(knees, mixes=mixes, factors=factors or forced.FACTORS)
             refused, results = force(pool, cells, seeds, args.requests)
             false = sum(one.false_strict for one in results)
@@ -97,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             document["refused"] = refused
             if not args.json:
                 show_forced(refused, results)
-        if "retries" in checks:
+        if "retries" in args.checks:
             cells = retry_cells(knees, mixes=mixes, factors=factors or retries.FACTORS)
             tasks = [(cell, seed) for cell in cells for seed in seeds]
             clients = _all(
@@ -264,36 +255,36 @@ def _all(title: str, futures: Sequence[Future[T]]) -> list[T]:
     ]
 
 
-def _split(text: str | None) -> list[str]:
-    return text.split(",") if text else []
-
-
-def _factor(parser: argparse.ArgumentParser, text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not 0 < factor <= 100:
-        parser.error(f"--factors: {text!r} is not a number above 0 and at most 100")
-    return factor
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checks", default=",".join(CHECKS), help="(default: %(default)s)")
-    parser.add_argument("--mixes", help="comma-separated; all but chat-8b by default")
-    parser.add_argument("--factors", help="comma-separated multiples of the knee")
     parser.add_argument(
-        "--requests", type=int, default=200, help="requests to force in (%(default)s)"
+        "--checks", type=names_of(CHECKS), default=",".join(CHECKS), help="(default: %(default)s)"
     )
     parser.add_argument(
-        "--max-retries", type=int, default=4, help="a client then gives up (%(default)s)"
+        "--mixes",
+        type=names_of(MIXES),
+        default=[],
+        help="comma-separated; all but chat-8b by default",
     )
-    parser.add_argument("--seeds", type=int, default=1, help="seeds per cell (%(default)s)")
+    parser.add_argument(
+        "--factors",
+        type=positive_numbers,
+        default=[],
+        help="comma-separated multiples of the knee",
+    )
+    parser.add_argument(
+        "--requests", type=positive_count, default=200, help="requests to force in (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-retries", type=positive_count, default=4, help="a client then gives up (%(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=positive_count, default=1, help="seeds per cell (%(default)s)"
+    )
     parser.add_argument("--first-seed", type=int, default=_FIRST_SEED, help="(%(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
+    parser.add_argument("--jobs", type=positive_count, default=2, help="processes (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a short form, in seconds")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser

@@ -41,6 +41,7 @@ __all__ = [
     "fleet_of",
     "knee_key",
     "load_of",
+    "poisson_cell",
     "read_knees",
     "settings",
     "textbook_cells",
@@ -267,6 +268,36 @@ def cell_of(setting: Setting, knees: Mapping[str, float], paths: Mapping[str, st
         factor=setting.factor,
         preemption=setting.preemption,
     )
+
+
+def poisson_cell(
+    mix: str,
+    factor: float,
+    knees: Mapping[str, float],
+    *,
+    known_lengths: bool,
+    small_kv: bool = False,
+) -> Cell:
+    """Return a cell of one replica with Poisson arrivals, under `hybrid`.
+
+    Args:
+        mix: name of a mix.
+        factor: rate in multiples of the knee.
+        knees: rate of the knee of one replica, by `knee_key`.
+        known_lengths: True if the engine knows the output lengths.
+        small_kv: True for a small KV pool.
+    """
+    setting = Setting(
+        mix=mix,
+        factor=factor,
+        arrivals=Arrivals.POISSON,
+        replicas=1,
+        preemption=Preemption.HYBRID,
+        known_lengths=known_lengths,
+        small_kv=small_kv,
+        slow_swap=False,
+    )
+    return cell_of(setting, knees, {})
 
 
 def textbook_cells() -> list[Cell]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.comparison.cells import Cell, fleet_settings, planned_requests, slo_classes
-from benchmarks.comparison.design import HORIZON_SLACKS, Setting, cell_of
-from benchmarks.comparison.loads import MIXES, Arrivals, offered
+from benchmarks.comparison.design import HORIZON_SLACKS, poisson_cell
+from benchmarks.comparison.loads import MIXES, offered
 
 from goodput_core.slo.judging import JudgementKind, judge
-from goodput_core.spec.choices import Policy, Preemption
+from goodput_core.spec.choices import Policy
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.policy import SloPolicy
 from goodput_replay.emulation.emulate import emulate
@@ -167,20 +167,7 @@ def refusal_cells(
         factors: rates in multiples of the knee.
     """
     return [
-        cell_of(
-            Setting(
-                mix=mix,
-                factor=factor,
-                arrivals=Arrivals.POISSON,
-                replicas=1,
-                preemption=Preemption.HYBRID,
-                known_lengths=known_lengths,
-                small_kv=False,
-                slow_swap=False,
-            ),
-            knees,
-            {},
-        )
+        poisson_cell(mix, factor, knees, known_lengths=known_lengths)
         for mix in mixes or [name for name in MIXES if name != _LARGE_MIX]
         for factor in factors
         for known_lengths in (True, False)

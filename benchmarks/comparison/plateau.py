@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.comparison.cells import run_cell
-from benchmarks.comparison.design import FACTORS, Setting, cell_of
-from benchmarks.comparison.loads import MIXES, Arrivals
+from benchmarks.comparison.design import FACTORS, poisson_cell
+from benchmarks.comparison.loads import MIXES
 
-from goodput_core.spec.choices import Policy, Preemption
+from goodput_core.spec.choices import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,17 +81,7 @@ def plateau_mixes() -> list[str]:
 
 def plateau_cell(mix: str, factor: float, knees: Mapping[str, float]) -> Cell:
     """Return a cell of a curve: Poisson arrivals on one replica, with the same duration each."""
-    setting = Setting(
-        mix=mix,
-        factor=factor,
-        arrivals=Arrivals.POISSON,
-        replicas=1,
-        preemption=Preemption.HYBRID,
-        known_lengths=True,
-        small_kv=False,
-        slow_swap=False,
-    )
-    cell = cell_of(setting, knees, {})
+    cell = poisson_cell(mix, factor, knees, known_lengths=True)
     return replace(cell, name=f"plateau/{cell.name}")
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.comparison.cells import run_cell
-from benchmarks.comparison.design import Setting, cell_of, textbook_cells
-from benchmarks.comparison.loads import Arrivals
+from benchmarks.comparison.design import poisson_cell, textbook_cells
 
 from goodput_core.spec.choices import Policy, Preemption
 
@@ -74,17 +73,7 @@ def mode_cells(knees: Mapping[str, float]) -> list[Cell]:
     """Return cells with little memory: KV sizes and bandwidths of three mixes, and the textbook."""
     cells = [textbook_cells()[0]]
     for mix in _MIXES:
-        setting = Setting(
-            mix=mix,
-            factor=_FACTOR,
-            arrivals=Arrivals.POISSON,
-            replicas=1,
-            preemption=Preemption.HYBRID,
-            known_lengths=False,
-            small_kv=True,
-            slow_swap=False,
-        )
-        cell = cell_of(setting, knees, {})
+        cell = poisson_cell(mix, _FACTOR, knees, known_lengths=False, small_kv=True)
         assert cell.fleet.kv_blocks is not None
         for pool in _POOLS:
             blocks = round(cell.fleet.kv_blocks * pool)

@@ -299,21 +299,3 @@ def test_no_run_keeps_more_than_the_bound(capsys: pytest.CaptureFixture[str]) ->
     main(["--cells", "textbook/recompute", *options.split()])
     (cell,) = json.loads(capsys.readouterr().out)["rule"]
     assert 0 < cell["bound_share"] <= 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--policies", "fifo"], "--policies: 'fifo' is not one of"),
-        (["--policies", "slo"], "--policies: name a policy"),
-        (["--checks", "rules"], "--checks: 'rules' is not one of rule, hybrid, plateau"),
-        (["--seeds", "0"], "--seeds: 0 is less than 1"),
-        (["--cells", "nothing"], "--cells: no cell has a name with 'nothing'"),
-    ],
-)
-def test_a_wrong_argument_is_named(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert problem in capsys.readouterr().err

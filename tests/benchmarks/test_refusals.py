@@ -274,22 +274,3 @@ def test_the_command_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> N
         ["chat", "1.2x"],
         ["chat", "1.2x"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--mixes", "chats"], "--mixes: 'chats' is not one of"),
-        (["--checks", "false"], "--checks: 'false' is not one of forced, retries"),
-        (["--factors", "0"], "--factors: '0' is not a number above 0"),
-        (["--factors", "two"], "--factors: 'two' is not a number above 0"),
-        (["--requests", "0"], "--requests: 0 is less than 1"),
-        (["--max-retries", "0"], "--max-retries: 0 is less than 1"),
-    ],
-)
-def test_a_wrong_argument_is_named(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert problem in capsys.readouterr().err
