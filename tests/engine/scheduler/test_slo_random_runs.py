@@ -1,4 +1,4 @@
-"""`slo` beside any requests, memory, device and cancellations: no life breaks the scheduler."""
+"""Random runs of `slo`: no requests, memory, device or cancellations break the scheduler."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _request(draw: random.Random, rid: int, now_ns: int, unit_ns: int) -> Schedu
     )
 
 
-def _live(draw: random.Random) -> None:
+def _run(draw: random.Random) -> None:
     scheduler = _scheduler(draw)
     # A unit of a nanosecond makes steps and copies as short as they can be.
     unit_ns, noise = draw.choice([1, 1000, 1_000_000]), draw.choice([0, 0.5, 3])
@@ -78,11 +78,11 @@ def _live(draw: random.Random) -> None:
         now_ns += step_ns
         result = StepResult(plan_id=plan.plan_id, at_ns=now_ns, step_ns=step_ns, stopped={})
         scheduler.commit(plan, result, now_ns)
-    scheduler.check_integrity()
+        scheduler.check_integrity()
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1_000_000))
 @example(seed=25279)  # a request that finds no host memory after the policy has admitted it
-def test_no_life_breaks_the_scheduler(seed: int) -> None:
-    _live(random.Random(seed))
+def test_no_random_run_breaks_the_scheduler(seed: int) -> None:
+    _run(random.Random(seed))
