@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from benchmarks.bound.box_step import improve
 from benchmarks.bound.clairvoyant import Limits
-from benchmarks.bound.prices import Prices, bound_at, edges_of, improve, reduce, solve
+from benchmarks.bound.prices import Prices, bound_at, edges_of, reduce, solve
 from benchmarks.bound.schedule_search import best_schedule
 from benchmarks.bound.stages import Demand, Resources, Stages, hidden_stages, known_stages
 from benchmarks.bound.step_bounds import capacity_of
