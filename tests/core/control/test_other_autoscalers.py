@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from benchmarks.scaling import autoscalers as laws
 
 from goodput_core.control import (
     DeviceCapacity,
@@ -27,7 +25,6 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 S = NS_PER_S
 PARAMS = ServiceParams(
@@ -45,18 +42,6 @@ DEVICE = DeviceCapacity(
     ),
     kv_tokens=100_000,
 )
-
-
-@pytest.fixture(scope="module")
-def laws() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "autoscalers.py"
-    spec = importlib.util.spec_from_file_location("autoscalers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["autoscalers"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _replica(name: str, *, kv: int = 0, waiting: int = 0, running: int = 0) -> ReplicaWindow:
@@ -102,16 +87,14 @@ def _run(law: Callable[..., Any], state: Any, seen: ServiceObservation, seconds:
     [(40, 4), (43, 4), (37, 4), (45, 5), (80, 8), (400, 8)],
     ids=["on target", "10% above", "10% below", "above", "twice", "at most doubled"],
 )
-def test_hpa_scales_by_the_ratio_outside_its_tolerance(
-    laws: ModuleType, in_flight: int, wanted: int
-) -> None:
+def test_hpa_scales_by_the_ratio_outside_its_tolerance(in_flight: int, wanted: int) -> None:
     hpa = laws.HpaParams(target=10)
     seen = _observe([_replica(f"r{i}") for i in range(4)], in_flight=in_flight)
     numbers = _run(lambda *a: laws.hpa_law(*a, hpa), laws.HpaState(), seen, 15)
     assert numbers == [wanted]
 
 
-def test_hpa_removes_replicas_after_its_window(laws: ModuleType) -> None:
+def test_hpa_removes_replicas_after_its_window() -> None:
     hpa = laws.HpaParams(target=10)
     busy = _observe([_replica(f"r{i}") for i in range(4)], in_flight=40)
     idle = _observe([_replica(f"r{i}") for i in range(4)], in_flight=10)
@@ -124,7 +107,7 @@ def test_hpa_removes_replicas_after_its_window(laws: ModuleType) -> None:
     assert numbers[-1] == 1
 
 
-def test_hpa_counts_starting_pods_as_idle_and_needs_its_metric(laws: ModuleType) -> None:
+def test_hpa_counts_starting_pods_as_idle_and_needs_its_metric() -> None:
     hpa = laws.HpaParams(target=10)
     starting = _observe([_replica("r0"), _replica("r1")], desired=4, in_flight=40)
     assert laws.hpa_law(laws.HpaState(), starting, PARAMS, 0, hpa)[1] == 4
@@ -132,7 +115,7 @@ def test_hpa_counts_starting_pods_as_idle_and_needs_its_metric(laws: ModuleType)
     assert laws.hpa_law(laws.HpaState(), blind, PARAMS, 0, hpa)[1] == 1
 
 
-def test_dynamo_sets_a_minimum_by_throughput_every_three_minutes(laws: ModuleType) -> None:
+def test_dynamo_sets_a_minimum_by_throughput_every_three_minutes() -> None:
     # 40 requests in a batch give 20 requests per second of 100 tokens each at 20 ms a step.
     finished = LengthMix.of_requests([(1, 1, 100)] * 50)
     seen = _observe([_replica("r0", running=30)], arrivals=750, finished=finished)
@@ -152,7 +135,7 @@ def test_dynamo_sets_a_minimum_by_throughput_every_three_minutes(laws: ModuleTyp
     ids=["all late", "one has time", "all slow", "within the targets"],
 )
 def test_dynamo_moves_one_replica_if_all_engines_agree(
-    laws: ModuleType, replicas: list[dict[str, int]], wanted: int
+    replicas: list[dict[str, int]], wanted: int
 ) -> None:
     state = laws.DynamoState(mean=(100, 0, 100), floor=1)
     seen = _observe([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
@@ -183,7 +166,7 @@ def test_dynamo_moves_one_replica_if_all_engines_agree(
     ],
 )
 def test_llm_d_moves_one_replica_by_spare_capacity_after_four_minutes(
-    laws: ModuleType, replicas: list[dict[str, int]], moves: int
+    replicas: list[dict[str, int]], moves: int
 ) -> None:
     seen = _observe([_replica(f"r{i}", **how) for i, how in enumerate(replicas)])
     numbers = _run(laws.llmd_law, laws.LlmdState(), seen, 300)
@@ -191,6 +174,6 @@ def test_llm_d_moves_one_replica_by_spare_capacity_after_four_minutes(
     assert numbers[-1] == len(replicas) + moves
 
 
-def test_llm_d_waits_for_starting_replicas(laws: ModuleType) -> None:
+def test_llm_d_waits_for_starting_replicas() -> None:
     seen = _observe([_replica("r0", kv=95)], desired=2)
     assert set(_run(laws.llmd_law, laws.LlmdState(), seen, 600)) == {2}

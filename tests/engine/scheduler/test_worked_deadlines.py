@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks import ageing
 from goodput_engine.scheduler.policies.priority import PriorityPolicy
 from goodput_engine.scheduler.policy import SchedulingPolicy
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-
-@pytest.fixture(scope="module")
-def ageing() -> ModuleType:
-    """The benchmark whose figures stand in docs/policies.md."""
-    path = Path(__file__).parents[3] / "benchmarks" / "ageing.py"
-    spec = importlib.util.spec_from_file_location("ageing", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("policy", ["priority", "slo"])
 def test_policies_that_know_urgency_meet_all_short_deadlines_at_almost_twice_the_goodput(
-    ageing: ModuleType, policy: str
+    policy: str,
 ) -> None:
     jobs = ageing.workload()
     fcfs, aware = ageing.serve("sarathi", jobs), ageing.serve(policy, jobs)
@@ -44,14 +25,12 @@ def test_policies_that_know_urgency_meet_all_short_deadlines_at_almost_twice_the
     assert fcfs.steps < aware.steps < (1.05 if policy == "priority" else 1.1) * fcfs.steps
 
 
-def test_where_waiting_counts_at_once_priority_is_first_come_first_served(
-    ageing: ModuleType,
-) -> None:
+def test_where_waiting_counts_at_once_priority_is_first_come_first_served() -> None:
     assert ageing.serve("priority", ageing.workload(), ageing_steps=1).short_met < 0.5
 
 
 def test_tighter_promises_are_kept_by_displacing_others_and_by_nothing_else(
-    ageing: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ageing, "SHORT", replace(ageing.SHORT, deadline=24))
     jobs = ageing.workload(every=1.8)
@@ -61,9 +40,9 @@ def test_tighter_promises_are_kept_by_displacing_others_and_by_nothing_else(
 
 
 @pytest.mark.slow
-def test_the_faster_waiting_counts_the_more_batch_finishes_and_the_less_interactive_is_kept(
-    ageing: ModuleType,
-) -> None:
+def test_the_faster_waiting_counts_the_more_batch_finishes_and_the_less_interactive_is_kept() -> (
+    None
+):
     jobs = ageing.workload(2000, every=0.6)
     sweep = [ageing.serve("priority", jobs, ageing_steps=w) for w in (10, 50, 150, 300, 10**6)]
     assert all(a.short_goodput < b.short_goodput for a, b in pairwise(sweep))
