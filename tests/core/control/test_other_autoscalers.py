@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,7 +91,7 @@ def _run(law: Callable[..., Any], state: Any, seen: ServiceObservation, seconds:
 def test_hpa_scales_by_the_ratio_outside_its_tolerance(in_flight: int, wanted: int) -> None:
     hpa = laws.HpaParams(target=10)
     seen = _observe([_replica(f"r{i}") for i in range(4)], in_flight=in_flight)
-    numbers = _run(lambda *a: laws.hpa_law(*a, hpa), laws.HpaState(), seen, 15)
+    numbers = _run(partial(laws.hpa_law, hpa=hpa), laws.HpaState(), seen, 15)
     assert numbers == [wanted]
 
 
