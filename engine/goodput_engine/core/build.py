@@ -18,9 +18,7 @@ from goodput_engine.executor.emulated import EmulatedExecutor
 from goodput_engine.kv.blocks import BlockPool, HostPool
 from goodput_engine.messages import Configure, FollowManifest
 from goodput_engine.scheduler.policies.registry import build_policy
-from goodput_engine.scheduler.policies.sjf import SjfPolicy
 from goodput_engine.scheduler.policy import PolicySettings, SchedulerLimits
-from goodput_engine.scheduler.prediction import KnownLengths
 from goodput_engine.scheduler.prefill_budget import PrefillBudget
 from goodput_engine.scheduler.scheduler import Scheduler
 
@@ -42,7 +40,6 @@ def build_core(
     profile: DeviceProfile,
     *,
     on_step: Callable[[StepOutcome], None] | None = None,
-    oracle: Callable[[int], int] | None = None,
     policy: SchedulingPolicy | None = None,
 ) -> EngineCore:
     """Build a core on an emulated device.
@@ -51,9 +48,6 @@ def build_core(
         config: the configuration.
         profile: the profile that `config.device` names.
         on_step: called with the outcome of every step.
-        oracle: returns the true number of output tokens of a request by its rid. If given, the
-            core runs `sjf` with these lengths instead of the configured policy. Only for virtual
-            time, because a real server does not know them.
         policy: a new policy to run instead of the configured one, such as one that no manifest can
             name; None for the configured one.
 
@@ -79,8 +73,6 @@ def build_core(
             batch_timeout_ns=config.batch_timeout_ns, ageing_ns=config.ageing_ns
         )
         policy = build_policy(config.policy, settings)
-    if oracle is not None:
-        policy = SjfPolicy(predictor=KnownLengths(oracle), ageing_ns=config.ageing_ns)
     prefill_budget = None
     if config.budget_law is not None and policy.uses_prefill_budget:
         law = _choose(BudgetLaw, "token budget law", config.budget_law)

@@ -31,6 +31,8 @@ from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.openai.headers import RequestSLO
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
+from goodput_engine.scheduler.policies.sjf import SjfPolicy
+from goodput_engine.scheduler.prediction import KnownLengths
 from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
 from goodput_replay.emulation.requests import NO_TIMES, Deadlines, block_keys, make_record
 from goodput_replay.emulation.settings import FleetOutcome
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from goodput_core.slo.record import RequestRecord
     from goodput_core.spec.choices import RouterPolicy
     from goodput_engine.messages import Configure, Rejected
+    from goodput_engine.scheduler.policy import SchedulingPolicy
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
 
@@ -383,11 +386,9 @@ class VirtualFleet:
         ended: Callable[[ReplicaRequest, NDArray[np.int64], int], None],
     ) -> VirtualReplica:
         settings = self.settings
-        oracle = self._true_length if settings.oracle else None
-        policy = None if settings.build_policy is None else settings.build_policy()
         replica = VirtualReplica(
             name,
-            build_core(configure, settings.profile, oracle=oracle, policy=policy),
+            build_core(configure, settings.profile, policy=self._policy(configure)),
             created_ns=created_ns,
             ready_ns=ready_ns,
             fast_forward=settings.fast_forward,
@@ -396,6 +397,15 @@ class VirtualFleet:
         if not self._input_open:
             replica.end_input()
         return replica
+
+    def _policy(self, configure: Configure) -> SchedulingPolicy | None:
+        """Return a policy to run instead of the configured one; None for the configured one."""
+        if self.settings.oracle:
+            return SjfPolicy(
+                predictor=KnownLengths(self._true_length), ageing_ns=configure.ageing_ns
+            )
+        build = self.settings.build_policy
+        return None if build is None else build()
 
     def _remove_if_drained(self, replica: VirtualReplica, now_ns: int) -> None:
         """Remove a draining replica that has no requests left, recorded or not."""

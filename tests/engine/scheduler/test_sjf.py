@@ -221,7 +221,8 @@ def test_running_is_not_waiting() -> None:
 def _core(policy: str, oracle: dict[int, int] | None = None) -> EngineCore:
     configure = make_configure(policy=policy, max_num_seqs=1, max_waiting=8)
     profile = replace(load_profile("unit"), kv_blocks=100)
-    return build_core(configure, profile, oracle=None if oracle is None else oracle.__getitem__)
+    known = None if oracle is None else SjfPolicy(predictor=KnownLengths(oracle.__getitem__))
+    return build_core(configure, profile, policy=known)
 
 
 def _first_to_start(policy: str, lengths: dict[int, int], *, oracle: bool) -> int:
