@@ -11,7 +11,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
-from goodput_core.control.capacity import (
+from goodput_core.control.capacity import replica_capacity
+from goodput_core.control.demand import (
     LONG_NS,
     TREND_NS,
     ArrivalSample,
@@ -19,7 +20,6 @@ from goodput_core.control.capacity import (
     estimate_demand,
     estimate_growth,
     recent_lengths,
-    replica_capacity,
 )
 from goodput_core.control.learnt import ArrivalBlocks, Capacities, LearntCapacity, RecentBlocks
 from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
@@ -109,9 +109,10 @@ class ReplicaInputs:
             these bursts or even the lower bound of the demand exceed the current capacity. None if
             not known.
         expected: replicas needed once a new replica has started, at least `needed`.
-        fewest: replicas that suffice for the last minute with a margin; None if not known.
+        fewest: replicas that suffice for the latest demand with a margin; None if not known.
         sufficed: the largest `fewest` within the stabilisation window, at least the replicas that
-            suffice for the last five minutes; None if it has not been known for that long.
+            suffice for the means of the last five minutes and of the last twenty seconds; None if
+            it has not been known for that long.
     """
 
     observation: ServiceObservation
@@ -170,7 +171,14 @@ def observe_replicas(
     demand, growth = None, 0.0
     if fresh and idle:
         demand = Demand(
-            lower=0.0, likely=0.0, latest=0.0, steady=0.0, risen=0.0, sustained=0.0, upper=0.0
+            lower=0.0,
+            likely=0.0,
+            newest=0.0,
+            latest=0.0,
+            steady=0.0,
+            risen=0.0,
+            sustained=0.0,
+            upper=0.0,
         )
     elif fresh and predicted is not None:
         demand = estimate_demand(state.samples, predicted, now_ns)
@@ -190,7 +198,7 @@ def observe_replicas(
     state = replace(state, learnt=capacities.learnt)
     needed: int | None = None
     fewest: int | None = None
-    expected = likely = 0
+    expected = recent = 0
     if demand is not None:
         needed = capacities.fewest_for(_certain_demand(demand, budget))
         if needed > observation.desired_replicas:
@@ -202,7 +210,11 @@ def observe_replicas(
         queued = _queue_load(observation, capacities)
         latest = capacities.fewest_for(demand.latest + growth + queued, usable=_MARGIN)
         fewest = max(expected, latest, int(not idle))
-        likely = capacities.fewest_for(demand.likely, usable=_MARGIN)
+        # A load that rises in the very seconds of the decision is in no longer mean yet.
+        recent = max(
+            capacities.fewest_for(demand.steady, usable=_MARGIN),
+            capacities.fewest_for(demand.newest),
+        )
     if starting or budget.reason is TokenBudgetReason.SETTLING:
         state = replace(state, needs=())  # the replicas do not yet show what they sustain
     elif fewest is not None:
@@ -224,7 +236,7 @@ def observe_replicas(
         needed=needed,
         expected=expected,
         fewest=fewest,
-        sufficed=_sufficed(state, likely, now_ns, window_ns),
+        sufficed=_sufficed(state, recent, now_ns, window_ns),
     )
 
 
@@ -333,11 +345,11 @@ def _add_need(state: ReplicaState, fewest: int, now_ns: int, window_ns: int) -> 
     return replace(state, needs=(*in_window, (now_ns, fewest)))
 
 
-def _sufficed(state: ReplicaState, likely: int, now_ns: int, window_ns: int) -> int | None:
-    """Return the largest need within the window, at least the need of the last five minutes."""
+def _sufficed(state: ReplicaState, recent: int, now_ns: int, window_ns: int) -> int | None:
+    """Return the largest need within the window, at least `recent`; None before it is complete."""
     if not state.needs or now_ns - state.needs_since_ns < window_ns:
         return None
-    return max(likely, *(n for _, n in state.needs))
+    return max(recent, *(n for _, n in state.needs))
 
 
 def _lasts(begun_ns: int | None, limit_ns: int, now_ns: int) -> bool:

@@ -8,12 +8,8 @@ from fractions import Fraction
 import pytest
 
 from goodput_core.control import ClassWindow, TargetCounts, TargetStatus, WindowTally
-from goodput_core.control.capacity import (
-    ArrivalSample,
-    ReplicaCapacity,
-    estimate_demand,
-    estimate_growth,
-)
+from goodput_core.control.capacity import ReplicaCapacity
+from goodput_core.control.demand import ArrivalSample, estimate_demand, estimate_growth
 from goodput_core.control.slo_window import target_status, wilson_upper
 from goodput_core.histogram import LengthMix
 from goodput_core.slo.record import Outcome, RequestRecord
@@ -128,6 +124,21 @@ def test_demand_is_the_counted_load_with_a_lower_bound() -> None:
     assert 0.8 < found.sustained <= found.lower < 0.9
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "latest"),
+    [
+        pytest.param(1.0, 2.0, 0.2, id="120 in the last minute"),
+        pytest.param(0.5, 1.0, 0.1 * 100 / 140, id="100 in 140 s"),
+        pytest.param(0.2, 0.4, 0.024, id="72 in five minutes"),
+    ],
+)
+def test_the_latest_demand_is_that_of_enough_requests(
+    before: float, after: float, latest: float
+) -> None:
+    samples = _samples([before] * 60 + [after] * 6)
+    assert estimate_demand(samples, CAPACITY, 660 * S).latest == pytest.approx(latest)
+
+
 def test_few_or_uneven_requests_lower_the_bound_of_the_demand() -> None:
     many = estimate_demand(_samples([100.0] * 30), CAPACITY, 300 * S)
     few = estimate_demand(_samples([1.0] * 30), CAPACITY, 300 * S)
@@ -152,6 +163,17 @@ def test_a_ramp_is_a_trend_and_a_step_is_not() -> None:
     for at in range(0, 60, 3):
         step = _samples([20.0] * (60 - at) + [50.0] * at)
         assert estimate_growth(step, CAPACITY, 600 * S, 300 * S) == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2.3, 4.6), (0.5, 2.0), (10.0, 14.0)])
+def test_a_step_is_rarely_a_trend_although_chance_makes_it_look_like_a_ramp(
+    before: float, after: float
+) -> None:
+    found = 0
+    for seed in range(20):
+        step = [before] * 60 + [after] * 30
+        found += max(_growths(_random_samples(seed, step), 40)) > 0
+    assert found <= 6
 
 
 def test_a_trend_needs_samples_over_twice_the_horizon() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -84,6 +86,7 @@ class Service:
         self.now_s = 0
         self.state = ReplicaState()
         self.startup_s = 0
+        self.finished = FINISHED
         self.decisions: list[ReplicaDecision] = []
 
     def step(
@@ -112,7 +115,7 @@ class Service:
                 signal=signal,
                 arrivals=round(rate * INTERVAL),
                 in_flight=in_flight,
-                finished=FINISHED if rate else LengthMix(),
+                finished=self.finished if rate else LengthMix(),
             ),
             outcomes=() if good is None else (ClassOutcomes(name="chat", good=good, total=100),),
             objective_missed=objective_missed,
@@ -237,6 +240,27 @@ def test_replicas_are_removed_only_if_fewer_suffice_with_a_margin() -> None:
     # Two replicas sustain 16 per second at 0.8; with a tenth to spare, 14.4.
     assert service.run(3600, rate=15).replicas == 3
     assert service.run(3600, rate=14).replicas == 2
+
+
+def test_a_busy_minute_of_few_requests_does_not_restart_the_stabilisation_window() -> None:
+    """One replica sustains 0.79 of these long requests per second; 0.55 arrive, at random."""
+    waited_s = []
+    for seed in range(20):
+        service, rng = Service(replicas=2), random.Random(seed)
+        service.finished = LengthMix.of_requests([(1, 1, 1000)] * 50)
+        while service.desired == 2:
+            service.step(rate=sum(rng.random() < 0.055 for _ in range(100)) / INTERVAL)
+        waited_s.append(service.now_s)
+    assert median(waited_s) <= 600
+
+
+def test_no_replica_is_removed_in_the_seconds_in_which_the_load_rises() -> None:
+    service = Service(replicas=3)
+    while service.now_s < 300:
+        service.step(rate=10)
+    risen = service.step(rate=25)
+    assert (risen.replicas, risen.reason) == (3, ReplicaReason.STABILIZING)
+    assert service.run(20, rate=10).reason is ReplicaReason.FEWER_SUFFICE
 
 
 def test_replicas_are_removed_only_after_the_stabilisation_window() -> None:
