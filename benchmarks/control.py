@@ -372,7 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--jobs", type=positive_count, default=2, help="processes (default: %(default)s)"
     )
     parser.add_argument("--results", type=Path, help="file of results, to continue a stopped run")
-    parser.add_argument("--plot", type=Path, help="PNG to draw the documented day into")
+    parser.add_argument("--plot", type=Path, help="PNG to draw the first of the days into")
     parser.add_argument("--no-constant", action="store_true", help="omit the constant load")
     parser.add_argument("--quick", action="store_true", help="a short day of the sample trace")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -396,7 +396,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     printed: dict[str, object] = {}
     for day in days:
         requests, results = run_day(day, runs, jobs=options.jobs, results=options.results)
-        if options.plot is not None and day.shape == "documented":
+        if options.plot is not None and day is days[0]:
             shown = {**dict.fromkeys(options.laws), **DEFAULT_TARGETS}
             draw(requests, [r for r in results if r.target == shown[r.law]], options.plot)
         printed[day.shape] = [asdict(r) for r in results]
