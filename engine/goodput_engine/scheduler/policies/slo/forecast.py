@@ -201,9 +201,9 @@ class Forecast:
         if not sampled and targets.ttft_ns is not None:
             due_ns = request.arrival_ns + targets.ttft_ns
         elif sampled and targets.tpot_ns is not None:
-            # It may catch up until its end, which may come soon.
+            # It may catch up until its end, which may come soon, beside the prompts of others.
             tokens = self._predictor.quantile(request, _UNLIKELY) - sampled
-            ahead_ns = tokens * (targets.tpot_ns - self.token_ns)
+            ahead_ns = tokens * (targets.tpot_ns - self.pace_ns)
             due_ns = request.first_token_ns + sampled * targets.tpot_ns + max(0, int(ahead_ns))
         if targets.e2e_ns is not None:
             end_ns = request.arrival_ns + targets.e2e_ns
@@ -309,9 +309,14 @@ class Forecast:
         """Return the longest next step and the longest mean step of a decoding request."""
         step_ns = gap_ns = NEVER_NS
         if targets.tpot_ns is not None:
-            due_ns = (request.first_token_ns or self.begins_ns) + sampled * targets.tpot_ns
-            # A request that is behind catches up in steps of half its target, not at once.
-            step_ns, gap_ns = max(due_ns - self.begins_ns, targets.tpot_ns // 2), targets.tpot_ns
+            left_ns = (request.first_token_ns or self.begins_ns) + sampled * targets.tpot_ns
+            left_ns -= self.begins_ns
+            step_ns = gap_ns = targets.tpot_ns
+            if left_ns < 0:
+                # A request that is behind catches up until its end, not at once.
+                tokens = max(1, self._predictor.quantile(request, _UNLIKELY) - sampled)
+                gap_ns = max(targets.tpot_ns // 2, targets.tpot_ns + left_ns // tokens)
+            step_ns = max(left_ns, gap_ns if left_ns < 0 else targets.tpot_ns // 2)
         if targets.e2e_ns is not None:
             left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
             tokens = max(1, self._predictor.quantile(request, _LIKELY) - sampled)
