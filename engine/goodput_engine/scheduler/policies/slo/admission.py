@@ -32,6 +32,11 @@ __all__ = ["SLOAdmission"]
 
 _BUFFER_STEP: Final = 0.01
 """Buffers move so that one in a hundred admitted requests misses its target."""
+_POOL_STEP: Final = 0.05
+"""Share of the KV pool by which the free share grows after a miss that evictions explain."""
+_MAX_FREE: Final = 0.5
+_RESERVED: Final = 0.7
+"""Share of the device time asked for by better requests that is held back for them."""
 _MAX_CLASSES: Final = 64
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
@@ -79,10 +84,12 @@ class SLOAdmission:
         self.wait_ns = 0
         self._view = view
         self._model = model
-        self._offered = OfferedWork()
+        self._offered = OfferedWork(reserved=_RESERVED)
         self._offered_memory = OfferedWork(view.total_blocks)
         self._buffers_ns: dict[str, float] = {}
         """Time by class that must be left before a new prompt is due, besides one step."""
+        self._free_share = 0.0
+        """Share of the KV pool that must be left free by predicted demand."""
         self._step_ns = 0.0
         """Time of a step with prompts at the last arrival."""
         self._forecast: Forecast | None = None
@@ -145,10 +152,19 @@ class SLOAdmission:
         return displaced
 
     def calibrate(self, request: ScheduledRequest, ended_ns: int) -> None:
-        """Widen the buffer of a class after a missed target, narrow it after a met one."""
+        """Widen the buffer of a class after a missed target, narrow it after a met one.
+
+        Steps are planned so that TPOT targets are met, so a missed one shows that the request did
+        not keep its blocks. It widens the share of the pool that is left free instead.
+        """
         targets, arrival_ns, name = request.targets, request.arrival_ns, request.slo_class
         if targets.ttft_ns is None and targets.e2e_ns is None:
             return
+        if targets.tpot_ns is not None:
+            tokens_ns = ended_ns - request.first_token_ns
+            slow = tokens_ns > targets.tpot_ns * (request.output_tokens - 1)
+            free_share = self._free_share + _POOL_STEP * (slow - _BUFFER_STEP)
+            self._free_share = min(max(0.0, free_share), _MAX_FREE)
         if name not in self._buffers_ns and len(self._buffers_ns) >= _MAX_CLASSES:
             return
         missed = (
@@ -159,8 +175,7 @@ class SLOAdmission:
             one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
             longest_ns = request.output_limit * self._model.step_ns(one)
             missed = missed or longest_ns <= targets.e2e_ns
-        move = 1 - _BUFFER_STEP if missed else -_BUFFER_STEP
-        buffer_ns = self._buffers_ns.get(name, 0.0) + move * self._step_ns
+        buffer_ns = self._buffers_ns.get(name, 0.0) + self._step_ns * (missed - _BUFFER_STEP)
         self._buffers_ns[name] = max(0.0, buffer_ns)
 
     def _claim(self, request: ScheduledRequest, forecast: Forecast) -> _Claim:
@@ -239,6 +254,7 @@ class SLOAdmission:
             gone = {prompt.rid for prompt in without}
             prompts = [prompt for prompt in prompts if prompt.rid not in gone]
         buffer_ns = self._buffers_ns.get(new.request.slo_class, 0.0)
+        buffer_ns = min(buffer_ns, (new.due_ns - begins_ns) / 2)
         # No step takes longer than one with all the prompts that are there.
         work_ns = new.work_ns + sum(prompt.work_ns for prompt in prompts)
         step_ns = min(forecast.step_ns, forecast.token_ns + work_ns)
@@ -246,12 +262,14 @@ class SLOAdmission:
             prompts,
             new,
             begins_ns=begins_ns,
-            margin_ns=step_ns + min(buffer_ns, (new.due_ns - begins_ns) / 2),
+            margin_ns=step_ns + buffer_ns,
             share=1 - self._offered.held_back(claim.rank, begins_ns),
         )
-        if late is None or not self._memory_suffices(claim, prompts, forecast, whole=not without):
+        if late is None:
             return None
-        return late
+        stay = claim.stay._replace(latest_ns=max(0.0, claim.stay.latest_ns - buffer_ns))
+        claim = claim._replace(stay=stay)
+        return late if self._memory_suffices(claim, prompts, forecast, whole=not without) else None
 
     def _memory_suffices(
         self, claim: _Claim, prompts: list[Prompt], forecast: Forecast, *, whole: bool
@@ -281,7 +299,8 @@ class SLOAdmission:
         demand, _ = self._pool(new.priority)
         return demand.fits(
             claim.stay.later(passed_ns),
-            blocks=view.total_blocks * (1 - offered.held_back(rank, begins_ns)),
+            blocks=view.total_blocks
+            * (1 - max(self._free_share, offered.held_back(rank, begins_ns))),
             places=places,
             reserved=lambda at_ns: expected(at_ns - passed_ns),
         ) and self._all_start(claim, prompts, forecast)
@@ -349,7 +368,7 @@ class SLOAdmission:
             demand = PoolDemand([*(stay for stay, _ in running), *waiting])
             queue = PoolQueue(
                 [held for _, held in running],
-                blocks=view.total_blocks,
+                blocks=view.total_blocks * (1 - self._free_share),
                 places=view.limits.max_num_seqs,
             )
             pool = self._pools[priority] = demand, queue

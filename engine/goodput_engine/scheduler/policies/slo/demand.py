@@ -211,7 +211,7 @@ class PoolQueue:
 
     __slots__ = ("_ends", "_free_blocks", "_free_places", "_lenders")
 
-    def __init__(self, held: Sequence[Held], *, blocks: int, places: int) -> None:
+    def __init__(self, held: Sequence[Held], *, blocks: float, places: int) -> None:
         self._ends = sorted((one.ends_ns, one.blocks) for one in held)
         self._free_blocks = blocks - sum(one.blocks for one in held)
         self._free_places = places - len(held)

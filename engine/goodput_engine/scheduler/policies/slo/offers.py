@@ -24,6 +24,7 @@ _CLEARLY: Final = 1
 1.4 to 2. Predictions of equal requests differ by less, so equals do not outbid each other."""
 _HELD_BACK: Final = 0.6
 """Share of the capacity that requests worth the least leave to others under full load."""
+_MOST_HELD_BACK: Final = 0.9
 _WHOLE_LOAD: Final = 1.5
 """Load from which all of this share is held back. Up to a load of 1, nothing is."""
 _FULL_LOAD: Final = 0.95
@@ -42,6 +43,8 @@ class OfferedWork:
     Args:
         capacity: units of the resource that can be used at once: 1 for the device, the number of
             blocks for the KV pool. Work is in these units times nanoseconds.
+        reserved: share of the work that is offered by better requests which is held back for them;
+            0 if it is counted over time, by `expected_above`.
     """
 
     __slots__ = (
@@ -50,12 +53,14 @@ class OfferedWork:
         "_last_ns",
         "_offers",
         "_refused_ns",
+        "_reserved",
         "_windows_ns",
         "_work_ns",
     )
 
-    def __init__(self, capacity: int = 1) -> None:
+    def __init__(self, capacity: int = 1, *, reserved: float = 0.0) -> None:
         self._capacity = capacity
+        self._reserved = reserved
         self._work_ns: dict[tuple[int, int], float] = {}
         self._refused_ns: dict[tuple[int, int], float] = {}
         self._windows_ns: dict[tuple[int, int], float] = {}
@@ -94,10 +99,10 @@ class OfferedWork:
         self._refused_ns[rank] = self._refused_ns.get(rank, 0.0) + work_ns
 
     def held_back(self, rank: tuple[int, int], now_ns: int) -> float:
-        """Return the share of the capacity that a request must leave to others, 0 to 0.6.
+        """Return the share of the capacity that a request must leave to others, 0 to 0.9.
 
-        It grows with the load, and with the share of offered work that is worth more, of which
-        equals count half.
+        It grows with the load, with the work that is worth more, and with its share of all work,
+        of which equals count half.
         """
         total_ns = sum(self._work_ns.values())
         if not total_ns:
@@ -108,8 +113,9 @@ class OfferedWork:
         load = total_ns / (span_ns * self._capacity)
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > rank)
-        above_ns += self._work_ns.get(rank, 0.0) / 2
-        return _HELD_BACK * full * above_ns / total_ns
+        asked = load * above_ns / total_ns
+        contested = (above_ns + self._work_ns.get(rank, 0.0) / 2) / total_ns
+        return full * min(_MOST_HELD_BACK, max(self._reserved * asked, _HELD_BACK * contested))
 
     def load(self, rank: tuple[int, int], now_ns: int) -> float:
         """Return the offered work of at least a rank, as a share of the capacity.
