@@ -6,7 +6,7 @@ import math
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from goodput_core.spec.choices import Policy
+from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.steptime import OnlineStepTime, StepShape, StepTimeForm, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.admission import Rejection, Removal
@@ -145,28 +145,36 @@ class SloPolicy(SchedulingPolicy):
 
     def _rank_queue(self, forecast: Forecast) -> None:
         """Order the queue: in time, favoured, late; favoured first if its blocks are free."""
-        view, waiting = self.view, RequestState.WAITING
+        waiting = RequestState.WAITING
         order = [p.request for p in forecast.prompts if p.request.state is waiting]
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
-        if first:
-            free_blocks = view.free_blocks - self.headroom_blocks()
-            if first[0].total_tokens <= free_blocks * view.block_size:
-                self._queue.rank([*first, *order, *late])
-                return
+        if first and first[0].total_tokens <= self._free_tokens():
+            self._queue.rank([*first, *order, *late])
+            return
         self._queue.rank([*order, *first, *late])
+
+    def _free_tokens(self) -> int:
+        """Return the tokens of a prompt that finds room without an eviction."""
+        view = self.view
+        return (view.free_blocks - self.headroom_blocks()) * view.block_size
 
     def _token_budget(self, forecast: Forecast, beside: StepShape) -> int:
         """Return the decodes and the prompt tokens that fit before the earliest due token."""
-        limit, begins_ns = self.view.limits.token_budget, forecast.begins_ns
+        view, begins_ns = self.view, forecast.begins_ns
+        limit, free_tokens = view.limits.token_budget, self._free_tokens()
         within_ns = forecast.within_ns * SAFETY if forecast.within_ns != NEVER_NS else NEVER_NS
-        # A prompt that can end in this step must end in time.
+        # A prompt that can end in this step must end in time. One that waits for blocks must become
+        # urgent before it is late.
         tokens = 0
         for prompt in forecast.prompts:
-            left_ns = prompt.due_ns - begins_ns
+            request, left_ns = prompt.request, prompt.due_ns - begins_ns
+            if request.state is RequestState.WAITING and request.total_tokens > free_tokens:
+                soon_ns = left_ns - prompt.work_ns - self._urgent_ns(request, forecast)
+                within_ns = min(within_ns, max(soon_ns, forecast.step_ns))
+                continue
             if left_ns >= within_ns:
                 continue
-            request = prompt.request
             tokens += request.input_tokens + request.base_sampled - request.base_computed
             step_ns = self.model.step_ns(beside.with_chunk(0, tokens))
             if step_ns > left_ns:
@@ -249,7 +257,17 @@ class SloPolicy(SchedulingPolicy):
             return False
         prompt = forecast.prompt(request)
         slack_ns = prompt.due_ns - prompt.work_ns - forecast.begins_ns
-        return slack_ns < max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
+        return slack_ns < self._urgent_ns(request, forecast)
+
+    def _urgent_ns(self, request: ScheduledRequest, forecast: Forecast) -> float:
+        """Return the slack from which a waiting prompt must start, or find room by evictions."""
+        view = self.view
+        urgent_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
+        if view.preemption is not Preemption.RECOMPUTE and request.total_tokens > self._free_tokens():
+            # Copied blocks are free one step after the copy.
+            copied = -(-request.total_tokens // view.block_size)
+            urgent_ns += forecast.token_ns + max(forecast.token_ns, view.copy_ns(copied))
+        return urgent_ns
 
     # --- admit to the batch ------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:
