@@ -187,6 +187,12 @@ class SchedulerView:
         """Number of free KV blocks that hold a reusable prefix."""
         return self._table.kv.cached_blocks
 
+    def cached_tokens(self, request: ScheduledRequest) -> int:
+        """Return the number of prompt tokens that need not be computed if it starts now."""
+        kv = self._table.kv
+        most = (request.input_tokens - 1) // kv.block_size
+        return len(kv.match(request.block_hashes, most)) * kv.block_size
+
     def pending_blocks(self) -> int:
         """Return the number of used blocks that will become free without a further eviction."""
         return self._table.pending_blocks()

@@ -110,7 +110,8 @@ class ScheduledRequest:
     published_blocks: int = 0
     """Number of its leading blocks that are in the prefix cache."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache at its first admission."""
+    """Prompt tokens found in the prefix cache at its first admission. Before it, a policy may store
+    here what it expects."""
     first_scheduled_ns: int = 0
     preemptions: int = 0
     last_plan: int = 0

@@ -151,6 +151,10 @@ class SLOAdmission:
         forecast.prompts = sorted([*prompts, claim.prompt])
         return displaced
 
+    def longest_step_ns(self, now_ns: int) -> float:
+        """Return the longest step for which a request that arrives in it can wait."""
+        return self._offered.shortest_window_ns(now_ns) / 2
+
     def calibrate(self, request: ScheduledRequest, ended_ns: int) -> None:
         """Widen the buffer of a class after a missed target, narrow it after a met one.
 

@@ -177,6 +177,8 @@ class Forecast:
     def work_ns(self, request: ScheduledRequest) -> float:
         """Return the time until the next token of a prompt without any wait."""
         tokens = request.input_tokens + request.base_sampled - request.base_computed
+        if not request.admitted_tokens:
+            tokens -= request.cached_tokens
         copied = len(request.host_blocks)
         return max(tokens * self.prompt_ns, self._view.copy_ns(copied) if copied else self.token_ns)
 

@@ -54,6 +54,7 @@ class OfferedWork:
         "_offers",
         "_refused_ns",
         "_reserved",
+        "_seen_ns",
         "_windows_ns",
         "_work_ns",
     )
@@ -65,6 +66,8 @@ class OfferedWork:
         self._refused_ns: dict[tuple[int, int], float] = {}
         self._windows_ns: dict[tuple[int, int], float] = {}
         """Mean time from the arrival to the latest start of a request."""
+        self._seen_ns: dict[tuple[int, int], int] = {}
+        """Time of the last offer."""
         self._first_ns: int | None = None
         self._last_ns = 0
         self._offers = 0
@@ -86,12 +89,13 @@ class OfferedWork:
                 account[key] *= fade
         if rank not in self._work_ns and len(self._work_ns) >= _MAX_RANKS:
             least = min(self._work_ns, key=self._work_ns.__getitem__)
-            del self._work_ns[least], self._windows_ns[least]
+            del self._work_ns[least], self._windows_ns[least], self._seen_ns[least]
             self._refused_ns.pop(least, None)
         self._work_ns[rank] = self._work_ns.get(rank, 0.0) + work_ns
         window_ns = max(0.0, window_ns)
         window = self._windows_ns.get(rank, window_ns)
         self._windows_ns[rank] = window + 0.1 * (window_ns - window)
+        self._seen_ns[rank] = now_ns
         self._offers += 1
 
     def refuse(self, rank: tuple[int, int], work_ns: float) -> None:
@@ -126,6 +130,11 @@ class OfferedWork:
             return 0.0
         work_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key >= rank)
         return work_ns / (max(NS_PER_S, self._span_ns(now_ns)) * self._capacity)
+
+    def shortest_window_ns(self, now_ns: int) -> float:
+        """Return the shortest mean time that a recent rank has until its latest start."""
+        recent = [key for key, seen_ns in self._seen_ns.items() if now_ns - seen_ns < _FADE_NS]
+        return min((self._windows_ns[key] for key in recent), default=math.inf)
 
     def outbids(self, rank: tuple[int, int], now_ns: int) -> bool:
         """Return True if requests that are worth clearly more fill the capacity, and are refused.

@@ -164,6 +164,8 @@ class SloPolicy(SchedulingPolicy):
         view, begins_ns = self.view, forecast.begins_ns
         limit, free_tokens = view.limits.token_budget, self._free_tokens()
         within_ns = forecast.within_ns * SAFETY if forecast.within_ns != NEVER_NS else NEVER_NS
+        longest_ns = self._admission.longest_step_ns(begins_ns)
+        within_ns = min(within_ns, max(forecast.step_ns, longest_ns))
         # A prompt that can end in this step must end in time. One that waits for blocks must become
         # urgent before it is late.
         tokens = 0
@@ -263,7 +265,8 @@ class SloPolicy(SchedulingPolicy):
         """Return the slack from which a waiting prompt must start, or find room by evictions."""
         view = self.view
         urgent_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
-        if view.preemption is not Preemption.RECOMPUTE and request.total_tokens > self._free_tokens():
+        copies = view.preemption is not Preemption.RECOMPUTE
+        if copies and request.total_tokens > self._free_tokens():
             # Copied blocks are free one step after the copy.
             copied = -(-request.total_tokens // view.block_size)
             urgent_ns += forecast.token_ns + max(forecast.token_ns, view.copy_ns(copied))
@@ -328,6 +331,7 @@ class SloPolicy(SchedulingPolicy):
         targets = request.targets
         if targets.ttft_ns is None and targets.e2e_ns is None:
             return None
+        request.cached_tokens = self.view.cached_tokens(request)
         forecast = self._look()
         forecast.begins_ns = self._next_step_ns()
         displaced = self._admission.displaced_for(
