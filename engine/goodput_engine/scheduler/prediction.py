@@ -26,12 +26,14 @@ _HALF_LIFE: Final = 1024
 """After this many outputs, the weight of all earlier ones is halved."""
 _MAX_CURVES: Final = 256
 _PROMPT_DOUBLINGS_PER_BIN: Final = 2
-_TYPICAL_TOKENS: Final = 64
-"""Before anything is known, an output of n tokens ends within the next n + 64 with chance 63 %."""
+_TYPICAL_TOKENS: Final = 256
+"""Before anything is known, an output of n tokens is expected to have n + 256 more."""
 _PRIOR_ENDS: Final = 1 / 32
 """In each bin of lengths, the parent curve counts as this many ends."""
-_PRIOR_EXACT: Final = 2
+_PRIOR_EXACT: Final = 0.5
 """The parent's share of outputs as long as their limits counts as this many outputs."""
+_EXACT: Final = 0.2
+"""That share before anything is known: most limits only protect from an endless output."""
 _MAX_REMEMBERED: Final = 8192
 _NO_HAZARD: Final = 1e-9
 _NO_SURVIVORS: Final = 1e-12
@@ -227,7 +229,7 @@ _BINS: Final = _BINS_PER_DOUBLING * _DOUBLINGS
 _EDGES: Final = [2 ** (k / _BINS_PER_DOUBLING) - 1 for k in range(_BINS + 1)]
 _WIDTHS: Final = [high - low for low, high in pairwise(_EDGES)]
 _LAST: Final = len(_WIDTHS) - 1
-_UNKNOWN: Final = [1 / (_TYPICAL_TOKENS + (low + high) / 2) for low, high in pairwise(_EDGES)]
+_UNKNOWN: Final = [2 / (_TYPICAL_TOKENS + (low + high) / 2) for low, high in pairwise(_EDGES)]
 
 
 class _LengthCurve:
@@ -389,7 +391,7 @@ class _LengthCurve:
         return share / (share + (1 - share) * survivors)
 
     def _exact_share(self) -> float:
-        prior = 0.5 if self._parent is None else self._parent._exact_share()  # noqa: SLF001
+        prior = _EXACT if self._parent is None else self._parent._exact_share()  # noqa: SLF001
         return (self._at_limit + _PRIOR_EXACT * prior) / (self._outputs + _PRIOR_EXACT)
 
 
