@@ -21,7 +21,7 @@ from goodput_engine.scheduler.request_table import RequestState, ScheduledReques
 from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from goodput_engine.scheduler.admission import Rejection
 
@@ -108,11 +108,13 @@ class Bench:
         tbt_ms: int | None = None,
         priority: int = 0,
         weight: int = 1,
+        block_hashes: Sequence[int] = (),
     ) -> ScheduledRequest:
         request = ScheduledRequest(
             rid=rid,
             arrival_ns=self.now_ns,
             input_tokens=tokens,
+            block_hashes=block_hashes,
             max_output_tokens=outputs,
             priority=priority,
             weight=weight,
@@ -169,6 +171,49 @@ def test_a_request_ahead_of_its_schedule_leaves_time_for_prompts() -> None:
         bench.step()  # 5 ms each: 70 ms ahead after the two that follow the first token
     bench.add(2, 3000, ttft_ms=10_000, tpot_ms=40)
     assert _chunks(bench.step()) == [(2, 1999)]
+
+
+def test_a_request_that_is_behind_catches_up_until_its_end() -> None:
+    bench = Bench(left=20)
+    bench.add(1, 50, ttft_ms=1000, tpot_ms=40)
+    bench.step()
+    bench.pass_time(140)  # 100 ms behind: 20 tokens in 700 ms
+    bench.add(2, 3000, ttft_ms=10_000, tpot_ms=40)
+    # 0.95 of 35 ms at 0.05 ms per token, the decode among them.
+    assert _chunks(bench.step()) == [(2, 664)]
+
+
+def test_no_step_is_longer_than_half_of_the_time_that_recent_requests_can_wait() -> None:
+    bench = Bench(budget=10_000)
+    bench.add(1, 160, ttft_ms=100)  # its prompt takes 8 ms, so it can wait for 92 ms
+    bench.step()
+    bench.add(2, 9000, ttft_ms=10_000)
+    assert _chunks(bench.step()) == [(2, 46 * 20 - 1)]
+
+
+def test_a_prompt_that_waits_for_blocks_becomes_urgent_before_it_is_late() -> None:
+    bench = Bench(blocks=400, left=200, preemption=Preemption.RECOMPUTE)
+    bench.add(1, 1600, tpot_ms=40, outputs=300)
+    for _ in range(10):
+        bench.step()  # 5 ms each, so that it is far ahead of its schedule
+    lower = bench.add(2, 4500, ttft_ms=5000, outputs=300)
+    bench.step()
+    urgent = bench.add(3, 1000, ttft_ms=140, outputs=300, priority=1)
+    while not urgent.first_token_ns:
+        bench.step()
+    assert lower.preemptions == 1, "its blocks are needed"
+    assert urgent.first_token_ns - urgent.arrival_ns <= 140 * NS_PER_MS
+
+
+def test_cached_prompt_tokens_are_no_work() -> None:
+    hashes = range(100, 160)
+    bench = Bench()
+    bench.add(1, 1000, ttft_ms=1000, outputs=1, block_hashes=hashes)
+    bench.step()
+    bench.add(2, 1000, ttft_ms=40, outputs=1, block_hashes=hashes)
+    bench.add(3, 1000, ttft_ms=40, outputs=1)
+    assert [refusal is None for refusal in bench.refusals] == [True, True, False]
+    assert _chunks(bench.step()) == [(2, 40)]
 
 
 def test_a_promise_on_gaps_bounds_a_step_whatever_is_ahead() -> None:
@@ -296,6 +341,23 @@ def test_after_misses_a_class_gets_a_buffer_and_loses_it_again() -> None:
     fresh = Bench(budget=1000, seqs=1)
     fresh.add(3, 5000, ttft_ms=330)
     assert fresh.refusals[-1] is None
+
+
+def test_after_a_missed_tpot_target_a_share_of_the_pool_is_left_free() -> None:
+    def admitted(tokens: int, *, tpot_ms: int) -> bool:
+        bench = Bench(blocks=100, left=1)
+        bench.add(1, 100, ttft_ms=1000, tpot_ms=tpot_ms, outputs=3)
+        while bench.scheduler.has_work:
+            bench.step()
+            bench.pass_time(20)
+        bench.add(2, 800, ttft_ms=1000, outputs=200)
+        bench.step()
+        bench.add(3, tokens, ttft_ms=300, outputs=40)
+        return bench.refusals[-1] is None
+
+    assert admitted(1540, tpot_ms=100), "97 of the 100 blocks"
+    assert not admitted(1540, tpot_ms=10)
+    assert admitted(1400, tpot_ms=10)
 
 
 def test_a_late_request_is_held_back_while_others_can_be_on_time() -> None:
@@ -476,8 +538,9 @@ def test_a_request_waits_for_an_end_that_was_predicted_before_its_arrival(
 
 def test_a_prompt_that_ends_in_the_step_leaves_a_margin() -> None:
     bench = Bench()
-    bench.add(1, 500, ttft_ms=60)
+    bench.add(1, 500, ttft_ms=160)
     bench.add(2, 5000, ttft_ms=1000)
+    bench.pass_time(100)
     plan = bench.step()
     assert _chunks(plan)[0] == (1, 500)
     assert 56 * NS_PER_MS <= _FORM.step_ns(plan.shape) <= 57 * NS_PER_MS

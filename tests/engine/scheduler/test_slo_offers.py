@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -65,6 +66,28 @@ def test_under_full_load_capacity_is_held_back_for_better_requests_and_half_for_
     assert offered.held_back(_BETTER, now_ns) == pytest.approx(0.3)
     best = OfferedWork.rank(1, 1.0, 1.0)
     assert offered.held_back(best, now_ns) == 0
+
+
+def test_most_of_what_better_requests_ask_for_can_be_reserved() -> None:
+    now_ns = 20 * NS_PER_S
+    offered = OfferedWork(reserved=0.7)
+    # Nine tenths of the capacity are asked for by better requests, and twice as much by equals.
+    for i in range(200):
+        at_ns = i * NS_PER_S // 10
+        offered.add(_BETTER, 0.09 * NS_PER_S, window_ns=0, now_ns=at_ns)
+        offered.add(_WORSE, 0.18 * NS_PER_S, window_ns=0, now_ns=at_ns)
+    assert offered.held_back(_WORSE, now_ns) == pytest.approx(0.7 * 0.9, rel=0.02)
+    assert offered.held_back(_BETTER, now_ns) == pytest.approx(0.6 / 6, rel=0.02)
+
+
+def test_the_shortest_window_is_that_of_a_recent_rank() -> None:
+    offered = OfferedWork()
+    assert offered.shortest_window_ns(0) == math.inf
+    offered.add(_BETTER, 1.0, window_ns=100, now_ns=0)
+    offered.add(_WORSE, 1.0, window_ns=500, now_ns=10 * NS_PER_S)
+    assert offered.shortest_window_ns(10 * NS_PER_S) == 100
+    assert offered.shortest_window_ns(25 * NS_PER_S) == 500
+    assert offered.shortest_window_ns(60 * NS_PER_S) == math.inf
 
 
 def test_less_is_held_back_under_less_load() -> None:

@@ -215,8 +215,8 @@ class PoolQueue:
         self._ends = sorted((one.ends_ns, one.blocks) for one in held)
         self._free_blocks = blocks - sum(one.blocks for one in held)
         self._free_places = places - len(held)
-        lenders = sorted((-one.pause_ns, one.blocks) for one in held if one.pause_ns > 0)
-        self._lenders = [(-pause_ns, blocks) for pause_ns, blocks in lenders]
+        lenders = [(one.pause_ns, one.ends_ns, one.blocks) for one in held if one.pause_ns > 0]
+        self._lenders = sorted(lenders, reverse=True)
 
     def late(
         self,
@@ -257,7 +257,7 @@ class PoolQueue:
                 continue
             # A lender gives its place, and at least one block with it.
             missing = max(blocks - max(0.0, free), 0.0 if places > 0 else 1.0)
-            if now_ns > latest_ns or self._lendable(length_ns) - lent < missing:
+            if now_ns > latest_ns or self._lendable(length_ns, now_ns) - lent < missing:
                 late.add(rid)
                 continue
             # It takes its place back at the end, together with its blocks.
@@ -266,13 +266,14 @@ class PoolQueue:
             free, lent = free - own, lent + missing
         return late
 
-    def _lendable(self, length_ns: float) -> float:
-        """Return the blocks of running requests that can pause for a time."""
+    def _lendable(self, length_ns: float, now_ns: float) -> float:
+        """Return the blocks of requests that still run at a time and can pause for another."""
         blocks = 0.0
-        for pause_ns, held in self._lenders:
+        for pause_ns, ends_ns, held in self._lenders:
             if pause_ns <= length_ns:
                 break
-            blocks += held
+            if ends_ns > now_ns:
+                blocks += held
         return blocks
 
 

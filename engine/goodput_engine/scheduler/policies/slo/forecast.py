@@ -30,6 +30,8 @@ _LIKELY: Final = 0.9
 """An end-to-end target is planned for an output as long as this quantile."""
 _UNLIKELY: Final = 0.05
 """An end-to-end target is lost if not even an output as short as this quantile would meet it."""
+_LEAST_STEP: Final = 3
+"""A step with prompts may take as long as this many steps without, so that prompts progress."""
 _LATE_WORK: Final = 1.07
 """Prompts take this much longer while late requests get a sixteenth of the steps' time."""
 _REMEMBERED: Final = 1 - 1 / 64
@@ -93,13 +95,15 @@ class Forecast:
         step_factor: factor by which steps may take longer than predicted, at least 1.
         favoured: a late request that gets a share of each step; None for none.
         prompts_ns: mean time by which prompts make a step with decodes longer.
+        longest_ns: longest step for which a request that arrives in it can wait.
 
     Attributes:
         favoured: as above.
+        longest_ns: as above, but long enough to compute prompts.
         token_ns: time of a step with all decodes and no prompts, at least that of one decode.
         pace_ns: mean time between two tokens of a running request, beside the prompts of others.
         step_ns: time of a step with the decodes in time and as many prompt tokens as their TPOT
-            targets allow.
+            targets and `longest_ns` allow.
         prompt_ns: time per prompt token in such steps.
         all_decodes, kept_decodes: decodes of all running requests, and of those that can still
             meet their targets.
@@ -118,6 +122,7 @@ class Forecast:
         "favoured",
         "kept_decodes",
         "late",
+        "longest_ns",
         "lost",
         "pace_ns",
         "prompt_ns",
@@ -138,6 +143,7 @@ class Forecast:
         step_factor: float = 1.0,
         favoured: ScheduledRequest | None = None,
         prompts_ns: float = 0.0,
+        longest_ns: float = NEVER_NS,
     ) -> None:
         self._view = view
         self._predictor = predictor
@@ -149,8 +155,9 @@ class Forecast:
         self.pace_ns = self.token_ns + prompts_ns
         beside = self.kept_decodes
         most = tokens = max(1, view.limits.token_budget - self.all_decodes.num_decodes)
-        if self.tightest_ns != NEVER_NS:
-            target_ns = int(self.tightest_ns * SAFETY)
+        self.longest_ns = max(longest_ns, _LEAST_STEP * self.token_ns)
+        target_ns = int(min(self.tightest_ns * SAFETY, self.longest_ns))
+        if target_ns < NEVER_NS:
             tokens = largest_prefill(model, beside=beside, target_ns=target_ns, most_tokens=most)
             tokens = max(TRICKLE_TOKENS, tokens)
         self.step_ns = model.step_ns(beside.with_chunk(0, tokens)) * step_factor

@@ -164,8 +164,7 @@ class SloPolicy(SchedulingPolicy):
         view, begins_ns = self.view, forecast.begins_ns
         limit, free_tokens = view.limits.token_budget, self._free_tokens()
         within_ns = forecast.within_ns * SAFETY if forecast.within_ns != NEVER_NS else NEVER_NS
-        longest_ns = self._admission.longest_step_ns(begins_ns)
-        within_ns = min(within_ns, max(forecast.step_ns, longest_ns))
+        within_ns = min(within_ns, forecast.longest_ns)
         # A prompt that can end in this step must end in time. One that waits for blocks must become
         # urgent before it is late.
         tokens = 0
@@ -424,6 +423,7 @@ class SloPolicy(SchedulingPolicy):
                 step_factor=self._step_factor,
                 favoured=self._favoured,
                 prompts_ns=self._prompt_time.mean_ns(self.view.decode_epoch),
+                longest_ns=self._admission.longest_step_ns(self.view.now_ns),
             )
         return self._forecast
 
