@@ -33,7 +33,7 @@ _PRIOR_ENDS: Final = 1 / 32
 _PRIOR_EXACT: Final = 0.5
 """The parent's share of outputs as long as their limits counts as this many outputs."""
 _EXACT: Final = 0.2
-"""That share before anything is known: most limits only protect from an endless output."""
+"""Share before anything is known: most limits only protect from an endless output."""
 _MAX_REMEMBERED: Final = 8192
 _NO_HAZARD: Final = 1e-9
 _NO_SURVIVORS: Final = 1e-12
