@@ -68,7 +68,7 @@ def test_under_full_load_capacity_is_held_back_for_better_requests_and_half_for_
     assert offered.held_back(best, now_ns) == 0
 
 
-def test_most_of_what_better_requests_ask_for_can_be_reserved() -> None:
+def test_a_share_of_the_work_of_better_requests_can_be_reserved() -> None:
     now_ns = 20 * NS_PER_S
     offered = OfferedWork(reserved=0.7)
     # Nine tenths of the capacity are asked for by better requests, and twice as much by equals.
