@@ -214,12 +214,17 @@ def test_a_plateau_keeps_what_a_lower_load_kept(
     assert curve.broken == broken
 
 
-@pytest.mark.parametrize(("hybrid", "broken"), [(0.7, False), (0.695, False), (0.685, True)])
-def test_hybrid_is_compared_to_the_better_mode(hybrid: float, broken: bool) -> None:
+@pytest.mark.parametrize(
+    ("hybrid", "high", "broken"),
+    [(0.7, 0.01, False), (0.695, -0.001, False), (0.685, 0.001, False), (0.685, -0.001, True)],
+    ids=["equal", "within 1 %", "perhaps by chance", "worse"],
+)
+def test_hybrid_is_compared_to_the_better_mode(hybrid: float, high: float, broken: bool) -> None:
     result = ModeResult(
         cell="cell",
         policy="slo",
         shares={"recompute": 0.5, "swap": 0.7, "hybrid": hybrid},
+        high=high,
         preemptions=1,
     )
     assert result.broken == broken

@@ -186,6 +186,7 @@ class SLOAdmission:
         """Predict what a new request uses of the device, of KV memory and of places."""
         view, model = self._view, self._model
         prompt, left = forecast.prompt(request), forecast.tokens_left(request)
+        # Prefix hits count here: they may be gone, and the account must not be too small.
         tokens, decodes = request.input_tokens, forecast.all_decodes
         half = max(1, view.limits.token_budget // 2)
         one_ns, two_ns = (model.step_ns(decodes.with_chunk(0, n * half)) for n in (1, 2))

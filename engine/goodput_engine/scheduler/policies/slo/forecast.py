@@ -181,11 +181,14 @@ class Forecast:
         left_ns = request.arrival_ns + e2e_ns - self.begins_ns - self.work_ns(request)
         return self._predictor.chance_within(request, int(left_ns / self.token_ns) + 1)
 
+    def prompt_tokens(self, request: ScheduledRequest) -> int:
+        """Return the prompt tokens that are still to be computed; those of a copy included."""
+        tokens = request.input_tokens + request.base_sampled - request.base_computed
+        return tokens if request.admitted_tokens else tokens - request.cached_tokens
+
     def work_ns(self, request: ScheduledRequest) -> float:
         """Return the time until the next token of a prompt without any wait."""
-        tokens = request.input_tokens + request.base_sampled - request.base_computed
-        if not request.admitted_tokens:
-            tokens -= request.cached_tokens
+        tokens = self.prompt_tokens(request)
         copied = len(request.host_blocks)
         return max(tokens * self.prompt_ns, self._view.copy_ns(copied) if copied else self.token_ns)
 

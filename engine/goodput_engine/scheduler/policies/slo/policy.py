@@ -176,7 +176,7 @@ class SloPolicy(SchedulingPolicy):
                 continue
             if left_ns >= within_ns:
                 continue
-            tokens += request.input_tokens + request.base_sampled - request.base_computed
+            tokens += forecast.prompt_tokens(request)
             step_ns = self.model.step_ns(beside.with_chunk(0, tokens))
             if step_ns > left_ns:
                 break
@@ -264,11 +264,12 @@ class SloPolicy(SchedulingPolicy):
         """Return the slack from which a waiting prompt must start, or find room by evictions."""
         view = self.view
         urgent_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
-        copies = view.preemption is not Preemption.RECOMPUTE
-        if copies and request.total_tokens > self._free_tokens():
+        if view.preemption is Preemption.RECOMPUTE or request.total_tokens <= self._free_tokens():
+            return urgent_ns
+        copy_ns = view.copy_ns(-(-request.total_tokens // view.block_size))
+        if view.preemption is Preemption.SWAP or 2 * copy_ns < forecast.work_ns(request):
             # Copied blocks are free one step after the copy.
-            copied = -(-request.total_tokens // view.block_size)
-            urgent_ns += forecast.token_ns + max(forecast.token_ns, view.copy_ns(copied))
+            urgent_ns += forecast.token_ns + max(forecast.token_ns, copy_ns)
         return urgent_ns
 
     # --- admit to the batch ------------------------------------------------------------------
