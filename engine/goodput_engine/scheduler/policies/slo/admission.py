@@ -92,8 +92,12 @@ class SLOAdmission:
         """Share of the KV pool that must be left free by predicted demand."""
         self._step_ns = 0.0
         """Time of a step with prompts at the last arrival."""
+        self._asked: Forecast | None = None
+        """The forecast of the last arrival."""
         self._forecast: Forecast | None = None
         """The last forecast for which the next attributes were used."""
+        self._waiting: dict[int, Stay] = {}
+        """Stays of waiting requests in this forecast by rid, from when the stays were counted."""
         self._steps_left = 0
         """Steps until they are made again; until then, requests that end count as running."""
         self._counted_ns = 0
@@ -119,7 +123,8 @@ class SLOAdmission:
             forecast: the state before the next step.
             retry: True if the request was refused before and is sent again at the stated time.
         """
-        forecast.prompts = prompts = _prompts_left(forecast)
+        forecast.prompts = prompts = _prompts_left(forecast, again=forecast is self._asked)
+        self._asked = forecast
         self._step_ns = forecast.step_ns
         claim, now_ns = self._claim(request, forecast), forecast.begins_ns
         if retry:
@@ -291,6 +296,7 @@ class SLOAdmission:
         if forecast is not self._forecast:
             self._steps_left -= 1
             self._forecast = forecast
+            self._waiting.clear()
         if not whole or self._steps_left < 0:
             self._count_stays(prompts, forecast)
             self._steps_left = view.num_running // _COUNTED_IN_A_STEP if whole else -1
@@ -318,13 +324,17 @@ class SLOAdmission:
         started = [
             stay for request, stay in self._not_held if request.blocks and request.priority >= least
         ]
-        stays = [
-            (prompt, self._stay(prompt, forecast.tokens_left(prompt.request), forecast))
-            for prompt in prompts
-            if not prompt.request.blocks
-        ]
-        waiting = [(prompt.rid, stay.later(passed_ns)) for prompt, stay in stays]
-        at = sum(prompt < claim.prompt for prompt, _ in stays)
+        waiting: list[tuple[int, Stay]] = []
+        at = 0
+        for prompt in prompts:
+            if not prompt.request.blocks:
+                stay = self._waiting.get(prompt.rid)
+                if stay is None:
+                    left = forecast.tokens_left(prompt.request)
+                    stay = self._stay(prompt, left, forecast).later(passed_ns)
+                    self._waiting[prompt.rid] = stay
+                waiting.append((prompt.rid, stay))
+                at += prompt < claim.prompt
         new = (claim.prompt.rid, claim.stay.later(passed_ns))
         late = queue.late([*waiting[:at], new, *waiting[at:]], started=started, begins_ns=passed_ns)
         if claim.prompt.rid in late:
@@ -342,6 +352,7 @@ class SLOAdmission:
         self._blocks = self._requests = 0
         self._held, self._not_held = [], []
         self._pools.clear()
+        self._waiting.clear()
         for request in view.running():
             is_favoured = request is forecast.favoured
             if is_favoured or request.rid not in forecast.lost:
@@ -392,13 +403,17 @@ class SLOAdmission:
         self._requests += 1
 
 
-def _prompts_left(forecast: Forecast) -> list[Prompt]:
-    """Return the prompts of the forecast that are still to be computed, with the work left."""
-    return [
-        prompt._replace(work_ns=forecast.work_ns(prompt.request))
-        for prompt in forecast.prompts
-        if prompt.request.state in _PROMPT_STATES
-    ]
+def _prompts_left(forecast: Forecast, *, again: bool) -> list[Prompt]:
+    """Return the prompts of the forecast that are still to be computed, with the work left.
+
+    Args:
+        forecast: the forecast.
+        again: True if it was done before, so that the work is that which is left.
+    """
+    left = [prompt for prompt in forecast.prompts if prompt.request.state in _PROMPT_STATES]
+    if again:
+        return left
+    return [prompt._replace(work_ns=forecast.work_ns(prompt.request)) for prompt in left]
 
 
 def _preferred(rank: tuple[int, int]) -> tuple[int, int]:
