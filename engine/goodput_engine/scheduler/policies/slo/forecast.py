@@ -154,12 +154,11 @@ class Forecast:
         self._look_at_running(view, model)
         self.pace_ns = self.token_ns + prompts_ns
         beside = self.kept_decodes
-        most = tokens = max(1, view.limits.token_budget - self.all_decodes.num_decodes)
+        most = max(1, view.limits.token_budget - self.all_decodes.num_decodes)
         self.longest_ns = max(longest_ns, _LEAST_STEP * self.token_ns)
         target_ns = int(min(self.tightest_ns * SAFETY, self.longest_ns))
-        if target_ns < NEVER_NS:
-            tokens = largest_prefill(model, beside=beside, target_ns=target_ns, most_tokens=most)
-            tokens = max(TRICKLE_TOKENS, tokens)
+        tokens = largest_prefill(model, beside=beside, target_ns=target_ns, most_tokens=most)
+        tokens = max(TRICKLE_TOKENS, tokens)
         self.step_ns = model.step_ns(beside.with_chunk(0, tokens)) * step_factor
         self.prompt_ns = self.step_ns / tokens
         if self.lost or favoured is not None:
@@ -321,14 +320,15 @@ class Forecast:
         """Return the longest next step and the longest mean step of a decoding request."""
         step_ns = gap_ns = NEVER_NS
         if targets.tpot_ns is not None:
-            left_ns = (request.first_token_ns or self.begins_ns) + sampled * targets.tpot_ns
-            left_ns -= self.begins_ns
-            step_ns = gap_ns = targets.tpot_ns
-            if left_ns < 0:
+            due_ns = (request.first_token_ns or self.begins_ns) + sampled * targets.tpot_ns
+            left_ns = due_ns - self.begins_ns
+            if left_ns >= 0:
+                step_ns, gap_ns = max(left_ns, targets.tpot_ns // 2), targets.tpot_ns
+            else:
                 # A request that is behind catches up until its end, not at once.
                 tokens = max(1, self._predictor.quantile(request, _UNLIKELY) - sampled)
-                gap_ns = max(targets.tpot_ns // 2, targets.tpot_ns + left_ns // tokens)
-            step_ns = max(left_ns, gap_ns if left_ns < 0 else targets.tpot_ns // 2)
+                pace_ns = targets.tpot_ns + left_ns // tokens
+                step_ns = gap_ns = max(targets.tpot_ns // 2, pace_ns)
         if targets.e2e_ns is not None:
             left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
             tokens = max(1, self._predictor.quantile(request, _LIKELY) - sampled)
