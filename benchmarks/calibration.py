@@ -33,6 +33,7 @@ from benchmarks.comparison.loads import offered
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.spec.choices import Policy
 from goodput_engine.scheduler.policies.slo.policy import SloPolicy
+from goodput_engine.scheduler.request_table import RequestState
 from goodput_replay.emulation.emulate import emulate
 
 if TYPE_CHECKING:
@@ -87,9 +88,19 @@ class PredictingSloPolicy(SloPolicy):
     def reject(self, request: ScheduledRequest) -> Rejection | None:
         """Decide as `slo` does."""
         rejection = super().reject(request)
-        if rejection is None:
+        if rejection is None and request.rid not in self._undecided:
             self._chances[request.rid] = self._look().chance(request)
         return rejection
+
+    def waiting_to_reject(self) -> Iterable[Removal]:
+        """Decide as `slo` does on the requests that wait for it."""
+        waited = dict(self._undecided)
+        for removal in super().waiting_to_reject():
+            self._chances.pop(removal.request.rid, None)
+            yield removal
+        for rid, request in waited.items():
+            if rid not in self._undecided and request.state is RequestState.WAITING:
+                self._chances[rid] = self._look().chance(request)
 
     def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:
         """Return the requests that `slo` displaces, which are no longer admitted."""

@@ -63,14 +63,21 @@ class WatchedSloPolicy(SloPolicy):
     def reject(self, request: ScheduledRequest) -> Rejection | None:
         """Reject as `slo` does, but never the forced request."""
         rejection = super().reject(request)
-        if rejection is None:
-            return None
         if request.rid == self._forced:
             # A later request before the next step must be tested against this one, too.
+            self._undecided.pop(request.rid, None)
             self._forecast = None
             return None
-        self._rejections[request.rid] = rejection
+        if rejection is not None:
+            self._rejections[request.rid] = rejection
         return rejection
+
+    def waiting_to_reject(self) -> Iterable[Removal]:
+        """Return the requests that waited in vain, or are displaced, but never the forced one."""
+        for removal in super().waiting_to_reject():
+            if removal.request.rid != self._forced:
+                self._rejections[removal.request.rid] = removal.rejection
+                yield removal
 
     def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:
         """Return the requests that `slo` displaces, but never the forced one."""

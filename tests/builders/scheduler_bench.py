@@ -205,6 +205,9 @@ class SchedulerBench:
         self.now_ns += 1
         before = self.scheduler.num_running
         plan = self.scheduler.plan(self.now_ns)
+        for removal in self.scheduler.admission.take_removed():
+            assert removal.rejection.reason in ("displaced", "unattainable")
+            self.rejected.add(removal.request.rid)
         if plan is None:
             return False
         width = max(before, self.scheduler.limits.max_num_seqs)

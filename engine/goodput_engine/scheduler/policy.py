@@ -358,6 +358,15 @@ class SchedulingPolicy(ABC):
         """
         return ()
 
+    def waiting_to_reject(self) -> Iterable[Removal]:
+        """Return waiting requests to reject because their decision was left open until now.
+
+        The hook is called before each plan. Each request leaves the queue before the next one is
+        taken from the iterable. It must never have started, and its rejection must state a time
+        after which to retry.
+        """
+        return ()
+
     def may_admit(self, request: ScheduledRequest) -> bool:  # noqa: ARG002
         """Return True if the head of the queue may start; False ends the step's admissions."""
         return True

@@ -34,6 +34,8 @@ _PRIOR_EXACT: Final = 0.5
 """The parent's share of outputs as long as their limits counts as this many outputs."""
 _EXACT: Final = 0.2
 """Share before anything is known: most limits only protect from an endless output."""
+_PROTECTION: Final = 1 / math.log(32_768)
+"""Density of such limits over the logarithm of tokens, up to 32,768 tokens."""
 _MAX_REMEMBERED: Final = 8192
 _NO_HAZARD: Final = 1e-9
 _NO_SURVIVORS: Final = 1e-12
@@ -97,10 +99,11 @@ class LearnedLengths:
     parent: the class for a size of prompts, all requests for a class, and for all requests a curve
     on which an output is expected to last about as long again.
 
-    Beside the curve stands the share of requests that were given their exact length as their
-    limit: an output that reaches its limit is evidence for it. After each 1,024 outputs the weight
-    of the earlier ones is halved. Lengths are stored in logarithmic bins, and the number of curves
-    is limited, so memory is bounded.
+    Beside the curve stands the share of clients that state the exact length as their limit: an
+    output that reaches its limit is evidence for it. Without evidence, a limit that is a likely
+    length is likelier exact. After each 1,024 outputs the weight of the earlier ones is halved.
+    Lengths are stored in logarithmic bins, and the number of curves is limited, so memory is
+    bounded.
 
     Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 1958.
     The conditional mean is the criterion of "shortest expected remaining processing time" (Sevcik,
@@ -126,16 +129,29 @@ class LearnedLengths:
 
     def output_tokens(self, request: ScheduledRequest) -> int:
         """Return the mean total: more than the tokens so far, and within the limit."""
-        return self._curve(request).mean(request.sampled_tokens, request.output_limit)
+        return self._curve(request).mean(
+            request.sampled_tokens,
+            request.output_limit,
+            stated=request.max_output_tokens is not None,
+        )
 
     def quantile(self, request: ScheduledRequest, share: float) -> int:
         """Return a total that is exceeded with chance 1 − share; bounds as for the mean."""
-        return self._curve(request).quantile(request.sampled_tokens, request.output_limit, share)
+        return self._curve(request).quantile(
+            request.sampled_tokens,
+            request.output_limit,
+            share,
+            stated=request.max_output_tokens is not None,
+        )
 
     def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
         """Return the chance that the total is at most this many tokens."""
-        curve = self._curve(request)
-        return curve.chance_within(request.sampled_tokens, request.output_limit, tokens)
+        return self._curve(request).chance_within(
+            request.sampled_tokens,
+            request.output_limit,
+            tokens,
+            stated=request.max_output_tokens is not None,
+        )
 
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Measure the error of the prediction, then learn the true length."""
@@ -145,10 +161,11 @@ class LearnedLengths:
             self._weight /= 2
             for curve in (self._all, *self._curves.values()):
                 curve.halve()
-        self._errors += abs(math.log(self._curve(request).mean(0, limit) / tokens))
+        stated = request.max_output_tokens is not None
+        self._errors += abs(math.log(self._curve(request).mean(0, limit, stated=stated) / tokens))
         self._weight += 1
         for curve in self._curves_of(request):
-            curve.add(tokens, at_limit=tokens >= limit)
+            curve.add(tokens, at_limit=tokens >= limit, stated=stated)
         self.judged += 1
         self._since_fit += 1
         if self._since_fit * 8 >= min(self.judged, _HALF_LIFE):
@@ -259,6 +276,7 @@ class _LengthCurve:
         self._exposure = [0.0] * len(_WIDTHS)
         """Outputs that reached each bin; one that was censored in it counts for the part before."""
         self._outputs = self._at_limit = 0.0
+        """Outputs whose clients stated a limit, and those of them that reached it."""
         self._ages: Sequence[int] | None = ()
         """Ages of running outputs for the next fit; None if the curve is fitted."""
         self._hazard: list[float] = []
@@ -267,16 +285,17 @@ class _LengthCurve:
         """Share of outputs that are longer than each edge."""
         self._area: list[float] = []
         """Area under the curve up to each edge."""
-        self._known: dict[tuple[int, int, float], int] = {}
-        """Predictions since the last fit, by bin, limit and share (-1: the mean)."""
+        self._known: dict[tuple[int, int, float, bool], int] = {}
+        """Predictions since the last fit, by bin, limit, share (-1: the mean), and if the client
+        stated the limit."""
 
     # --- learn -------------------------------------------------------------------------------
-    def add(self, tokens: int, *, at_limit: bool) -> None:
+    def add(self, tokens: int, *, at_limit: bool, stated: bool) -> None:
         """Add a finished output."""
-        self._outputs += 1
+        self._outputs += stated
         if at_limit:
             _expose(self._exposure, tokens)
-            self._at_limit += 1
+            self._at_limit += stated
         else:
             at = min(_bin(tokens - 0.5), _LAST)
             for k in range(at + 1):
@@ -324,48 +343,55 @@ class _LengthCurve:
             self._area.append(area)
 
     # --- predict -----------------------------------------------------------------------------
-    def mean(self, age: int, limit: int) -> int:
-        """Return the mean length of an output that is longer than `age`."""
-        at = _bin(age)
-        total = self._known.get((at, limit, -1))
+    def mean(self, age: int, limit: int, *, stated: bool) -> int:
+        """Return the mean length of an output that is longer than `age`.
+
+        Args:
+            age: its tokens so far.
+            limit: its limit.
+            stated: True if the limit is the client's, which may be the exact length.
+        """
+        key = (_bin(age), limit, -1, stated)
+        total = self._known.get(key)
         if total is None:
-            total = self._remember((at, limit, -1), self._mean(age, limit))
+            total = self._remember(key, self._mean(age, limit, stated=stated))
         return min(limit, max(age + 1, total))
 
-    def quantile(self, age: int, limit: int, share: float) -> int:
+    def quantile(self, age: int, limit: int, share: float, *, stated: bool) -> int:
         """Return the quantile of the length of an output that is longer than `age`."""
-        at = _bin(age)
-        total = self._known.get((at, limit, share))
+        key = (_bin(age), limit, share, stated)
+        total = self._known.get(key)
         if total is None:
-            total = self._remember((at, limit, share), self._quantile(age, limit, share))
+            total = self._remember(key, self._quantile(age, limit, share, stated=stated))
         return min(limit, max(age + 1, total))
 
-    def chance_within(self, age: int, limit: int, tokens: int) -> float:
+    def chance_within(self, age: int, limit: int, tokens: int, *, stated: bool) -> float:
         """Return the chance that an output that is longer than `age` has at most `tokens`."""
         if tokens >= limit:
             return 1.0
         survivors = self._at(age)[1]
         if tokens <= age or survivors < _NO_SURVIVORS:
             return 0.0
-        return (1 - self._exact(survivors)) * (1 - self._at(tokens)[1] / survivors)
+        exact = self._exact(survivors, limit) if stated else 0.0
+        return (1 - exact) * (1 - self._at(tokens)[1] / survivors)
 
-    def _remember(self, key: tuple[int, int, float], total: int) -> int:
+    def _remember(self, key: tuple[int, int, float, bool], total: int) -> int:
         if len(self._known) >= _MAX_REMEMBERED:
             self._known.clear()
         self._known[key] = total
         return total
 
-    def _mean(self, age: int, limit: int) -> int:
+    def _mean(self, age: int, limit: int, *, stated: bool) -> int:
         area, survivors = self._at(age)
         if survivors < _NO_SURVIVORS:
             return min(limit, 2 * age)
-        exact = self._exact(survivors)
+        exact = self._exact(survivors, limit) if stated else 0.0
         longer = (self._at(limit)[0] - area) / survivors
         return age + round((1 - exact) * longer + exact * (limit - age))
 
-    def _quantile(self, age: int, limit: int, share: float) -> int:
+    def _quantile(self, age: int, limit: int, share: float, *, stated: bool) -> int:
         survivors = self._at(age)[1]
-        exact = self._exact(survivors)
+        exact = self._exact(survivors, limit) if stated else 0.0
         if exact >= 1 - share:
             return limit
         left = survivors * (1 - share - exact) / (1 - exact)
@@ -381,17 +407,25 @@ class _LengthCurve:
         left = math.exp(-hazard * (tokens - _EDGES[at]))
         return self._area[at] + survivors * (1 - left) / hazard, survivors * left
 
-    def _exact(self, survivors: float) -> float:
+    def _exact(self, survivors: float, limit: int) -> float:
         """Return the chance that the limit of an output is its exact length.
 
         Args:
             survivors: share of the other outputs that are as long as this one already is.
+            limit: the limit.
         """
-        share = self._exact_share()
+        share = self._exact_share(limit)
         return share / (share + (1 - share) * survivors)
 
-    def _exact_share(self) -> float:
-        prior = _EXACT if self._parent is None else self._parent._exact_share()  # noqa: SLF001
+    def _exact_share(self, limit: int) -> float:
+        """Return the share of limits of this size that are exact."""
+        if self._parent is None:
+            # On the curve of an unknown load, (t / (n + t))² of the outputs are longer than n.
+            density = 2 * limit * _TYPICAL_TOKENS**2 / (limit + _TYPICAL_TOKENS) ** 3
+            exact, other = _EXACT * density, (1 - _EXACT) * _PROTECTION
+            prior = exact / (exact + other)
+        else:
+            prior = self._parent._exact_share(limit)  # noqa: SLF001
         return (self._at_limit + _PRIOR_EXACT * prior) / (self._outputs + _PRIOR_EXACT)
 
 

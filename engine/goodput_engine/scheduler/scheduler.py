@@ -117,6 +117,7 @@ class Scheduler(SchedulerView):
         )
         self.transfer = KVTransfer(policy=policy, table=table, admission=self.admission, view=self)
         # An optional hook is called only if the policy overrides it.
+        self._rejects_waiting = policy.overrides("waiting_to_reject")
         self._preempts_ahead = policy.overrides("preempt_ahead")
         self._orders_prompts = policy.overrides("prefill_order", "precedes")
         self._limits_admission = policy.overrides("may_admit")
@@ -186,6 +187,9 @@ class Scheduler(SchedulerView):
         self.now_ns = now_ns
         if self.late_requests is LateRequests.DROP:
             self.admission.drop_late()
+        if self._rejects_waiting:
+            for removal in policy.waiting_to_reject():
+                self.admission.remove(removal)
         if self._preempts_ahead:
             for request in policy.preempt_ahead():
                 if request.displaceable:

@@ -28,6 +28,7 @@ def _request(
         arrival_ns=0,
         input_tokens=input_tokens,
         slo_class=slo_class,
+        max_output_tokens=limit,
         output_limit=limit,
         base_sampled=has,
         base_emitted=has,
@@ -44,13 +45,26 @@ def _taught(
     return lengths
 
 
-def test_before_anything_is_known_a_prediction_is_below_the_limit_but_grows_with_it() -> None:
+def test_before_anything_is_known_a_limit_counts_if_it_is_a_likely_length() -> None:
     lengths = LearnedLengths()
     means = [lengths.output_tokens(_request(limit=limit)) for limit in (10, 123, 1000, 10_000)]
-    assert means == sorted(set(means))
-    assert means[1] < 123
-    assert means[3] < 10_000
+    assert means[:3] == sorted(set(means[:3]))
+    assert means[0] == 10
+    assert 70 < means[1] < 110
+    assert 250 < means[2] < 400
+    assert 240 < means[3] < 320, "about the typical length: the limit only protects"
     assert lengths.output_tokens(_request(limit=1)) == 1
+
+
+def test_a_limit_that_the_client_did_not_state_is_no_length() -> None:
+    lengths = LearnedLengths()
+    for _ in range(100):
+        lengths.learn(_request(has=700, limit=700), ())
+    assert lengths.output_tokens(_request(limit=300)) == 300
+    unstated = _request(limit=30_000)
+    unstated.max_output_tokens = None
+    assert lengths.chance_within(unstated, 2000) > 0.5
+    assert lengths.output_tokens(unstated) < lengths.output_tokens(_request(limit=30_000))
 
 
 def test_a_class_is_predicted_by_its_own_outputs() -> None:

@@ -53,6 +53,13 @@ def _simulated(
     return [prompt.rid for prompt in late]
 
 
+def test_a_prompt_that_is_late_anyway_is_no_reason_to_refuse() -> None:
+    late, new = _prompt(1, due=10, work=11), _prompt(3, due=8, work=2)
+    assert _late([late], new) == []
+    assert _late([late, _prompt(2, due=23, work=10)], new) == []
+    assert _late([late, _prompt(2, due=22, work=10)], new) is None, "in time without the new one"
+
+
 def test_a_prompt_that_is_alone_needs_its_work_and_the_margin() -> None:
     assert _late([], _prompt(1, due=10, work=10)) == []
     assert _late([], _prompt(1, due=10, work=11)) is None

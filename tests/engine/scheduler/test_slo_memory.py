@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.scheduler.policies.slo.memory import peak_tokens
+from goodput_engine.scheduler.policies.slo.demand import TokensInMemory, peak_tokens
 
 
 def _simulated(requests: list[tuple[int, int]]) -> int:
@@ -29,3 +29,23 @@ def test_the_peak_is_what_a_step_by_step_count_finds(requests: list[tuple[int, i
 )
 def test_an_early_end_makes_room(requests: list[tuple[int, float]], peak: float) -> None:
     assert peak_tokens(requests) == peak
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=8),
+    new=st.integers(0, 50),
+    steps=st.integers(1, 60),
+)
+def test_the_peak_beside_a_new_request_is_that_of_its_stay(
+    requests: list[tuple[int, int]], new: int, steps: int
+) -> None:
+    held = TokensInMemory([(tokens, left) for tokens, left in requests])
+    stay = [(tokens, min(left, steps)) for tokens, left in requests]
+    assert held.peak_beside(new, after=0, steps=steps) == _simulated([*stay, (new, steps)])
+
+
+def test_the_peak_beside_a_new_request_counts_what_others_have_gained_since() -> None:
+    held = TokensInMemory([(100, 50)])
+    assert held.peak_beside(10, after=20, steps=10) == 100 + 30 + 10 + 10
+    assert held.peak_beside(10, after=20, steps=40) == 10 + 30 + 100 + 50, "when the other ends"
+    assert held.peak_beside(500, after=20, steps=200) == 500 + 200, "at its own end"

@@ -1,22 +1,18 @@
 """Admission to the queue: an admitted request is expected to meet its targets.
 
 A new request is tested against the work of all requests, late ones included (`demand`), and against
-the work that is offered by requests that are worth more (`offers`).
+the work that is offered by requests that are worth more (`offers`). One that fails may wait for a
+later decision, because other requests may end earlier than predicted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from goodput_core.steptime import StepShape
+from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
-from goodput_engine.scheduler.policies.slo.demand import (
-    Held,
-    PoolDemand,
-    PoolQueue,
-    Stay,
-    late_prompts,
-)
+from goodput_engine.scheduler.policies.slo.demand import late_prompts
+from goodput_engine.scheduler.policies.slo.memory import MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
 from goodput_engine.scheduler.request_table import RequestState
 
@@ -24,49 +20,72 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
-    from goodput_engine.scheduler.policies.slo.policy import LearningStepTime
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["SLOAdmission"]
+__all__ = ["LearningStepTime", "Refusal", "SLOAdmission"]
 
 _BUFFER_STEP: Final = 0.01
 """Buffers move so that one in a hundred admitted requests misses its target."""
-_POOL_STEP: Final = 0.05
-"""Share of the KV pool by which the free share grows after a miss that evictions explain."""
-_MAX_FREE: Final = 0.5
 _RESERVED: Final = 0.7
 """Share of the device time asked for by better requests that is held back for them."""
 _MAX_CLASSES: Final = 64
-_COUNTED_IN_A_STEP: Final = 64
-"""Mean number of running requests whose stays are counted in a step."""
 _SAMPLE_DECODES: Final = 16
 """The cost of a decode is that of so many more, because steps are rounded."""
 _RETRY_BINS: Final = 4
 """A retry at the stated time counts as worth four times as much: two doublings of two bins."""
+_MOST_CONTESTED: Final = 0.2
+"""A request may wait for a later decision if at most this share is held back for better ones. Under
+a higher load, the decision would be made when they happen to be few, and take their room."""
+_LEAST_CHANCE: Final = 0.5
+"""It may wait while its end-to-end target is likelier met than not."""
 _LEAST_BACKLOG_NS: Final = NS_PER_S // 2
 _MAX_LOAD: Final = 0.99
 _PROMPT_STATES: Final = (RequestState.WAITING, RequestState.PREFILLING)
+
+
+class LearningStepTime(StepTimeForm, Protocol):
+    """A step-time model that learns from measured steps.
+
+    Args:
+        error: recent mean of |measured / predicted − 1|.
+        steps: number of measured steps.
+    """
+
+    error: float
+    steps: int
+
+    def observe(self, shape: StepShape, step_ns: int) -> None:
+        """Learn the measured time of a step."""
+        ...
 
 
 class _Claim(NamedTuple):
     """The demand of a new request.
 
     Args:
-        prompt: its prompt.
-        stay: the time for which it holds blocks and a place.
-        tokens_left: predicted output tokens.
+        new: its prompt, and its stay in KV memory.
         work_ns: its use of the scarcest resource, as time of the whole resource.
         rank: its rank by value per use of the scarcest resource.
         memory_rank: its rank by value per use of KV memory.
     """
 
-    prompt: Prompt
-    stay: Stay
-    tokens_left: int
+    new: NewStay
     work_ns: float
     rank: tuple[int, int]
     memory_rank: tuple[int, int]
+
+
+class Refusal(NamedTuple):
+    """The refusal of a request.
+
+    Args:
+        wait_ns: predicted time until a request like it would be admitted.
+        final: False if the same request may wait for a later decision.
+    """
+
+    wait_ns: int
+    final: bool
 
 
 class SLOAdmission:
@@ -75,46 +94,31 @@ class SLOAdmission:
     Args:
         view: the scheduler.
         model: predicts step times.
-
-    Attributes:
-        wait_ns: predicted time until a request like the last refused one would be admitted.
     """
 
     def __init__(self, view: SchedulerView, model: LearningStepTime) -> None:
-        self.wait_ns = 0
         self._view = view
         self._model = model
         self._offered = OfferedWork(reserved=_RESERVED)
         self._offered_memory = OfferedWork(view.total_blocks)
+        self._memory = MemoryTest(view)
         self._buffers_ns: dict[str, float] = {}
         """Time by class that must be left before a new prompt is due, besides one step."""
-        self._free_share = 0.0
-        """Share of the KV pool that must be left free by predicted demand."""
         self._step_ns = 0.0
         """Time of a step with prompts at the last arrival."""
         self._asked: Forecast | None = None
         """The forecast of the last arrival."""
-        self._forecast: Forecast | None = None
-        """The last forecast for which the next attributes were used."""
-        self._waiting: dict[int, Stay] = {}
-        """Stays of waiting requests in this forecast by rid, from when the stays were counted."""
-        self._steps_left = 0
-        """Steps until they are made again; until then, requests that end count as running."""
-        self._counted_ns = 0
-        self._held: list[tuple[int, Stay, Held]] = []
-        """Priority, stay and blocks of the running requests."""
-        self._not_held: list[tuple[ScheduledRequest, Stay]] = []
-        """Requests that waited when the stays were counted, or arrived later."""
-        self._pools: dict[int, tuple[PoolDemand, PoolQueue]] = {}
-        """By priority: demand and queue of the requests with this priority or a higher one."""
-        self._blocks = 0
-        """Blocks that all requests need together at their longest."""
-        self._requests = 0
 
-    def displaced_for(
-        self, request: ScheduledRequest, forecast: Forecast, *, retry: bool = False
-    ) -> list[ScheduledRequest] | None:
-        """Return the waiting requests to reject for a new one; None to reject the new one.
+    def decide(
+        self,
+        request: ScheduledRequest,
+        forecast: Forecast,
+        *,
+        retry: bool = False,
+        again: bool = False,
+        may_wait: bool = True,
+    ) -> list[ScheduledRequest] | Refusal:
+        """Return the waiting requests to reject for a new one, or the refusal of the new one.
 
         A request that is admitted is added to the prompts of the forecast.
 
@@ -122,38 +126,52 @@ class SLOAdmission:
             request: the new request.
             forecast: the state before the next step.
             retry: True if the request was refused before and is sent again at the stated time.
+            again: True if the request has waited for this decision.
+            may_wait: False if no more requests may wait for a later decision.
         """
-        forecast.prompts = prompts = _prompts_left(forecast, again=forecast is self._asked)
-        self._asked = forecast
+        # Chunks that were planned since the forecast was made shorten the work that is left.
+        forecast.prompts = prompts = _prompts_left(
+            forecast, planned=not again and forecast is not self._asked
+        )
+        if not again:
+            self._asked = forecast
         self._step_ns = forecast.step_ns
         claim, now_ns = self._claim(request, forecast), forecast.begins_ns
         if retry:
             claim = claim._replace(
                 rank=_preferred(claim.rank), memory_rank=_preferred(claim.memory_rank)
             )
-        displaced = self._displaced(claim, prompts, forecast)
         offered, memory = self._offered, self._offered_memory
-        window_ns = claim.prompt.due_ns - claim.prompt.work_ns - now_ns
-        offered.add(claim.rank, claim.work_ns, window_ns=window_ns, now_ns=now_ns)
-        block_ns = claim.stay.blocks * claim.stay.length_ns
-        memory.add(claim.memory_rank, block_ns, window_ns=window_ns, now_ns=now_ns)
-        if displaced is None or offered.outbids(claim.rank, now_ns):
-            offered.refuse(claim.rank, claim.work_ns)
+        stay, window_ns = claim.new.stay, claim.new.window_ns(now_ns)
+        contested = max(
+            offered.held_back(claim.rank, now_ns), memory.held_back(claim.memory_rank, now_ns)
+        )
+        displaced: list[ScheduledRequest] | None = None
+        is_alone = again and window_ns >= 0 and self._is_idle(prompts)
+        if is_alone:
+            displaced = []  # nothing else would use the device
+        elif not again:
+            displaced = self._displaced(claim, prompts, forecast)
+            offered.add(claim.rank, claim.work_ns, window_ns=window_ns, now_ns=now_ns)
+            block_ns = stay.blocks * stay.length_ns
+            memory.add(claim.memory_rank, block_ns, window_ns=window_ns, now_ns=now_ns)
+        elif self._model.steps and contested <= _MOST_CONTESTED:
+            displaced = _unstarted(self._made_late(claim, prompts, forecast))
+        is_outbid = offered.outbids(claim.rank, now_ns) and not is_alone
+        if displaced is None or is_outbid:
+            waits = may_wait and not is_outbid
+            waits = waits and self._may_change(claim, prompts, forecast, contested)
+            if not waits:
+                offered.refuse(claim.rank, claim.work_ns)
             # A backlog shrinks by the capacity that is not asked for.
             backlog_ns = max(_LEAST_BACKLOG_NS, sum(prompt.work_ns for prompt in prompts))
             spare = 1 - min(_MAX_LOAD, offered.load(claim.rank, now_ns))
-            self.wait_ns = int(backlog_ns / spare)
-            return None
-        if displaced:
-            self._steps_left = -1  # the stays contain none of the requests that go or come
-        elif self._forecast is forecast:
-            self._count(request, claim.tokens_left)
-            stay = claim.stay.later(self._passed_ns(now_ns))
-            self._not_held.append((request, stay))
-            for priority, (demand, _) in self._pools.items():
-                if request.priority >= priority:
-                    demand.add(stay)
-        forecast.prompts = sorted([*prompts, claim.prompt])
+            return Refusal(int(backlog_ns / spare), final=not waits)
+        if displaced or is_alone:
+            self._memory.forget()
+        else:
+            self._memory.add(claim.new, forecast)
+        forecast.prompts = sorted([*prompts, claim.new.prompt])
         return displaced
 
     def longest_step_ns(self, now_ns: int) -> float:
@@ -163,8 +181,7 @@ class SLOAdmission:
     def calibrate(self, request: ScheduledRequest, ended_ns: int) -> None:
         """Widen the buffer of a class after a missed target, narrow it after a met one.
 
-        Steps are planned so that TPOT targets are met, so a missed one shows that the request did
-        not keep its blocks. It widens the share of the pool that is left free instead.
+        A missed TPOT target widens the share of the pool that is left free instead.
         """
         targets, arrival_ns, name = request.targets, request.arrival_ns, request.slo_class
         if targets.ttft_ns is None and targets.e2e_ns is None:
@@ -172,8 +189,7 @@ class SLOAdmission:
         if targets.tpot_ns is not None:
             tokens_ns = ended_ns - request.first_token_ns
             slow = tokens_ns > targets.tpot_ns * (request.output_tokens - 1)
-            free_share = self._free_share + _POOL_STEP * (slow - _BUFFER_STEP)
-            self._free_share = min(max(0.0, free_share), _MAX_FREE)
+            self._memory.learn(slow=slow)
         if name not in self._buffers_ns and len(self._buffers_ns) >= _MAX_CLASSES:
             return
         missed = (
@@ -201,7 +217,7 @@ class SLOAdmission:
             decode_context_tokens=context + _SAMPLE_DECODES * (tokens + left // 2),
         )
         decode_ns = max(0, model.step_ns(more) - model.step_ns(decodes)) / _SAMPLE_DECODES
-        stay = self._stay(prompt, left, forecast)
+        stay = self._memory.stay(prompt, left, forecast)
         # Not at the pace beside prompts, which may be refused.
         length_ns = prompt.work_ns + left * forecast.token_ns
         work_ns = max(
@@ -211,9 +227,7 @@ class SLOAdmission:
         )
         value = request.weight * forecast.chance(request)
         return _Claim(
-            prompt=prompt,
-            stay=stay,
-            tokens_left=left,
+            new=NewStay(prompt, stay, left),
             work_ns=work_ns,
             rank=OfferedWork.rank(request.priority, value, work_ns),
             memory_rank=OfferedWork.rank(request.priority, value, stay.blocks * stay.length_ns),
@@ -223,10 +237,10 @@ class SLOAdmission:
         self, claim: _Claim, prompts: list[Prompt], forecast: Forecast
     ) -> list[ScheduledRequest] | None:
         """Return the waiting requests to reject for a new one; None if it cannot be in time."""
-        late = self._made_late(claim, prompts, forecast)
+        late = _unstarted(self._made_late(claim, prompts, forecast))
         if late is not None:
-            return [request for request in late if not request.admitted_tokens]
-        request = claim.prompt.request
+            return late
+        request = claim.new.prompt.request
         less = sorted(
             (prompt for prompt in prompts if _is_displaceable(prompt.request, request)),
             key=lambda p: (p.request.priority, p.request.weight / max(1.0, p.work_ns), -p.due_ns),
@@ -235,7 +249,7 @@ class SLOAdmission:
         low, high = 0, len(less) + 1
         while high - low > 1:
             middle = (low + high) // 2
-            found = self._made_late(claim, prompts, forecast, without=less[:middle])
+            found = _unstarted(self._made_late(claim, prompts, forecast, without=less[:middle]))
             if found is None:
                 low = middle
             else:
@@ -246,7 +260,7 @@ class SLOAdmission:
         lost = sum(other.weight for other in gone if other.priority == request.priority)
         if lost >= request.weight:
             return None
-        return gone + [other for other in late if not other.admitted_tokens]
+        return gone + late
 
     def _made_late(
         self,
@@ -257,161 +271,83 @@ class SLOAdmission:
         without: Sequence[Prompt] = (),
     ) -> list[ScheduledRequest] | None:
         """Return the less important requests that become late; None if the new one is refused."""
-        new, begins_ns = claim.prompt, forecast.begins_ns
         if not self._model.steps:
-            return []  # nothing is known about the device
+            # Nothing is known about the device. The first request measures a step.
+            return [] if self._is_idle(prompts) else None
         if without:
             gone = {prompt.rid for prompt in without}
             prompts = [prompt for prompt in prompts if prompt.rid not in gone]
-        buffer_ns = self._buffers_ns.get(new.request.slo_class, 0.0)
-        buffer_ns = min(buffer_ns, (new.due_ns - begins_ns) / 2)
+        late = self._late_on_device(claim, prompts, forecast)
+        if late is None:
+            return None
+        new, begins_ns = claim.new, forecast.begins_ns
+        latest_ns = max(0.0, new.stay.latest_ns - self._buffer_ns(new.prompt, begins_ns))
+        suffices = self._memory.suffices(
+            new._replace(stay=new.stay._replace(latest_ns=latest_ns)),
+            prompts,
+            forecast,
+            whole=not without,
+            held_back=self._offered_memory.held_back(claim.memory_rank, begins_ns),
+            reserved=self._offered_memory.expected_above(claim.memory_rank, begins_ns),
+        )
+        return late if suffices else None
+
+    def _late_on_device(
+        self, claim: _Claim, prompts: list[Prompt], forecast: Forecast
+    ) -> list[ScheduledRequest] | None:
+        """Return the less important prompts that become late; None if the new one may not."""
+        new, begins_ns = claim.new.prompt, forecast.begins_ns
         # No step takes longer than one with all the prompts that are there.
         work_ns = new.work_ns + sum(prompt.work_ns for prompt in prompts)
         step_ns = min(forecast.step_ns, forecast.token_ns + work_ns)
-        late = late_prompts(
+        return late_prompts(
             prompts,
             new,
             begins_ns=begins_ns,
-            margin_ns=step_ns + buffer_ns,
+            margin_ns=step_ns + self._buffer_ns(new, begins_ns),
             share=1 - self._offered.held_back(claim.rank, begins_ns),
         )
-        if late is None:
-            return None
-        stay = claim.stay._replace(latest_ns=max(0.0, claim.stay.latest_ns - buffer_ns))
-        claim = claim._replace(stay=stay)
-        return late if self._memory_suffices(claim, prompts, forecast, whole=not without) else None
 
-    def _memory_suffices(
-        self, claim: _Claim, prompts: list[Prompt], forecast: Forecast, *, whole: bool
+    def _buffer_ns(self, new: Prompt, begins_ns: int) -> float:
+        """Return the buffer of a prompt's class, at most half of the time until it is due."""
+        buffer_ns = self._buffers_ns.get(new.request.slo_class, 0.0)
+        return min(buffer_ns, (new.due_ns - begins_ns) / 2)
+
+    def _may_change(
+        self, claim: _Claim, prompts: list[Prompt], forecast: Forecast, contested: float
     ) -> bool:
-        """Return True if blocks and places suffice for the new request and all others.
+        """Return True if a later decision on a refused request may differ.
 
-        Args:
-            claim: the new request.
-            prompts: prompts of the other requests.
-            forecast: the state before the next step.
-            whole: True if these are all prompts of the forecast.
+        The device test predicts well. The test for memory depends on when outputs end.
         """
-        view, begins_ns = self._view, forecast.begins_ns
-        if forecast is not self._forecast:
-            self._steps_left -= 1
-            self._forecast = forecast
-            self._waiting.clear()
-        if not whole or self._steps_left < 0:
-            self._count_stays(prompts, forecast)
-            self._steps_left = view.num_running // _COUNTED_IN_A_STEP if whole else -1
-        new, places = claim.prompt.request, view.limits.max_num_seqs
-        blocks = self._blocks - (-(new.total_tokens + claim.tokens_left) // view.block_size)
-        if blocks <= view.total_blocks and self._requests < places:
-            return True
-        passed_ns = self._passed_ns(begins_ns)
-        rank, offered = claim.memory_rank, self._offered_memory
-        expected = offered.expected_above(rank, begins_ns)
-        demand, _ = self._pool(new.priority)
-        return demand.fits(
-            claim.stay.later(passed_ns),
-            blocks=view.total_blocks
-            * (1 - max(self._free_share, offered.held_back(rank, begins_ns))),
-            places=places,
-            reserved=lambda at_ns: expected(at_ns - passed_ns),
-        ) and self._all_start(claim, prompts, forecast)
-
-    def _all_start(self, claim: _Claim, prompts: list[Prompt], forecast: Forecast) -> bool:
-        """Return True if the new request finds room in time, and makes no other start late."""
-        least = claim.prompt.request.priority
-        _, queue = self._pool(least)
-        passed_ns = self._passed_ns(forecast.begins_ns)
-        started = [
-            stay for request, stay in self._not_held if request.blocks and request.priority >= least
-        ]
-        waiting: list[tuple[int, Stay]] = []
-        at = 0
-        for prompt in prompts:
-            if not prompt.request.blocks:
-                stay = self._waiting.get(prompt.rid)
-                if stay is None:
-                    left = forecast.tokens_left(prompt.request)
-                    stay = self._stay(prompt, left, forecast).later(passed_ns)
-                    self._waiting[prompt.rid] = stay
-                waiting.append((prompt.rid, stay))
-                at += prompt < claim.prompt
-        new = (claim.prompt.rid, claim.stay.later(passed_ns))
-        late = queue.late([*waiting[:at], new, *waiting[at:]], started=started, begins_ns=passed_ns)
-        if claim.prompt.rid in late:
+        if claim.new.window_ns(forecast.begins_ns) < 0:
             return False
-        return not late or late <= queue.late(waiting, started=started, begins_ns=passed_ns)
-
-    def _passed_ns(self, begins_ns: int) -> int:
-        """Return the time since the stays were counted; steps may end earlier than predicted."""
-        return max(0, begins_ns - self._counted_ns)
-
-    def _count_stays(self, prompts: list[Prompt], forecast: Forecast) -> None:
-        """Add up the blocks and places of running and waiting requests."""
-        view = self._view
-        self._counted_ns = forecast.begins_ns
-        self._blocks = self._requests = 0
-        self._held, self._not_held = [], []
-        self._pools.clear()
-        self._waiting.clear()
-        for request in view.running():
-            is_favoured = request is forecast.favoured
-            if is_favoured or request.rid not in forecast.lost:
-                left = forecast.tokens_left(request)
-                length_ns = left * forecast.pace_ns
-                blocks = (request.total_tokens + left / 2) / view.block_size + 0.5
-                slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
-                stay = Stay(slack_ns, length_ns, blocks)
-                work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
-                held = Held(work_ns + length_ns, blocks, slack_ns - forecast.resume_ns(request))
-                self._held.append((request.priority, stay, held))
-                self._count(request, left)
-        for prompt in prompts:
-            if not prompt.request.blocks:
-                left = forecast.tokens_left(prompt.request)
-                self._not_held.append((prompt.request, self._stay(prompt, left, forecast)))
-                self._count(prompt.request, left)
-
-    def _pool(self, priority: int) -> tuple[PoolDemand, PoolQueue]:
-        """Return demand and queue of requests with a priority or a higher one, made at first use.
-
-        Running requests of lower levels are evicted for an urgent prompt, so they take no room.
-        """
-        pool = self._pools.get(priority)
-        if pool is None:
-            view = self._view
-            running = [(stay, held) for level, stay, held in self._held if level >= priority]
-            waiting = [stay for other, stay in self._not_held if other.priority >= priority]
-            demand = PoolDemand([*(stay for stay, _ in running), *waiting])
-            queue = PoolQueue(
-                [held for _, held in running],
-                blocks=view.total_blocks * (1 - self._free_share),
-                places=view.limits.max_num_seqs,
-            )
-            pool = self._pools[priority] = demand, queue
-        return pool
-
-    def _stay(self, prompt: Prompt, left: int, forecast: Forecast) -> Stay:
-        """Return the stay of a request that waits; with half a block that is not full."""
-        return Stay(
-            latest_ns=max(0.0, prompt.due_ns - prompt.work_ns - forecast.begins_ns),
-            length_ns=prompt.work_ns + left * forecast.pace_ns,
-            blocks=(prompt.request.total_tokens + left / 2) / self._view.block_size + 0.5,
+        return not self._model.steps or (
+            contested <= _MOST_CONTESTED
+            and forecast.chance(claim.new.prompt.request) >= _LEAST_CHANCE
+            and self._late_on_device(claim, prompts, forecast) is not None
         )
 
-    def _count(self, request: ScheduledRequest, left: int) -> None:
-        self._blocks -= -(request.total_tokens + left) // self._view.block_size
-        self._requests += 1
+    def _is_idle(self, prompts: list[Prompt]) -> bool:
+        return not (prompts or self._view.num_running or self._view.num_in_flight)
 
 
-def _prompts_left(forecast: Forecast, *, again: bool) -> list[Prompt]:
+def _unstarted(late: list[ScheduledRequest] | None) -> list[ScheduledRequest] | None:
+    """Return the late requests that can still be rejected; None if the new one is refused."""
+    if late is None:
+        return None
+    return [request for request in late if not request.admitted_tokens]
+
+
+def _prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
     """Return the prompts of the forecast that are still to be computed, with the work left.
 
     Args:
         forecast: the forecast.
-        again: True if it was done before, so that the work is that which is left.
+        planned: True if a step was planned since the forecast was made.
     """
     left = [prompt for prompt in forecast.prompts if prompt.request.state in _PROMPT_STATES]
-    if again:
+    if not planned:
         return left
     return [prompt._replace(work_ns=forecast.work_ns(prompt.request)) for prompt in left]
 

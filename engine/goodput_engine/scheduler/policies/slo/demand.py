@@ -5,7 +5,8 @@ due times. KV memory and places in the batch are held for a time, so the demand 
 compared with the capacity until then. Both tests leave room for requests that are worth more.
 
 The demand for memory is a necessary condition: it assumes that requests can be paused at any time
-without cost. A third test follows the queue until each waiting request finds free blocks.
+without cost. A third test follows the queue until each waiting request finds free blocks. A
+sufficient condition is that the blocks are free until the new request ends.
 
 Source: the processor-demand test of Baruah, Rosier and Howell, "Algorithms and complexity
 concerning the preemptive scheduling of periodic, real-time tasks on one processor", Real-Time
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policies.slo.forecast import Prompt
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["Held", "PoolDemand", "PoolQueue", "Stay", "late_prompts"]
+__all__ = [
+    "Held",
+    "PoolDemand",
+    "PoolQueue",
+    "Stay",
+    "TokensInMemory",
+    "late_prompts",
+    "peak_tokens",
+]
 
 _MAX_TIMES: Final = 64
 
@@ -58,11 +67,11 @@ def late_prompts(
                 return None
             at_ns += new.work_ns
         at_ns += prompt.work_ns
-        if placed and at_ns > prompt.due_ns:
+        # A prompt that would be late without the new one as well is no reason to refuse it.
+        if placed and at_ns - new.work_ns <= prompt.due_ns < at_ns:
             if prompt.level <= new.level:
                 return None
-            if at_ns - new.work_ns <= prompt.due_ns:
-                late.append(prompt.request)
+            late.append(prompt.request)
     if not placed and not _in_time(new, at_ns - begins_ns, begins_ns, margin_ns, share):
         return None
     return late
@@ -275,6 +284,65 @@ class PoolQueue:
             if ends_ns > now_ns:
                 blocks += held
         return blocks
+
+
+def peak_tokens(requests: Iterable[tuple[int, float]]) -> float:
+    """Return the largest number of tokens in memory at once.
+
+    Each request gains one token per step and frees its tokens at its end.
+
+    Args:
+        requests: (tokens in memory, predicted remaining tokens) of each request.
+
+    Source: Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS
+    2025, equation 3: the peak is at the end of some request, when only requests with more
+    remaining tokens are still in memory.
+    """
+    held, peak = 0, 0.0
+    ordered = sorted(requests, key=lambda request: -request[1])
+    for number, (tokens, left) in enumerate(ordered, start=1):
+        held += tokens
+        peak = max(peak, held + number * left)
+    return peak
+
+
+class TokensInMemory:
+    """The tokens of requests in memory, as by `peak_tokens`, for questions about the near future.
+
+    Args:
+        requests: (tokens in memory, predicted remaining tokens) of each request.
+    """
+
+    __slots__ = ("_ends", "_peaks", "_tokens")
+
+    def __init__(self, requests: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted((left, tokens) for tokens, left in requests)
+        self._ends = [left for left, _ in ordered]
+        held = [*accumulate((tokens for _, tokens in reversed(ordered)), initial=0.0)]
+        self._tokens = held[::-1]
+        """Tokens of the requests that end with each one or later; 0 after the last."""
+        count = len(ordered)
+        # The new request is one more that grows.
+        at_ends = (self._tokens[at] + (count - at + 1) * left for at, left in enumerate(self._ends))
+        self._peaks = [*accumulate(at_ends, max)]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def peak_beside(self, new: float, *, after: float, steps: float) -> float:
+        """Return the largest number of tokens during the stay of a new request.
+
+        Args:
+            new: tokens of the new request at its start.
+            after: steps that have passed since the object was made.
+            steps: steps until its end.
+        """
+        last = after + steps
+        at = bisect_right(self._ends, last)
+        peak = self._tokens[at] + (len(self._ends) - at + 1) * last
+        if at:
+            peak = max(peak, self._peaks[at - 1])
+        return peak + new - after
 
 
 def _plus(new: Stay, at_ns: float, block_ns: float, place_ns: float) -> tuple[float, float]:

@@ -12,6 +12,8 @@ from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape, largest_prefill
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from goodput_core.slo.targets import Targets
     from goodput_core.steptime import StepTimeForm
     from goodput_engine.scheduler.policy import SchedulerView
@@ -38,6 +40,8 @@ _REMEMBERED: Final = 1 - 1 / 64
 """Weight of the earlier steps in a mean over about 64 steps."""
 _STEPS_WITHOUT: Final = 16
 """The mean starts with so many steps without prompts."""
+_QUANTILES: Final = 16
+"""Quantiles are rounded to so many, because each one is computed once and kept."""
 
 
 class PromptTime:
@@ -96,6 +100,7 @@ class Forecast:
         favoured: a late request that gets a share of each step; None for none.
         prompts_ns: mean time by which prompts make a step with decodes longer.
         longest_ns: longest step for which a request that arrives in it can wait.
+        undecided: rids of waiting requests that are not admitted yet; they do not count.
 
     Attributes:
         favoured: as above.
@@ -144,6 +149,7 @@ class Forecast:
         favoured: ScheduledRequest | None = None,
         prompts_ns: float = 0.0,
         longest_ns: float = NEVER_NS,
+        undecided: Container[int] = (),
     ) -> None:
         self._view = view
         self._predictor = predictor
@@ -165,12 +171,41 @@ class Forecast:
             self.prompt_ns *= _LATE_WORK
         self.prompts: list[Prompt] = []
         self.late: list[ScheduledRequest] = []
-        self._look_at_prompts(view)
+        self._look_at_prompts(view, undecided)
 
     # --- of one request ----------------------------------------------------------------------
     def tokens_left(self, request: ScheduledRequest) -> int:
         """Return the mean number of output tokens that a request still has, at least 1."""
         return self._predictor.output_tokens(request) - request.sampled_tokens
+
+    def ends(self) -> list[tuple[int, ScheduledRequest]]:
+        """Return the kept running requests in the order of their ends, with the tokens until then.
+
+        The i-th of n ends is the quantile i / (n + 1) of this request's length. At the means, many
+        requests of unknown length would end together and late, but the first of them ends early.
+        """
+        kept = [
+            (self.tokens_left(request), request.rid, request)
+            for request in self._view.running()
+            if request.rid not in self.lost or request is self.favoured
+        ]
+        kept.sort()
+        ends: list[tuple[int, ScheduledRequest]] = []
+        for number, (left, _, request) in enumerate(kept, start=1):
+            sampled = request.sampled_tokens
+            if sampled:
+                # Neither 0 nor 1: the longest possible output is no prediction.
+                part = round(_QUANTILES * number / (len(kept) + 1))
+                share = min(max(1, part), _QUANTILES - 1) / _QUANTILES
+                left = max(1, self._predictor.quantile(request, share) - sampled)  # noqa: PLW2901
+            ends.append((left, request))
+        ends.sort(key=lambda end: (end[0], end[1].rid))
+        return ends
+
+    def is_late(self, request: ScheduledRequest) -> bool:
+        """Return True if a prompt cannot be in time even if it starts now."""
+        prompt = self.prompt(request)
+        return self.begins_ns + prompt.work_ns > prompt.due_ns
 
     def chance(self, request: ScheduledRequest) -> float:
         """Return the chance that a request meets its end-to-end target, started now."""
@@ -338,7 +373,7 @@ class Forecast:
             step_ns, gap_ns = min(step_ns, targets.tbt_p99_ns), min(gap_ns, targets.tbt_p99_ns)
         return step_ns, gap_ns
 
-    def _look_at_prompts(self, view: SchedulerView) -> None:
+    def _look_at_prompts(self, view: SchedulerView, undecided: Container[int]) -> None:
         """Order the prompts that can be in time, and find the late ones."""
         begins_ns, prompts, late, favoured = self.begins_ns, self.prompts, self.late, self.favoured
         for request in view.prefilling():
@@ -350,6 +385,8 @@ class Forecast:
             else:
                 prompts.append(prompt)
         for request in view.waiting:
+            if request.rid in undecided:
+                continue
             prompt = self.prompt(request)
             if (
                 request is favoured

@@ -1,30 +1,298 @@
-"""Peak demand of the running requests for KV memory, from predicted output lengths."""
+"""The test for KV memory and places: can a new request be served beside the others?
+
+It keeps the predicted stays of all requests between arrivals, because to count them takes time.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from goodput_engine.scheduler.policies.slo.demand import (
+    Held,
+    PoolDemand,
+    PoolQueue,
+    Stay,
+    TokensInMemory,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["peak_tokens"]
+    from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
+    from goodput_engine.scheduler.policy import SchedulerView
+    from goodput_engine.scheduler.request_table import ScheduledRequest
+
+__all__ = ["MemoryTest", "NewStay"]
+
+_COUNTED_IN_A_STEP: Final = 64
+"""Mean number of running requests whose stays are counted in a step."""
+_POOL_STEP: Final = 0.05
+"""Share of the KV pool by which the free share grows after a miss that evictions explain."""
+_NARROWING: Final = 0.01
+"""Part of this step by which it shrinks otherwise, so that one in a hundred may miss."""
+_MAX_FREE: Final = 0.5
 
 
-def peak_tokens(requests: Iterable[tuple[int, float]]) -> float:
-    """Return the largest number of tokens in memory at once.
-
-    Each request gains one token per step and frees its tokens at its end.
+class NewStay(NamedTuple):
+    """A new request, as the test sees it.
 
     Args:
-        requests: (tokens in memory, predicted remaining tokens) of each request.
-
-    Source: Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS
-    2025, equation 3: the peak is at the end of some request, when only requests with more
-    remaining tokens are still in memory.
+        prompt: its prompt.
+        stay: the time for which it holds blocks and a place.
+        left: predicted output tokens.
     """
-    held, peak = 0, 0.0
-    ordered = sorted(requests, key=lambda request: -request[1])
-    for number, (tokens, left) in enumerate(ordered, start=1):
-        held += tokens
-        peak = max(peak, held + number * left)
-    return peak
+
+    prompt: Prompt
+    stay: Stay
+    left: int
+
+    def window_ns(self, begins_ns: int) -> float:
+        """Return the time until its latest start; negative if it would be late."""
+        return self.prompt.due_ns - self.prompt.work_ns - begins_ns
+
+
+class _Running(NamedTuple):
+    """A running request that can meet its targets.
+
+    Args:
+        priority: its priority.
+        stay: its stay from the time at which it must go on.
+        held: the blocks that it holds until it ends.
+        tokens: its tokens in memory, with half a block that is not full.
+        left: mean number of output tokens that it still has.
+    """
+
+    priority: int
+    stay: Stay
+    held: Held
+    tokens: float
+    left: int
+
+
+class _Pool(NamedTuple):
+    """Three views of the KV pool: demand over time, starts of waiting requests, and peaks."""
+
+    demand: PoolDemand
+    queue: PoolQueue
+    held: TokensInMemory
+
+
+class MemoryTest:
+    """Tests if KV memory and places suffice for a new request and all others.
+
+    Args:
+        view: the scheduler.
+    """
+
+    def __init__(self, view: SchedulerView) -> None:
+        self._view = view
+        self._free_share = 0.0
+        """Share of the KV pool that must be left free by predicted demand."""
+        self._forecast: Forecast | None = None
+        """The last forecast for which the next attributes were used."""
+        self._waiting: dict[int, Stay] = {}
+        """Stays of waiting requests in this forecast by rid, from when the stays were counted."""
+        self._steps_left = 0
+        """Steps until they are counted again; until then, requests that end count as running."""
+        self._counted_ns = 0
+        self._held: list[_Running] = []
+        """The running requests."""
+        self._not_held: list[tuple[ScheduledRequest, Stay]] = []
+        """Requests that waited when the stays were counted, or arrived later."""
+        self._pools: dict[int, _Pool] = {}
+        """By priority: the KV pool as requests with this priority or a higher one use it."""
+        self._blocks = 0
+        """Blocks that all requests need together at their longest."""
+        self._requests = 0
+
+    def stay(self, prompt: Prompt, left: int, forecast: Forecast) -> Stay:
+        """Return the stay of a request that waits; with half a block that is not full."""
+        return Stay(
+            latest_ns=max(0.0, prompt.due_ns - prompt.work_ns - forecast.begins_ns),
+            length_ns=prompt.work_ns + left * forecast.pace_ns,
+            blocks=(prompt.request.total_tokens + left / 2) / self._view.block_size + 0.5,
+        )
+
+    def learn(self, *, slow: bool) -> None:
+        """Widen the share that is left free after a missed TPOT target, narrow it after a met one.
+
+        Steps are planned so that TPOT targets are met, so a missed one shows that the request did
+        not keep its blocks.
+        """
+        free_share = self._free_share + _POOL_STEP * (slow - _NARROWING)
+        self._free_share = min(max(0.0, free_share), _MAX_FREE)
+
+    def add(self, new: NewStay, forecast: Forecast) -> None:
+        """Add a request that was admitted."""
+        if self._forecast is not forecast:
+            return
+        request, stay = new.prompt.request, new.stay.later(self._passed_ns(forecast.begins_ns))
+        self._count(request, new.left)
+        self._not_held.append((request, stay))
+        for priority, pool in self._pools.items():
+            if request.priority >= priority:
+                pool.demand.add(stay)
+
+    def forget(self) -> None:
+        """Count all stays again at the next test, because waiting requests were displaced."""
+        self._steps_left = -1
+
+    def suffices(
+        self,
+        new: NewStay,
+        prompts: Sequence[Prompt],
+        forecast: Forecast,
+        *,
+        whole: bool,
+        held_back: float,
+        reserved: Callable[[float], float],
+    ) -> bool:
+        """Return True if blocks and places suffice for the new request and all others.
+
+        Args:
+            new: the new request.
+            prompts: prompts of the other requests.
+            forecast: the state before the next step.
+            whole: True if these are all prompts of the forecast.
+            held_back: share of the pool that is held back for better requests.
+            reserved: returns the demand, in blocks times ns, of better requests that are expected
+                to start within a time.
+        """
+        view, begins_ns = self._view, forecast.begins_ns
+        if forecast is not self._forecast:
+            self._steps_left -= 1
+            self._forecast = forecast
+            self._waiting.clear()
+        if not whole or self._steps_left < 0:
+            self._count_stays(prompts, forecast)
+            self._steps_left = view.num_running // _COUNTED_IN_A_STEP if whole else -1
+        request, places = new.prompt.request, view.limits.max_num_seqs
+        needed = self._blocks - (-(request.total_tokens + new.left) // view.block_size)
+        if needed <= view.total_blocks and self._requests < places:
+            return True
+        passed_ns = self._passed_ns(begins_ns)
+        blocks = view.total_blocks * (1 - max(self._free_share, held_back))
+        if self._has_room(new, prompts, forecast, blocks=blocks):
+            return True
+        return self._pool(request.priority).demand.fits(
+            new.stay.later(passed_ns),
+            blocks=blocks,
+            places=places,
+            reserved=lambda at_ns: reserved(at_ns - passed_ns),
+        ) and self._all_start(new, prompts, forecast)
+
+    def _has_room(
+        self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast, *, blocks: float
+    ) -> bool:
+        """Return True if the new request can start now and no other pauses until it ends.
+
+        Args:
+            new: the new request.
+            prompts: prompts of the other requests.
+            forecast: the state before the next step.
+            blocks: blocks that may be used.
+        """
+        view, request, pace_ns = self._view, new.prompt.request, forecast.pace_ns
+        held = self._pool(request.priority).held
+        half, steps = view.block_size / 2, new.stay.length_ns / pace_ns
+        # Requests that have started since the stays were counted, or must start during this stay.
+        others = [
+            other
+            for other, _ in self._not_held
+            if other.blocks and other.priority >= request.priority
+        ]
+        latest_ns = forecast.begins_ns + new.stay.length_ns
+        others += [
+            prompt.request
+            for prompt in prompts
+            if not prompt.request.blocks and prompt.due_ns - prompt.work_ns < latest_ns
+        ]
+        if len(held) + len(others) >= view.limits.max_num_seqs:
+            return False
+        tokens = request.total_tokens + half
+        for other in others:
+            tokens += other.total_tokens + half + min(steps, forecast.tokens_left(other))
+        after = self._passed_ns(forecast.begins_ns) / pace_ns
+        peak = held.peak_beside(tokens, after=after, steps=steps)
+        return peak <= (blocks - view.total_blocks // 100) * view.block_size
+
+    def _all_start(self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast) -> bool:
+        """Return True if the new request finds room in time, and makes no other start late."""
+        least = new.prompt.request.priority
+        queue = self._pool(least).queue
+        passed_ns = self._passed_ns(forecast.begins_ns)
+        started = [
+            stay for request, stay in self._not_held if request.blocks and request.priority >= least
+        ]
+        waiting: list[tuple[int, Stay]] = []
+        at = 0
+        for prompt in prompts:
+            if not prompt.request.blocks:
+                stay = self._waiting.get(prompt.rid)
+                if stay is None:
+                    left = forecast.tokens_left(prompt.request)
+                    stay = self.stay(prompt, left, forecast).later(passed_ns)
+                    self._waiting[prompt.rid] = stay
+                waiting.append((prompt.rid, stay))
+                at += prompt < new.prompt
+        rid = new.prompt.rid
+        order = [*waiting[:at], (rid, new.stay.later(passed_ns)), *waiting[at:]]
+        late = queue.late(order, started=started, begins_ns=passed_ns)
+        if rid in late:
+            return False
+        return not late or late <= queue.late(waiting, started=started, begins_ns=passed_ns)
+
+    def _passed_ns(self, begins_ns: int) -> int:
+        """Return the time since the stays were counted; steps may end earlier than predicted."""
+        return max(0, begins_ns - self._counted_ns)
+
+    def _count_stays(self, prompts: Sequence[Prompt], forecast: Forecast) -> None:
+        """Add up the blocks and places of running and waiting requests."""
+        view = self._view
+        self._counted_ns = forecast.begins_ns
+        self._blocks = self._requests = 0
+        self._held, self._not_held = [], []
+        self._pools.clear()
+        self._waiting.clear()
+        for left, request in forecast.ends():
+            is_favoured = request is forecast.favoured
+            length_ns = left * forecast.pace_ns
+            blocks = (request.total_tokens + left / 2) / view.block_size + 0.5
+            slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
+            stay = Stay(slack_ns, length_ns, blocks)
+            work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
+            held = Held(work_ns + length_ns, blocks, slack_ns - forecast.resume_ns(request))
+            mean = forecast.tokens_left(request)
+            tokens = request.total_tokens + view.block_size / 2
+            self._held.append(_Running(request.priority, stay, held, tokens, mean))
+            self._count(request, mean)
+        for prompt in prompts:
+            if not prompt.request.blocks:
+                left = forecast.tokens_left(prompt.request)
+                self._not_held.append((prompt.request, self.stay(prompt, left, forecast)))
+                self._count(prompt.request, left)
+
+    def _pool(self, priority: int) -> _Pool:
+        """Return the pool as requests with a priority or a higher one use it, made at first use.
+
+        Running requests of lower levels are evicted for an urgent prompt, so they take no room.
+        """
+        pool = self._pools.get(priority)
+        if pool is None:
+            view = self._view
+            running = [one for one in self._held if one.priority >= priority]
+            waiting = [stay for other, stay in self._not_held if other.priority >= priority]
+            pool = self._pools[priority] = _Pool(
+                PoolDemand([*(one.stay for one in running), *waiting]),
+                PoolQueue(
+                    [one.held for one in running],
+                    blocks=view.total_blocks * (1 - self._free_share),
+                    places=view.limits.max_num_seqs,
+                ),
+                TokensInMemory((one.tokens, one.left) for one in running),
+            )
+        return pool
+
+    def _count(self, request: ScheduledRequest, left: int) -> None:
+        self._blocks -= -(request.total_tokens + left) // self._view.block_size
+        self._requests += 1

@@ -32,7 +32,9 @@ _FULL_LOAD: Final = 0.95
 _REFUSED: Final = 0.02
 """Share of their work that must have been refused, because predicted loads have errors."""
 _EVIDENCE: Final = 64
-"""Offers before the account is believed."""
+"""Offers before a rank is outbid."""
+_LEAST_EVIDENCE: Final = 8
+"""Offers before anything is held back. A few requests that arrive together are no load."""
 _MIN_WORK: Final = 1e-9
 _MAX_RANKS: Final = 256
 
@@ -99,8 +101,9 @@ class OfferedWork:
         self._offers += 1
 
     def refuse(self, rank: tuple[int, int], work_ns: float) -> None:
-        """Note that the request added last was refused."""
-        self._refused_ns[rank] = self._refused_ns.get(rank, 0.0) + work_ns
+        """Note that a request that was added before is refused."""
+        if rank in self._work_ns:
+            self._refused_ns[rank] = self._refused_ns.get(rank, 0.0) + work_ns
 
     def held_back(self, rank: tuple[int, int], now_ns: int) -> float:
         """Return the share of the capacity that a request must leave to others, 0 to 0.9.
@@ -109,7 +112,7 @@ class OfferedWork:
         of which equals count half.
         """
         total_ns = sum(self._work_ns.values())
-        if not total_ns:
+        if not total_ns or self._offers <= _LEAST_EVIDENCE:
             return 0.0
         # What arrives in a burst may be done until it is due.
         due_ns = sum(work_ns * self._windows_ns[key] for key, work_ns in self._work_ns.items())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from bisect import bisect_left
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.spec.choices import Policy, Preemption
-from goodput_core.steptime import OnlineStepTime, StepShape, StepTimeForm, largest_prefill
+from goodput_core.steptime import OnlineStepTime, StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.admission import Rejection, Removal
-from goodput_engine.scheduler.policies.slo.admission import SLOAdmission
+from goodput_engine.scheduler.policies.slo.admission import Refusal, SLOAdmission
+from goodput_engine.scheduler.policies.slo.demand import peak_tokens
 from goodput_engine.scheduler.policies.slo.forecast import (
     NEVER_NS,
     SAFETY,
@@ -18,7 +20,6 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     Forecast,
     PromptTime,
 )
-from goodput_engine.scheduler.policies.slo.memory import peak_tokens
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
@@ -26,9 +27,10 @@ from goodput_engine.scheduler.prediction import LearnedLengths
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from goodput_engine.scheduler.plan import StepOutcome
+    from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
     from goodput_engine.scheduler.request_table import ScheduledRequest
@@ -45,24 +47,12 @@ _RATIO_STEP: Final = 0.02
 _MAX_RATIO: Final = 4.0
 _MAX_RETRY_S: Final = 10
 """Longest stated time until a retry. Under lasting overload, a longer wait does not help."""
+_MAX_UNDECIDED: Final = 64
+"""Requests that may wait for a later decision; at most a quarter of the queue."""
+_LEFT_OPEN_IN_A_STEP: Final = 8
+"""Decisions that are tried again before a step, and left open again."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
 _ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
-
-
-class LearningStepTime(StepTimeForm, Protocol):
-    """A step-time model that learns from measured steps.
-
-    Args:
-        error: recent mean of |measured / predicted − 1|.
-        steps: number of measured steps.
-    """
-
-    error: float
-    steps: int
-
-    def observe(self, shape: StepShape, step_ns: int) -> None:
-        """Learn the measured time of a step."""
-        ...
 
 
 class SloPolicy(SchedulingPolicy):
@@ -71,7 +61,8 @@ class SloPolicy(SchedulingPolicy):
     A new request is admitted if, by predicted step times and output lengths, it and all admitted
     requests meet their targets (`demand`), and if no requests that are worth more per use of the
     device or of KV memory ask for the room (`offers`). More important requests displace waiting
-    ones that are less important. Before each step the policy looks at every request (`forecast`):
+    ones that are less important. If a later decision may differ, the request waits for it until it
+    could no longer be in time. Before each step the policy looks at every request (`forecast`):
 
     - Prompts are computed in the order of their due times, and a step takes as many prompt tokens
       as fit before the earliest due token. TPOT is a mean, so a request that is ahead of its
@@ -112,6 +103,10 @@ class SloPolicy(SchedulingPolicy):
         self._refused_prompts = RefusedPrompts()
         self._displaced: list[ScheduledRequest] = []
         """Waiting requests that the request admitted last displaces."""
+        self._undecided: dict[int, ScheduledRequest] = {}
+        """Waiting requests that are not admitted yet, by rid."""
+        self._is_fresh = False
+        """True if the forecast is of the plan that is being made."""
 
     def attach(self, view: SchedulerView) -> None:
         """Bind the policy to its scheduler."""
@@ -126,7 +121,9 @@ class SloPolicy(SchedulingPolicy):
     def phase(self) -> Phase:
         """Every kind of work, for most steps without the late requests."""
         view = self.view
-        self._forecast = None
+        if not self._is_fresh:
+            self._forecast = None
+        self._is_fresh = False
         if not (len(view.waiting) or view.num_prefilling):
             return Phase()
         forecast = self._look()
@@ -235,15 +232,17 @@ class SloPolicy(SchedulingPolicy):
         urgent = self._is_urgent(request, forecast)
         decode_ns = forecast.tokens_left(request) * forecast.pace_ns
         stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
+        freed_ns = self._freed(forecast) if urgent else None
         going: list[ScheduledRequest] = []
         losing: list[ScheduledRequest] = []
         for running in self.view.running():
             if running is self._favoured:
                 continue
             if running.rid in forecast.lost or (
-                urgent
+                freed_ns is not None
                 and running.sampled_tokens
-                and forecast.slack_ns(running) - forecast.resume_ns(running) > stay_ns
+                and forecast.slack_ns(running) - forecast.resume_ns(running)
+                > min(stay_ns, freed_ns(request.total_tokens + running.total_tokens))
             ):
                 going.append(running)
             elif urgent and running.priority < request.priority:
@@ -251,6 +250,17 @@ class SloPolicy(SchedulingPolicy):
         going.sort(key=self._urgency, reverse=True)
         losing.sort(key=self._urgency, reverse=True)
         return going + losing
+
+    def _freed(self, forecast: Forecast) -> Callable[[int], float]:
+        """Return a function: the time until the ends of running requests free so many tokens."""
+        ends = forecast.ends()
+        freed = [*accumulate(running.total_tokens for _, running in ends)]
+
+        def freed_ns(tokens: int) -> float:
+            at = bisect_left(freed, tokens)
+            return ends[at][0] * forecast.pace_ns if at < len(ends) else NEVER_NS
+
+        return freed_ns
 
     def _is_urgent(self, request: ScheduledRequest, forecast: Forecast) -> bool:
         """Return True if a prompt is in time only if it starts within a few steps."""
@@ -334,13 +344,60 @@ class SloPolicy(SchedulingPolicy):
         request.cached_tokens = self.view.cached_tokens(request)
         forecast = self._look()
         forecast.begins_ns = self._next_step_ns()
-        displaced = self._admission.displaced_for(
-            request, forecast, retry=self._refused_prompts.invited(request)
+        decision = self._admission.decide(
+            request,
+            forecast,
+            retry=self._refused_prompts.invited(request),
+            may_wait=self._may_wait(),
         )
-        if displaced is not None:
-            self._displaced = displaced
-            return None
-        wait_s = min(max(1, math.ceil(self._admission.wait_ns / NS_PER_S)), _MAX_RETRY_S)
+        if not isinstance(decision, Refusal):
+            self._displaced = decision
+        elif decision.final:
+            return self._rejection(request, decision)
+        else:
+            self._undecided[request.rid] = request
+        return None
+
+    def _may_wait(self) -> bool:
+        """Return True if one more request may wait for a decision.
+
+        It takes a place of the queue. If the queue is full, it would displace another for it.
+        """
+        waiting, most = len(self.view.waiting), self.view.limits.max_waiting
+        if not self.model.steps:
+            return waiting < most
+        return len(self._undecided) < min(_MAX_UNDECIDED, most // 4) and waiting < most
+
+    def waiting_to_reject(self) -> Iterable[Removal]:
+        """Decide on requests that wait for it, the most important first."""
+        undecided = self._undecided
+        if not undecided:
+            return
+        self._forecast = None
+        forecast, self._is_fresh = self._look(), True
+        left_open = 0
+        for request in sorted(undecided.values(), key=lambda request: -request.priority):
+            if left_open == _LEFT_OPEN_IN_A_STEP and not forecast.is_late(request):
+                continue
+            del undecided[request.rid]
+            if request.state is not RequestState.WAITING:
+                continue
+            decision = self._admission.decide(
+                request, forecast, retry=self._refused_prompts.invited(request), again=True
+            )
+            if not isinstance(decision, Refusal):
+                self._is_fresh = self._is_fresh and not decision
+                yield from self._removals(decision)
+            elif decision.final:
+                yield Removal(request=request, rejection=self._rejection(request, decision))
+            else:
+                undecided[request.rid] = request  # now the last
+                left_open += 1
+
+    def _rejection(self, request: ScheduledRequest, refusal: Refusal) -> Rejection:
+        """Return the rejection of a refused request, and remember its prompt."""
+        targets = request.targets
+        wait_s = min(max(1, math.ceil(refusal.wait_ns / NS_PER_S)), _MAX_RETRY_S)
         self._refused_prompts.add(request, self.view.now_ns + wait_s * NS_PER_S)
         target = "end-to-end time" if targets.ttft_ns is None else "time to first token"
         return Rejection(
@@ -351,13 +408,17 @@ class SloPolicy(SchedulingPolicy):
 
     def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:  # noqa: ARG002
         """Return the requests found by `reject` for the same new request."""
+        displaced, self._displaced = self._displaced, []
+        return self._removals(displaced)
+
+    def _removals(self, displaced: Iterable[ScheduledRequest]) -> Iterable[Removal]:
+        """Return the removals of displaced requests, and remember their prompts."""
         rejection = Rejection(
             reason="displaced",
             detail="a more important request arrived, and the latency targets can no longer be "
             "met; try again later",
             retry_after_s=1,
         )
-        displaced, self._displaced = self._displaced, []
         retry_ns = self.view.now_ns + rejection.retry_after_s * NS_PER_S
         for waiting in displaced:
             self._refused_prompts.add(waiting, retry_ns)
@@ -425,6 +486,7 @@ class SloPolicy(SchedulingPolicy):
                 favoured=self._favoured,
                 prompts_ns=self._prompt_time.mean_ns(self.view.decode_epoch),
                 longest_ns=self._admission.longest_step_ns(self.view.now_ns),
+                undecided=self._undecided,
             )
         return self._forecast
 

@@ -1,0 +1,239 @@
+"""Decisions of `slo` that wait: for the end of another request, or for the first measured step."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from tests.builders.slo_bench import SloBench
+
+from goodput_core.slo.targets import Targets
+from goodput_core.units import NS_PER_MS
+from goodput_engine.scheduler.policies.slo import admission
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.prediction import LearnedLengths
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
+
+
+def _full_pool(*, priority: int = 0, left: int = 200) -> SloBench:
+    """Return a bench whose only running request holds 63 of 100 blocks, it seems for long."""
+    bench = SloBench(blocks=100, left=left)
+    bench.add(1, 1000, tpot_ms=6, outputs=500, priority=priority)
+    bench.step()
+    return bench
+
+
+def test_a_request_without_memory_waits_and_enters_if_another_ends_early() -> None:
+    bench = _full_pool()
+    waiting = bench.add(2, 800, ttft_ms=200, outputs=10)
+    assert bench.refusals[-1] is None
+    assert not bench.is_admitted(2)
+    for _ in range(5):
+        bench.step()
+    assert waiting.state is RequestState.WAITING
+    bench.step(stops=[1])
+    bench.step()
+    assert bench.is_admitted(2)
+    assert 0 < waiting.first_token_ns <= 200 * NS_PER_MS
+    assert not bench.removed
+
+
+def test_a_request_that_waits_in_vain_is_refused_when_it_could_no_longer_be_in_time() -> None:
+    bench = _full_pool()
+    waiting = bench.add(2, 800, ttft_ms=200, outputs=10)
+    arrival_ns = bench.now_ns
+    for _ in range(60):
+        bench.step()
+    assert waiting.state is RequestState.CANCELLED
+    assert not waiting.admitted_tokens
+    # Its prompt takes 40 ms of the 200 ms, and steps take 5 ms.
+    waited_ms = (bench.removed[2] - arrival_ns) / NS_PER_MS
+    assert 140 <= waited_ms <= 166
+    assert not bench.policy._undecided
+
+
+def test_a_request_that_waits_takes_nothing_from_one_that_is_admitted_later() -> None:
+    bench = _full_pool()
+    waiting = bench.add(2, 800, ttft_ms=5000, outputs=10)
+    small = bench.add(3, 160, ttft_ms=200, outputs=10)
+    assert bench.is_admitted(3)
+    bench.step()
+    bench.step()
+    assert small.first_token_ns
+    assert waiting.state is RequestState.WAITING
+
+
+def test_a_prompt_for_which_the_device_has_no_time_is_refused_at_once() -> None:
+    bench = SloBench()
+    bench.add(1, 4000, ttft_ms=220, outputs=10)
+    bench.add(2, 1000, ttft_ms=60, outputs=10)
+    rejection = bench.refusals[-1]
+    assert rejection is not None
+    assert rejection.reason == "unattainable"
+    assert not bench.policy._undecided
+
+
+def test_the_most_important_of_those_that_wait_enters_first() -> None:
+    bench = _full_pool(priority=1)
+    low = bench.add(2, 1400, ttft_ms=400, outputs=10)
+    high = bench.add(3, 1400, ttft_ms=400, outputs=10, priority=1)
+    assert set(bench.policy._undecided) == {2, 3}
+    bench.step(stops=[1])
+    bench.step()
+    assert high.first_token_ns
+    assert not low.first_token_ns
+
+
+def test_an_idle_engine_serves_a_request_that_waits() -> None:
+    bench = _full_pool()
+    bench.policy._admission._memory.learn(slow=True)
+    waiting = bench.add(2, 1560, ttft_ms=600, outputs=10)
+    assert not bench.is_admitted(2)
+    bench.step(stops=[1])
+    bench.step()
+    assert waiting.first_token_ns, "98 of the 100 blocks, of which 5 are to be left free"
+
+
+def test_a_cancelled_request_waits_no_longer() -> None:
+    bench = _full_pool()
+    bench.add(2, 800, ttft_ms=200, outputs=10)
+    bench.scheduler.cancel(2)
+    bench.step()
+    assert not bench.policy._undecided
+    assert not bench.removed
+
+
+def test_only_so_many_requests_wait() -> None:
+    bench = _full_pool()
+    for rid in range(2, 100):
+        bench.add(rid, 800, ttft_ms=2000, outputs=10)
+    assert len(bench.policy._undecided) <= 64
+    assert bench.refusals[-1] is not None
+
+
+def test_under_overload_no_request_waits_for_the_room_of_better_ones() -> None:
+    bench = _full_pool()
+    for rid in range(2, 40):
+        bench.add(rid, 160, ttft_ms=100, outputs=10)
+    bench.add(50, 800, ttft_ms=2000, outputs=10)
+    assert bench.refusals[-1] is not None
+
+
+def test_before_the_first_step_one_request_starts_and_the_others_wait() -> None:
+    bench = SloBench()
+    bench.policy.model.steps = 0
+    requests = [bench.add(rid, 1000, ttft_ms=160, outputs=10) for rid in range(1, 6)]
+    assert bench.refusals == [None] * 5
+    assert list(bench.policy._undecided) == [2, 3, 4, 5]
+    bench.step()  # 50 ms
+    bench.policy.model.steps = 1
+    while bench.scheduler.has_work:
+        bench.step()
+    in_time = [r.rid for r in requests if r.first_token_ns]
+    assert in_time == [1, 2], "in 160 ms, less a step as a margin"
+    assert set(bench.removed) == {3, 4, 5}
+    assert all(r.first_token_ns <= 160 * NS_PER_MS for r in requests[:2])
+
+
+def test_all_requests_of_a_burst_wait_for_the_first_step() -> None:
+    bench = SloBench()
+    bench.policy.model.steps = 0
+    for rid in range(1, 201):
+        bench.add(rid, 100, ttft_ms=600_000, outputs=10)
+    assert bench.refusals == [None] * 200
+    bench.step()
+    bench.policy.model.steps = 1
+    while bench.scheduler.has_work:
+        bench.step()
+    assert not bench.removed
+
+
+def test_a_request_does_not_wait_for_a_step_that_never_comes() -> None:
+    bench = SloBench()
+    bench.policy.model.steps = 0
+    bench.add(1, 1000, ttft_ms=160, outputs=10)
+    bench.add(2, 1000, ttft_ms=160, outputs=10)
+    bench.scheduler.cancel(1)
+    bench.pass_time(1000)
+    assert bench.scheduler.plan(bench.now_ns) is None
+    assert not bench.scheduler.has_work
+    third = bench.add(3, 1000, ttft_ms=160, outputs=10)
+    bench.step()
+    assert third.first_token_ns
+
+
+def test_a_request_that_is_not_admitted_displaces_none_from_a_full_queue() -> None:
+    bench = SloBench(blocks=100, seqs=1, left=200)
+    bench.scheduler.set_limits(SchedulerLimits(token_budget=2000, max_num_seqs=1, max_waiting=1))
+    bench.add(1, 1000, tpot_ms=6, outputs=500, priority=1)
+    bench.step()
+    low = bench.add(2, 160, ttft_ms=60_000, outputs=10)
+    bench.add(3, 160, ttft_ms=300, outputs=10, priority=1)
+    assert bench.refusals[-1] is not None
+    assert low.state is RequestState.WAITING
+
+
+def test_those_that_are_late_are_refused_although_more_important_ones_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "_MOST_CONTESTED", 1.0)
+    bench = _full_pool(priority=1, left=1500)
+    bench.add(2, 800, ttft_ms=200, outputs=10)
+    for rid in range(3, 15):
+        bench.add(rid, 800, ttft_ms=5000, outputs=10, priority=1)
+    for _ in range(60):
+        bench.step()
+    assert len(bench.policy._undecided) > 8
+    assert set(bench.removed) == {2}
+
+
+def test_of_many_ends_none_is_predicted_at_the_longest_possible_output() -> None:
+    lengths = LearnedLengths()
+    for tokens in range(50, 400):
+        lengths.learn(_finished(tokens), ())
+    bench = SloBench(blocks=2000, seqs=128)
+    bench.policy.predictor = lengths
+    for rid in range(64):
+        bench.add(rid, 10, tpot_ms=100, outputs=20_000)
+    bench.step()
+    bench.policy._forecast = None
+    assert max(tokens for tokens, _ in bench.policy._look().ends()) < 1000
+
+
+@pytest.mark.parametrize("number", [1, 4, 15])
+def test_the_ends_of_equal_requests_are_spread_over_their_lengths(number: int) -> None:
+    draw = random.Random(3)
+    lengths = LearnedLengths()
+    for _ in range(2000):
+        tokens = round(draw.expovariate(1 / 200)) + 1
+        lengths.learn(_finished(tokens), ())
+    bench = SloBench(blocks=2000)
+    bench.policy.predictor = lengths
+    for rid in range(number):
+        bench.add(rid, 10, tpot_ms=100, outputs=5000)
+    bench.step()
+    bench.policy._forecast = None
+    left = [tokens for tokens, _ in bench.policy._look().ends()]
+    assert left == sorted(left)
+    # The first of n exponential ends comes after 1 / n of the mean, here by its quantile.
+    assert left[0] == pytest.approx(200 * _exponential(1 / (number + 1)), rel=0.35, abs=4)
+    assert left[-1] == pytest.approx(200 * _exponential(number / (number + 1)), rel=0.35)
+
+
+def _exponential(share: float) -> float:
+    """Return a quantile of the exponential distribution with mean 1, by sixteenths."""
+    return -math.log(1 - round(16 * share) / 16)
+
+
+def _finished(tokens: int) -> ScheduledRequest:
+    return ScheduledRequest(
+        rid=1,
+        arrival_ns=0,
+        input_tokens=10,
+        max_output_tokens=5000,
+        output_limit=5000,
+        base_sampled=tokens,
+        base_emitted=tokens,
+        targets=Targets(),
+    )
