@@ -156,7 +156,7 @@ class SLOAdmission:
             block_ns = stay.blocks * stay.length_ns
             memory.add(claim.memory_rank, block_ns, window_ns=window_ns, now_ns=now_ns)
         elif self._model.steps and contested <= _MOST_CONTESTED:
-            displaced = _unstarted(self._made_late(claim, prompts, forecast))
+            displaced = self._made_late(claim, prompts, forecast)
         is_outbid = offered.outbids(claim.rank, now_ns) and not is_alone
         if displaced is None or is_outbid:
             waits = may_wait and not is_outbid
@@ -237,7 +237,7 @@ class SLOAdmission:
         self, claim: _Claim, prompts: list[Prompt], forecast: Forecast
     ) -> list[ScheduledRequest] | None:
         """Return the waiting requests to reject for a new one; None if it cannot be in time."""
-        late = _unstarted(self._made_late(claim, prompts, forecast))
+        late = self._made_late(claim, prompts, forecast)
         if late is not None:
             return late
         request = claim.new.prompt.request
@@ -249,7 +249,7 @@ class SLOAdmission:
         low, high = 0, len(less) + 1
         while high - low > 1:
             middle = (low + high) // 2
-            found = _unstarted(self._made_late(claim, prompts, forecast, without=less[:middle]))
+            found = self._made_late(claim, prompts, forecast, without=less[:middle])
             if found is None:
                 low = middle
             else:
@@ -270,7 +270,7 @@ class SLOAdmission:
         *,
         without: Sequence[Prompt] = (),
     ) -> list[ScheduledRequest] | None:
-        """Return the less important requests that become late; None if the new one is refused."""
+        """Return the less important unstarted requests that become late; None for a refusal."""
         if not self._model.steps:
             # Nothing is known about the device. The first request measures a step.
             return [] if self._is_idle(prompts) else None
@@ -290,7 +290,9 @@ class SLOAdmission:
             held_back=self._offered_memory.held_back(claim.memory_rank, begins_ns),
             reserved=self._offered_memory.expected_above(claim.memory_rank, begins_ns),
         )
-        return late if suffices else None
+        if not suffices:
+            return None
+        return [request for request in late if not request.admitted_tokens]
 
     def _late_on_device(
         self, claim: _Claim, prompts: list[Prompt], forecast: Forecast
@@ -330,13 +332,6 @@ class SLOAdmission:
 
     def _is_idle(self, prompts: list[Prompt]) -> bool:
         return not (prompts or self._view.num_running or self._view.num_in_flight)
-
-
-def _unstarted(late: list[ScheduledRequest] | None) -> list[ScheduledRequest] | None:
-    """Return the late requests that can still be rejected; None if the new one is refused."""
-    if late is None:
-        return None
-    return [request for request in late if not request.admitted_tokens]
 
 
 def _prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
