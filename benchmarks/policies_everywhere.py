@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "hybrid" in args.checks:
             preempting = QUICK_POLICIES[:2] if args.quick else MODE_POLICIES
             some = [policy for policy in preempting if policy in policies]
-            differences = compare_modes(pool, modes, few, some)
+            differences = compare_modes(pool, modes, few, some, short=args.quick)
         if "plateau" in args.checks:
             lines = curves(
                 pool,

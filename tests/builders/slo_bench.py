@@ -59,7 +59,13 @@ class FixedLengths:
     def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
         return float(self.output_tokens(request) <= tokens)
 
+    def has_learned(self, request: ScheduledRequest) -> bool:
+        return True
+
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
+        pass
+
+    def censor(self, request: ScheduledRequest) -> None:
         pass
 
 
@@ -106,8 +112,10 @@ class SloBench:
         ttft_ms: int | None = None,
         tpot_ms: int | None = None,
         tbt_ms: int | None = None,
+        e2e_ms: int | None = None,
         priority: int = 0,
         weight: int = 1,
+        slo_class: str = "",
         block_hashes: Sequence[int] = (),
     ) -> ScheduledRequest:
         request = ScheduledRequest(
@@ -118,10 +126,12 @@ class SloBench:
             max_output_tokens=outputs,
             priority=priority,
             weight=weight,
+            slo_class=slo_class,
             targets=Targets(
                 ttft_ns=None if ttft_ms is None else ttft_ms * NS_PER_MS,
                 tpot_ns=None if tpot_ms is None else tpot_ms * NS_PER_MS,
                 tbt_p99_ns=None if tbt_ms is None else tbt_ms * NS_PER_MS,
+                e2e_ns=None if e2e_ms is None else e2e_ms * NS_PER_MS,
             ),
         )
         self.refusals.append(self.scheduler.add(request, self.now_ns))

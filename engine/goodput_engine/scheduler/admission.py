@@ -30,6 +30,14 @@ __all__ = ["Admission", "Rejection", "Removal", "host_memory_is_full"]
 _REMEMBERED_STARTS: Final = 64
 """Latest starts from which the wait of a rejected request is predicted."""
 _MAX_RETRY_S: Final = 60
+_ENDS_ELSEWHERE: Final = (
+    RequestState.FINISHED,
+    RequestState.CANCELLED,
+    RequestState.HELD,
+    RequestState.DETACHING,
+    RequestState.RECEIVING,
+)
+"""States in which an output has ended, or goes on at another replica."""
 _FULL_DIVISOR: Final = 10
 """Host memory is full if less than a tenth of it is free, as in FastServe."""
 
@@ -195,7 +203,13 @@ class Admission:
         assert removal.rejection.overload, "a removed request may be retried"
         self.shed += 1
         self.removed.append(removal)
-        self._table.cancel(request)
+        self.cancel(request)
+
+    def cancel(self, request: ScheduledRequest) -> bool:
+        """Cancel a request; return True if it is removed now."""
+        if request.output_tokens and request.state not in _ENDS_ELSEWHERE:
+            self._policy.before_cancel(request)
+        return self._table.cancel(request)
 
     def take_removed(self) -> list[Removal]:
         """Return the removals since the last call."""

@@ -411,6 +411,9 @@ class SchedulingPolicy(ABC):
     def after_step(self, outcome: StepOutcome) -> None:  # noqa: B027 - optional
         """Learn from a committed step, for example its time and the requests that ended."""
 
+    def before_cancel(self, request: ScheduledRequest) -> None:  # noqa: B027 - optional
+        """Learn from a request with output that is about to be cancelled or dropped."""
+
     def can_fast_forward(self) -> bool:
         """Return True if steps that only decode may be taken without calling the policy.
 

@@ -80,6 +80,10 @@ class LengthPredictor(Protocol):
         """Return the chance that the total is at most this many tokens."""
         ...
 
+    def has_learned(self, request: ScheduledRequest) -> bool:
+        """Return True if an output of the request's class was learned."""
+        ...
+
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Learn from a finished request.
 
@@ -90,14 +94,18 @@ class LengthPredictor(Protocol):
         """
         ...
 
+    def censor(self, request: ScheduledRequest) -> None:
+        """Learn from a cancelled request that its length is larger than its output so far."""
+        ...
+
 
 class LearnedLengths:
     """Predicts lengths by a survival curve for each class and size of prompts.
 
-    The curve of a class is estimated as by Kaplan and Meier: an output that ended at its limit, or
-    still runs, only shows that the length is larger. A curve with little evidence stays near its
-    parent: the class for a size of prompts, all requests for a class, and for all requests a curve
-    on which an output is expected to last about as long again.
+    The curve of a class is estimated as by Kaplan and Meier: an output that ended at its limit, was
+    cancelled, or still runs, only shows that the length is larger. A curve with little evidence
+    stays near its parent: the class for a size of prompts, all requests for a class, and for all
+    requests a curve on which an output is expected to last about as long again.
 
     Beside the curve stands the share of clients that state the exact length as their limit: an
     output that reaches its limit is evidence for it. Without evidence, a limit that is a likely
@@ -153,6 +161,11 @@ class LearnedLengths:
             stated=request.max_output_tokens is not None,
         )
 
+    def has_learned(self, request: ScheduledRequest) -> bool:
+        """Return True if an output of the request's class was learned."""
+        curve = self._curves.get((request.slo_class, -1))
+        return curve is not None and curve.has_learned
+
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Measure the error of the prediction, then learn the true length."""
         tokens, limit = request.output_tokens, request.output_limit
@@ -172,6 +185,11 @@ class LearnedLengths:
             self._since_fit = 0
             self.revision += 1
             self._fit(running)
+
+    def censor(self, request: ScheduledRequest) -> None:
+        """Learn from a cancelled request that its length is larger than its output so far."""
+        for curve in self._curves_of(request):
+            curve.censor(request.output_tokens)
 
     def _curve(self, request: ScheduledRequest) -> _LengthCurve:
         """Return the most specific curve that exists."""
@@ -230,8 +248,15 @@ class KnownLengths:
         """Return 1 if the true number is at most this many tokens, else 0."""
         return float(self.output_tokens(request) <= tokens)
 
+    def has_learned(self, request: ScheduledRequest) -> bool:  # noqa: ARG002 - all are known
+        """Return True."""
+        return True
+
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Ignore a finished request."""
+
+    def censor(self, request: ScheduledRequest) -> None:
+        """Ignore a cancelled request."""
 
 
 def _bin(tokens: float) -> int:
@@ -267,6 +292,7 @@ class _LengthCurve:
         "_outputs",
         "_parent",
         "_survivors",
+        "has_learned",
     )
 
     def __init__(self, parent: _LengthCurve | None) -> None:
@@ -275,6 +301,8 @@ class _LengthCurve:
         """Outputs that ended in each bin before their limits."""
         self._exposure = [0.0] * len(_WIDTHS)
         """Outputs that reached each bin; one that was censored in it counts for the part before."""
+        self.has_learned = False
+        """True if an output has ended."""
         self._outputs = self._at_limit = 0.0
         """Outputs whose clients stated a limit, and those of them that reached it."""
         self._ages: Sequence[int] | None = ()
@@ -292,15 +320,20 @@ class _LengthCurve:
     # --- learn -------------------------------------------------------------------------------
     def add(self, tokens: int, *, at_limit: bool, stated: bool) -> None:
         """Add a finished output."""
+        self.has_learned = True
         self._outputs += stated
         if at_limit:
-            _expose(self._exposure, tokens)
+            self.censor(tokens)
             self._at_limit += stated
         else:
             at = min(_bin(tokens - 0.5), _LAST)
             for k in range(at + 1):
                 self._exposure[k] += 1
             self._ends[at] += 1
+
+    def censor(self, tokens: int) -> None:
+        """Add an output that would have been longer."""
+        _expose(self._exposure, tokens)
 
     def halve(self) -> None:
         """Halve the weight of all outputs so far."""

@@ -161,7 +161,7 @@ class Scheduler(SchedulerView):
             True if it is removed now. If it is removed later, its rid is in `StepOutcome.released`.
         """
         request = self._table.requests.get(rid)
-        return request is not None and self._table.cancel(request)
+        return request is not None and self.admission.cancel(request)
 
     def end_input(self) -> None:
         """Declare that no more requests will arrive, so that incomplete batches start."""

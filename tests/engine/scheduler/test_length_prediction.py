@@ -196,6 +196,21 @@ def test_survival_is_estimated_as_by_kaplan_and_meier() -> None:
     assert lengths.chance_within(started, 100) == pytest.approx(0.5, abs=0.03)
 
 
+def test_outputs_that_were_cancelled_count_as_longer() -> None:
+    # As above, but the 20 and the 10 parts were cancelled with 20 and 80 tokens.
+    outputs = ([10] * 4 + [50] * 2 + [200]) * 100
+    random.Random(3).shuffle(outputs)
+    lengths = LearnedLengths()
+    for has in [20] * 200 + [80] * 100:
+        lengths.censor(_request(has=has, limit=_LONG))
+    for has in outputs:
+        lengths.learn(_request(has=has, limit=_LONG), ())
+    new = _request(limit=_LONG)
+    assert lengths.chance_within(new, 40) == pytest.approx(1 - 0.6, abs=0.03)
+    assert lengths.chance_within(new, 100) == pytest.approx(1 - 0.6 * 0.5, abs=0.03)
+    assert lengths.error.judged == len(outputs), "a cancelled output is no error"
+
+
 def test_outputs_that_end_at_their_limit_count_as_longer() -> None:
     draw = random.Random(2)
     lengths = LearnedLengths()

@@ -198,7 +198,7 @@ def test_of_many_ends_none_is_predicted_at_the_longest_possible_output() -> None
         bench.add(rid, 10, tpot_ms=100, outputs=20_000)
     bench.step()
     bench.policy._forecast = None
-    assert max(tokens for tokens, _ in bench.policy._look().ends()) < 1000
+    assert max(tokens for tokens, *_ in bench.policy._look().ends()) < 1000
 
 
 @pytest.mark.parametrize("number", [1, 4, 15])
@@ -214,7 +214,7 @@ def test_the_ends_of_equal_requests_are_spread_over_their_lengths(number: int) -
         bench.add(rid, 10, tpot_ms=100, outputs=5000)
     bench.step()
     bench.policy._forecast = None
-    left = [tokens for tokens, _ in bench.policy._look().ends()]
+    left = [tokens for tokens, *_ in bench.policy._look().ends()]
     assert left == sorted(left)
     # The first of n exponential ends comes after 1 / n of the mean, here by its quantile.
     assert left[0] == pytest.approx(200 * _exponential(1 / (number + 1)), rel=0.35, abs=4)
@@ -237,3 +237,20 @@ def _finished(tokens: int) -> ScheduledRequest:
         base_emitted=tokens,
         targets=Targets(),
     )
+
+
+def test_of_a_class_without_outputs_one_request_is_served_to_learn_them() -> None:
+    bench = SloBench(blocks=34)
+    bench.policy.predictor = LearnedLengths()
+    for rid in (1, 2):
+        bench.add(rid, 200, ttft_ms=1000, tpot_ms=6, outputs=100, slo_class="long")
+    bench.step()
+    # With the lengths that are assumed for an unknown load, the pool is full.
+    bench.add(3, 40, e2e_ms=150, outputs=200, slo_class="short")
+    assert bench.is_admitted(3)
+    bench.add(4, 40, e2e_ms=150, outputs=200, slo_class="short")
+    assert not bench.is_admitted(4), "the first will show how long they are"
+    bench.step()
+    bench.step(stops=[3])
+    bench.add(5, 40, e2e_ms=150, outputs=200, slo_class="short")
+    assert bench.is_admitted(5), "it is as short as the first"

@@ -177,3 +177,7 @@ class SjfPolicy(SarathiPolicy):
         for progress in outcome.progress:
             if progress.finish_reason is not None:
                 self.predictor.learn(progress.request, self.view.running())
+
+    def before_cancel(self, request: ScheduledRequest) -> None:
+        """Learn that the output would have been longer."""
+        self.predictor.censor(request)

@@ -34,7 +34,6 @@ __all__ = [
     "Stay",
     "TokensInMemory",
     "late_prompts",
-    "peak_tokens",
 ]
 
 _MAX_TIMES: Final = 64
@@ -286,10 +285,8 @@ class PoolQueue:
         return blocks
 
 
-def peak_tokens(requests: Iterable[tuple[int, float]]) -> float:
-    """Return the largest number of tokens in memory at once.
-
-    Each request gains one token per step and frees its tokens at its end.
+class TokensInMemory:
+    """The tokens of requests in memory, each of which gains one per step until its end.
 
     Args:
         requests: (tokens in memory, predicted remaining tokens) of each request.
@@ -297,20 +294,6 @@ def peak_tokens(requests: Iterable[tuple[int, float]]) -> float:
     Source: Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS
     2025, equation 3: the peak is at the end of some request, when only requests with more
     remaining tokens are still in memory.
-    """
-    held, peak = 0, 0.0
-    ordered = sorted(requests, key=lambda request: -request[1])
-    for number, (tokens, left) in enumerate(ordered, start=1):
-        held += tokens
-        peak = max(peak, held + number * left)
-    return peak
-
-
-class TokensInMemory:
-    """The tokens of requests in memory, as by `peak_tokens`, for questions about the near future.
-
-    Args:
-        requests: (tokens in memory, predicted remaining tokens) of each request.
     """
 
     __slots__ = ("_ends", "_peaks", "_tokens")

@@ -178,34 +178,41 @@ class Forecast:
         """Return the mean number of output tokens that a request still has, at least 1."""
         return self._predictor.output_tokens(request) - request.sampled_tokens
 
-    def ends(self) -> list[tuple[int, ScheduledRequest]]:
-        """Return the kept running requests in the order of their ends, with the tokens until then.
+    def ends(self) -> list[tuple[int, int, ScheduledRequest]]:
+        """Return the kept running requests in the order of their ends.
 
-        The i-th of n ends is the quantile i / (n + 1) of this request's length. At the means, many
-        requests of unknown length would end together and late, but the first of them ends early.
+        Each comes after the tokens until its end and their mean. The i-th of n ends is the quantile
+        i / (n + 1) of this request's length. At the means, many requests of unknown length would
+        end together and late, but the first of them ends early.
         """
+        lost, favoured, predictor = self.lost, self.favoured, self._predictor
         kept = [
-            (self.tokens_left(request), request.rid, request)
+            (predictor.output_tokens(request) - sampled, request.rid, sampled, request)
             for request in self._view.running()
-            if request.rid not in self.lost or request is self.favoured
+            for sampled in (request.sampled_tokens,)
+            if request.rid not in lost or request is favoured
         ]
         kept.sort()
-        ends: list[tuple[int, ScheduledRequest]] = []
-        for number, (left, _, request) in enumerate(kept, start=1):
-            sampled = request.sampled_tokens
+        ends: list[tuple[int, int, ScheduledRequest]] = []
+        for number, (mean, _, sampled, request) in enumerate(kept, start=1):
+            left = mean
             if sampled:
                 # Neither 0 nor 1: the longest possible output is no prediction.
                 part = round(_QUANTILES * number / (len(kept) + 1))
                 share = min(max(1, part), _QUANTILES - 1) / _QUANTILES
-                left = max(1, self._predictor.quantile(request, share) - sampled)  # noqa: PLW2901
-            ends.append((left, request))
-        ends.sort(key=lambda end: (end[0], end[1].rid))
+                left = max(1, predictor.quantile(request, share) - sampled)
+            ends.append((left, mean, request))
+        ends.sort(key=lambda end: (end[0], end[2].rid))
         return ends
 
     def is_late(self, request: ScheduledRequest) -> bool:
         """Return True if a prompt cannot be in time even if it starts now."""
         prompt = self.prompt(request)
         return self.begins_ns + prompt.work_ns > prompt.due_ns
+
+    def is_unknown(self, request: ScheduledRequest) -> bool:
+        """Return True if no output of a request's class was seen."""
+        return not self._predictor.has_learned(request)
 
     def chance(self, request: ScheduledRequest) -> float:
         """Return the chance that a request meets its end-to-end target, started now."""
@@ -236,7 +243,8 @@ class Forecast:
         computed_ns = max(request.total_tokens * self.prompt_ns, 2 * self.token_ns)
         if view.preemption is Preemption.RECOMPUTE:
             return computed_ns
-        copied_ns = 2 * max(self.token_ns, view.copy_ns(len(request.blocks)))
+        blocks = len(request.blocks) or -(-request.total_tokens // view.block_size)
+        copied_ns = 2 * max(self.token_ns, view.copy_ns(blocks))
         return copied_ns if view.preemption is Preemption.SWAP else min(computed_ns, copied_ns)
 
     def prompt(self, request: ScheduledRequest) -> Prompt:
@@ -262,18 +270,38 @@ class Forecast:
 
     def slack_ns(self, request: ScheduledRequest) -> float:
         """Return the time for which a running request may pause and still meet its targets."""
-        targets, sampled = request.targets, request.sampled_tokens
-        begins_ns, slack_ns = self.begins_ns, float(NEVER_NS)
-        if not sampled and targets.ttft_ns is not None:
-            slack_ns = request.arrival_ns + targets.ttft_ns - begins_ns
-        if sampled and targets.tpot_ns is not None:
-            due_ns = (request.first_token_ns or begins_ns) + sampled * targets.tpot_ns
-            slack_ns = due_ns - begins_ns - self.token_ns
+        targets, slack_ns = request.targets, self._paced_ns(request)
         if targets.e2e_ns is not None:
-            left_ns = request.arrival_ns + targets.e2e_ns - begins_ns
-            tokens = self._predictor.quantile(request, _LIKELY) - sampled
+            left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
+            tokens = self._predictor.quantile(request, _LIKELY) - request.sampled_tokens
             slack_ns = min(slack_ns, left_ns - max(1, tokens) * self.token_ns)
         return slack_ns
+
+    def loss(self, request: ScheduledRequest) -> float:
+        """Return the weight that is expected to be lost if a running request is evicted now."""
+        e2e_ns, pause_ns, kept = request.targets.e2e_ns, self.resume_ns(request), 1.0
+        can_pause = self._paced_ns(request) >= pause_ns
+        after = float(can_pause)
+        if e2e_ns is not None:
+            left_ns = request.arrival_ns + e2e_ns - self.begins_ns
+            kept = self._chance(request, left_ns)
+            after = self._chance(request, left_ns - pause_ns) if can_pause else 0.0
+        return request.weight * (kept - after)
+
+    def _chance(self, request: ScheduledRequest, left_ns: float) -> float:
+        """Return the chance that a running request ends within a time."""
+        tokens = request.sampled_tokens + max(0, int(left_ns / self.token_ns))
+        return self._predictor.chance_within(request, tokens)
+
+    def _paced_ns(self, request: ScheduledRequest) -> float:
+        """Return the slack of a running request by its targets for TTFT and TPOT."""
+        targets, sampled, begins_ns = request.targets, request.sampled_tokens, self.begins_ns
+        if not sampled and targets.ttft_ns is not None:
+            return request.arrival_ns + targets.ttft_ns - begins_ns
+        if sampled and targets.tpot_ns is not None:
+            due_ns = (request.first_token_ns or begins_ns) + sampled * targets.tpot_ns
+            return due_ns - begins_ns - self.token_ns
+        return NEVER_NS
 
     def _rest_ns(self, request: ScheduledRequest, share: float) -> float:
         """Return the time from the next token of a request to its end, by a quantile."""

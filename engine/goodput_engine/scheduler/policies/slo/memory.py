@@ -170,6 +170,8 @@ class MemoryTest:
         needed = self._blocks - (-(request.total_tokens + new.left) // view.block_size)
         if needed <= view.total_blocks and self._requests < places:
             return True
+        if forecast.is_unknown(request) and self._is_first(request, prompts):
+            return True
         passed_ns = self._passed_ns(begins_ns)
         blocks = view.total_blocks * (1 - max(self._free_share, held_back))
         if self._has_room(new, prompts, forecast, blocks=blocks):
@@ -180,6 +182,20 @@ class MemoryTest:
             places=places,
             reserved=lambda at_ns: reserved(at_ns - passed_ns),
         ) and self._all_start(new, prompts, forecast)
+
+    def _is_first(self, request: ScheduledRequest, prompts: Sequence[Prompt]) -> bool:
+        """Return True if a new request is the only one of its class and its blocks are free.
+
+        A class whose outputs are unknown must be served to be learned.
+        """
+        view, size = self._view, self._view.block_size
+        waiting = [prompt.request for prompt in prompts if not prompt.request.blocks]
+        others = (*view.running(), *waiting)
+        if any(other.slo_class == request.slo_class for other in others):
+            return False
+        needed = sum(-(-other.total_tokens // size) for other in (request, *waiting))
+        free = view.free_blocks - view.total_blocks // 100
+        return needed <= free and view.num_running + len(waiting) < view.limits.max_num_seqs
 
     def _has_room(
         self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast, *, blocks: float
@@ -254,16 +270,15 @@ class MemoryTest:
         self._held, self._not_held = [], []
         self._pools.clear()
         self._waiting.clear()
-        for left, request in forecast.ends():
+        for left, mean, request in forecast.ends():
             is_favoured = request is forecast.favoured
-            length_ns = left * forecast.pace_ns
-            blocks = (request.total_tokens + left / 2) / view.block_size + 0.5
+            length_ns, total = left * forecast.pace_ns, request.total_tokens
+            blocks = (total + left / 2) / view.block_size + 0.5
             slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
             stay = Stay(slack_ns, length_ns, blocks)
             work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
             held = Held(work_ns + length_ns, blocks, slack_ns - forecast.resume_ns(request))
-            mean = forecast.tokens_left(request)
-            tokens = request.total_tokens + view.block_size / 2
+            tokens = total + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))
             self._count(request, mean)
         for prompt in prompts:

@@ -12,7 +12,6 @@ from goodput_core.steptime import OnlineStepTime, StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.admission import Rejection, Removal
 from goodput_engine.scheduler.policies.slo.admission import Refusal, SLOAdmission
-from goodput_engine.scheduler.policies.slo.demand import peak_tokens
 from goodput_engine.scheduler.policies.slo.forecast import (
     NEVER_NS,
     SAFETY,
@@ -51,6 +50,8 @@ _MAX_UNDECIDED: Final = 64
 """Requests that may wait for a later decision; at most a quarter of the queue."""
 _LEFT_OPEN_IN_A_STEP: Final = 8
 """Decisions that are tried again before a step, and left open again."""
+_LOSS_SCALE: Final = 1_000_000
+"""Eviction keys are integers: a weight of a millionth is their unit."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
 _ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
 
@@ -69,7 +70,8 @@ class SloPolicy(SchedulingPolicy):
       schedule leaves time for prompts.
     - While others can be in time, late requests decode in every sixteenth step only and start after
       the others. The oldest of them gets a share of every step, so no request starves.
-    - If blocks run out, late requests are evicted first, then those with the most slack.
+    - If blocks run out, late requests are evicted first, then those whose pause is expected to lose
+      the least weight, by the chance that they meet their targets before and after it.
 
     The policy learns step times, output lengths and its own misses while serving.
 
@@ -206,8 +208,10 @@ class SloPolicy(SchedulingPolicy):
         return sorted(prefilling, key=self._urgency)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """Late requests first, then the least important, then those with the most slack."""
-        return self._urgency(request)
+        """Late requests first, then the least important, then those that lose the least weight."""
+        group, level, due_ns, rid = self._urgency(request)
+        loss = self._look().loss(request) if group == _IN_TIME else 0.0
+        return group, level, -int(loss * _LOSS_SCALE), due_ns, rid
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key, lower first: favoured, in time by latest start, late."""
@@ -236,7 +240,7 @@ class SloPolicy(SchedulingPolicy):
         going: list[ScheduledRequest] = []
         losing: list[ScheduledRequest] = []
         for running in self.view.running():
-            if running is self._favoured:
+            if running is self._favoured and running.priority >= request.priority:
                 continue
             if running.rid in forecast.lost or (
                 freed_ns is not None
@@ -254,7 +258,7 @@ class SloPolicy(SchedulingPolicy):
     def _freed(self, forecast: Forecast) -> Callable[[int], float]:
         """Return a function: the time until the ends of running requests free so many tokens."""
         ends = forecast.ends()
-        freed = [*accumulate(running.total_tokens for _, running in ends)]
+        freed = [*accumulate(running.total_tokens for *_, running in ends)]
 
         def freed_ns(tokens: int) -> float:
             at = bisect_left(freed, tokens)
@@ -284,23 +288,10 @@ class SloPolicy(SchedulingPolicy):
 
     # --- admit to the batch ------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:
-        """True if the TPOT targets and the KV memory of running requests allow it."""
-        view = self.view
-        if not view.num_running or request is self._favoured:
+        """True if the TPOT targets of running requests allow it."""
+        if not self.view.num_running or request is self._favoured:
             return True
-        forecast = self._look()
-        if self._breaks_pace(request, forecast):
-            return False
-        if 2 * view.free_blocks > view.total_blocks or self._is_urgent(request, forecast):
-            return True
-        # Late requests would be evicted.
-        held = [
-            (running.computed_tokens, forecast.tokens_left(running))
-            for running in view.running()
-            if running.rid not in forecast.lost
-        ]
-        held.append((request.total_tokens, forecast.tokens_left(request)))
-        return peak_tokens(held) <= view.total_blocks * view.block_size
+        return not self._breaks_pace(request, self._look())
 
     def _breaks_pace(self, request: ScheduledRequest, forecast: Forecast) -> bool:
         """Return True if the decodes of one more request break the tightest TPOT target."""
@@ -462,6 +453,10 @@ class SloPolicy(SchedulingPolicy):
                 request = progress.request
                 self.predictor.learn(request, self.view.running())
                 self._admission.calibrate(request, outcome.result.at_ns)
+
+    def before_cancel(self, request: ScheduledRequest) -> None:
+        """Learn that the output would have been longer."""
+        self.predictor.censor(request)
 
     @property
     def step_time_error(self) -> float:

@@ -1,0 +1,122 @@
+"""Which requests run and give way while blocks are few, and what is learned from cancelled ones."""
+
+from __future__ import annotations
+
+import pytest
+from tests.builders.slo_bench import FixedLengths, SloBench
+
+from goodput_core.spec.choices import LateRequests
+from goodput_engine.scheduler.prediction import LearnedLengths
+from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
+
+
+class _Censored(FixedLengths):
+    """Records the outputs that were cancelled: rid, tokens."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__(left)
+        self.censored: list[tuple[int, int]] = []
+
+    def censor(self, request: ScheduledRequest) -> None:
+        self.censored.append((request.rid, request.sampled_tokens))
+
+
+@pytest.mark.parametrize(
+    ("priority", "ttft_ms", "others_ms"),
+    [(0, None, None), (0, 1900, 5000), (5, None, 5000), (5, 1900, 5000)],
+    ids=["no targets", "equal", "higher, no target", "higher"],
+)
+def test_a_large_request_starts_though_small_ones_fit_again_and_again(
+    priority: int, ttft_ms: int | None, others_ms: int | None
+) -> None:
+    bench = SloBench(blocks=20)
+    for rid in range(1, 5):
+        bench.add(rid, 40, ttft_ms=others_ms, outputs=20)
+    bench.step()
+    large = bench.add(5, 200, ttft_ms=ttft_ms, priority=priority, outputs=20)
+    for step in range(200):
+        if step % 4 == 0:
+            bench.add(6 + step, 40, ttft_ms=others_ms, outputs=20)
+        bench.step()
+        if large.first_scheduled_ns:
+            return
+    raise AssertionError("it starves")
+
+
+def test_a_favoured_request_gives_way_to_a_higher_level() -> None:
+    bench = SloBench(blocks=20)
+    old = bench.add(1, 200, ttft_ms=100, outputs=100)
+    bench.pass_time(2000)
+    bench.step()
+    assert bench.policy._favoured is old
+    urgent = bench.add(2, 200, ttft_ms=60, priority=1, outputs=50)
+    while not urgent.first_scheduled_ns:
+        bench.step()
+    assert old.preemptions == 1
+
+
+def test_the_request_with_the_least_weight_is_evicted_if_any_would_miss() -> None:
+    bench = SloBench(blocks=6, left=1)
+    light = bench.add(1, 40, ttft_ms=1000, tpot_ms=6, outputs=40)
+    heavy = bench.add(2, 40, ttft_ms=1000, tpot_ms=6, outputs=40, weight=2)
+    while not bench.scheduler.stats.preemptions:
+        bench.step()
+    assert (heavy.preemptions, light.preemptions) == (0, 1)
+
+
+def test_the_request_whose_chance_falls_least_is_evicted() -> None:
+    """The sooner the target of an output that may be long, the more a pause loses."""
+    bench = SloBench(blocks=6)
+    bench.policy.predictor = LearnedLengths()
+    near = bench.add(1, 40, e2e_ms=150, outputs=40)
+    far = bench.add(2, 40, e2e_ms=400, outputs=40)
+    while not bench.scheduler.stats.preemptions:
+        bench.step()
+    assert (near.preemptions, far.preemptions) == (0, 1)
+
+
+def test_what_a_pause_loses_is_at_most_the_chance_that_is_left() -> None:
+    bench = SloBench()
+    sure = bench.add(1, 40, tpot_ms=6, ttft_ms=1000)
+    unsure = bench.add(2, 40, tpot_ms=6, ttft_ms=1000, e2e_ms=500)
+    bench.policy.predictor = LearnedLengths()
+    bench.step()
+    forecast = bench.policy._look()
+    assert forecast.loss(sure) == 1, "it cannot resume before its next token is due"
+    assert forecast.loss(unsure) == pytest.approx(forecast.chance(unsure), abs=0.01)
+    assert forecast.loss(unsure) < 0.5
+
+
+def test_the_output_of_a_cancelled_request_is_learned_once() -> None:
+    bench = SloBench()
+    bench.policy.predictor = lengths = _Censored(left=20)
+    bench.add(1, 40, ttft_ms=5000)
+    bench.step()
+    bench.step()
+    bench.add(2, 40, ttft_ms=5000)
+    for rid in (1, 2, 1):
+        bench.scheduler.cancel(rid)
+    assert lengths.censored == [(1, 2)], "the other has no output"
+
+
+def test_an_output_that_has_ended_is_not_learned_again_when_its_blocks_are_freed() -> None:
+    bench = SloBench()
+    bench.policy.predictor = lengths = _Censored(left=20)
+    held = bench.add(1, 40, ttft_ms=5000, outputs=2)
+    held.holds_blocks = True
+    bench.step()
+    bench.step()
+    assert held.state is RequestState.HELD
+    assert bench.scheduler.cancel(1)
+    assert not lengths.censored
+
+
+def test_the_output_of_a_dropped_request_is_learned() -> None:
+    bench = SloBench(late_requests=LateRequests.DROP)
+    bench.policy.predictor = lengths = _Censored(left=200)
+    bench.add(1, 40, ttft_ms=5000, tpot_ms=7)
+    bench.step()
+    bench.pass_time(5000)
+    bench.add(2, 40, ttft_ms=5000)
+    bench.step()
+    assert lengths.censored == [(1, 1)]
