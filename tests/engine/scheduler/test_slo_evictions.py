@@ -55,6 +55,21 @@ def test_a_favoured_request_gives_way_to_a_higher_level() -> None:
     assert old.preemptions == 1
 
 
+def test_a_favoured_request_does_not_start_where_a_higher_level_would_evict_it() -> None:
+    bench = SloBench(blocks=20)
+    bench.add(1, 200, outputs=30)
+    bench.step()
+    old = bench.add(2, 200, ttft_ms=60, outputs=100)
+    bench.pass_time(100)
+    bench.step()
+    assert bench.policy._favoured is old
+    above = bench.add(3, 200, ttft_ms=5000, priority=1, outputs=5)
+    while not old.first_scheduled_ns:
+        bench.step()
+    assert above.sampled_tokens == 5
+    assert old.preemptions == 0
+
+
 def test_the_request_with_the_least_weight_is_evicted_if_any_would_miss() -> None:
     bench = SloBench(blocks=6, left=1)
     light = bench.add(1, 40, ttft_ms=1000, tpot_ms=6, outputs=40)

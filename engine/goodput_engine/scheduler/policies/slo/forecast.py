@@ -189,8 +189,8 @@ class Forecast:
         kept = [
             (predictor.output_tokens(request) - sampled, request.rid, sampled, request)
             for request in self._view.running()
-            for sampled in (request.sampled_tokens,)
             if request.rid not in lost or request is favoured
+            for sampled in (request.sampled_tokens,)
         ]
         kept.sort()
         ends: list[tuple[int, int, ScheduledRequest]] = []

@@ -143,12 +143,15 @@ class SloPolicy(SchedulingPolicy):
         return Phase(token_budget=self._token_budget(forecast, forecast.all_decodes))
 
     def _rank_queue(self, forecast: Forecast) -> None:
-        """Order the queue: in time, favoured, late; favoured first if its blocks are free."""
+        """Order the queue: in time, favoured, late; favoured first if it can stay."""
         waiting = RequestState.WAITING
         order = [p.request for p in forecast.prompts if p.request.state is waiting]
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
-        if first and first[0].total_tokens <= self._free_tokens():
+        # A request of a higher level that finds no room beside it would evict it again.
+        fitting = first + [r for r in order if first and r.priority > first[0].priority]
+        size = self.view.block_size
+        if first and sum(-(-r.total_tokens // size) for r in fitting) * size <= self._free_tokens():
             self._queue.rank([*first, *order, *late])
             return
         self._queue.rank([*order, *first, *late])
