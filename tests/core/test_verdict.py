@@ -333,13 +333,17 @@ def test_reasons_never_change() -> None:
         "ClientLag",
         "ClientLagDecides",
         "Incomplete",
+        "IntervalSpansMargin",
         "IntervalSpansObjective",
+        "InvalidRun",
         "NoObjective",
         "NoRows",
+        "SinglePair",
         "TooFewBlocks",
         "TooFewRequests",
         "Unjudged",
         "UnsentRows",
+        "WorseThanBaseline",
     ]
 
 

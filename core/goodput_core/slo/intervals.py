@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_CONFIDENCE",
     "LEAST_CONFIDENCE",
+    "BlockScale",
     "Interval",
     "IntervalMethod",
     "WindowEstimate",
+    "block_scales",
     "count_blocks",
     "requests_needed",
 ]
@@ -97,19 +99,26 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Scale:
-    """The misses of a window, cut into blocks of one length.
+class BlockScale:
+    """The residuals of a window, cut into blocks of one length; see `block_scales`.
 
     Args:
-        blocks: number of blocks; 1 if there are no residuals: in a window of one second,
-            or if all requests met their targets or all missed.
-        variance: variance of the window's number of misses, from the spread between blocks.
-        worst: the largest excess of misses over the expected share in a block at any offset.
+        blocks: number of blocks; 1 if there are no residuals.
+        variance: variance of the window's sum, from the spread between blocks.
+        worst: the largest sum of residuals in a block at any offset.
     """
 
     blocks: int
     variance: float
     worst: float
+
+    def inflated(self, confidence: float) -> float:
+        """Return the variance times (t/z)², which corrects for its estimate from few blocks."""
+        if self.blocks < 2:
+            return self.variance
+        level = max(confidence, _MIN_INFLATED)
+        inflation = student_t_quantile(level, self.blocks - 1) / normal_quantile(level)
+        return self.variance * inflation**2
 
 
 class WindowEstimate:
@@ -125,7 +134,7 @@ class WindowEstimate:
         self._total = attainment.total
         self._good = attainment.good
         self._missed = attainment.total - attainment.good
-        self._scales = tuple(_scales(counts))
+        self._scales = tuple(_miss_scales(counts))
         # Variance of the number of misses among independent requests.
         self._independent = self._missed * self._good / self._total if self._total else 0.0
 
@@ -218,8 +227,8 @@ class WindowEstimate:
         largest = max(self._variance(scale, confidence) for scale in self._scales)
         return self._total * self._independent / largest if largest else float(self._total)
 
-    def _variance(self, scale: _Scale, confidence: float) -> float:
-        return max(scale.variance * _inflation(scale.blocks, confidence), self._independent)
+    def _variance(self, scale: BlockScale, confidence: float) -> float:
+        return max(scale.inflated(confidence), self._independent)
 
 
 def count_blocks(seconds: int) -> int:
@@ -236,31 +245,38 @@ def requests_needed(objective: Fraction, confidence: float = DEFAULT_CONFIDENCE)
     return math.ceil(-math.log(1 - confidence) / float(1 - objective))
 
 
-def _scales(counts: SecondCounts) -> Iterator[_Scale]:
-    """Divide the window into blocks at each scale.
+def block_scales(residuals: Sequence[int], unit: int) -> Iterator[BlockScale]:
+    """Divide a window into blocks at each scale.
 
     In a window shorter than 120 s, the blocks of the finest scale are single seconds.
 
-    The residual of a second is its misses minus its expected share. Residuals are multiplied by the
-    number of requests, so that their sums are exact integers and do not depend on the order.
+    Args:
+        residuals: for each second, its count less its expected share, times `unit`; they add up
+            to 0. As integers, their sums are exact and do not depend on the order.
+        unit: divisor of the residuals, above 0.
     """
-    attainment, seconds = counts.attainment, len(counts.total)
-    total, good = attainment.total, attainment.good
-    if seconds < 2 or good in {0, total}:
-        yield _Scale(blocks=1, variance=0.0, worst=0.0)
+    seconds = len(residuals)
+    if seconds < 2 or not any(residuals):
+        yield BlockScale(blocks=1, variance=0.0, worst=0.0)
         return
-    residuals = [good * n - total * g for g, n in zip(counts.good, counts.total, strict=True)]
     sums = list(accumulate(residuals, initial=0))
     finest = count_blocks(seconds)
     for blocks in (finest, *(b for b in _BLOCK_COUNTS if b < finest)):
         length = seconds // blocks
         around = [*sums[length:], *sums[1:length]]  # all residuals add up to 0, so wrap
-        block_sums = [(sums[(b + 1) * length] - sums[b * length]) / total for b in range(blocks)]
-        yield _Scale(
+        block_sums = [(sums[(b + 1) * length] - sums[b * length]) / unit for b in range(blocks)]
+        yield BlockScale(
             blocks=blocks,
             variance=_sum_variance(block_sums) * seconds / (blocks * length),
-            worst=max(map(sub, around, sums)) / total,
+            worst=max(map(sub, around, sums)) / unit,
         )
+
+
+def _miss_scales(counts: SecondCounts) -> Iterator[BlockScale]:
+    """Divide the misses of a window into blocks at each scale."""
+    good, total = counts.attainment.good, counts.attainment.total
+    residuals = [good * n - total * g for g, n in zip(counts.good, counts.total, strict=True)]
+    return block_scales(residuals, max(1, total))
 
 
 def _sum_variance(values: Sequence[float]) -> float:
@@ -268,14 +284,6 @@ def _sum_variance(values: Sequence[float]) -> float:
     count = len(values)
     mean = math.fsum(values) / count
     return math.fsum((value - mean) ** 2 for value in values) * count / (count - 1)
-
-
-def _inflation(blocks: int, confidence: float) -> float:
-    """Return (t/z)², which corrects for the uncertainty of a variance from few blocks."""
-    if blocks < 2:
-        return 1.0
-    level = max(confidence, _MIN_INFLATED)
-    return (student_t_quantile(level, blocks - 1) / normal_quantile(level)) ** 2
 
 
 def _gamma_quantile(p: float, mean: float, variance: float) -> float:

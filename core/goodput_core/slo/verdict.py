@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from goodput_core.errors import ExitCode
 from goodput_core.slo.attainment import Attainment, SecondCounts
@@ -24,7 +24,7 @@ from goodput_core.slo.targets import format_objective
 from goodput_core.units import NS_PER_MS, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 __all__ = [
     "MIN_BLOCKS",
@@ -36,7 +36,9 @@ __all__ = [
     "VerdictKind",
     "class_evidence",
     "decide",
+    "find_below",
     "format_share",
+    "judge_class",
 ]
 
 # A window of fewer seconds has too few one-second blocks to estimate the spread between blocks.
@@ -44,6 +46,7 @@ MIN_BLOCKS: Final = 20
 _MIN_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
 _MAX_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
 _LAG_DIVISOR: Final = 20  # 5 % of the tightest TTFT
+_Test = TypeVar("_Test", bound="Hashable")
 
 
 class VerdictKind(StrEnum):
@@ -92,6 +95,14 @@ class Reason(StrEnum):
     """INVALID: without the client's send lag the verdict on a class would change."""
     CLIENT_ERROR = "ClientError"
     """INVALID: most misses are requests that the server rejected as invalid (4xx)."""
+    INVALID_RUN = "InvalidRun"
+    """INVALID: a run of a comparison is invalid."""
+    WORSE_THAN_BASELINE = "WorseThanBaseline"
+    """FAIL: the upper bound of the difference to the baseline lies below the margin."""
+    INTERVAL_SPANS_MARGIN = "IntervalSpansMargin"
+    """INCONCLUSIVE: the margin lies between the bounds of the difference to the baseline."""
+    SINGLE_PAIR = "SinglePair"
+    """INCONCLUSIVE: one pair of runs shows nothing about the spread between runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,47 +298,61 @@ def _combine(
 
 def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]:
     """Return one verdict for each class with an objective and judged requests, in their order."""
-    failed = _find_failed(classes)
+    failed = find_below(
+        {
+            c.name: (c.objective, c.interval.uppers)
+            for c in classes
+            if c.objective is not None and c.interval is not None and not c.unjudged
+        }
+    )
     return tuple(
-        _judge_class(evidence, evidence.objective, evidence.interval, failed.get(evidence.name))
+        judge_class(evidence, failed.get(evidence.name))
         for evidence in classes
         if evidence.objective is not None and evidence.interval is not None
     )
 
 
-def _find_failed(classes: Sequence[ClassEvidence]) -> dict[str, float]:
-    """Return, by class name, the upper bounds that lie below the objective.
+def find_below(limits: Mapping[_Test, tuple[Fraction, Sequence[float]]]) -> dict[_Test, float]:
+    """Return the tests whose upper bounds lie below their limits, with these bounds.
 
-    This is Holm's procedure on bounds. The classes that have not failed share the permitted error
-    probability. Every class whose upper bound lies below its objective fails. The remaining classes
-    are then tested again, with a larger share for each.
+    This is Holm's procedure on bounds. The open tests share the permitted error probability.
+    Every test whose upper bound lies below its limit is decided. The remaining ones are then
+    tested again, with a larger share for each.
+
+    Args:
+        limits: for each test its limit and its upper bounds; `uppers[k]` is the bound if k + 1
+            tests share the error probability.
 
     Source: Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
     """
-    open_classes = {
-        c.name: (c.objective, c.interval.uppers)
-        for c in classes
-        if c.objective is not None and c.interval is not None and not c.unjudged
-    }
-    failed: dict[str, float] = {}
-    while open_classes:
-        sharers = len(open_classes)
+    still_open = dict(limits)
+    found: dict[_Test, float] = {}
+    while still_open:
+        sharers = len(still_open)
         below = {
-            name: uppers[sharers - 1]
-            for name, (objective, uppers) in open_classes.items()
-            if uppers[sharers - 1] < objective
+            key: uppers[sharers - 1]
+            for key, (limit, uppers) in still_open.items()
+            if uppers[sharers - 1] < limit
         }
         if not below:
             break
-        failed |= below
-        for name in below:
-            del open_classes[name]
-    return failed
+        found |= below
+        for key in below:
+            del still_open[key]
+    return found
 
 
-def _judge_class(
-    evidence: ClassEvidence, objective: Fraction, interval: Interval, failed_at: float | None
-) -> ClassVerdict:
+def judge_class(evidence: ClassEvidence, failed_at: float | None) -> ClassVerdict:
+    """Return the verdict on one class with an objective and judged requests.
+
+    Args:
+        evidence: evidence of the class.
+        failed_at: upper bound that proves the objective missed, from `find_below`; None if no
+            bound does.
+    """
+    objective, interval = evidence.objective, evidence.interval
+    assert objective is not None
+    assert interval is not None
     good, total = evidence.attainment.good, evidence.attainment.total
     confidence = (
         f"with {interval.confidence * 100:.4g}% confidence "

@@ -1,0 +1,367 @@
+"""The verdict on a candidate build: its own objectives, and no loss against a baseline.
+
+A gate has two rules for each class with an objective: the candidate's attainment reaches the
+objective, and it is at most `margin` below that of the baseline. PASS requires proof of both rules
+for every class. FAIL requires proof that one of them is broken. Without a baseline, only the first
+rule is judged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.slo.attainment import Attainment, SecondCounts
+from goodput_core.slo.distributions import student_t_quantile
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, Interval, WindowEstimate
+from goodput_core.slo.pairs import DifferenceEstimate, DifferenceInterval
+from goodput_core.slo.verdict import (
+    ClassEvidence,
+    ClassVerdict,
+    Reason,
+    VerdictKind,
+    find_below,
+    judge_class,
+)
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "DEFAULT_MARGIN",
+    "GateCheck",
+    "GateClass",
+    "GateRule",
+    "GateVerdict",
+    "attainment_evidence",
+    "decide_gate",
+    "format_points",
+]
+
+DEFAULT_MARGIN: Final = Fraction(1, 100)
+
+
+class GateRule(StrEnum):
+    """The two rules of a gate."""
+
+    OBJECTIVE = "objective"
+    """The candidate's attainment reaches the objective of the class."""
+    DIFFERENCE = "difference"
+    """The candidate's attainment is at most the margin below that of the baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateClass:
+    """The evidence about one class.
+
+    Args:
+        candidate: attainment of the candidate over all its runs.
+        difference: estimated difference to the baseline; None without a baseline, or if no request
+            was judged in both runs of a pair.
+    """
+
+    candidate: ClassEvidence
+    difference: DifferenceEstimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateCheck:
+    """The verdict on one rule for one class.
+
+    Args:
+        slo_class: the class.
+        rule: the rule.
+        kind: PASS, FAIL or INCONCLUSIVE.
+        reason: stable reason.
+        sentence: the explanation, without a final period.
+        difference: bounds of the difference; None for the objective.
+        pairs_to_decide: number of pairs that would probably decide; None if the rule is decided,
+            and if a hundred pairs would probably not decide it.
+    """
+
+    slo_class: str
+    rule: GateRule
+    kind: VerdictKind
+    reason: Reason
+    sentence: str
+    difference: DifferenceInterval | None = None
+    pairs_to_decide: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateVerdict:
+    """The verdict on a candidate.
+
+    Args:
+        kind: the verdict.
+        reason: reason of the first check that decided.
+        sentence: the explanation for the user.
+        checks: every rule of every judged class.
+        skipped: classes with an objective but without a judged request.
+    """
+
+    kind: VerdictKind
+    reason: Reason
+    sentence: str
+    checks: tuple[GateCheck, ...]
+    skipped: tuple[str, ...]
+
+
+def attainment_evidence(
+    name: str,
+    objective: Fraction | None,
+    runs: Sequence[SecondCounts],
+    *,
+    confidence: float = DEFAULT_CONFIDENCE,
+    tests: int = 1,
+    outage_s: int = 0,
+    deterministic: bool = False,
+    unjudged: int = 0,
+    short: int = 0,
+) -> ClassEvidence:
+    """Compute the interval of one class's attainment over several runs of the same window.
+
+    All runs have the same arrivals. The seconds of the window are therefore summed over the runs,
+    so that a burst that every run meets counts as one event, not as one event per run. The spread
+    between the runs widens the bounds if it is larger than that within them.
+
+    Args:
+        name: the class.
+        objective: share of requests that must meet their targets; None if there is none.
+        runs: judged requests of each run by second of the window, at least one run.
+        confidence: confidence of each one-sided bound.
+        tests: number of tests that share the permitted error probability of FAIL.
+        outage_s: the longest outage that the lower bound takes into account.
+        deterministic: True if runs have no spread, as in virtual time.
+        unjudged: requests whose records do not suffice to judge them.
+        short: requests missed because the output had fewer tokens than the replayed row.
+    """
+    stacked = SecondCounts(
+        good=[sum(seconds) for seconds in zip(*(run.good for run in runs), strict=True)],
+        total=[sum(seconds) for seconds in zip(*(run.total for run in runs), strict=True)],
+    )
+    attainment, count = stacked.attainment, len(runs)
+    interval, tolerated_s = None, 0.0
+    if attainment.total:
+        estimate = WindowEstimate(stacked)
+        # An outage hits one run, and the seconds are summed over the runs.
+        interval = estimate.interval(confidence, classes=tests, outage_s=outage_s / count)
+        if not deterministic:
+            interval = _widen(interval, [run.attainment for run in runs])
+        if objective is not None and interval.lower >= objective:
+            tolerated_s = estimate.tolerated_outage_s(objective, confidence) * count
+    return ClassEvidence(
+        name=name,
+        objective=objective,
+        attainment=attainment,
+        interval=interval,
+        unjudged=unjudged,
+        short=short,
+        window_ns=len(stacked.total) * NS_PER_S,
+        outage_ns=outage_s * NS_PER_S,
+        tolerated_outage_ns=int(tolerated_s * NS_PER_S),
+    )
+
+
+def decide_gate(
+    classes: Sequence[GateClass],
+    *,
+    margin: Fraction = DEFAULT_MARGIN,
+    confidence: float = DEFAULT_CONFIDENCE,
+    with_baseline: bool,
+    invalid: Sequence[str] = (),
+) -> GateVerdict:
+    """Return the verdict on a candidate.
+
+    The precedence is INVALID > FAIL > INCONCLUSIVE > PASS, as for a single run. Holm's procedure
+    keeps the probability of a wrong FAIL over all classes and rules; PASS needs every check.
+
+    Args:
+        classes: evidence of every class; classes without an objective are not judged. The
+            intervals must have upper bounds for as many tests as there are checks.
+        margin: the acceptable loss of attainment against the baseline, 0 or more.
+        confidence: confidence of each one-sided bound.
+        with_baseline: True if the difference to a baseline is judged.
+        invalid: for each invalid run, the reason as the end of a sentence.
+    """
+    judged = [c for c in classes if c.candidate.objective is not None]
+    skipped = tuple(c.candidate.name for c in judged if c.candidate.interval is None)
+    judged = [c for c in judged if c.candidate.interval is not None]
+    tests = len(judged) * (2 if with_baseline else 1)
+    intervals = {
+        c.candidate.name: c.difference.interval(confidence, tests=max(1, tests))
+        for c in judged
+        if with_baseline and c.difference is not None
+    }
+    failed = _find_failed(judged, intervals, margin)
+    checks: list[GateCheck] = []
+    for one in judged:
+        name = one.candidate.name
+        checks.append(_check_objective(one.candidate, failed.get((name, GateRule.OBJECTIVE))))
+        if with_baseline:
+            failed_at = failed.get((name, GateRule.DIFFERENCE))
+            checks.append(
+                _check_difference(one, intervals.get(name), margin, failed_at, confidence)
+            )
+    kind, reason, sentence = _combine(checks, any_objective=bool(judged or skipped))
+    if skipped:
+        sentence += f" Classes without a judged request: {', '.join(skipped)}."
+    if invalid:
+        kind, reason = VerdictKind.INVALID, Reason.INVALID_RUN
+        sentence = f"The comparison is invalid: {'; '.join(invalid)}."
+    return GateVerdict(
+        kind=kind, reason=reason, sentence=sentence, checks=tuple(checks), skipped=skipped
+    )
+
+
+def _combine(
+    checks: Sequence[GateCheck], *, any_objective: bool
+) -> tuple[VerdictKind, Reason, str]:
+    for kind in (VerdictKind.FAIL, VerdictKind.INCONCLUSIVE, VerdictKind.PASS):
+        deciding = [check for check in checks if check.kind is kind]
+        if deciding:
+            sentence = f"{'; '.join(check.sentence for check in deciding)}."
+            return kind, deciding[0].reason, sentence
+    if any_objective:
+        text = "No class with an objective had a request that could be judged."
+        return VerdictKind.INCONCLUSIVE, Reason.NO_ROWS, text
+    text = "No class has an objective, so there is nothing to decide."
+    return VerdictKind.INCONCLUSIVE, Reason.NO_OBJECTIVE, text
+
+
+def _find_failed(
+    judged: Sequence[GateClass],
+    intervals: dict[str, DifferenceInterval],
+    margin: Fraction,
+) -> dict[tuple[str, GateRule], float]:
+    """Return the broken rules and the upper bounds that prove it."""
+    limits: dict[tuple[str, GateRule], tuple[Fraction, tuple[float, ...]]] = {}
+    for one in judged:
+        candidate = one.candidate
+        if candidate.objective is None or candidate.interval is None or candidate.unjudged:
+            continue
+        limits[candidate.name, GateRule.OBJECTIVE] = (
+            candidate.objective,
+            candidate.interval.uppers,
+        )
+        interval = intervals.get(candidate.name)
+        if interval is not None and interval.covers_runs:
+            limits[candidate.name, GateRule.DIFFERENCE] = (-margin, interval.uppers)
+    return find_below(limits)
+
+
+def _check_objective(candidate: ClassEvidence, failed_at: float | None) -> GateCheck:
+    verdict: ClassVerdict = judge_class(candidate, failed_at)
+    return GateCheck(
+        slo_class=candidate.name,
+        rule=GateRule.OBJECTIVE,
+        kind=verdict.kind,
+        reason=verdict.reason,
+        sentence=verdict.sentence,
+    )
+
+
+def _check_difference(
+    one: GateClass,
+    interval: DifferenceInterval | None,
+    margin: Fraction,
+    failed_at: float | None,
+    confidence: float,
+) -> GateCheck:
+    name, estimate = one.candidate.name, one.difference
+    check = GateCheck(
+        slo_class=name,
+        rule=GateRule.DIFFERENCE,
+        kind=VerdictKind.INCONCLUSIVE,
+        reason=Reason.NO_ROWS,
+        sentence=f"{name}: no request was judged in both runs of a pair",
+    )
+    if estimate is None or interval is None:
+        return check
+    pairs = "one pair" if estimate.pairs == 1 else f"{estimate.pairs} pairs"
+    text = (
+        f"{name}: attainment differs from the baseline by {format_points(interval.difference)} "
+        f"in {pairs} of runs"
+    )
+    stated = f"with {confidence * 100:.4g}% confidence (margin {format_points(float(margin))})"
+    if one.candidate.unjudged:
+        return replace(
+            check,
+            reason=Reason.UNJUDGED,
+            sentence=f"{text}, but {one.candidate.unjudged} requests could not be judged from the "
+            "records",
+            difference=interval,
+        )
+    if failed_at is not None:
+        return replace(
+            check,
+            kind=VerdictKind.FAIL,
+            reason=Reason.WORSE_THAN_BASELINE,
+            sentence=f"{text}, at most {format_points(failed_at, up=True)} {stated}",
+            difference=interval,
+        )
+    if interval.covers_runs and interval.lower >= -margin:
+        return replace(
+            check,
+            kind=VerdictKind.PASS,
+            reason=Reason.ATTAINED,
+            sentence=f"{text}, at least {format_points(interval.lower)} {stated}",
+            difference=interval,
+        )
+    needed = estimate.pairs_to_decide(float(margin), confidence)
+    advice = f"about {needed} pairs would decide" if needed else "100 pairs would hardly decide"
+    if not interval.covers_runs:
+        return replace(
+            check,
+            reason=Reason.SINGLE_PAIR,
+            sentence=f"{text}, which shows nothing about the spread between runs; {advice}",
+            difference=interval,
+            pairs_to_decide=needed,
+        )
+    return replace(
+        check,
+        reason=Reason.INTERVAL_SPANS_MARGIN,
+        sentence=f"{text}, between {format_points(interval.lower)} and "
+        f"{format_points(interval.upper, up=True)}, each bound {stated}; {advice}",
+        difference=interval,
+        pairs_to_decide=needed,
+    )
+
+
+def format_points(difference: float, *, up: bool = False) -> str:
+    """Return a difference in percentage points, rounded down, or up to the next hundredth."""
+    scaled = round(difference * 10_000, 6)
+    hundredths = math.ceil(scaled) if up else math.floor(scaled)
+    sign = "+" if hundredths > 0 else "−" if hundredths < 0 else ""
+    return f"{sign}{abs(hundredths) / 100:.2f} points"
+
+
+def _widen(interval: Interval, runs: Sequence[Attainment]) -> Interval:
+    """Return the interval, widened by the spread between the runs."""
+    shares = [float(run.share) for run in runs if run.share is not None]
+    degrees = len(shares) - 1
+    if degrees < 1:
+        return interval
+    mean = math.fsum(shares) / len(shares)
+    squares = math.fsum((share - mean) ** 2 for share in shares)
+    error = math.sqrt(squares / degrees / len(shares))
+
+    def bound(confidence: float, sign: int) -> float:
+        reached = mean + sign * student_t_quantile(confidence, degrees) * error
+        return min(max(0.0, reached), 1.0)
+
+    confidence = interval.confidence
+    uppers = [
+        max(upper, bound(1 - (1 - confidence) / share, 1))
+        for share, upper in enumerate(interval.uppers, start=1)
+    ]
+    return replace(
+        interval,
+        lower=min(interval.lower, bound(confidence, -1)),
+        uppers=tuple(accumulate(uppers, max)),
+    )

@@ -1,0 +1,283 @@
+"""The difference of attainment between two builds that served the same trace.
+
+The replicate is the pair of runs: a run of the baseline and a run of the candidate with the same
+requests. Within a pair, requests are matched by id, so that the difficulty of each request cancels.
+Over several pairs, the spread between pairs shows the noise of machines and runs that no single
+run can show. docs/verdicts.md has the formula, an example and the measured error rates.
+
+Source: Tango, "Equivalence test and confidence interval for the difference in proportions for the
+paired-sample design", Statistics in Medicine, 1998, for the bounds of independent requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.slo.distributions import normal_quantile, student_t_quantile
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, LEAST_CONFIDENCE, block_scales
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "DifferenceEstimate",
+    "DifferenceInterval",
+    "PairCounts",
+    "RunSpread",
+    "tango_bounds",
+]
+
+_PRECISION: Final = 1e-9
+_MAX_PAIRS: Final = 100
+_MIN_PAIRS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCounts:
+    """One class's matched requests in one pair of runs, by second of the window.
+
+    Args:
+        gained: requests that met their targets only with the candidate, one entry per second.
+        lost: requests that met their targets only with the baseline.
+        total: requests that were judged in both runs.
+
+    Raises:
+        ValueError: the sequences are empty, differ in length, or have more changes than requests.
+    """
+
+    gained: Sequence[int]
+    lost: Sequence[int]
+    total: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not len(self.gained) == len(self.lost) == len(self.total) > 0:
+            raise ValueError("the counts of a pair need one entry per second of the same window")
+        if any(g + c > n for g, c, n in zip(self.gained, self.lost, self.total, strict=True)):
+            raise ValueError("more requests changed than were matched in a second")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpread:
+    """Spread between earlier pairs of one build with itself.
+
+    Args:
+        variance: variance of the difference between pairs, at least 0.
+        degrees: degrees of freedom of the variance, at least 1.
+    """
+
+    variance: float
+    degrees: int
+
+    @classmethod
+    def of(cls, differences: Sequence[float]) -> RunSpread:
+        """Estimate the spread from the differences of pairs of the same build.
+
+        Their mean is not taken to be 0, because the second run of a pair may always be faster.
+
+        Raises:
+            ValueError: fewer than two differences.
+        """
+        degrees = len(differences) - 1
+        if degrees < 1:
+            raise ValueError("a spread needs at least two differences")
+        mean = math.fsum(differences) / len(differences)
+        squares = math.fsum((difference - mean) ** 2 for difference in differences)
+        return cls(variance=squares / degrees, degrees=degrees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceInterval:
+    """One-sided bounds of attainment of the candidate less attainment of the baseline.
+
+    Args:
+        difference: mean difference of the pairs, −1 … 1.
+        lower: lower bound.
+        uppers: upper bounds. `uppers[k]` is the bound if k + 1 tests share the permitted error
+            probability, for Holm's procedure.
+        confidence: confidence of each bound alone.
+        covers_runs: False if the bounds exclude the spread between runs, because there is only one
+            pair and its service is not deterministic.
+    """
+
+    difference: float
+    lower: float
+    uppers: tuple[float, ...]
+    confidence: float
+    covers_runs: bool
+
+    @property
+    def upper(self) -> float:
+        """The upper bound for this class alone."""
+        return self.uppers[0]
+
+
+class DifferenceEstimate:
+    """Estimate the difference of one class's attainment from one or more pairs of runs.
+
+    The bound is mean ± t · SE with the degrees of freedom of the pairs. SE² is the larger of two
+    estimates: the variance between pairs, and the variance within pairs from the spread between
+    blocks of seconds. Neither bound is tighter than for independent requests.
+
+    Args:
+        pairs: matched requests of each pair, with at least one request in each.
+        deterministic: True if runs have no spread, as in virtual time; then one pair is all.
+        history: spread between earlier pairs of one build; None if unknown.
+
+    Raises:
+        ValueError: there is no pair, a pair has no request, or there are several deterministic
+            pairs.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[PairCounts],
+        *,
+        deterministic: bool = False,
+        history: RunSpread | None = None,
+    ) -> None:
+        if not pairs:
+            raise ValueError("a difference needs at least one pair")
+        if deterministic and len(pairs) > 1:
+            raise ValueError("runs without spread are equal, so a second pair adds no evidence")
+        self.pairs = len(pairs)
+        self.gained = sum(sum(pair.gained) for pair in pairs)
+        self.lost = sum(sum(pair.lost) for pair in pairs)
+        self.total = sum(sum(pair.total) for pair in pairs)
+        self.differences = tuple(_difference(pair) for pair in pairs)
+        self.difference = math.fsum(self.differences) / self.pairs
+        self._pairs = tuple(pairs)
+        self._spread = None if deterministic else _pool(self.differences, history)
+        self._covers_runs = deterministic or self._spread is not None
+
+    def interval(
+        self, confidence: float = DEFAULT_CONFIDENCE, *, tests: int = 1
+    ) -> DifferenceInterval:
+        """Return both bounds.
+
+        Args:
+            confidence: confidence of each one-sided bound, at least 0.5 and below 1.
+            tests: maximum number of tests that may share the permitted error probability of the
+                upper bound.
+
+        Raises:
+            ValueError: the confidence is out of bounds.
+        """
+        if not LEAST_CONFIDENCE <= confidence < 1:
+            raise ValueError(f"a confidence of {confidence} is out of bounds; 0.5 ≤ confidence < 1")
+        uppers = [self._bound(1 - (1 - confidence) / share, 1) for share in range(1, tests + 1)]
+        return DifferenceInterval(
+            difference=self.difference,
+            lower=self._bound(confidence, -1),
+            uppers=tuple(accumulate(uppers, max)),
+            confidence=confidence,
+            covers_runs=self._covers_runs,
+        )
+
+    def pairs_to_decide(self, margin: float, confidence: float = DEFAULT_CONFIDENCE) -> int | None:
+        """Return the number of pairs that would probably decide if the candidate is worse.
+
+        The estimate assumes that further pairs have the same mean difference and variance.
+
+        Args:
+            margin: the largest difference that is acceptable, at least 0.
+            confidence: confidence of each one-sided bound.
+
+        Returns:
+            At least four pairs; None if a hundred would probably not decide.
+        """
+        errors = [self._standard_error(confidence, sign) ** 2 * self.pairs for sign in (-1, 1)]
+        for pairs in range(_MIN_PAIRS, _MAX_PAIRS + 1):
+            quantile = student_t_quantile(confidence, pairs - 1)
+            below, above = (quantile * math.sqrt(error / pairs) for error in errors)
+            if self.difference - below >= -margin or self.difference + above < -margin:
+                return pairs
+        return None
+
+    def _bound(self, confidence: float, sign: int) -> float:
+        """Return the upper bound for the sign 1, and the lower bound for −1."""
+        quantile = normal_quantile(confidence)
+        if self._spread is not None:
+            quantile = student_t_quantile(confidence, self._spread.degrees)
+        bound = self.difference + sign * quantile * self._standard_error(confidence, sign)
+        return min(max(-1.0, bound), 1.0)
+
+    def _standard_error(self, confidence: float, sign: int) -> float:
+        between = 0.0 if self._spread is None else self._spread.variance / self.pairs
+        within = math.fsum(_within(pair, confidence) for pair in self._pairs) / self.pairs**2
+        quantile = normal_quantile(confidence)
+        if not quantile:
+            return math.sqrt(max(between, within))
+        mean = (self.gained - self.lost) / self.total
+        bounds = tango_bounds(self.gained, self.lost, self.total, quantile)
+        independent = abs(bounds[sign > 0] - mean) / quantile
+        return max(math.sqrt(max(between, within)), independent)
+
+
+def tango_bounds(gained: int, lost: int, total: int, quantile: float) -> tuple[float, float]:
+    """Return Tango's score bounds of (gained − lost) / total for independent requests.
+
+    Args:
+        gained: requests that met their targets only with the candidate.
+        lost: requests that met their targets only with the baseline.
+        total: all matched requests, above 0.
+        quantile: quantile of the normal distribution at the one-sided confidence, above 0.
+    """
+
+    def score(difference: float) -> float:
+        # The share of lost requests that is likeliest under this difference.
+        b = (2 * total - gained + lost) * difference - gained - lost
+        root = math.sqrt(max(0.0, b * b + 8 * total * lost * difference * (1 - difference)))
+        share = (root - b) / (4 * total)
+        variance = total * (2 * share + difference * (1 - difference))
+        distance = gained - lost - total * difference
+        if variance <= 0:
+            return math.copysign(math.inf, distance) if distance else 0.0
+        return distance / math.sqrt(variance)
+
+    mean = (gained - lost) / total
+    return _solve(score, quantile, -1.0, mean), _solve(score, -quantile, mean, 1.0)
+
+
+def _solve(score: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Return the point at which a decreasing function reaches `target`."""
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        if score(middle) > target:
+            low = middle
+        else:
+            high = middle
+    return low if target > 0 else high
+
+
+def _difference(pair: PairCounts) -> float:
+    total = sum(pair.total)
+    if not total:
+        raise ValueError("a pair of runs needs at least one matched request")
+    return (sum(pair.gained) - sum(pair.lost)) / total
+
+
+def _within(pair: PairCounts, confidence: float) -> float:
+    """Return the variance of one pair's difference from the spread between blocks of seconds."""
+    total, change = sum(pair.total), sum(pair.gained) - sum(pair.lost)
+    residuals = [
+        (gained - lost) * total - change * n
+        for gained, lost, n in zip(pair.gained, pair.lost, pair.total, strict=True)
+    ]
+    return max(s.inflated(confidence) for s in block_scales(residuals, total)) / total**2
+
+
+def _pool(differences: Sequence[float], history: RunSpread | None) -> RunSpread | None:
+    """Return the spread between pairs, pooled with that of earlier ones; None if unknown."""
+    degrees = len(differences) - 1
+    if not degrees:
+        return history
+    spread = RunSpread.of(differences)
+    if history is None:
+        return spread
+    total = degrees + history.degrees
+    variance = (spread.variance * degrees + history.variance * history.degrees) / total
+    return RunSpread(variance=variance, degrees=total)
