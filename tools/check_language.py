@@ -32,11 +32,16 @@ FOLDERS: Final = (
 PAGES: Final = ("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml", ".ci/run")
 # NOTES.txt is the text that Helm prints after an installation.
 READ: Final = (
-    "*.py", "*.md", "*.yaml", "*.go", "*.j2", "*.tpl", "*.css",
+    "*.py", "*.md", "*.yaml", "*.go", "*.j2", "*.tpl", "*.css", "*.js",
     "NOTES.txt", "Dockerfile",
 )  # fmt: skip
-# They spell out what is rejected.
-EXEMPT: Final = ("tools/check_language.py", "tests/architecture/test_language.py")
+# They spell out what is rejected, or were written by others.
+EXEMPT: Final = (
+    "tools/check_language.py",
+    "tests/architecture/test_language.py",
+    "replay/goodput_replay/report/assets/uplot/uPlot.min.css",
+    "replay/goodput_replay/report/assets/uplot/uPlot.iife.min.js",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +162,7 @@ def check(path: Path) -> list[Violation]:
             found = _prose(path, 1, _blank(_TAG, text))
         case ".txt":  # of a chart
             found = _prose(path, 1, _blank(_ACTION, text))
-        case ".go":
+        case ".go" | ".js":
             found = _parts(path, text, _SLASHES, _STRING)
         case ".toml":
             found = _parts(path, text, _HASHES, _STRING)

@@ -144,8 +144,8 @@ def _run_plan(
 
 
 def _write_report(folder: Path) -> object:
-    # Imported after the run, as matplotlib takes half a second to load.
-    from goodput_replay.report.page import write_report  # noqa: PLC0415
+    # Imported after the run, which does not need jinja.
+    from goodput_replay.report.run_report import write_report  # noqa: PLC0415
 
     return write_report(folder)
 

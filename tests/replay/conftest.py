@@ -1,4 +1,4 @@
-"""A synthetic run from a seed: bursts, a backlog, two classes and every outcome."""
+"""A synthetic run from a seed: bursts, a backlog, two classes and every outcome; a browser."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.builders.pages import chromium
 
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
@@ -26,6 +27,8 @@ from goodput_replay.run.summary_builder import RunInfo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from playwright.sync_api import Browser
 
     from goodput_replay.run.summary import Summary
 
@@ -239,3 +242,10 @@ def _failed(rng: random.Random, base: RequestRecord) -> RequestRecord:
 def synthetic_run() -> SyntheticRun:
     """Five minutes with a few thousand requests and every outcome except `unsent`."""
     return make_run()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Return a browser; one for each module, because it takes a second to start."""
+    with chromium() as started:
+        yield started

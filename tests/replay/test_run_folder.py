@@ -18,7 +18,7 @@ import pytest
 from goodput_core.errors import ExitCode, InputError
 from goodput_core.files import write_atomically
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.report.page import write_report
+from goodput_replay.report.run_report import write_report
 from goodput_replay.run.files import (
     DECISIONS_FILE,
     RECORDS_FILE,

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         InputError: the folder has no readable run, or the file cannot be written.
     """
     given = make_parser().parse_args(argv)
-    from goodput_replay.report.page import write_report  # noqa: PLC0415 - loads matplotlib
+    from goodput_replay.report.run_report import write_report  # noqa: PLC0415 - loads numpy
 
     out: Path | None = given.out
     try:

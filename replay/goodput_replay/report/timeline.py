@@ -1,19 +1,22 @@
-"""Divide a run into equal intervals, for the time-series plots.
+"""Divide a run into equal intervals, for the charts over time.
 
 There are at most 120 intervals, or one per hour in longer runs, so the size of a report hardly
 depends on the length of the run. A request belongs to the interval of its scheduled arrival, a
-response to the interval of its end.
+response to the interval of its end. The attainment so far, with the bounds of a verdict, is
+computed at 60 times at most.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.intervals import WindowEstimate
 from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -21,10 +24,19 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 if TYPE_CHECKING:
     from goodput_replay.run.columns import RunColumns
 
-__all__ = ["ClassTimeline", "Timeline", "cut_timeline"]
+__all__ = [
+    "ClassTimeline",
+    "SoFar",
+    "Timeline",
+    "attainment_so_far",
+    "count_seconds",
+    "cut_timeline",
+    "interval_edges",
+]
 
 _WIDTHS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
 _MAX_INTERVALS: Final = 120
+_MAX_TIMES: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +83,16 @@ class Timeline:
     lag_max_ms: NDArray[np.float64]
 
     @property
+    def good(self) -> NDArray[np.int64]:
+        """Requests of all classes that met their targets."""
+        return sum((one.good for one in self.classes), np.zeros_like(self.offered))
+
+    @property
+    def judged(self) -> NDArray[np.int64]:
+        """Requests of all classes that met or missed their targets."""
+        return sum((one.total for one in self.classes), np.zeros_like(self.offered))
+
+    @property
     def width_s(self) -> float:
         """Length of a full interval."""
         return float(self.widths_s[0])
@@ -87,9 +109,8 @@ def cut_timeline(
         start_s: start of the window, seconds since the run's time zero.
         length_s: length of the window.
     """
-    width = next((w for w in _WIDTHS_S if length_s / w <= _MAX_INTERVALS), _WIDTHS_S[-1])
-    count = max(1, int(np.ceil(length_s / width)))
-    edges = np.minimum(np.arange(count + 1, dtype=np.float64) * width, max(length_s, 1e-9))
+    edges = interval_edges(length_s)
+    count, width = len(edges) - 1, _interval_width(length_s)
     since_start_s = columns.scheduled_ns / NS_PER_S - start_s
     interval = np.clip((since_start_s // width).astype(np.int64), 0, count - 1)
     good = columns.of_kind(JudgementKind.ATTAINED)
@@ -115,6 +136,75 @@ def cut_timeline(
         lag_p50_ms=_quantile_per_interval(interval, lag_ms, count, 0.5),
         lag_max_ms=_quantile_per_interval(interval, lag_ms, count, 1.0),
     )
+
+
+def interval_edges(length_s: float) -> NDArray[np.float64]:
+    """Return the starts of the intervals of a window, and its end; shape [num_intervals + 1]."""
+    width = _interval_width(length_s)
+    count = max(1, int(np.ceil(length_s / width)))
+    return np.minimum(np.arange(count + 1, dtype=np.float64) * width, max(length_s, 1e-9))
+
+
+def _interval_width(length_s: float) -> int:
+    return next((w for w in _WIDTHS_S if length_s / w <= _MAX_INTERVALS), _WIDTHS_S[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoFar:
+    """The attainment of a class from the start of the window until several times.
+
+    Args:
+        end_s: the times, seconds since the start of the window.
+        share: attainment until each time; None if no request was judged.
+        lower, upper: bounds of the attainment, as a verdict on that part of the window uses them.
+    """
+
+    end_s: tuple[int, ...]
+    share: tuple[float | None, ...]
+    lower: tuple[float | None, ...]
+    upper: tuple[float | None, ...]
+
+
+def count_seconds(
+    columns: RunColumns, name: str, *, start_s: float, length_s: float
+) -> SecondCounts:
+    """Return the judged requests of a class by second of the window."""
+    length = max(1, int(np.ceil(length_s)))
+    second = np.clip((columns.scheduled_ns / NS_PER_S - start_s).astype(np.int64), 0, length - 1)
+    good = columns.of_kind(JudgementKind.ATTAINED) & columns.of_class(name)
+    judged = good | (columns.of_kind(JudgementKind.MISSED) & columns.of_class(name))
+    return SecondCounts(
+        good=_count(second, good, length).tolist(), total=_count(second, judged, length).tolist()
+    )
+
+
+def attainment_so_far(counts: SecondCounts, *, confidence: float, outage_s: int = 0) -> SoFar:
+    """Return the attainment and its bounds at up to 60 times of a window.
+
+    Args:
+        counts: judged requests of the window.
+        confidence: confidence of each one-sided bound.
+        outage_s: the longest outage that the lower bound takes into account.
+    """
+    length = len(counts.total)
+    step = -(-length // _MAX_TIMES)
+    ends = tuple(sorted({*range(step, length, step), length}))
+    totals = list(accumulate(counts.total, initial=0))
+    goods = list(accumulate(counts.good, initial=0))
+    share: list[float | None] = []
+    lower: list[float | None] = []
+    upper: list[float | None] = []
+    for end in ends:
+        if not totals[end]:
+            for bounds in (share, lower, upper):
+                bounds.append(None)
+            continue
+        part = SecondCounts(good=counts.good[:end], total=counts.total[:end])
+        interval = WindowEstimate(part).interval(confidence, outage_s=outage_s)
+        share.append(goods[end] / totals[end])
+        lower.append(interval.lower)
+        upper.append(interval.upper)
+    return SoFar(end_s=ends, share=tuple(share), lower=tuple(lower), upper=tuple(upper))
 
 
 def _count(interval: NDArray[np.int64], chosen: NDArray[np.bool_], count: int) -> NDArray[np.int64]:

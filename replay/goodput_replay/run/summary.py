@@ -355,6 +355,9 @@ class Summary:
         str | None, _doc("Class of requests without a class; null if there is none.")
     ]
     client: Annotated[ClientSummary, _doc("Resource usage of the client.")]
+    outage_s: Annotated[
+        int, _doc("Longest outage that the lower bounds take into account, seconds; 0 if none.")
+    ] = 0
     emulation: Annotated[
         EmulationSummary | None, _doc("Emulated fleet and its totals; null in real time.")
     ] = None

@@ -153,6 +153,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         promises=tuple(_summarise_targets(c) for c in info.slo.classes),
         default_class=info.slo.default,
         client=info.client,
+        outage_s=info.slo.outage_s,
         emulation=info.emulation,
         errors=tuple(
             ErrorSummary(outcome=outcome, status=status, detail=detail, count=count)

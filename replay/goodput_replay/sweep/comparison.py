@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import ExitCode, InputError, InternalError, Interrupted, UsageError
 from goodput_core.signals import defer_signals
 from goodput_core.slo.verdict import VerdictKind
@@ -205,9 +207,14 @@ def _sweep_input(arguments: Any) -> SweepInput:
 
 
 def _check_plot(path: Path | None) -> None:
-    """Reject a picture that cannot be written, before the candidates are evaluated."""
+    """Reject a picture that cannot be drawn or written, before the candidates are evaluated."""
     if path is None:
         return
+    if find_spec("matplotlib") is None:
+        raise UsageError(
+            f"--plot {path}: the package 'matplotlib' is not installed: "
+            f"pip install '{DISTRIBUTION}[plot]'"
+        )
     if path.suffix not in _PLOT_FORMATS:
         raise UsageError(f"--plot {path}: the name must end in {' or '.join(_PLOT_FORMATS)}")
     if not path.parent.is_dir():

@@ -152,7 +152,12 @@ def make_parser() -> CommandParser:
         default=os.cpu_count() or 1,
         help="number of processes (default: one per core)",
     )
-    add("--plot", metavar="FILE", type=Path, help="draw the comparison: .png, .svg or .pdf")
+    add(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="draw the comparison: .png, .svg or .pdf (needs the extra `plot`)",
+    )
     add("--illustrative", action="store_true", help="accept an illustrative device profile")
     add("--json", action="store_true", help="print JSON instead of a table")
     return parser

@@ -14,7 +14,7 @@ from goodput_core.dispatch import run_command
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.virtual_time import Stopped, stoppable
-from goodput_replay.report.page import render
+from goodput_replay.report.run_report import render
 from goodput_replay.run.folder import RunWriter
 from goodput_replay.run.records import read_judged
 from goodput_replay.run.slo import SLOClasses

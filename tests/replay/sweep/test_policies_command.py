@@ -143,6 +143,24 @@ def test_an_illustrative_device_requires_an_option(tmp_path: Path) -> None:
     assert _run(*options, "--illustrative", cwd=tmp_path, manifest=table).returncode in {0, 1, 2}
 
 
+def test_a_plot_without_matplotlib_is_rejected_before_the_comparison(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['matplotlib'] = None\n"
+        "from goodput_core.dispatch import run_command\n"
+        f"sys.exit(run_command(['policies', '--trace', 'sample', '-f', {str(CHAT)!r}, "
+        "'--plot', 'it.png']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 64
+    assert done.stderr == (
+        "error: --plot it.png: the package 'matplotlib' is not installed: "
+        "pip install 'goodput-llm[plot]'\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
-from goodput_replay.report.figures.latency import Curve, draw_latency
-from goodput_replay.report.timeline import cut_timeline
+from goodput_replay.report.run_figures import MEASURES, Curve, latency_figure
+from goodput_replay.report.timeline import attainment_so_far, cut_timeline
 from goodput_replay.run.columns import RunColumns, load_columns
 from goodput_replay.run.folder import RunWriter
+from goodput_replay.run.summary import SLOSummary
 
 if TYPE_CHECKING:
     from tests.replay.conftest import SyntheticRun
@@ -104,11 +106,62 @@ def test_every_miss_is_counted_under_its_first_reason(
     assert any(j is not None and j.reasons == both for j in judgements)
 
 
+def _second_counts() -> st.SearchStrategy[SecondCounts]:
+    seconds = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=400)
+    return seconds.map(
+        lambda made: SecondCounts(
+            good=[good for good, _ in made], total=[good + missed for good, missed in made]
+        )
+    )
+
+
+@given(counts=_second_counts())
+def test_the_attainment_so_far_ends_with_that_of_the_window(counts: SecondCounts) -> None:
+    so_far = attainment_so_far(counts, confidence=0.95)
+    assert len(so_far.end_s) <= 60
+    assert so_far.end_s[-1] == len(counts.total)
+    total = counts.attainment.total
+    assert so_far.share[-1] == (counts.attainment.good / total if total else None)
+    for share, lower, upper in zip(so_far.share, so_far.lower, so_far.upper, strict=True):
+        if share is None or lower is None or upper is None:
+            assert share is lower is upper is None
+        else:
+            assert 0 <= lower <= share + 1e-12
+            assert share - 1e-12 <= upper <= 1
+
+
 def test_a_curve_of_a_million_values_is_drawn_from_a_few_points() -> None:
     values = np.sort(np.random.default_rng(1).lognormal(3, 1, 1_000_000))
     shares = (np.arange(len(values)) + 1) / len(values)
-    curve = Curve(colour=0, values_ms=values, shares=shares, count=len(values), target_ms=100)
-    svg = draw_latency("Time to first token", [curve])
-    assert len(svg) < 40_000
-    assert "99.99%" in svg
-    assert ">100 ms<" in svg
+    curve = Curve(group=0, name="chat", values_ms=values, shares=shares, count=len(values))
+    slo = SLOSummary(
+        name="chat", ttft_ms=100, tpot_ms=50, tbt_p99_ms=None, e2e_ms=None, objective=None
+    )
+    figure = latency_figure(MEASURES[0], [curve], {"chat": slo})
+    (series,) = figure.series
+    assert len(figure.x) == len(series.values) <= 130
+    assert [mark.value for mark in figure.marks] == [100]
+    assert figure.x[-1] == pytest.approx(6.301, abs=1e-3)
+    assert series.values[-1] == pytest.approx(values[-1], rel=1e-5)
+    median = figure.x.index(min(figure.x, key=lambda place: abs(place - 0.30103)))
+    expected = np.quantile(values, 1 - 10 ** -figure.x[median], method="inverted_cdf")
+    assert series.values[median] == pytest.approx(expected, rel=1e-3)
+
+
+def test_each_curve_ends_at_its_own_maximum() -> None:
+    curves = [
+        Curve(
+            group=group,
+            name=f"class-{group}",
+            values_ms=np.arange(1, count + 1, dtype=np.float64),
+            shares=np.arange(1, count + 1) / count,
+            count=count,
+        )
+        for group, count in enumerate((10, 1000, 0))
+    ]
+    figure = latency_figure(MEASURES[0], curves, {})
+    short, long = ([v for v in series.values if v is not None] for series in figure.series)
+    assert short[-1] == 10
+    assert long[-1] == 1000
+    assert len(short) < len(long)
+    assert [one.group for one in figure.series] == [0, 1]

@@ -1,1 +1,0 @@
-"""Drawings of the report: arrays in, inline SVG out."""
