@@ -15,6 +15,7 @@ from goodput_core.dispatch import run_command
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 SCHEMA_LINE = "# yaml-language-server: $schema=llmservice.schema.json\n"
+PREVIEW = ["trace", "import", "--preview"]
 # Replays of examples that are checked and not run.
 DRY_RUN = ["replay", "--trace", "sample", "--dry-run"]
 LOADED_BY = {
@@ -22,7 +23,13 @@ LOADED_BY = {
     "control.yaml": [
         *DRY_RUN, "--emulate", "examples/control.yaml", "--device", "examples/slow-device.yaml"
     ],
+    "envoy-access-log.yaml": [
+        *PREVIEW, "examples/envoy-access.log", "--map", "examples/envoy-access-log.yaml"
+    ],
     "four.yaml": [*DRY_RUN, "--emulate", "examples/four.yaml"],
+    "nginx-access-log.yaml": [
+        *PREVIEW, "examples/nginx-access.log", "--map", "examples/nginx-access-log.yaml"
+    ],
     "qwen.yaml": [
         *DRY_RUN, "--emulate", "examples/qwen.yaml", "--device", "llama-3-8b-h200"
     ],

@@ -71,6 +71,16 @@ BASETEN: dict[str, list[Any]] = {
     "features": ["x", "y"],
 }
 
+OTEL = {
+    "resourceSpans": [{"scopeSpans": [{"spans": [{
+        "startTimeUnixNano": "1700000000000000000",
+        "attributes": [
+            {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "1"}},
+            {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "1"}},
+        ],
+    }]}]}]
+}  # fmt: skip
+
 
 def lines(*records: object) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
@@ -291,6 +301,8 @@ def test_the_format_is_recognised_from_its_columns(name: str, tmp_path: Path) ->
         "mooncake": MOONCAKE[0],
         "weka": WEKA,
         "baseten": {"timestamp_start_unix_ms": 1, "input_tokens": 1, "output_tokens": 1},
+        "otel": OTEL,
+        "log": {"time": 1_700_000_000, "prompt_tokens": 1, "completion_tokens": 1},
     }
     (tmp_path / "x").write_text(lines(examples[name]))
     result = import_trace((tmp_path / "x",), tmp_path / "o.parquet")

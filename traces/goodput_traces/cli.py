@@ -16,6 +16,7 @@ from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_traces.exporters import EXPORTS
 from goodput_traces.importers import FORMATS
+from goodput_traces.importers.column_map import ColumnMap, parse_filter, parse_pairs
 from goodput_traces.sample import SAMPLE, trace_path
 from goodput_traces.synthesis import SynthesisOptions
 
@@ -74,6 +75,8 @@ def _add_import(commands: Any) -> None:
             "goodput trace import AzureLLMInferenceTrace_conv.csv.gz --out azure.parquet",
             "goodput trace import conversation_trace.jsonl.gz --format mooncake --out kimi.parquet",
             "goodput trace import unsorted.parquet --sort --out sorted.parquet",
+            "goodput trace import log.csv --map arrival=time,slo_class=tier --preview",
+            "goodput trace import access.log --map examples/nginx-access-log.yaml --preview",
         ),
     )
     parser.add_argument(
@@ -83,12 +86,36 @@ def _add_import(commands: Any) -> None:
         metavar="FILE",
         help="a file to read; several files can be joined if each session has its own clock (weka)",
     )
-    _add_out(parser)
+    _add_out(parser, required=False)
     _add_limit(parser)
     parser.add_argument(
         "--format",
         choices=tuple(FORMATS),
         help="the source's format (default: recognised from its columns)",
+    )
+    parser.add_argument(
+        "--map",
+        type=argument_type(_column_map, "map"),
+        action="append",
+        default=[],
+        metavar="MAP",
+        help="the log's columns by column of the trace: arrival=time,input_tokens=prompt_tokens, "
+        "or a YAML or JSON file; nested fields are joined by dots, and :s, :ms, :us or :ns names "
+        "a unit",
+    )
+    parser.add_argument(
+        "--only",
+        type=argument_type(parse_filter, "condition"),
+        action="append",
+        default=[],
+        metavar="COLUMN=TEXT",
+        help="import only the rows of a log that have this text in the column; * stands for any "
+        "characters",
+    )
+    parser.add_argument(
+        "--preview",
+        action="store_true",
+        help="show the first rows and the assumptions about the columns, and write no file",
     )
     parser.add_argument(
         "--sort",
@@ -210,11 +237,16 @@ def _add_limit(parser: CommandParser) -> None:
     )
 
 
-def _add_out(parser: CommandParser) -> None:
+def _add_out(parser: CommandParser, *, required: bool = True) -> None:
     parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FILE", help="file to write"
+        "-o", "--out", type=Path, required=required, metavar="FILE", help="file to write"
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def _column_map(text: str) -> ColumnMap | Path:
+    """Return the map that the text has, or the path of the file that has it."""
+    return parse_pairs(text) if "=" in text else Path(text)
 
 
 def _duration(text: str) -> int:

@@ -6,11 +6,13 @@ import json
 import shlex
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from goodput_core.errors import UsageError
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_traces.describe import describe
@@ -19,34 +21,59 @@ from goodput_traces.exporters.run import export_trace
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.writer import write_trace
 from goodput_traces.importers.base import ImportOptions
-from goodput_traces.importers.run import import_trace
+from goodput_traces.importers.column_map import ColumnMap, read_map_file
+from goodput_traces.importers.preview import print_preview
+from goodput_traces.importers.run import import_trace, preview_import
 from goodput_traces.sample import SAMPLE, sample_path
 from goodput_traces.synthesis import SynthesisOptions, synthesize, synthetic_metadata
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+
+    from goodput_traces.importers.preview import ImportPreview
 
 __all__ = ["COMMANDS"]
 
 
 def _import(arguments: argparse.Namespace) -> int:
     names = ", ".join(path.name for path in arguments.sources)
-    with _progress(arguments.sources) as on_bytes:
+    options = ImportOptions(
+        source=arguments.origin or f"imported from {names}",
+        licence=arguments.licence,
+        block_size=arguments.block_size,
+        column_map=_column_map(arguments),
+    )
+    if arguments.preview:
+        preview = preview_import(
+            arguments.sources[0],
+            form=arguments.format,
+            options=options,
+            max_decoded_bytes=arguments.max_decoded_size,
+        )
+        print_preview(Console(), preview)
+        return 0
+    if arguments.out is None:
+        raise UsageError(
+            "goodput trace import: name the trace to write with --out, or add --preview to see "
+            "the first rows; see `goodput trace import --help`"
+        )
+    with _progress(arguments.sources) as (console, on_bytes):
+
+        def show(preview: ImportPreview) -> None:
+            if preview.uses:  # otherwise, the format determines the meaning of every column
+                print_preview(console, preview)
+
         result = import_trace(
             arguments.sources,
             arguments.out,
             form=arguments.format,
-            options=ImportOptions(
-                source=arguments.origin or f"imported from {names}",
-                licence=arguments.licence,
-                block_size=arguments.block_size,
-            ),
+            options=options,
             sort=arguments.sort,
             overwrite=arguments.force,
             max_decoded_bytes=arguments.max_decoded_size,
             on_bytes=on_bytes,
+            on_preview=show,
         )
     _note(result.notes)
     _report(
@@ -54,6 +81,14 @@ def _import(arguments: argparse.Namespace) -> int:
         f"{result.num_rows:,} rows from {result.container} in the format {result.format}",
     )
     return 0
+
+
+def _column_map(arguments: argparse.Namespace) -> ColumnMap:
+    """Join the maps of the command line, in their order."""
+    column_map = ColumnMap(only=tuple(arguments.only))
+    for part in arguments.map:
+        column_map = column_map.merge(read_map_file(part) if isinstance(part, Path) else part)
+    return column_map
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -119,16 +154,18 @@ def _synthesize(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _progress(sources: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
-    """Show a progress bar on stderr if it is a terminal."""
+def _progress(
+    sources: Sequence[Path],
+) -> Iterator[tuple[Console, Callable[[int], None] | None]]:
+    """Yield a console on stderr, and a function that moves a progress bar if it is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal or not all(path.is_file() for path in sources):
-        yield None
+        yield console, None
         return
     columns = (TextColumn("importing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("import", total=sum(path.stat().st_size for path in sources))
-        yield lambda position: progress.update(task, completed=position)
+        yield console, lambda position: progress.update(task, completed=position)
 
 
 def _report(out: Path, result: str) -> None:

@@ -68,8 +68,14 @@ def parse_manifest(text: str, *, source: str, yaml: Any) -> LLMService:
         raise error.at(source) from error
 
 
-def parse_document(text: str, *, source: str, yaml: Any) -> object:
-    """Return the value of a text with one YAML document; see `parse_manifest` for the arguments.
+def parse_document(text: str, *, source: str, yaml: Any, needed: str = "one LLMService") -> object:
+    """Return the value of a text with one YAML document; see `parse_manifest` for other arguments.
+
+    Args:
+        text: the text.
+        source: the file's name, for errors.
+        yaml: the module of PyYAML.
+        needed: the content that the file must have, for errors.
 
     Raises:
         InputError: the text is not YAML, does not hold exactly one document, or has duplicate keys
@@ -82,11 +88,9 @@ def parse_document(text: str, *, source: str, yaml: Any) -> object:
         # IndexError for `!!int ''`.
         raise InputError(f"{source}: cannot be read as YAML: {_join_lines(error)}") from error
     if not documents:
-        raise InputError(f"{source}: is empty; an LLMService is needed")
+        raise InputError(f"{source}: is empty; it needs {needed}")
     if len(documents) > 1:
-        raise InputError(
-            f"{source}: holds {len(documents)} documents; keep one LLMService in a file"
-        )
+        raise InputError(f"{source}: holds {len(documents)} documents; keep {needed} in a file")
     return documents[0]
 
 

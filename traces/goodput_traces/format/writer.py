@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,6 +27,8 @@ __all__ = ["create_file", "reject_existing", "sort_trace", "write_trace"]
 
 _GROUP_ROWS: Final = 8192
 _GROUP_BYTES: Final = 8 << 20
+# A trace is sorted in parts that have the rows of this many row groups.
+_PART_GROUPS: Final = 16
 
 
 def reject_existing(path: Path, *, overwrite: bool) -> None:
@@ -118,7 +121,9 @@ def _make_batch(
 def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
     """Write the rows of a trace in the format's order; rows with equal keys keep their order.
 
-    The complete trace is loaded as Arrow columns, which take a fraction of the memory of rows.
+    Memory holds the keys of all rows, and the rows of one part of the output. Each part reads the
+    row groups that have its rows: one or two if the rows are almost sorted, as in a log that is
+    ordered by the end of the requests.
 
     Args:
         unsorted: a file written by `write_trace`.
@@ -127,16 +132,43 @@ def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
     """
     with pq.ParquetFile(unsorted) as file:
         metadata = TraceMetadata.from_key_values(file.metadata.metadata or {}, has_ns=True)
-        table = file.read()
-    keys = [(COLUMN_NS, "ascending")]
-    if metadata.clock is Clock.SESSION_RELATIVE:
-        keys.insert(0, ("provided_session_id", "ascending"))
-    indices = pc.sort_indices(table, sort_keys=keys)  # stable
-    group_rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(indices) // max(1, table.nbytes)))
-    with _create_parquet(out, overwrite=overwrite) as writer:
-        for start in range(0, len(indices), group_rows):
-            writer.write_table(table.take(indices[start : start + group_rows]))
-        writer.add_key_value_metadata(metadata.to_key_values())
+        keys = [(COLUMN_NS, "ascending")]
+        if metadata.clock is Clock.SESSION_RELATIVE:
+            keys.insert(0, ("provided_session_id", "ascending"))
+        table = file.read(columns=[name for name, _ in keys])
+        order = np.asarray(pc.sort_indices(table, sort_keys=keys), dtype=np.int64)  # stable
+        with _create_parquet(out, overwrite=overwrite) as writer:
+            for part in _split_order(file, order):
+                rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(part) // max(1, part.nbytes)))
+                for start in range(0, len(part), rows):
+                    writer.write_table(part.slice(start, rows))
+            writer.add_key_value_metadata(metadata.to_key_values())
+
+
+def _split_order(
+    file: pq.ParquetFile, order: np.ndarray[Any, np.dtype[np.int64]]
+) -> Iterator[pa.Table]:
+    """Yield the rows of a file in an order, in tables of bounded size.
+
+    Args:
+        file: the file.
+        order: positions of the rows, `[rows]`.
+    """
+    groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+    ends = np.cumsum([group.num_rows for group in groups])
+    part_rows = max(1, _PART_GROUPS * len(order) // max(1, len(groups)))
+    for start in range(0, len(order), part_rows):
+        wanted = order[start : start + part_rows]
+        in_group = np.searchsorted(ends, wanted, side="right")
+        pieces, positions = [], np.empty(len(wanted), dtype=np.int64)
+        filled = 0
+        for group in np.unique(in_group).tolist():
+            chosen = np.flatnonzero(in_group == group)
+            first = int(ends[group]) - groups[group].num_rows
+            pieces.append(file.read_row_group(group).take(wanted[chosen] - first))
+            positions[chosen] = np.arange(filled, filled + len(chosen))
+            filled += len(chosen)
+        yield pa.concat_tables(pieces).take(positions)
 
 
 @contextmanager

@@ -7,63 +7,87 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.errors import UsageError
 from goodput_traces.errors import NotATraceError
 from goodput_traces.importers.azure import AzureImporter
 from goodput_traces.importers.baseten import BasetenImporter
+from goodput_traces.importers.log import LogImporter
 from goodput_traces.importers.mooncake import MooncakeImporter
+from goodput_traces.importers.otel import OtelImporter
 from goodput_traces.importers.weka import WekaImporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from goodput_traces.importers.base import Importer
+    from goodput_traces.importers.record import Record
 
 __all__ = ["FORMATS", "READ_COLUMNS", "find_importer"]
 
 FORMATS: Final[Mapping[str, type[Importer]]] = {
     importer.name: importer
-    for importer in (AzureImporter, MooncakeImporter, WekaImporter, BasetenImporter)
+    for importer in (
+        AzureImporter,
+        MooncakeImporter,
+        WekaImporter,
+        BasetenImporter,
+        OtelImporter,
+        LogImporter,
+    )
 }
+"""Importers by format, in the order in which a source is compared with them."""
 READ_COLUMNS: Final = frozenset[str]().union(*(kind.read_columns for kind in FORMATS.values()))
 """Columns read by at least one importer."""
 
 
 def find_importer(
-    name: str | None, columns: Collection[str], path: Path, columns_line: Callable[[], int | None]
+    name: str | None,
+    first: Record,
+    columns_line: Callable[[], int | None],
+    *,
+    has_map: bool = False,
 ) -> type[Importer]:
     """Return the importer of a format.
 
     Args:
-        name: a name of `FORMATS`; None for the first format whose required columns the file has.
-        columns: columns of the file.
-        path: the file, for errors.
+        name: a name of `FORMATS`; None for the first format that recognises the source.
+        first: the source's first record.
         columns_line: returns the number of the line that names the columns, for errors; None if the
             file has no lines.
+        has_map: True if a map names the source's columns.
 
     Raises:
         NotATraceError: a column of the named format is missing, or no format matches.
+        UsageError: the format has columns that cannot be mapped.
     """
+    if name is None and has_map:
+        recognised = next((k for k in FORMATS.values() if k.recognises(first.values)), LogImporter)
+        return recognised if recognised.maps_columns else LogImporter
     if name is not None:
         importer = FORMATS[name]
-        missing = sorted(importer.required_columns.difference(columns))
+        if has_map and not importer.maps_columns:
+            raise UsageError(
+                f"the columns of the format {name} are fixed; remove --map and --only, or name "
+                f"--format {LogImporter.name}"
+            )
+        missing = sorted(importer.required_columns.difference(first.values))
         if missing:
             raise NotATraceError(
-                path,
+                first.path,
                 f"{_place(columns_line())}this is not a file of the format {name}, because "
                 f"columns are missing: {', '.join(missing)}; name another --format, or omit "
                 "--format to have the format recognised",
             )
         return importer
     for importer in FORMATS.values():
-        if importer.required_columns.issubset(columns):
+        if importer.recognises(first.values):
             return importer
-    shown = ", ".join(sorted(map(str, columns))[:8])
-    formats = ", ".join(FORMATS)
+    shown = ", ".join(sorted(map(str, first.values))[:8])
     raise NotATraceError(
-        path,
+        first.path,
         f"{_place(columns_line())}the format is not recognised from its columns ({shown[:200]}); "
-        f"name it with --format ({formats}) or rename the columns",
+        "name the columns, for example --map arrival=time,input_tokens=prompt,output_tokens=reply, "
+        f"or name the format with --format ({', '.join(FORMATS)})",
     )
 
 

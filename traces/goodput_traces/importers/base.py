@@ -6,18 +6,20 @@ An importer interprets a source's columns. It must not depend on files, compress
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from goodput_traces.errors import TraceError
 from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata
+from goodput_traces.importers.column_map import ColumnMap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from goodput_traces.format.schema import TraceRow
     from goodput_traces.importers.record import Record
 
-__all__ = ["ImportOptions", "Importer"]
+__all__ = ["ColumnUse", "ImportOptions", "Importer"]
 
 _MAX_DROPPED: Final = 32
 
@@ -30,11 +32,28 @@ class ImportOptions:
         source: origin of the requests; the metadata's `source`.
         licence: licence of the source.
         block_size: tokens per hash, for formats that do not state it.
+        column_map: the log's columns by column of the trace.
     """
 
     source: str = ""
     licence: str = ""
     block_size: int | None = None
+    column_map: ColumnMap = field(default_factory=ColumnMap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnUse:
+    """The use of a source's column in a trace, for the preview of an import.
+
+    Args:
+        target: column of the trace.
+        source: column of the source.
+        remark: assumptions about the values; empty if there are none.
+    """
+
+    target: str
+    source: str
+    remark: str = ""
 
 
 class Importer(ABC):
@@ -51,12 +70,16 @@ class Importer(ABC):
     """The column that determines the order of records."""
     clock: ClassVar[Clock]
     """Origin of the format's timestamps."""
-    read_columns: ClassVar[frozenset[str]]
+    read_columns: frozenset[str]
     """Columns that are read. All others are dropped, and a note names them."""
     id_column: ClassVar[str] = "request_id"
     """Column from which request ids are built."""
     several_files: ClassVar[bool] = False
     """True if each session has its own clock, so that files can be joined."""
+    maps_columns: ClassVar[bool] = False
+    """True if a map of columns applies to the format."""
+    sorts: bool = False
+    """True if the source is not ordered by arrival, so that its rows are always sorted."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
@@ -66,18 +89,40 @@ class Importer(ABC):
         self.num_records = 0
         self._dropped: dict[str, None] = {}
 
+    @classmethod
+    def recognises(cls, values: Mapping[str, Any]) -> bool:
+        """True if a source whose first record has these values has the format."""
+        return cls.required_columns.issubset(values)
+
+    def begin(self, first: Record, columns: Collection[str] | None) -> None:  # noqa: B027 - optional
+        """Prepare for a source.
+
+        Args:
+            first: the first record.
+            columns: all columns of the source; None if later records can have others.
+
+        Raises:
+            TraceError: the source does not have a required column.
+        """
+
     def rows(self, records: Iterable[Record]) -> Iterator[tuple[Record, TraceRow]]:
         """Yield the rows with their records, in the source's order.
 
         Raises:
             RowError: a value that breaks a rule; names the line and the source's column.
+            TraceError: no record gave a request.
         """
+        record, is_empty = None, True
         for record in records:
             self.num_records += 1
             if not self.read_columns.issuperset(record.values):
                 self._note_dropped(record)
             for row in self.convert(record):
+                is_empty = False
                 yield record, row
+        if record is not None and is_empty:
+            reasons = "; ".join(self.notes()) or "there are none"
+            raise TraceError(record.path, f"nothing was imported ({reasons}); check the source")
 
     @abstractmethod
     def convert(self, record: Record) -> Iterable[TraceRow]:
@@ -112,6 +157,10 @@ class Importer(ABC):
             columns = ", ".join(self._dropped)
             notes.append(f"columns that a trace does not have were dropped: {columns}")
         return notes
+
+    def column_uses(self) -> list[ColumnUse]:
+        """Return the use of the source's columns, for formats whose columns can vary."""
+        return []
 
     def output_tokens(self, record: Record, column: str) -> int:
         """Return the output tokens; replace zero with 1 and count the replacement."""

@@ -47,12 +47,17 @@ class BasetenImporter(Importer):
     required_columns: ClassVar[frozenset[str]] = frozenset({"input_tokens", "output_tokens"})
     ordered_by = COLUMN_MS
     clock: ClassVar[Clock] = Clock.ABSOLUTE
-    read_columns: ClassVar[frozenset[str]] = frozenset({*ROW_FIELDS, COLUMN_MS})
+    read_columns = frozenset({*ROW_FIELDS, COLUMN_MS})
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)
         self.resolution_ns = NS_PER_MS
         self._source_metadata: TraceMetadata | None = None
+
+    @classmethod
+    def recognises(cls, values: Mapping[str, Any]) -> bool:
+        """True if the values have lengths and one of the two timestamps."""
+        return super().recognises(values) and (COLUMN_NS in values or COLUMN_MS in values)
 
     def keep_metadata(self, pairs: Mapping[bytes, bytes]) -> None:
         """Keep the metadata of a Parquet source if Goodput wrote it.

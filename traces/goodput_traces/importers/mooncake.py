@@ -39,7 +39,7 @@ class MooncakeImporter(Importer):
     )
     ordered_by = "timestamp"
     clock: ClassVar[Clock] = Clock.TRACE_RELATIVE
-    read_columns: ClassVar[frozenset[str]] = required_columns | {
+    read_columns = required_columns | {
         "hash_ids",
         "session_id",
         "delay",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from goodput_traces.errors import NotATraceError, RowError, TraceError
@@ -14,17 +15,19 @@ from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
 from goodput_traces.importers import READ_COLUMNS, find_importer
 from goodput_traces.importers.base import Importer, ImportOptions
+from goodput_traces.importers.column_map import ColumnMap
 from goodput_traces.importers.duplicates import DuplicateIds
+from goodput_traces.importers.preview import PREVIEW_ROWS, ImportPreview
+from goodput_traces.importers.record import Record
 from goodput_traces.importers.source import Container, Source, recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from goodput_traces.format.schema import TraceRow
-    from goodput_traces.importers.record import Record
 
-__all__ = ["ImportResult", "import_trace"]
+__all__ = ["ImportResult", "import_trace", "preview_import"]
 
 # A place is the index of a file, shifted by these bits, plus the number of a line.
 _LINE_BITS: Final = 40
@@ -50,6 +53,7 @@ def import_trace(
     overwrite: bool = False,
     max_decoded_bytes: int | None = None,
     on_bytes: Callable[[int], None] | None = None,
+    on_preview: Callable[[ImportPreview], None] | None = None,
 ) -> ImportResult:
     """Read the sources, check every record and write the trace.
 
@@ -62,22 +66,112 @@ def import_trace(
         overwrite: replace an existing trace.
         max_decoded_bytes: largest size of a source after decompression; None for the default.
         on_bytes: called with the number of bytes of the sources read so far.
+        on_preview: called once with the first rows, before the others are read.
 
     Raises:
         TraceError: a source or the output is invalid; no trace is left behind.
+        UsageError: the options do not fit the format.
     """
     reject_existing(out, overwrite=overwrite)
+    opened = _open_import(paths, form, options or ImportOptions(), max_decoded_bytes, on_bytes)
+    importer = opened.importer
+    sort = sort or importer.sorts
+    target = out
+    if sort:
+        target = target.with_name(f".{target.name}.{os.getpid()}.unsorted")
+    try:
+        with closing(DuplicateIds()) as ids:
+            checked = _Rows(importer, opened.sources, ids)
+            rows = checked.check_rows(opened.records)
+            if on_preview is not None:
+                head = tuple(islice(rows, PREVIEW_ROWS))
+                on_preview(opened.preview(head))
+                rows = chain(head, rows)
+            num_rows = write_trace(
+                target,
+                rows,
+                importer.metadata,
+                overwrite=overwrite,
+                require_order=not sort,
+                sort_remedy="sort the file, or add --sort",
+                locate=checked.locate,
+            )
+        if sort:
+            sort_trace(target, out, overwrite=overwrite)
+    finally:
+        if sort:
+            target.unlink(missing_ok=True)
+    notes = importer.notes()
+    if len(opened.sources) > 1:
+        notes.append("session ids begin with the name of their file")
+    if importer.sorts:
+        notes.append("the source is not ordered by arrival; its rows were sorted")
+    return ImportResult(
+        format=importer.name,
+        container=opened.sources[0].container,
+        num_rows=num_rows,
+        notes=tuple(notes),
+    )
+
+
+def preview_import(
+    path: Path,
+    *,
+    form: str | None = None,
+    options: ImportOptions | None = None,
+    max_decoded_bytes: int | None = None,
+) -> ImportPreview:
+    """Read the first rows of a source, without writing a trace.
+
+    Raises:
+        TraceError: the first records of the source are invalid.
+        UsageError: the options do not fit the format.
+    """
+    opened = _open_import((path,), form, options or ImportOptions(), max_decoded_bytes, None)
+    rows = (row for _, row in opened.importer.rows(opened.records))
+    return opened.preview(tuple(islice(rows, PREVIEW_ROWS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenImport:
+    """Sources whose format is known, and their records."""
+
+    sources: list[Source]
+    importer: Importer
+    records: Iterator[Record]
+
+    def preview(self, rows: tuple[TraceRow, ...]) -> ImportPreview:
+        source = self.sources[0]
+        return ImportPreview(
+            source=f"{source.path}: {source.container} in the format {self.importer.name}",
+            uses=tuple(self.importer.column_uses()),
+            rows=rows,
+            clock=self.importer.metadata().clock,
+        )
+
+
+def _open_import(
+    paths: Sequence[Path],
+    form: str | None,
+    options: ImportOptions,
+    max_decoded_bytes: int | None,
+    on_bytes: Callable[[int], None] | None,
+) -> _OpenImport:
+    column_map = options.column_map
     labelled = _label_files(paths)
-    sources = [recognise(path, max_decoded_bytes) for _, path in labelled]
+    sources = [recognise(path, max_decoded_bytes, column_map.line) for _, path in labelled]
     first_source = sources[0]
-    first, records = _read_first_record(first_source, on_bytes)
-    kind = find_importer(form, first.values, first_source.path, first_source.columns_line)
-    importer = kind(options or ImportOptions())
+    columns = READ_COLUMNS | column_map.column_names()
+    first, records = _read_first_record(first_source, columns, on_bytes)
+    has_map = column_map != ColumnMap()
+    kind = find_importer(form, first, first_source.columns_line, has_map=has_map)
+    importer = kind(options)
     if first_source.container is Container.PARQUET:
         try:
             importer.keep_metadata(first_source.key_values())
         except ValueError as error:
             raise TraceError(first_source.path, f"{error}; correct the metadata") from error
+    importer.begin(first, first_source.columns(first))
     if len(sources) > 1:
         if not kind.several_files:
             raise TraceError(
@@ -87,35 +181,7 @@ def import_trace(
             )
         labels = [label for label, _ in labelled]
         records = _join_records(zip(labels, sources, strict=True), kind, on_bytes)
-    target = out
-    if sort:
-        target = target.with_name(f".{target.name}.{os.getpid()}.unsorted")
-    try:
-        with closing(DuplicateIds()) as ids:
-            rows = _Rows(importer, sources, ids)
-            num_rows = write_trace(
-                target,
-                rows.check_rows(records),
-                importer.metadata,
-                overwrite=overwrite,
-                require_order=not sort,
-                sort_remedy="sort the file, or add --sort",
-                locate=rows.locate,
-            )
-        if sort:
-            sort_trace(target, out, overwrite=overwrite)
-    finally:
-        if sort:
-            target.unlink(missing_ok=True)
-    notes = importer.notes()
-    if len(sources) > 1:
-        notes.append("session ids begin with the name of their file")
-    return ImportResult(
-        format=kind.name,
-        container=first_source.container,
-        num_rows=num_rows,
-        notes=tuple(notes),
-    )
+    return _OpenImport(sources=sources, importer=importer, records=records)
 
 
 class _Rows:
@@ -158,9 +224,9 @@ class _Rows:
 
 
 def _read_first_record(
-    source: Source, on_bytes: Callable[[int], None] | None
+    source: Source, columns: Collection[str], on_bytes: Callable[[int], None] | None
 ) -> tuple[Record, Iterator[Record]]:
-    records = source.records(READ_COLUMNS, on_bytes)
+    records = source.records(columns, on_bytes)
     first = next(records, None)
     if first is None:
         raise TraceError(source.path, "the file has no records; nothing was imported")
@@ -180,7 +246,7 @@ def _join_records(
             on_bytes(finished_bytes + position)
 
     for label, source in labelled:
-        first, records = _read_first_record(source, report)
+        first, records = _read_first_record(source, READ_COLUMNS, report)
         if not kind.required_columns.issubset(first.values):
             raise NotATraceError(
                 source.path,

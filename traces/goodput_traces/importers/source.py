@@ -1,4 +1,4 @@
-"""Records of a source file: CSV, JSON lines or Parquet, compressed or not.
+"""Records of a source file: CSV, JSON lines, Parquet or lines of a log, compressed or not.
 
 Names and suffixes can be wrong, so compression and container are recognised from the first bytes.
 Everything is streamed, and every size has a limit: a line, a record, blank lines in a row, and the
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -27,6 +28,7 @@ import pyarrow as pa
 
 from goodput_traces.errors import TooLargeError, TraceError
 from goodput_traces.format.parquet_file import first_line, open_binary, open_parquet
+from goodput_traces.importers.line_format import LineFormat
 from goodput_traces.importers.record import Record
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ _CHUNK: Final = 1 << 20
 _MIN_LIMIT_BYTES: Final = 1 << 30
 _MAX_EXPANSION: Final = 1024
 _HEAD_BYTES: Final = 4096
+_OTHER_DELIMITERS: Final = "\t;|"
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _WHITE: Final = _BYTE_ORDER_MARK + b" \t\r\n"
 _MAGIC: Final = {
@@ -60,6 +63,8 @@ class Container(StrEnum):
     CSV = "CSV"
     JSONL = "JSON lines"
     PARQUET = "Parquet"
+    LINES = "lines"
+    """Lines whose format a map of columns gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +77,14 @@ class Source:
         container: from `recognise`.
         max_decoded_bytes: largest size after decompression; a larger file is rejected. None for
             the default.
+        line_format: format of the lines of a log; None for other containers.
     """
 
     path: Path
     compression: str | None
     container: Container
     max_decoded_bytes: int | None = None
+    line_format: LineFormat | None = None
 
     def records(
         self, columns: Collection[str], on_bytes: Callable[[int], None] | None = None
@@ -99,7 +106,9 @@ class Source:
             self.path, self.compression, self.max_decoded_bytes, on_bytes
         ) as stream:
             lines = _lines(stream, self.path)
-            if self.container is Container.JSONL:
+            if self.line_format is not None:
+                yield from _log_records(lines, self.path, self.line_format)
+            elif self.container is Container.JSONL:
                 yield from _json_records(lines, self.path)
             else:
                 yield from _csv_records(lines, self.path)
@@ -112,6 +121,12 @@ class Source:
         """
         with self._parquet() as file:
             return file.key_values
+
+    def columns(self, first: Record) -> Collection[str] | None:
+        """Return all columns, given the first record; None if later records can have others."""
+        if self.line_format is not None:
+            return self.line_format.names
+        return None if self.container is Container.JSONL else first.values
 
     def columns_line(self) -> int | None:
         """Return the number of the line that names the columns; None for a Parquet source.
@@ -152,8 +167,15 @@ class Source:
                 yield file
 
 
-def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
+def recognise(
+    path: Path, max_decoded_bytes: int | None = None, line_format: LineFormat | None = None
+) -> Source:
     """Recognise a file's compression and container by its first bytes.
+
+    Args:
+        path: the file.
+        max_decoded_bytes: largest size after decompression; None for the default.
+        line_format: format of the lines of a log; None if the container is to be recognised.
 
     Raises:
         TraceError: the file cannot be read, or is empty.
@@ -168,7 +190,9 @@ def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
         if len(head) < _HEAD_BYTES:
             raise TraceError(path, "the file is empty; there is nothing to import")
         raise TraceError(path, "the file starts with 4 KiB of blank lines; remove them")
-    if head[:4] == b"PAR1":
+    if line_format is not None:
+        container = Container.LINES
+    elif head[:4] == b"PAR1":
         container = Container.PARQUET
     else:
         container = Container.JSONL if text[:1] in b"{[" else Container.CSV
@@ -177,6 +201,7 @@ def recognise(path: Path, max_decoded_bytes: int | None = None) -> Source:
         compression=compression,
         container=container,
         max_decoded_bytes=max_decoded_bytes,
+        line_format=line_format,
     )
 
 
@@ -297,6 +322,26 @@ def _lines(stream: io.BufferedReader, path: Path) -> Iterator[tuple[int, str]]:
             ) from error
 
 
+def _log_records(
+    lines: Iterator[tuple[int, str]], path: Path, line_format: LineFormat
+) -> Iterator[Record]:
+    """Yield a record for each line; it has no values if the line does not match."""
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            values: dict[str, Any] = dict(line_format.match(line))
+        except ValueError as error:
+            if not line_format.skip_unmatched:
+                raise TraceError(
+                    path,
+                    f"line {number} does not match the line format: {error}; correct the format, "
+                    "or skip such lines with `unmatched: skip`",
+                ) from error
+            values = {}
+        yield Record(path=path, number=number, unit="line", values=values)
+
+
 def _json_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Record]:
     decode = msgspec.json.Decoder().decode
     for number, line in lines:
@@ -320,26 +365,30 @@ def _json_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Reco
 
 
 class _CsvLines:
-    """Lines for the CSV reader, with a limit on the lines and bytes of one record."""
+    """Lines for the CSV reader, with a limit on the lines and bytes of one record.
+
+    Attributes:
+        number: number of the last line that was read.
+    """
 
     def __init__(self, lines: Iterator[tuple[int, str]], path: Path) -> None:
         self._lines = lines
         self._path = path
-        self._number = 0
+        self.number = 0
         self.end_record()
 
     def end_record(self) -> None:
         """Start to count the next record."""
-        self._start = self._number + 1
+        self._start = self.number + 1
         self._bytes = 0
 
     def __iter__(self) -> _CsvLines:
         return self
 
     def __next__(self) -> str:
-        self._number, line = next(self._lines)
+        self.number, line = next(self._lines)
         self._bytes += len(line) + 1
-        too_many_lines = self._number - self._start >= _MAX_RECORD_LINES
+        too_many_lines = self.number - self._start >= _MAX_RECORD_LINES
         if too_many_lines or self._bytes > MAX_LINE_BYTES:
             raise TraceError(
                 self._path,
@@ -353,15 +402,16 @@ class _CsvLines:
 def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Record]:
     # The module's own limit of 128 KiB is too small for a column of prompts.
     csv.field_size_limit(MAX_LINE_BYTES)
-    limited = _CsvLines(lines, path)
-    reader = csv.reader(limited, strict=True)
+    header_line = next((line for line in lines if line[1].strip()), (0, ""))
+    limited = _CsvLines(chain((header_line,), lines), path)
+    reader = csv.reader(limited, strict=True, delimiter=_find_delimiter(header_line[1]))
     header: list[str] | None = None
     while True:
         try:
             cells = next(reader, None)
         except csv.Error as error:
             raise TraceError(
-                path, f"line {reader.line_num} is not valid CSV ({error}); correct the line"
+                path, f"line {limited.number} is not valid CSV ({error}); correct the line"
             ) from error
         limited.end_record()
         if cells is None:
@@ -376,7 +426,7 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
                 second = header.index(repeated, first + 1)
                 raise TraceError(
                     path,
-                    f"line {reader.line_num}: the CSV header names a column twice ({repeated}, "
+                    f"line {limited.number}: the CSV header names a column twice ({repeated}, "
                     f"in the cells {first + 1} and {second + 1}); rename one",
                 )
             continue
@@ -387,16 +437,23 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
                 surplus = f"cell {len(header) + 1} has no column"
             raise TraceError(
                 path,
-                f"line {reader.line_num} has {len(cells)} cells, but the header has {len(header)} "
+                f"line {limited.number} has {len(cells)} cells, but the header has {len(header)} "
                 f"({surplus}); correct or remove the line",
             )
         values: dict[str, Any] = {
             name: cell if cell.strip() else None for name, cell in zip(header, cells, strict=True)
         }
-        yield Record(path=path, number=reader.line_num, unit="line", values=values)
+        yield Record(path=path, number=limited.number, unit="line", values=values)
+
+
+def _find_delimiter(header: str) -> str:
+    """Return the character between the cells: a comma, or the first other one if there is none."""
+    others = (character for character in _OTHER_DELIMITERS if character in header)
+    return "," if "," in header else next(others, ",")
 
 
 def _convert_rows(batch: pa.RecordBatch, path: Path, first_row: int) -> Iterator[dict[str, Any]]:
+    batch = _integer_times(batch)
     try:
         yield from batch.to_pylist()
     except ValueError as error:  # text that is not UTF-8, times that Python cannot hold
@@ -411,3 +468,16 @@ def _convert_rows(batch: pa.RecordBatch, path: Path, first_row: int) -> Iterator
         raise TraceError(
             path, f"the rows from {first_row} on cannot be read; correct them"
         ) from error
+
+
+def _integer_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with numbers instead of times in nanoseconds, which no `datetime` holds."""
+    columns = [
+        column.cast(pa.int64()) if _has_nanoseconds(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _has_nanoseconds(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")

@@ -36,7 +36,7 @@ class WekaImporter(Importer):
     clock: ClassVar[Clock] = Clock.SESSION_RELATIVE
     id_column: ClassVar[str] = "id"
     several_files: ClassVar[bool] = True
-    read_columns: ClassVar[frozenset[str]] = required_columns | {
+    read_columns = required_columns | {
         "models",
         "hash_id_scope",
         "tool_tokens",
