@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from goodput_core.errors import ExitCode
 from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import Interval, IntervalMethod
 from goodput_core.slo.verdict import (
     MIN_BLOCKS,
@@ -65,6 +66,8 @@ def _even(count: int, seconds: int) -> list[int]:
 def valid(
     *classes: ClassEvidence,
     without_lag: tuple[ClassEvidence, ...] | None = None,
+    if_conforming: tuple[ClassEvidence, ...] = (),
+    deviations: dict[Deviation, int] | None = None,
     lag_p99_ns: int | None = MS,
     tightest_ttft_ns: int | None = 500 * MS,
     unsent: int = 0,
@@ -82,6 +85,8 @@ def valid(
         baseline_answered=baseline_answered,
         incomplete=incomplete,
         without_lag=classes if without_lag is None else without_lag,
+        if_conforming=if_conforming,
+        deviations=deviations or {},
     )
 
 
@@ -292,6 +297,31 @@ def test_lag_that_decides_a_class_invalidates(
     assert (verdict.reason is Reason.CLIENT_LAG_DECIDES) is invalid
 
 
+@pytest.mark.parametrize(
+    ("as_it_was", "if_conforming", "invalid"),
+    [
+        pytest.param(evidence(900), evidence(905), False, id="the-same-failure"),
+        pytest.param(evidence(900), evidence(1000), True, id="short-outputs-made-it-fail"),
+        pytest.param(evidence(990), evidence(1000), True, id="they-made-it-inconclusive"),
+        pytest.param(evidence(997), evidence(1000), False, id="passes-in-any-case"),
+        pytest.param(
+            evidence(900, objective=None), evidence(objective=None), False, id="no-verdict"
+        ),
+    ],
+)
+def test_deviations_that_decide_a_class_invalidate_and_are_named(
+    as_it_was: ClassEvidence, if_conforming: ClassEvidence, invalid: bool
+) -> None:
+    deviations = {Deviation.ENDED_EARLY: 100, Deviation.SEVERAL_TOKENS_PER_EVENT: 1000}
+    verdict = decide(
+        [as_it_was], valid(as_it_was, if_conforming=(if_conforming,), deviations=deviations)
+    )
+    assert (verdict.kind is VerdictKind.INVALID) is invalid
+    assert (verdict.reason is Reason.NON_CONFORMING) is invalid
+    assert ("100 outputs ended before the length of their rows" in verdict.sentence) is invalid
+    assert "several tokens per event" not in verdict.sentence
+
+
 def test_an_invalid_run_names_every_problem() -> None:
     found = evidence(0, 1000)
     verdict = decide(
@@ -338,6 +368,7 @@ def test_reasons_never_change() -> None:
         "InvalidRun",
         "NoObjective",
         "NoRows",
+        "NonConforming",
         "SinglePair",
         "TooFewBlocks",
         "TooFewRequests",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from goodput_core.errors import InputError
 from goodput_core.quantiles import P99, quantile
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason, judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
@@ -54,6 +55,7 @@ _RECORDS = st.builds(
     gaps_us=_GAPS,
     input_tokens=_COUNTS,
     output_tokens=_COUNTS,
+    most_output_tokens=st.none() | _COUNTS,
     pinned_output_tokens=st.none() | _COUNTS,
     targets=_TARGETS,
     cancel_after_ns=st.none() | _COUNTS,
@@ -62,6 +64,7 @@ _RECORDS = st.builds(
     replica=_TEXT,
     revision=_TEXT,
     cached_tokens=st.none() | _COUNTS,
+    deviations=st.lists(st.sampled_from(Deviation), unique=True, max_size=3).map(tuple),
 )
 _JUDGEMENTS = st.none() | st.builds(
     Judgement,
@@ -172,6 +175,14 @@ def test_many_gaps_are_written_in_several_groups(tmp_path: Path) -> None:
     )
     _write(tmp_path, [(record, judge(record, record.targets))] * 9)
     assert pq.ParquetFile(tmp_path / RECORDS_FILE).num_row_groups == 3
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+    chosen = synthetic_run.records[:50]
+    _write(tmp_path, [(r, judge(r, r.targets)) for r in chosen])
+    path = tmp_path / RECORDS_FILE
+    pq.write_table(pq.read_table(path).drop_columns(["most_output_tokens", "deviations"]), path)
+    assert list(read_records(tmp_path)) == list(chosen)
 
 
 def test_every_column_is_described() -> None:

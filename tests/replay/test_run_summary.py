@@ -18,6 +18,7 @@ from tests.replay.conftest import write_run
 
 from goodput_core.errors import InputError
 from goodput_core.quantiles import P50, P99, quantile
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.judging import judge, targets_for
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
@@ -73,6 +74,19 @@ def test_counts_and_rates_match_the_records(summary: Summary, synthetic_run: Syn
         assert one.output_tokens == sum(r.output_tokens for r in mine)
     assert summary.overall.good == sum(one.good for one in summary.classes)
     assert summary.overall.requests == summary.window.rows_planned == summary.window.rows_sent
+
+
+def test_deviations_of_a_valid_run_are_named(synthetic_run: SyntheticRun, tmp_path: Path) -> None:
+    several = Deviation.SEVERAL_TOKENS_PER_EVENT
+    records = [replace(r, deviations=(several,)) for r in synthetic_run.records]
+    summary = write_run(tmp_path, synthetic_run.info, records)
+    assert summary.validity.valid
+    (deviation,) = summary.validity.deviations
+    assert (deviation.kind, deviation.count) == (several, len(records))
+    assert f"deviations of the target: {len(records)} responses have" in summary.validity.sentence
+    shown = StringIO()
+    print_summary(summary, Console(file=shown, width=200))
+    assert f"target: {deviation.sentence}" in shown.getvalue()
 
 
 def test_weights_are_summed_only_if_they_differ(

@@ -174,6 +174,13 @@ def test_one_hung_request_is_one_miss(late_s: float) -> None:
     assert decide(found.classes, found.validity).kind is VerdictKind.PASS
 
 
+def test_one_hung_request_of_an_hour_leaves_the_verdict_a_pass() -> None:
+    hung = request(1000.05, ttft_s=600, outcome=Outcome.TIMEOUT)
+    found = gathered([*steady(5, 3600), hung], 3600)
+    assert found.classes[0].attainment == Attainment(good=18_000, total=18_001)
+    assert decide(found.classes, found.validity).kind is VerdictKind.PASS
+
+
 @pytest.mark.parametrize(
     ("outage_s", "kind"),
     [(0, VerdictKind.PASS), (1, VerdictKind.PASS), (2, VerdictKind.INCONCLUSIVE)],

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.quantiles import P99, quantile
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_US
 
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.targets import SLOClass, Targets
 
-__all__ = ["Judgement", "JudgementKind", "MissReason", "judge", "targets_for", "without_lag"]
+__all__ = [
+    "Judgement",
+    "JudgementKind",
+    "MissReason",
+    "judge",
+    "judge_favourably",
+    "targets_for",
+    "without_lag",
+]
 
 
 class JudgementKind(StrEnum):
@@ -67,6 +76,10 @@ class Judgement:
 _ATTAINED: Final = Judgement(kind=JudgementKind.ATTAINED)
 _EXCLUDED: Final = Judgement(kind=JudgementKind.EXCLUDED)
 _UNJUDGED: Final = Judgement(kind=JudgementKind.UNJUDGED)
+# Deviations after which nothing can be said about the latency of the requested response.
+_INCOMPARABLE: Final = frozenset(
+    {Deviation.EXCEEDED_LIMIT, Deviation.NOT_STREAMED, Deviation.COMPRESSED}
+)
 _FAILURES: Final = {
     Outcome.SHED: MissReason.SHED,
     Outcome.ERROR: MissReason.ERROR,
@@ -110,6 +123,29 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
     if targets.tbt_p99_ns is not None and record.output_tokens > 1 and _tbt_ns(record) is None:
         return _UNJUDGED
     return _ATTAINED
+
+
+def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
+    """Judge one request, and decide every question that its deviations raise in its favour.
+
+    - An output with fewer tokens than pinned is not missed for that.
+    - If the number of output tokens is uncertain, it is the largest possible one.
+    - A response that exceeds its token limit, is not streamed or is compressed attains, and so does
+      one that ended before its first token although the request forbids it.
+
+    `judge` decides the same questions against the request. If both lead to the same verdict, the
+    deviations do not matter for it.
+    """
+    deviations = record.deviations
+    if not deviations or targets.empty:
+        return judge(record, targets)
+    no_output = record.first_token_ns is None and Deviation.ENDED_EARLY in deviations
+    if no_output or not _INCOMPARABLE.isdisjoint(deviations):
+        return _ATTAINED
+    tokens = (
+        record.output_tokens if record.most_output_tokens is None else record.most_output_tokens
+    )
+    return judge(replace(record, output_tokens=tokens, pinned_output_tokens=None), targets)
 
 
 def without_lag(record: RequestRecord) -> RequestRecord:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.targets import Targets
 
 __all__ = ["Outcome", "RequestRecord"]
@@ -50,7 +51,10 @@ class RequestRecord:
         tbt_p99_us: nearest-rank p99 of the gaps, in microseconds, if the gaps themselves were not
             recorded; None if unknown or if `gaps_us` has the gaps.
         input_tokens: prompt tokens, as sent.
-        output_tokens: output tokens, reasoning tokens included.
+        output_tokens: output tokens, reasoning tokens included; the fewest possible if the number
+            is uncertain.
+        most_output_tokens: the largest possible number of output tokens if the number is uncertain;
+            None if it is certain.
         pinned_output_tokens: required number of output tokens; an output with fewer is a miss. None
             if the length is not pinned.
         outcome: outcome of the request.
@@ -62,6 +66,7 @@ class RequestRecord:
         replica: name of the replica that served the request; empty if the response lacks it.
         revision: revision of that replica; empty if the response lacks it.
         cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
+        deviations: ways in which the response does not conform to the API or to the request.
     """
 
     request_id: str
@@ -76,6 +81,7 @@ class RequestRecord:
     tbt_p99_us: int | None = None
     input_tokens: int = 0
     output_tokens: int = 0
+    most_output_tokens: int | None = None
     pinned_output_tokens: int | None = None
     targets: Targets = field(default_factory=Targets)
     cancel_after_ns: int | None = None
@@ -84,6 +90,7 @@ class RequestRecord:
     replica: str = ""
     revision: str = ""
     cached_tokens: int | None = None
+    deviations: tuple[Deviation, ...] = ()
 
     @property
     def ttft_ns(self) -> int | None:

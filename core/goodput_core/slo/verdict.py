@@ -6,13 +6,15 @@ functions of counts, so each can be tested with values computed by hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from goodput_core.errors import ExitCode
 from goodput_core.slo.attainment import Attainment, SecondCounts
+from goodput_core.slo.conformance import Deviation, describe_deviation
 from goodput_core.slo.intervals import (
     DEFAULT_CONFIDENCE,
     Interval,
@@ -24,7 +26,7 @@ from goodput_core.slo.targets import format_objective
 from goodput_core.units import NS_PER_MS, NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
 __all__ = [
     "MIN_BLOCKS",
@@ -95,6 +97,9 @@ class Reason(StrEnum):
     """INVALID: without the client's send lag the verdict on a class would change."""
     CLIENT_ERROR = "ClientError"
     """INVALID: most misses are requests that the server rejected as invalid (4xx)."""
+    NON_CONFORMING = "NonConforming"
+    """INVALID: the verdict on a class depends on responses that do not conform to the API or to
+    their requests."""
     INVALID_RUN = "InvalidRun"
     """INVALID: a run of a comparison is invalid."""
     WORSE_THAN_BASELINE = "WorseThanBaseline"
@@ -158,6 +163,9 @@ class ValidityEvidence:
             complete.
         without_lag: evidence about the same classes, in the same order, computed as if each
             request had been sent on time.
+        if_conforming: the same, with every question that a deviation of a response raises decided
+            in the favour of the service; empty if no response deviates.
+        deviations: number of judged responses with each deviation.
     """
 
     lag_p99_ns: int | None
@@ -168,6 +176,8 @@ class ValidityEvidence:
     baseline_answered: bool = False
     incomplete: str = ""
     without_lag: tuple[ClassEvidence, ...]
+    if_conforming: tuple[ClassEvidence, ...] = ()
+    deviations: Mapping[Deviation, int] = field(default_factory=dict)
 
     @property
     def lag_limit_ns(self) -> int:
@@ -420,12 +430,32 @@ def _validity_problems(
             Reason.CLIENT_LAG,
             f"the p99 of the client's send lag is {lag}, above the limit {limit}",
         )
-    on_time = {v.name: v for v in _judge_classes(validity.without_lag)}
+    for verdict, other in _changes(verdicts, validity.without_lag):
+        change = f"{verdict.name} would be {other.kind}, not {verdict.kind}"
+        yield Reason.CLIENT_LAG_DECIDES, f"without the client's send lag {change}"
+    changes = [
+        f"{verdict.name} could be {other.kind} instead of {verdict.kind}"
+        for verdict, other in _changes(verdicts, validity.if_conforming)
+    ]
+    if changes:
+        doubts = (
+            describe_deviation(deviation, count)
+            for deviation, count in validity.deviations.items()
+            if deviation.leaves_doubt
+        )
+        text = f"{'; '.join(doubts)}; with responses as requested, {', '.join(changes)}"
+        yield Reason.NON_CONFORMING, text
+
+
+def _changes(
+    verdicts: Sequence[ClassVerdict], alternative: Sequence[ClassEvidence]
+) -> Iterator[tuple[ClassVerdict, ClassVerdict]]:
+    """Yield both verdicts on each class on which the alternative evidence has another verdict."""
+    others = {v.name: v for v in _judge_classes(alternative)}
     for verdict in verdicts:
-        other = on_time.get(verdict.name)
+        other = others.get(verdict.name)
         if other is not None and other.kind is not verdict.kind:
-            change = f"{verdict.name} would be {other.kind}, not {verdict.kind}"
-            yield Reason.CLIENT_LAG_DECIDES, f"without the client's send lag {change}"
+            yield verdict, other
 
 
 def format_share(share: float) -> str:

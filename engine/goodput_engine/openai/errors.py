@@ -14,15 +14,20 @@ import msgspec
 from goodput_core.errors import GoodputError
 
 __all__ = [
+    "FAILURE_REASONS",
     "APIError",
     "bad_request",
     "error_body",
     "error_event",
     "is_overload",
     "overloaded",
+    "read_error",
     "too_long",
     "unavailable",
 ]
+
+FAILURE_REASONS: Final = frozenset({"error", "abort"})
+"""Values of `finish_reason` with which servers report that they failed to complete an output."""
 
 _RATE_LIMIT: Final = "rate_limit_error"
 _INVALID: Final = "invalid_request_error"
@@ -100,7 +105,40 @@ class _ErrorObject(msgspec.Struct):
     code: object = None
 
 
+class _ErrorChoice(msgspec.Struct):
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: msgspec.Raw = msgspec.Raw()
+    object: msgspec.Raw = msgspec.Raw()
+    choices: list[_ErrorChoice] | None = None
+
+
 _ERROR_OBJECT: Final = msgspec.json.Decoder(_ErrorObject)
+_ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
+_IS_ERROR: Final = msgspec.Raw(b'"error"')
+_NO_ERRORS: Final = (msgspec.Raw(b"null"), msgspec.Raw(b"false"))
+
+
+def read_error(event: bytes) -> bytes | None:
+    """Return the error object in an event of a stream, as JSON; None if it reports no error.
+
+    Servers report an error as `{"error": …}`, as `{"object": "error", …}` with the fields of the
+    error beside it, or as the `error` of a choice.
+    """
+    if b'"error"' not in event:
+        return None
+    try:
+        decoded = _ERROR_EVENT.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if decoded.object == _IS_ERROR:
+        return event
+    for raw in (decoded.error, *(choice.error for choice in decoded.choices or ())):
+        if len(raw) > 2 and raw not in _NO_ERRORS:  # not absent, 0, "", [] or {} either
+            return bytes(raw)
+    return None
 
 
 def is_overload(error: bytes | msgspec.Raw) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from goodput_core.units import NS_PER_US
-from goodput_engine.openai.errors import is_overload
+from goodput_engine.openai.errors import FAILURE_REASONS, is_overload, read_error
 
 __all__ = ["DONE_EVENT", "EventWriter", "LineTooLongError", "SSEReader", "TokenObserver"]
 
@@ -25,6 +25,7 @@ _MAX_OBSERVED_BYTES: Final = 256 << 10
 _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _NULL: Final = msgspec.Raw(b"null")
+_FAILURES: Final = tuple(msgspec.Raw(b'"%b"' % r.encode()) for r in sorted(FAILURE_REASONS))
 
 
 class LineTooLongError(ValueError):
@@ -34,6 +35,8 @@ class LineTooLongError(ValueError):
 class SSEReader:
     """Reads the data of events from chunks of bytes; other fields and comments are ignored.
 
+    An event with the name `error` is not returned like the others, but stored in `error`.
+
     Memory is bounded by one event, and time is linear in the bytes, for any input.
 
     Args:
@@ -42,6 +45,7 @@ class SSEReader:
             raise an error for them.
 
     Attributes:
+        error: data of the first event with the name `error`; None without such an event.
         skipped: number of events and of lines of data that were dropped because of their length.
     """
 
@@ -49,12 +53,15 @@ class SSEReader:
         "_at_start",
         "_data",
         "_data_bytes",
+        "_idle",
+        "_is_error",
         "_max_bytes",
         "_parts",
         "_parts_bytes",
         "_skip_lf",
         "_skip_long",
         "_skipping",
+        "error",
         "skipped",
     )
 
@@ -65,9 +72,12 @@ class SSEReader:
         self._parts_bytes = 0
         self._data: list[bytes] = []  # data lines of the unfinished event
         self._data_bytes = 0
+        self._is_error = False  # the unfinished event has the name `error`
         self._at_start = True
         self._skip_lf = False
         self._skipping = False
+        self._idle = True  # no line or event is unfinished
+        self.error: bytes | None = None
         self.skipped = 0
 
     @property
@@ -88,9 +98,9 @@ class SSEReader:
                 reader cannot be used afterwards.
         """
         if (
-            chunk.endswith(b"\n\n")
+            self._idle
+            and chunk.endswith(b"\n\n")
             and chunk.startswith(b"data: ")
-            and not (self._parts or self._data or self._skipping or self._skip_lf)
             and len(chunk) <= self._max_bytes
             and b"\r" not in chunk
         ):
@@ -100,7 +110,11 @@ class SSEReader:
             events = chunk[:-2].split(b"\n\n")
             if all(event.startswith(b"data: ") and b"\n" not in event for event in events):
                 return [event[6:] for event in events]
-        return self._feed_lines(chunk)
+        events = self._feed_lines(chunk)
+        self._idle = not (
+            self._parts or self._data or self._skipping or self._skip_lf or self._is_error
+        )
+        return events
 
     def flush(self) -> list[bytes]:
         """Return the data of an event whose lines are complete but whose blank line is missing."""
@@ -135,7 +149,7 @@ class SSEReader:
             self._parts_bytes = 0
             if complete:
                 self._add_line(complete)
-            elif self._data:
+            elif self._data or self._is_error:
                 events += self._end_event()
         self._hold(rest)
         return events
@@ -155,9 +169,11 @@ class SSEReader:
 
     def _add_line(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"event":
+            self._is_error = value == b"error"
         if name != b"data":
             return
-        value = value.removeprefix(b" ")
         self._data.append(value)
         self._data_bytes += len(value) + 1
         if self._data_bytes > self._max_bytes:
@@ -168,7 +184,12 @@ class SSEReader:
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
         self._data.clear()
         self._data_bytes = 0
-        return [data]
+        if not self._is_error:
+            return [data]
+        self._is_error = False
+        if self.error is None:
+            self.error = data
+        return []
 
     def _drop(self, *, counted: bool) -> None:
         if not self._skip_long:
@@ -199,7 +220,6 @@ class _ObservedUsage(msgspec.Struct, gc=False):
 class _ObservedEvent(msgspec.Struct, gc=False):
     choices: list[_ObservedChoice] | None = None
     usage: _ObservedUsage | None = None
-    error: msgspec.Raw = _ABSENT
 
 
 class TokenObserver:
@@ -216,7 +236,7 @@ class TokenObserver:
         first_ns, last_ns: times of the first and the last token; None before the first token.
         gaps_us: microseconds between consecutive tokens; empty if not recorded.
         finished: True if the stream reported its end.
-        error: True if the stream contained an error event.
+        error: True if the stream reported an error.
         shed: True if the error event reported that the request was dropped because of load.
     """
 
@@ -262,6 +282,9 @@ class TokenObserver:
         skipped = self._reader.skipped
         for data in self._reader.feed(chunk):
             self._event(data, now_ns)
+        if self._reader.error is not None and not self.error:
+            named = self._reader.error
+            self._fail(read_error(named) or named)
         if self._reader.skipped != skipped:
             self._token(now_ns)
 
@@ -284,13 +307,18 @@ class TokenObserver:
                 has_token = has_token or _is_filled(choice.text) or _has_token(delta)
                 if _is_filled(choice.finish_reason):
                     self.finished = True
+                    if choice.finish_reason in _FAILURES:
+                        self._fail(data)
             if has_token:
                 self._token(now_ns)
         if event.usage is not None and event.usage.completion_tokens is not None:
             self._usage_tokens = event.usage.completion_tokens
-        if _is_filled(event.error):
-            self.error = True
-            self.shed = is_overload(event.error)
+        if (error := read_error(data)) is not None:
+            self._fail(error)
+
+    def _fail(self, error: bytes) -> None:
+        self.error = True
+        self.shed = is_overload(error)
 
     def _token(self, now_ns: int) -> None:
         self._events += 1

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from goodput_core.errors import InputError
 from goodput_core.files import partial_path
 from goodput_core.quantiles import P99, quantile
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
@@ -90,7 +91,14 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
         ),
         _required("input_tokens", pa.int64(), "Prompt tokens."),
         _required(
-            "output_tokens", pa.int64(), "Output tokens received, including reasoning tokens."
+            "output_tokens",
+            pa.int64(),
+            "Output tokens received, including reasoning tokens; the fewest possible if uncertain.",
+        ),
+        _optional(
+            "most_output_tokens",
+            pa.int64(),
+            "Most output tokens possible; null unless the server's counts contradict each other.",
         ),
         _optional(
             "pinned_output_tokens",
@@ -128,6 +136,12 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
             "token times.",
         ),
         _required(
+            "deviations",
+            pa.list_(pa.string()),
+            "Deviations of the response from the API or its request: "
+            f"{', '.join(Deviation)}; see docs/verdicts.md.",
+        ),
+        _required(
             "gaps_us",
             pa.list_(pa.int32()),
             "Microseconds between consecutive tokens; empty with --no-gaps.",
@@ -135,6 +149,9 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
     ],
     metadata={_VERSION_KEY: _VERSION},
 )
+
+# Columns that folders of earlier versions lack, and the values of their rows.
+_ADDED: Final[dict[str, object]] = {"most_output_tokens": None, "deviations": ()}
 
 # Columns that are computed in `RecordWriter.append`, in its order; every other column but
 # `gaps_us` is an attribute of a `RequestRecord`.
@@ -318,7 +335,8 @@ def _check_schema(path: Path, schema: Any) -> None:
             f"{path}: the records have version {version.decode(errors='replace')[:20]!r}, and this "
             f"Goodput reads version {_VERSION.decode()}; use the Goodput that wrote them"
         )
-    if not schema.equals(RECORDS_SCHEMA):
+    expected = [f for f in RECORDS_SCHEMA if f.name not in _ADDED or f.name in schema.names]
+    if not schema.equals(pa.schema(expected)):
         raise InputError(f"{path}: its columns are not those of a run; replay again")
 
 
@@ -338,15 +356,16 @@ def read_records(folder: Path, *, gaps: bool = True) -> Iterator[RequestRecord]:
 
 def read_judged(folder: Path, *, gaps: bool = True) -> Iterator[JudgedRecord]:
     """Yield every row of a run with its judgement, including warm-up rows; see `read_records`."""
-    names = [name for name in RECORDS_SCHEMA.names if gaps or name != "gaps_us"]
     with open_records(folder) as opened:
+        names = [n for n in opened.schema_arrow.names if gaps or n != "gaps_us"]
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=names):
             yield from _rows(batch)
 
 
 def _rows(batch: Any) -> Iterator[JudgedRecord]:
     columns = batch.to_pydict()
-    columns.setdefault("gaps_us", [()] * batch.num_rows)
+    for name, value in {**_ADDED, "gaps_us": ()}.items():
+        columns.setdefault(name, [value] * batch.num_rows)
     columns.pop("attained")
     for values in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values, strict=True))
@@ -358,6 +377,7 @@ def _rows(batch: Any) -> Iterator[JudgedRecord]:
             outcome=Outcome(row.pop("outcome")),
             targets=Targets(**{name: row.pop(column) for column, name in _TARGETS.items()}),
             gaps_us=gaps,
+            deviations=tuple(Deviation(d) for d in row.pop("deviations")),
             # Computed from the gaps if there are any.
             tbt_p99_us=None if gaps else tbt_p99_us,
             **row,

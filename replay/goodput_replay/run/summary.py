@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from goodput_core.errors import InputError
 from goodput_core.files import write_atomically
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.run.files import SUMMARY_FILE
@@ -26,6 +27,7 @@ __all__ = [
     "SUMMARY_VERSION",
     "ClassSummary",
     "ClientSummary",
+    "DeviationSummary",
     "EmulationSummary",
     "ErrorSummary",
     "IntervalSummary",
@@ -180,6 +182,15 @@ class ErrorSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviationSummary:
+    """Judged responses that deviate from the API or from their requests in one way."""
+
+    kind: Annotated[Deviation, _doc("Kind of the deviation; see docs/verdicts.md.")]
+    count: Annotated[int, _doc("Responses with this deviation.")]
+    sentence: Annotated[str, _doc("Human-readable explanation.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValiditySummary:
     """Validity of the measurement, which requires that the client sent every request on time."""
 
@@ -206,6 +217,9 @@ class ValiditySummary:
     client_errors: Annotated[
         int, _doc("Missed requests that the server rejected with a 4xx status, except 408 and 429.")
     ] = 0
+    deviations: Annotated[
+        tuple[DeviationSummary, ...], _doc("How responses deviate from the API; empty if none do.")
+    ] = ()
     loop_lag_p99_ms: Annotated[float, _doc("p99 delay of the client's event loop, milliseconds.")]
     loop_lag_max_ms: Annotated[
         float, _doc("Maximum delay of the client's event loop, milliseconds.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from goodput_core.quantiles import P50, P90, P95, P99, quantiles
+from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import format_objective
@@ -27,6 +28,7 @@ from goodput_replay.run.summary import (
     SUMMARY_VERSION,
     ClassSummary,
     ClientSummary,
+    DeviationSummary,
     EmulationSummary,
     ErrorSummary,
     IntervalSummary,
@@ -243,6 +245,13 @@ def _summarise_validity(
         sentence = "The run was in virtual time, where every request is sent exactly on schedule."
     elif valid:
         sentence = "The client kept up: the latencies are those of the service."
+    deviations = tuple(
+        DeviationSummary(kind=kind, count=count, sentence=describe_deviation(kind, count))
+        for kind, count in validity.deviations.items()
+    )
+    if valid and deviations:
+        listed = "; ".join(deviation.sentence for deviation in deviations)
+        sentence += f" The verdict does not depend on these deviations of the target: {listed}."
     tightest_ns = validity.tightest_ttft_ns
     return ValiditySummary(
         valid=valid,
@@ -253,6 +262,7 @@ def _summarise_validity(
         tightest_ttft_ms=None if tightest_ns is None else _to_ms(tightest_ns),
         unsent_rows=validity.unsent,
         client_errors=validity.client_errors,
+        deviations=deviations,
         loop_lag_p99_ms=_to_ms(info.loop_lag_p99_ns),
         loop_lag_max_ms=_to_ms(info.loop_lag_max_ns),
     )

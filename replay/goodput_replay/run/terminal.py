@@ -72,6 +72,8 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
     if summary.errors:
         console.print(_build_errors(summary))
     console.print(_format_validity(summary))
+    for deviation in summary.validity.deviations:
+        console.print(f"target: {deviation.sentence}", highlight=False, markup=False)
     console.print(
         Text.assemble(
             (summary.verdict.kind.value, _STYLES[summary.verdict.kind]),

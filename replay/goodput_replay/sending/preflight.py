@@ -15,6 +15,7 @@ import msgspec
 
 from goodput_core.contract import MODEL_OWNER, PATH_MODELS
 from goodput_core.errors import UnreachableError, UsageError
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import PromptKey
@@ -48,6 +49,7 @@ _HINTS: Final[dict[int | None, str]] = {
     404: "check --model, --endpoint and --target",
 }
 _HINT: Final = "check --model and --endpoint; --length-pinning none sends no extension parameters"
+_UNUSABLE: Final = frozenset({Deviation.NOT_STREAMED, Deviation.COMPRESSED})
 _MAX_BYTES: Final = 1 << 20
 _SHOWN_MODELS: Final = 5
 
@@ -184,8 +186,9 @@ async def send_probes(
 ) -> list[str]:
     """Send one probe request per class; probes are not recorded and not judged.
 
-    A 4xx status other than 408 and 429 would apply to every request of the class, so it is an
-    error. Other failures, such as 503 from a starting server, are warnings.
+    A 4xx status other than 408 and 429, and a response that is not streamed or is compressed, would
+    apply to every request of the class, so they are errors. Other failures, such as 503 from a
+    starting server, are warnings.
 
     Args:
         client: client of the run's endpoint.
@@ -196,7 +199,7 @@ async def send_probes(
         One warning for each of these other failures.
 
     Raises:
-        UsageError: the target rejected a probe; the error quotes the target's message.
+        UsageError: the target rejected a probe, whose message the error quotes, or does not stream.
         UnreachableError: the target refused the connection.
     """
     now_ns = time.monotonic_ns()
@@ -216,6 +219,11 @@ def _require_accepted(record: RequestRecord, url: str, of_class: str) -> None:
     status = record.status
     if status is None and record.outcome is Outcome.ERROR and record.sent_ns is None:
         raise UnreachableError(f"{url}: the probe request{of_class} was not sent ({record.detail})")
+    if not _UNUSABLE.isdisjoint(record.deviations):
+        raise UsageError(
+            f"{url}: the target did not stream the probe request{of_class}: {record.detail}; "
+            'a replay needs a target that supports "stream": true, without compression'
+        )
     if record.client_error:
         raise UsageError(
             f"{url}: the target rejects requests{of_class}: {record.detail}; "

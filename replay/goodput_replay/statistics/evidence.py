@@ -1,14 +1,14 @@
 """Gather the evidence of a run from its records.
 
-Each record is judged twice: as measured, and as if it had been sent on time. Both judgements are
-counted in the second of its scheduled arrival. Records are not retained. `goodput_core.slo`
-computes intervals and verdicts from the counts.
+Each record is judged as measured, as if it had been sent on time, and as if its response had
+conformed to the API. All judgements are counted in the second of its scheduled arrival. Records are
+not retained. `goodput_core.slo` computes intervals and verdicts from the counts.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,14 +19,22 @@ from goodput_core.slo.attainment import (
     SecondCounts,
     goodput_per_s,
 )
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
-from goodput_core.slo.judging import JudgementKind, MissReason, judge, targets_for, without_lag
+from goodput_core.slo.judging import (
+    JudgementKind,
+    MissReason,
+    judge,
+    judge_favourably,
+    targets_for,
+    without_lag,
+)
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.verdict import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from fractions import Fraction
 
     from goodput_core.slo.record import RequestRecord
@@ -94,6 +102,8 @@ def gather(
     tally = AttainmentTally(by_name)
     measured: defaultdict[str, _ClassSeconds] = defaultdict(lambda: _ClassSeconds(length_s))
     on_time: defaultdict[str, _ClassSeconds] = defaultdict(lambda: _ClassSeconds(length_s))
+    conforming: defaultdict[str, _ClassSeconds] = defaultdict(lambda: _ClassSeconds(length_s))
+    deviations: Counter[Deviation] = Counter()
     lags_ns = array("q")
     tightest_ttft_ns: int | None = None
     client_errors = 0
@@ -102,7 +112,7 @@ def gather(
             raise ValueError("a record is scheduled before the window's start")
         targets = targets_for(record, by_name)
         judgement = judge(record, targets)
-        kind = kind_on_time = judgement.kind
+        kind = kind_on_time = kind_conforming = judgement.kind
         tally.add(record, judgement)
         lag_ns = record.lag_ns
         if lag_ns is not None:
@@ -111,9 +121,13 @@ def gather(
             client_errors += record.client_error
             if lag_ns is not None and lag_ns > 0:
                 kind_on_time = judge(without_lag(record), targets).kind
+        if record.deviations:
+            deviations.update(record.deviations)
+            kind_conforming = judge_favourably(record, targets).kind
         second = min((record.scheduled_ns - window_start_ns) // NS_PER_S, length_s - 1)
         measured[record.slo_class].add(second, kind)
         on_time[record.slo_class].add(second, kind_on_time)
+        conforming[record.slo_class].add(second, kind_conforming)
         if targets.ttft_ns is not None:
             earlier_ns = targets.ttft_ns if tightest_ttft_ns is None else tightest_ttft_ns
             tightest_ttft_ns = min(earlier_ns, targets.ttft_ns)
@@ -134,12 +148,15 @@ def gather(
         )
 
     as_measured = tuple(evidence(c, measured[c.name].counts) for c in counts)
-    as_on_time = tuple(
-        measured_evidence
-        if on_time[c.name].counts == measured[c.name].counts
-        else evidence(c, on_time[c.name].counts)
-        for c, measured_evidence in zip(counts, as_measured, strict=True)
-    )
+
+    def alternative(seconds: Mapping[str, _ClassSeconds]) -> tuple[ClassEvidence, ...]:
+        return tuple(
+            measured_evidence
+            if seconds[c.name].counts == measured[c.name].counts
+            else evidence(c, seconds[c.name].counts)
+            for c, measured_evidence in zip(counts, as_measured, strict=True)
+        )
+
     missing = 0 if rows_planned is None else max(0, rows_planned - overall.rows)
     validity = ValidityEvidence(
         lag_p99_ns=quantile(lags_ns, P99) if lags_ns else None,
@@ -148,7 +165,9 @@ def gather(
         missed=overall.attainment.total - overall.attainment.good,
         client_errors=client_errors,
         incomplete=incomplete,
-        without_lag=as_on_time,
+        without_lag=alternative(on_time),
+        if_conforming=alternative(conforming),
+        deviations={d: deviations[d] for d in Deviation if deviations[d]},
     )
     return RunEvidence(
         classes=as_measured, validity=validity, counts=counts, overall=overall, window_ns=window_ns

@@ -50,8 +50,45 @@ def test_a_stream_read_byte_by_byte_gives_the_same_events(
     assert parse([stream[i : i + 1] for i in range(len(stream))]) == events
 
 
+ERRORS = {
+    "with data": (b"event: error\ndata: a\n\ndata: b\n\n", b"a", [b"b"]),
+    "no space": (b"event:error\ndata:a\n\n", b"a", []),
+    "the name after the data": (b"data: a\nevent: error\n\n", b"a", []),
+    "without data": (b"event: error\n\ndata: b\n\n", b"", [b"b"]),
+    "the first of two": (b"event: error\ndata: a\n\nevent: error\ndata: b\n\n", b"a", []),
+    "crlf": (b"event: error\r\ndata: a\r\n\r\n", b"a", []),
+    "renamed": (b"event: error\nevent: x\ndata: a\n\n", None, [b"a"]),
+    "another name": (b"event: errors\ndata: a\n\n", None, [b"a"]),
+    "unfinished": (b"event: error\ndata: a\n", None, []),
+    "the name ends with its event": (b"event: error\n\ndata: a\n\n", b"", [b"a"]),
+}
+
+
+@pytest.mark.parametrize(("stream", "error", "events"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("size", [1, 7, 13, 100])
+def test_an_event_named_error_is_kept_apart(
+    stream: bytes, error: bytes | None, events: list[bytes], size: int
+) -> None:
+    parser = SSEReader()
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert [event for piece in pieces for event in parser.feed(piece)] == events
+    assert parser.error == error
+
+
 _PARTS = st.sampled_from(
-    [b"data: ", b"data:", b'{"x":1}', b"\n", b"\r", b"\r\n", b"\n\n", b": c", b"\xef\xbb\xbf", b"z"]
+    [
+        b"event: error\n",
+        b"data: ",
+        b"data:",
+        b'{"x":1}',
+        b"\n",
+        b"\r",
+        b"\r\n",
+        b"\n\n",
+        b": c",
+        b"\xef\xbb\xbf",
+        b"z",
+    ]
 )
 
 
@@ -61,6 +98,7 @@ def test_the_result_does_not_depend_on_the_chunks(stream: bytes, cuts: list[int]
     expected = whole.feed(stream)
     assert [e for piece in split(stream, cuts) for e in pieces.feed(piece)] == expected
     assert pieces.inside_event == whole.inside_event
+    assert pieces.error == whole.error
 
 
 @given(

@@ -105,6 +105,33 @@ def test_an_error_event_is_detected() -> None:
 
 
 @pytest.mark.parametrize(
+    ("event", "shed"),
+    [
+        pytest.param(b'data: {"object":"error","message":"no"}\n\n', False, id="object"),
+        pytest.param(b'data: {"object": "error", "code": 429}\n\n', True, id="object, overload"),
+        pytest.param(b"event: error\ndata: no\n\n", False, id="name"),
+        pytest.param(b'event: error\ndata: {"error":{"code":429}}\n\n', True, id="name, overload"),
+        pytest.param(completion("", '"error"'), False, id="finish reason error"),
+        pytest.param(completion("a", '"abort"'), False, id="finish reason abort"),
+        pytest.param(b'data: {"choices":[{"error":{"code":"429"}}]}\n\n', True, id="choice"),
+    ],
+)
+def test_every_form_of_an_error_in_a_stream_is_detected(event: bytes, shed: bool) -> None:
+    observer = TokenObserver()
+    observer.feed(completion("a"), 1)
+    observer.feed(event + completion("", '"stop"') + b"data: [DONE]\n\n", 2)
+    assert observer.error
+    assert observer.shed == shed
+
+
+def test_a_text_about_errors_is_no_error() -> None:
+    observer = TokenObserver()
+    observer.feed(completion(r"\"error\": {\"object\": \"error\"}") + completion("", '"stop"'), 1)
+    assert not observer.error
+    assert observer.finished
+
+
+@pytest.mark.parametrize(
     ("error", "shed"),
     [
         pytest.param('{"type":"rate_limit_error"}', True, id="type"),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from goodput_replay.sending.client.chunks import MalformedChunkError, decode_chunk, error_sentence
+from goodput_replay.sending.client.chunks import (
+    MalformedChunkError,
+    Usage,
+    decode_chunk,
+    decode_usage,
+    error_sentence,
+)
 from goodput_replay.sending.client.request import _printable
 
 DEEP = b'{"choices":' + b"[" * 100_000
@@ -13,16 +19,31 @@ DEEP = b'{"choices":' + b"[" * 100_000
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(b'{"usage":{"completion_tokens":99999999999999999999}}', id="huge"),
-        pytest.param(b'{"usage":{"completion_tokens":-3}}', id="negative"),
-        pytest.param(b'{"usage":{"prompt_tokens_details":{"cached_tokens":-1}}}', id="cached"),
         pytest.param(DEEP, id="deeply nested"),
         pytest.param(b'{"unknown":' + b"[" * 100_000, id="deeply nested in an unknown field"),
     ],
 )
-def test_a_chunk_with_counts_or_nesting_out_of_bounds_is_malformed(data: bytes) -> None:
+def test_a_chunk_nested_too_deeply_is_malformed(data: bytes) -> None:
     with pytest.raises(MalformedChunkError):
         decode_chunk(data)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        pytest.param(b'{"completion_tokens":99999999999999999999}', id="huge"),
+        pytest.param(b'{"completion_tokens":-3}', id="negative"),
+        pytest.param(b'{"completion_tokens":2.5}', id="half"),
+        pytest.param(
+            b'{"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":-1}}', id="cached"
+        ),
+        pytest.param(b"[1, 2]", id="list"),
+    ],
+)
+def test_a_usage_out_of_bounds_is_no_usage_of_any_token(usage: bytes) -> None:
+    chunk = decode_chunk(b'{"choices":[],"usage":%b}' % usage)
+    assert chunk.has_usage
+    assert decode_usage(chunk.usage) == Usage(completion_tokens=0)
 
 
 def test_an_error_nested_too_deeply_still_has_a_message() -> None:

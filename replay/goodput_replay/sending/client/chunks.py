@@ -1,8 +1,8 @@
 """Events of an OpenAI stream, decoded for counting tokens. No text is kept.
 
-The token count of a response is taken from the last `usage`, if the server sends one. Otherwise
-each chunk with text, reasoning, a refusal or a tool call counts as one token. The router counts in
-the same way, so that the router and the replayer judge a response alike.
+Each event with text, reasoning, a refusal or a tool call counts as one event with output. The
+number of tokens follows from these events and from the last `usage`, by the rule in
+`goodput_core.slo.conformance`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Annotated, Final
 
 import msgspec
 
-from goodput_engine.openai.errors import is_overload
-
 __all__ = [
     "DONE",
     "CompletionChunk",
     "MalformedChunkError",
+    "Usage",
     "decode_chunk",
+    "decode_usage",
     "error_sentence",
+    "has_output",
     "status_sentence",
 ]
 
@@ -32,6 +33,8 @@ class MalformedChunkError(ValueError):
 
 # Limited, so that every count that a server reports fits into the columns of a record.
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_ABSENT: Final = msgspec.Raw(b"")
+_NULL: Final = msgspec.Raw(b"null")
 
 
 class _PromptDetails(msgspec.Struct):
@@ -41,68 +44,60 @@ class _PromptDetails(msgspec.Struct):
 class Usage(msgspec.Struct):
     """Token counts reported by the server."""
 
-    prompt_tokens: _Tokens | None = None
     completion_tokens: _Tokens | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: msgspec.Raw = msgspec.Raw()
+# Raw fields accept any JSON, so output counts even if a server sends a list where OpenAI sends a
+# string. They also avoid building strings.
+class _Delta(msgspec.Struct, gc=False):
+    content: msgspec.Raw = _ABSENT
+    reasoning_content: msgspec.Raw = _ABSENT
+    reasoning: msgspec.Raw = _ABSENT
+    refusal: msgspec.Raw = _ABSENT
+    tool_calls: msgspec.Raw = _ABSENT
 
 
-class _Choice(msgspec.Struct):
-    text: str | None = None
+class _Choice(msgspec.Struct, gc=False):
+    text: msgspec.Raw = _ABSENT
     delta: _Delta | None = None
     finish_reason: str | None = None
 
 
-class CompletionChunk(msgspec.Struct):
-    """An event of a stream of completions or chat completions."""
+class CompletionChunk(msgspec.Struct, gc=False):
+    """An event of a stream of completions or chat completions.
 
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-    error: msgspec.Raw = msgspec.Raw()
+    Args:
+        choices: choices, of which only the output and the finish reason are read.
+        usage: undecoded token counts; `decode_usage` reads them.
+    """
 
-    @property
-    def has_token(self) -> bool:
-        """True if a choice contains output of the model."""
-        for choice in self.choices:
-            if choice.text:
-                return True
-            delta = choice.delta
-            if delta is not None and (
-                delta.content
-                or delta.reasoning_content
-                or delta.reasoning
-                or delta.refusal
-                or _present(delta.tool_calls)
-            ):
-                return True
-        return False
+    choices: list[_Choice] | None = None
+    usage: msgspec.Raw = _ABSENT
 
     @property
-    def failed(self) -> bool:
-        """True if the event reports an error."""
-        return _present(self.error)
-
-    @property
-    def shed(self) -> bool:
-        """True if the event reports that the request was dropped because of load."""
-        return self.failed and is_overload(self.error)
-
-    @property
-    def finished(self) -> bool:
-        """True if a choice has a finish reason."""
-        return any(choice.finish_reason for choice in self.choices)
+    def has_usage(self) -> bool:
+        """True if the server reports token counts."""
+        return len(self.usage) > 0 and self.usage != _NULL
 
 
-def _present(raw: msgspec.Raw) -> bool:
-    """True if the undecoded JSON is present and neither null nor an empty list."""
-    return bytes(raw) not in {b"", b"null", b"[]"}
+def has_output(choice: _Choice) -> bool:
+    """Return True if a choice contains output of the model."""
+    if _is_filled(choice.text):
+        return True
+    delta = choice.delta
+    return delta is not None and (
+        _is_filled(delta.content)
+        or _is_filled(delta.reasoning_content)
+        or _is_filled(delta.reasoning)
+        or _is_filled(delta.refusal)
+        or _is_filled(delta.tool_calls)
+    )
+
+
+def _is_filled(raw: msgspec.Raw) -> bool:
+    """True if a field is neither absent, nor null, nor an empty string, list or object."""
+    return len(raw) > 2 and raw != _NULL
 
 
 class _ErrorBody(msgspec.Struct):
@@ -115,6 +110,7 @@ class _ErrorResponse(msgspec.Struct):
 
 
 _CHUNK: Final = msgspec.json.Decoder(CompletionChunk)
+_USAGE: Final = msgspec.json.Decoder(Usage)
 _ERROR: Final = msgspec.json.Decoder(_ErrorResponse)
 
 
@@ -128,6 +124,14 @@ def decode_chunk(data: bytes) -> CompletionChunk:
         return _CHUNK.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedChunkError(f"malformed chunk: {error}"[:_MAX_DETAIL]) from error
+
+
+def decode_usage(raw: msgspec.Raw) -> Usage:
+    """Decode token counts; counts out of bounds or of another type are 0 output tokens."""
+    try:
+        return _USAGE.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Usage(completion_tokens=0)
 
 
 def status_sentence(status: int, location: str | None, body: bytes) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import time
 from typing import TYPE_CHECKING, Final, cast
 
@@ -15,17 +16,18 @@ import aiohttp
 from aiohttp.payload import Payload
 
 from goodput_core.contract import HEADER_REPLICA, HEADER_REVISION
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome, RequestRecord
-from goodput_core.units import NS_PER_S, NS_PER_US
-from goodput_engine.openai.sse import LineTooLongError, SSEReader
+from goodput_core.units import NS_PER_S
+from goodput_engine.openai.errors import read_error
+from goodput_engine.openai.sse import LineTooLongError
 from goodput_replay.sending.client.chunks import (
-    DONE,
     MalformedChunkError,
-    decode_chunk,
     error_sentence,
     status_sentence,
 )
 from goodput_replay.sending.client.reason import reason_of
+from goodput_replay.sending.client.stream import ResponseStream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +45,10 @@ _MAX_DETAIL: Final = 200
 _SHED_STATUS: Final = frozenset({429, 503})
 # Errors of this machine, which ran out of files, ports or buffers.
 _LOCAL_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
-# Time allowed for the end of a stream after its last event, so that the connection is reused.
+# Time allowed for the usage and [DONE] after the finish reason; some servers send neither and keep
+# the connection open.
+_FINISH_S: Final = 5.0
+# Time allowed for the end of a stream after [DONE], so that the connection is reused.
 _LINGER_S: Final = 1.0
 
 
@@ -65,81 +70,6 @@ class _Body(Payload):
         await stream.write(self._value, drain=False)
         if self.sent_ns is None:
             self.sent_ns = time.monotonic_ns()
-
-
-class _Stream:
-    """Tokens and times of a response stream so far. Times are on the monotonic clock."""
-
-    __slots__ = (
-        "cached_tokens",
-        "detail",
-        "done",
-        "end_ns",
-        "failed",
-        "finished",
-        "first_ns",
-        "gaps_us",
-        "last_ns",
-        "parser",
-        "shed",
-        "tokens",
-        "usage_tokens",
-    )
-
-    def __init__(self) -> None:
-        self.parser = SSEReader()
-        self.first_ns: int | None = None
-        self.last_ns: int | None = None
-        self.end_ns: int | None = None
-        self.gaps_us: list[int] = []
-        self.tokens = 0
-        self.usage_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.finished = False
-        self.done = False
-        self.failed = False
-        self.shed = False
-        self.detail = ""
-
-    def take(self, data: bytes, now_ns: int) -> None:
-        """Count the events in a piece of the stream that was received at `now_ns`."""
-        for event in self.parser.feed(data):
-            if self.done or self.failed:
-                return
-            if event == DONE:
-                self.done = True
-                self.end_ns = now_ns
-                continue
-            self._take_chunk(event, now_ns)
-
-    def _take_chunk(self, event: bytes, now_ns: int) -> None:
-        chunk = decode_chunk(event)
-        if chunk.failed:
-            self.failed = True
-            self.shed = chunk.shed
-            self.detail = f"the stream reported: {error_sentence(event)}"
-            return
-        usage = chunk.usage
-        counted = None if usage is None else usage.completion_tokens
-        if chunk.has_token:
-            if self.last_ns is None:
-                self.first_ns = now_ns
-            else:
-                self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
-            self.last_ns = now_ns
-            self.tokens += 1
-        if counted is not None:
-            self.usage_tokens = counted
-        if usage is not None and usage.prompt_tokens_details is not None:
-            self.cached_tokens = usage.prompt_tokens_details.cached_tokens
-        if chunk.finished:
-            self.finished = True
-            self.end_ns = now_ns
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens reported by the server, else the number of chunks with output."""
-        return self.tokens if self.usage_tokens is None else self.usage_tokens
 
 
 class RequestClient:
@@ -176,7 +106,7 @@ class RequestClient:
         cancel_ns = planned.cancel_after_ns
         trace_cancels = cancel_ns is not None and cancel_ns < self._timeout_ns
         limit_ns = cancel_ns if trace_cancels and cancel_ns is not None else self._timeout_ns
-        body, stream = _Body(request.body), _Stream()
+        body, stream = _Body(request.body), ResponseStream()
         status: int | None = None
         headers: Mapping[str, str] = {}
         outcome, detail = Outcome.ERROR, ""
@@ -189,7 +119,7 @@ class RequestClient:
                     status, headers = response.status, response.headers
                     outcome, detail = await _read(response, stream, limit)
         except TimeoutError:
-            if stream.done:
+            if stream.done or stream.finish_reason:
                 outcome = Outcome.OK
             elif trace_cancels:
                 outcome = Outcome.CANCELLED
@@ -201,12 +131,21 @@ class RequestClient:
             # cancellation is not raised again.
             outcome, detail = Outcome.CANCELLED, "the run was stopped"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            outcome, detail = _failure(error, status=status, tokens=stream.tokens)
+            outcome, detail = _failure(error, status=status, tokens=stream.events)
             if stream.done and outcome is Outcome.ERROR:
                 outcome, detail = Outcome.OK, ""
         end_ns = stream.end_ns if outcome is Outcome.OK else None
         if end_ns is None:
             end_ns = time.monotonic_ns()
+        count = stream.count(
+            limit=planned.output_tokens if self._pinned else planned.max_output_tokens,
+            pinned=self._pinned,
+            complete=outcome is Outcome.OK,
+        )
+        if Deviation.WRONG_USAGE in count.deviations:
+            detail = (
+                f"usage reports {stream.usage_tokens} tokens, {stream.events} events have output"
+            )
         return RequestRecord(
             request_id=planned.request_id,
             slo_class=planned.slo_class,
@@ -218,7 +157,8 @@ class RequestClient:
             end_ns=end_ns - zero_ns,
             gaps_us=stream.gaps_us,
             input_tokens=request.input_tokens,
-            output_tokens=stream.output_tokens,
+            output_tokens=count.tokens,
+            most_output_tokens=count.most_tokens if count.most_tokens > count.tokens else None,
             pinned_output_tokens=planned.output_tokens if self._pinned else None,
             targets=planned.targets,
             cancel_after_ns=cancel_ns,
@@ -227,6 +167,7 @@ class RequestClient:
             replica=_printable(headers.get(HEADER_REPLICA, "")),
             revision=_printable(headers.get(HEADER_REVISION, "")),
             cached_tokens=stream.cached_tokens,
+            deviations=count.deviations,
         )
 
 
@@ -238,38 +179,57 @@ def _printable(text: str) -> str:
 
 
 async def _read(
-    response: aiohttp.ClientResponse, stream: _Stream, limit: asyncio.Timeout
+    response: aiohttp.ClientResponse, stream: ResponseStream, limit: asyncio.Timeout
 ) -> tuple[Outcome, str]:
     """Read a response to its end; close the connection if more data could follow."""
     if response.status != 200:
         body = await _read_start(response)
         outcome = Outcome.SHED if response.status in _SHED_STATUS else Outcome.ERROR
         return outcome, status_sentence(response.status, response.headers.get("Location"), body)
-    if response.content_type != "text/event-stream":
-        response.close()
-        return Outcome.ERROR, f"the response is {response.content_type}, not an event stream"
     coding = response.headers.get("Content-Encoding", "identity")
     if coding != "identity":
         response.close()
+        stream.deviations = (Deviation.COMPRESSED,)
         return Outcome.ERROR, f"the response is compressed ({coding}), which was not requested"
-    content = response.content
-    lingering = False
+    if response.content_type != "text/event-stream":
+        return await _read_body(response, stream)
+    content, loop = response.content, asyncio.get_running_loop()
+    finished = lingering = False
     while True:
         data = await content.readany()
         if not data:
             break
         stream.take(data, time.monotonic_ns())
-        if stream.failed:
+        if stream.failure is not None:
             response.close()
-            return Outcome.SHED if stream.shed else Outcome.ERROR, stream.detail
-        if stream.done and not lingering:
+            return Outcome.SHED if stream.overloaded else Outcome.ERROR, stream.failure
+        if stream.end_ns is None or lingering:
+            continue
+        if stream.done:
             lingering = True
-            limit.reschedule(asyncio.get_running_loop().time() + _LINGER_S)
-    if stream.done or (stream.finished and not stream.parser.inside_event):
+            limit.reschedule(loop.time() + _LINGER_S)
+        elif not finished:
+            finished = True
+            limit.reschedule(min(limit.when() or math.inf, loop.time() + _FINISH_S))
+    if stream.done or (stream.finish_reason and not stream.parser.inside_event):
         return Outcome.OK, ""
     if stream.parser.inside_event:
         return Outcome.ERROR, "the stream ended in the middle of an event"
     return Outcome.ERROR, "the stream ended before the response was complete"
+
+
+async def _read_body(
+    response: aiohttp.ClientResponse, stream: ResponseStream
+) -> tuple[Outcome, str]:
+    """Read a response with status 200 that is not an event stream."""
+    body = await _read_start(response)
+    if read_error(body) is not None:
+        stream.fail(body)
+        outcome = Outcome.SHED if stream.overloaded else Outcome.ERROR
+        return outcome, f"the response reported: {error_sentence(body)}"
+    if response.content_type == "application/json":
+        stream.deviations = (Deviation.NOT_STREAMED,)
+    return Outcome.ERROR, f"the response is {response.content_type}, not an event stream"
 
 
 async def _read_start(response: aiohttp.ClientResponse) -> bytes:

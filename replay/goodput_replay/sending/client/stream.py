@@ -1,0 +1,146 @@
+"""The stream of one response: output events, their times, and the token count at the end.
+
+Servers deviate from OpenAI's API in many ways. What a deviation means for the token count is
+decided in `goodput_core.slo.conformance`; this module reports what the server sent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from goodput_core.slo.conformance import Deviation, TokenCount, count_tokens
+from goodput_core.units import NS_PER_US
+from goodput_engine.openai.errors import FAILURE_REASONS, is_overload, read_error
+from goodput_engine.openai.sse import SSEReader
+from goodput_replay.sending.client.chunks import (
+    DONE,
+    MalformedChunkError,
+    decode_chunk,
+    decode_usage,
+    error_sentence,
+    has_output,
+)
+
+__all__ = ["ResponseStream"]
+
+_AT_LIMIT: Final = "length"
+
+
+class ResponseStream:
+    """Output and times of a response so far. Times are on the monotonic clock."""
+
+    __slots__ = (
+        "cached_tokens",
+        "deviations",
+        "done",
+        "end_ns",
+        "events",
+        "failure",
+        "finish_reason",
+        "first_ns",
+        "gaps_us",
+        "last_ns",
+        "overloaded",
+        "parser",
+        "usage_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.parser = SSEReader()
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+        self.end_ns: int | None = None
+        self.gaps_us: list[int] = []
+        self.events = 0
+        self.usage_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.finish_reason: str | None = None
+        self.done = False
+        self.failure: str | None = None
+        self.overloaded = False
+        self.deviations: tuple[Deviation, ...] = ()
+
+    def take(self, data: bytes, now_ns: int) -> None:
+        """Count the events in a piece of the stream that was received at `now_ns`."""
+        if self.done:
+            return
+        parser = self.parser
+        for event in parser.feed(data):
+            if self.done or self.failure is not None:
+                break
+            if event == DONE:
+                self.done = True
+                self.end_ns = now_ns
+            else:
+                self._take_event(event, now_ns)
+        if parser.error is not None and self.failure is None:
+            self.fail(parser.error)
+
+    def fail(self, event: bytes, failure: str = "") -> None:
+        """Note that the server reported an error in a response with status 200.
+
+        Args:
+            event: the event or the body with the error.
+            failure: text of the failure; empty to quote the error's message.
+        """
+        error = read_error(event)
+        message = error_sentence(event if error is None else b'{"error":%b}' % error)
+        self.failure = failure or f"the stream reported: {message or 'an error'}"
+        self.overloaded = is_overload(event if error is None else error)
+        self.deviations = (Deviation.ERROR_IN_STREAM,)
+
+    def _take_event(self, event: bytes, now_ns: int) -> None:
+        if b'"error"' in event and read_error(event) is not None:
+            self.fail(event)
+            return
+        try:
+            chunk = decode_chunk(event)
+        except MalformedChunkError:
+            # Some servers pad [DONE], or keep connections alive with events without data.
+            text = event.strip()
+            if text == DONE:
+                self.done = True
+                self.end_ns = now_ns
+            elif text:
+                raise
+            return
+        output = False
+        for choice in chunk.choices or ():
+            output = output or has_output(choice)
+            if choice.finish_reason:
+                self.finish_reason = choice.finish_reason
+                self.end_ns = now_ns
+                if choice.finish_reason in FAILURE_REASONS:
+                    self.fail(event, f"the stream ended with {choice.finish_reason!r}")
+        if output:
+            if self.last_ns is None:
+                self.first_ns = now_ns
+            else:
+                self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
+            self.last_ns = now_ns
+            self.events += 1
+        if chunk.has_usage:
+            usage = decode_usage(chunk.usage)
+            if usage.completion_tokens is not None:
+                self.usage_tokens = usage.completion_tokens
+            if usage.prompt_tokens_details is not None:
+                self.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+    def count(self, *, limit: int | None, pinned: bool, complete: bool) -> TokenCount:
+        """Return the number of output tokens, and all deviations of the response.
+
+        Args:
+            limit: maximum number of output tokens in the request; None if there was none.
+            pinned: True if the output must have exactly `limit` tokens.
+            complete: True if the response ended without a failure.
+        """
+        if complete:
+            return count_tokens(
+                self.events,
+                self.usage_tokens,
+                limit=limit,
+                pinned=pinned,
+                at_limit=self.finish_reason == _AT_LIMIT,
+            )
+        tokens = self.events if self.usage_tokens is None else self.usage_tokens
+        return TokenCount(tokens=tokens, most_tokens=tokens, deviations=self.deviations)
