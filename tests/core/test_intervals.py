@@ -58,21 +58,26 @@ def windows(draw: st.DrawFn, max_seconds: int = 200) -> SecondCounts:
     return counts([n - m for n, m in zip(total, missed, strict=True)], total)
 
 
-def formula(sample: SecondCounts, confidence: float) -> tuple[float, float]:
+def formula(sample: SecondCounts, confidence: float, outage_s: int) -> tuple[float, float]:
     """Compute the bounds by the formula of docs/verdicts.md."""
     good, total = sample.good, sample.total
     seconds, n = len(total), sum(total)
     missed = n - sum(good)
     e = [t - g - missed / n * t for g, t in zip(good, total, strict=True)]
     highest, lowest = 0.0, math.inf
-    for blocks in (60, 30, 15, 8):
+    scales = [60, 30, 15, 8]
+    if outage_s > seconds / 8:
+        scales.append(max(2, seconds // outage_s))
+    for blocks in scales:
         length = seconds // blocks
         sums = [sum(e[b * length : (b + 1) * length]) for b in range(blocks)]
         mean = sum(sums) / blocks
         spread = sum((s - mean) ** 2 for s in sums) * blocks / (blocks - 1)
         inflation = student_t_quantile(confidence, blocks - 1) / normal_quantile(confidence)
         v = max(spread * seconds / (blocks * length) * inflation**2, missed * (1 - missed / n))
-        s = max(1.0, *(sum((e + e)[at : at + length]) for at in range(seconds)))
+        s = max(
+            1.0, outage_s * n / seconds, *(sum((e + e)[at : at + length]) for at in range(seconds))
+        )
         y, w = missed + s, v + s * s
         highest = max(highest, w / (2 * y) * chi_square_quantile(confidence, 2 * y * y / w))
         if v:
@@ -83,12 +88,16 @@ def formula(sample: SecondCounts, confidence: float) -> tuple[float, float]:
     return max(0.0, 1 - highest / n), 1 - lowest / n
 
 
-@given(sample=windows(), confidence=st.floats(0.8, 0.999))
+@given(
+    sample=windows(),
+    confidence=st.floats(0.8, 0.999),
+    outage_s=st.sampled_from([0, 2, 10, 40, 900]),
+)
 @settings(deadline=None)
-def test_bounds_follow_the_formula(sample: SecondCounts, confidence: float) -> None:
+def test_bounds_follow_the_formula(sample: SecondCounts, confidence: float, outage_s: int) -> None:
     longer = counts([*sample.good, *[1] * 60], [*sample.total, *[1] * 60])
-    found = interval(longer, confidence)
-    lower, upper = formula(longer, confidence)
+    found = WindowEstimate(longer, outage_s=outage_s).interval(confidence)
+    lower, upper = formula(longer, confidence, outage_s)
     share = longer.attainment.good / longer.attainment.total
     assert found.lower == pytest.approx(min(lower, share), abs=1e-9)
     # The upper bound is raised to the exact one of independent requests if that is wider.
@@ -188,19 +197,37 @@ def test_independent_requests_have_a_large_effective_sample_size() -> None:
 
 
 def test_a_declared_outage_lowers_the_lower_bound_only() -> None:
-    estimate = WindowEstimate(with_misses(5, 300))
-    plain, declared = estimate.interval(), estimate.interval(outage_s=2)
+    sample = with_misses(5, 300)
+    plain, declared = interval(sample), WindowEstimate(sample, outage_s=2).interval()
     assert declared.lower < plain.lower
     assert declared.upper == plain.upper
     assert declared.lower == pytest.approx(1 - 2.9957 * 2 / 300, abs=1e-4)
 
 
+def test_an_outage_longer_than_an_eighth_of_the_window_raises_the_upper_bound() -> None:
+    # Two outages of 10 s, each cut in two by the blocks of 7 s but not by those of 10 s.
+    sample = with_misses(20, 60, *((k, 20) for k in (*range(10, 20), *range(40, 50))))
+    plain = interval(sample)
+    assert plain.upper < 0.9
+    assert WindowEstimate(sample, outage_s=7).interval().upper == plain.upper
+    assert WindowEstimate(sample, outage_s=10).interval().upper > 0.9
+
+
+def test_a_declared_outage_hits_one_of_several_runs() -> None:
+    sample = with_misses(20, 300)
+    one, four = (WindowEstimate(sample, outage_s=8, runs=runs).interval() for runs in (1, 4))
+    assert four.lower == pytest.approx(1 - 2.9957 * 2 / 300, abs=1e-4)
+    assert one.lower == pytest.approx(1 - 2.9957 * 8 / 300, abs=1e-4)
+
+
 def test_a_window_without_misses_excludes_a_third_of_the_allowed_outage() -> None:
-    estimate = WindowEstimate(with_misses(5, 300))
-    tolerated_s = estimate.tolerated_outage_s(Fraction(99, 100))
+    sample = with_misses(5, 300)
+    tolerated_s = WindowEstimate(sample).tolerated_outage_s(Fraction(99, 100))
     assert tolerated_s == pytest.approx(300 * 0.01 / 2.9957, rel=2e-3)
-    assert estimate.interval(outage_s=tolerated_s).lower >= 0.99
-    assert estimate.interval(outage_s=tolerated_s * 1.01).lower < 0.99
+    assert WindowEstimate(sample, outage_s=tolerated_s).interval().lower >= 0.99
+    assert WindowEstimate(sample, outage_s=tolerated_s * 1.01).interval().lower < 0.99
+    four_runs = WindowEstimate(sample, runs=4).tolerated_outage_s(Fraction(99, 100))
+    assert four_runs == pytest.approx(4 * tolerated_s)
 
 
 def test_a_window_below_its_objective_excludes_no_outage() -> None:

@@ -136,7 +136,7 @@ def attainment_evidence(
         runs: judged requests of each run by second of the window, at least one run.
         confidence: confidence of each one-sided bound.
         tests: number of tests that share the permitted error probability of FAIL.
-        outage_s: the longest outage that the lower bound takes into account.
+        outage_s: the longest outage that the bounds take into account.
         deterministic: True if runs have no spread, as in virtual time.
         unjudged: requests whose records do not suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
@@ -145,16 +145,15 @@ def attainment_evidence(
         good=[sum(seconds) for seconds in zip(*(run.good for run in runs), strict=True)],
         total=[sum(seconds) for seconds in zip(*(run.total for run in runs), strict=True)],
     )
-    attainment, count = stacked.attainment, len(runs)
+    attainment = stacked.attainment
     interval, tolerated_s = None, 0.0
     if attainment.total:
-        estimate = WindowEstimate(stacked)
-        # An outage hits one run, and the seconds are summed over the runs.
-        interval = estimate.interval(confidence, classes=tests, outage_s=outage_s / count)
+        estimate = WindowEstimate(stacked, outage_s=outage_s, runs=len(runs))
+        interval = estimate.interval(confidence, classes=tests)
         if not deterministic:
             interval = _widen(interval, [run.attainment for run in runs])
         if objective is not None and interval.lower >= objective:
-            tolerated_s = estimate.tolerated_outage_s(objective, confidence) * count
+            tolerated_s = estimate.tolerated_outage_s(objective, confidence)
     return ClassEvidence(
         name=name,
         objective=objective,

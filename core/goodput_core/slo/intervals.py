@@ -126,33 +126,29 @@ class WindowEstimate:
 
     Args:
         counts: judged requests of the window.
+        outage_s: length of the longest outage that both bounds take into account.
+        runs: number of runs whose counts were added up. An outage hits one of them.
     """
 
-    def __init__(self, counts: SecondCounts) -> None:
+    def __init__(self, counts: SecondCounts, *, outage_s: float = 0.0, runs: int = 1) -> None:
         attainment = counts.attainment
         self._seconds = len(counts.total)
+        self._outage_s = outage_s
+        self._runs = runs
         self._total = attainment.total
         self._good = attainment.good
         self._missed = attainment.total - attainment.good
-        self._scales = tuple(_miss_scales(counts))
+        self._scales = tuple(_miss_scales(counts, outage_s))
         # Variance of the number of misses among independent requests.
         self._independent = self._missed * self._good / self._total if self._total else 0.0
 
-    def interval(
-        self,
-        confidence: float = DEFAULT_CONFIDENCE,
-        *,
-        classes: int = 1,
-        outage_s: float = 0.0,
-    ) -> Interval:
+    def interval(self, confidence: float = DEFAULT_CONFIDENCE, *, classes: int = 1) -> Interval:
         """Return both bounds of the attainment.
 
         Args:
             confidence: confidence of each one-sided bound, at least 0.5 and below 1.
             classes: maximum number of classes that may share the permitted error probability of the
                 upper bound.
-            outage_s: length of the longest unobserved outage that the lower bound takes into
-                account.
 
         Raises:
             ValueError: the confidence is out of bounds.
@@ -161,7 +157,7 @@ class WindowEstimate:
             raise ValueError(f"a confidence of {confidence} is out of bounds; 0.5 ≤ confidence < 1")
         uppers = [self._upper(1 - (1 - confidence) / share) for share in range(1, classes + 1)]
         return Interval(
-            lower=min(self._lower(confidence, outage_s), self._exact_lower(confidence)),
+            lower=min(self._lower(confidence, self._outage_s), self._exact_lower(confidence)),
             # Keep the bounds in order despite rounding errors.
             uppers=tuple(accumulate(uppers, max)),
             confidence=confidence,
@@ -174,11 +170,11 @@ class WindowEstimate:
     ) -> float:
         """Return the longest unobserved outage with which the objective would still be met.
 
-        During an outage, requests arrive at the window's mean rate and all are missed. Without
-        misses the result is about window · (1 − objective) / 3. It is 0 if the objective is not met
-        even without an outage.
+        During an outage, requests arrive at the mean rate of a run and all are missed. Without
+        misses the result is about window · runs · (1 − objective) / 3. It is 0 if the objective is
+        not met even without an outage.
         """
-        low, high = 0.0, self._seconds * float(1 - objective)
+        low, high = 0.0, self._seconds * self._runs * float(1 - objective)
         if not self._missed:
             tolerated_s = high / -math.log(1 - confidence)
             return tolerated_s if self._lower(confidence, 0.0) >= objective else 0.0
@@ -195,7 +191,7 @@ class WindowEstimate:
     def _lower(self, confidence: float, outage_s: float) -> float:
         if self._total == 0:
             return 0.0
-        min_unseen = max(1.0, outage_s * self._total / self._seconds)
+        min_unseen = max(1.0, outage_s * self._total / (self._seconds * self._runs))
         most_missed = 0.0
         for scale in self._scales:
             # Count the worst block once more, because the true rate may include another such block
@@ -245,15 +241,20 @@ def requests_needed(objective: Fraction, confidence: float = DEFAULT_CONFIDENCE)
     return math.ceil(-math.log(1 - confidence) / float(1 - objective))
 
 
-def block_scales(residuals: Sequence[int], unit: int) -> Iterator[BlockScale]:
+def block_scales(
+    residuals: Sequence[int], unit: int, *, outage_s: float = 0.0
+) -> Iterator[BlockScale]:
     """Divide a window into blocks at each scale.
 
-    In a window shorter than 120 s, the blocks of the finest scale are single seconds.
+    In a window shorter than 120 s, the blocks of the finest scale are single seconds. If a declared
+    outage is longer than the blocks of the coarsest scale, there is one more scale with blocks of
+    at least its length, because shorter blocks would hide that its misses belong together.
 
     Args:
         residuals: for each second, its count less its expected share, times `unit`; they add up
             to 0. As integers, their sums are exact and do not depend on the order.
         unit: divisor of the residuals, above 0.
+        outage_s: length of the longest declared outage.
     """
     seconds = len(residuals)
     if seconds < 2 or not any(residuals):
@@ -261,7 +262,10 @@ def block_scales(residuals: Sequence[int], unit: int) -> Iterator[BlockScale]:
         return
     sums = list(accumulate(residuals, initial=0))
     finest = count_blocks(seconds)
-    for blocks in (finest, *(b for b in _BLOCK_COUNTS if b < finest)):
+    block_counts = [finest, *(b for b in _BLOCK_COUNTS if b < finest)]
+    if outage_s * block_counts[-1] > seconds:
+        block_counts.append(max(2, int(seconds / outage_s)))
+    for blocks in block_counts:
         length = seconds // blocks
         around = [*sums[length:], *sums[1:length]]  # all residuals add up to 0, so wrap
         block_sums = [(sums[(b + 1) * length] - sums[b * length]) / unit for b in range(blocks)]
@@ -272,11 +276,11 @@ def block_scales(residuals: Sequence[int], unit: int) -> Iterator[BlockScale]:
         )
 
 
-def _miss_scales(counts: SecondCounts) -> Iterator[BlockScale]:
+def _miss_scales(counts: SecondCounts, outage_s: float) -> Iterator[BlockScale]:
     """Divide the misses of a window into blocks at each scale."""
     good, total = counts.attainment.good, counts.attainment.total
     residuals = [good * n - total * g for g, n in zip(counts.good, counts.total, strict=True)]
-    return block_scales(residuals, max(1, total))
+    return block_scales(residuals, max(1, total), outage_s=outage_s)
 
 
 def _sum_variance(values: Sequence[float]) -> float:

@@ -124,7 +124,7 @@ class ClassEvidence:
             suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
         window_ns: the length of the window.
-        outage_ns: the longest outage that the lower bound takes into account
+        outage_ns: the longest outage that the bounds take into account
             (`slo.outageSeconds`).
         tolerated_outage_ns: the longest unobserved outage with which the lower bound still meets
             the objective.
@@ -235,15 +235,15 @@ def class_evidence(
         counts: judged requests, one entry per second of the window.
         confidence: confidence of each one-sided bound.
         classes: number of classes that share the permitted error probability of FAIL.
-        outage_s: the longest outage that the lower bound takes into account, `slo.outageSeconds`.
+        outage_s: the longest outage that the bounds take into account, `slo.outageSeconds`.
         unjudged: requests whose records do not suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
     """
     attainment = counts.attainment
     interval, tolerated_s = None, 0.0
     if attainment.total:
-        estimate = WindowEstimate(counts)
-        interval = estimate.interval(confidence, classes=classes, outage_s=outage_s)
+        estimate = WindowEstimate(counts, outage_s=outage_s)
+        interval = estimate.interval(confidence, classes=classes)
         if objective is not None:
             tolerated_s = estimate.tolerated_outage_s(objective, confidence)
     return ClassEvidence(

@@ -173,7 +173,7 @@ def judge_rolling(
         seconds: counts of each class up to the present, all of the same length.
         classes: the classes with their objectives; at least one.
         confidence: confidence of each one-sided bound, over the three windows together.
-        outage_s: the longest outage that the lower bound takes into account.
+        outage_s: the longest outage that the bounds take into account.
         windows_s: the windows to try, a subset of `WINDOWS_S`.
     """
     each = 1 - (1 - confidence) / len(WINDOWS_S)

@@ -184,7 +184,7 @@ def attainment_so_far(counts: SecondCounts, *, confidence: float, outage_s: int 
     Args:
         counts: judged requests of the window.
         confidence: confidence of each one-sided bound.
-        outage_s: the longest outage that the lower bound takes into account.
+        outage_s: the longest outage that the bounds take into account.
     """
     length = len(counts.total)
     step = -(-length // _MAX_TIMES)
@@ -200,7 +200,7 @@ def attainment_so_far(counts: SecondCounts, *, confidence: float, outage_s: int 
                 bounds.append(None)
             continue
         part = SecondCounts(good=counts.good[:end], total=counts.total[:end])
-        interval = WindowEstimate(part).interval(confidence, outage_s=outage_s)
+        interval = WindowEstimate(part, outage_s=outage_s).interval(confidence)
         share.append(goods[end] / totals[end])
         lower.append(interval.lower)
         upper.append(interval.upper)

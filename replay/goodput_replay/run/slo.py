@@ -24,7 +24,7 @@ class SLOClasses:
     Args:
         classes: classes in the manifest's order; empty if only targets of rows are judged.
         default: class of requests without a class; None without classes.
-        outage_s: the longest outage that the lower bound takes into account; 0 if none is declared.
+        outage_s: the longest outage that the bounds take into account; 0 if none is declared.
     """
 
     classes: tuple[SLOClass, ...] = ()

@@ -90,7 +90,7 @@ def gather(
         incomplete: cause of an early end, which completes "the run ended early: "; empty if the
             run is complete.
         confidence: confidence of each one-sided bound.
-        outage_s: the longest outage that the lower bound takes into account.
+        outage_s: the longest outage that the bounds take into account.
 
     Raises:
         ValueError: a record is scheduled before the window, or the window is empty.
