@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import control, policies_everywhere, refusals
+from benchmarks import control, error_rates, policies_everywhere, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         (refusals.main, ["--max-retries", "0"], "--max-retries: 0 is less than 1"),
         (refusals.main, ["--jobs", "all"], "--jobs: 'all' is not a whole number"),
         (control.main, ["--days", "flash,weekend"], "--days: 'weekend' is not one of documented"),
+        (error_rates.main, ["--cases", "weekend"], "--cases: no case has a name with 'weekend'"),
+        (error_rates.main, ["--trials", "0"], "--trials: 0 is less than 1"),
         (control.main, ["--laws", "none"], "--laws: 'none' is not one of"),
     ],
 )

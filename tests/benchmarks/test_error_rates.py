@@ -1,0 +1,131 @@
+"""The study of wrong verdicts: its processes, its copy of the interval, and its short form."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from benchmarks.simulated.intervals import Scales, bounds, failing, passing
+from benchmarks.simulated.processes import Lengths, Windows, episodes
+from benchmarks.simulated.queues import Queue, estimate_miss
+from benchmarks.simulated.single_runs import CASES, Case
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import error_rates
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.verdict import VerdictKind, class_evidence, decide
+
+OBJECTIVES = [Fraction(n, 10_000) for n in (5_003, 8_017, 9_011, 9_507, 9_907, 9_991)]
+"""No bound of small counts equals one of them, so rounding decides no verdict."""
+
+
+@given(
+    seconds=st.sampled_from([2, 7, 19, 20, 59, 60, 61, 119, 120, 300, 777]),
+    per_s=st.sampled_from([0.02, 0.5, 5, 50]),
+    miss=st.sampled_from([0, 0.001, 0.03, 0.5, 0.98, 1]),
+    outage_s=st.sampled_from([0, 1, 5, 30, 400]),
+    objective=st.sampled_from(OBJECTIVES),
+    seed=st.integers(0, 1_000_000),
+)
+def test_the_vectorised_interval_is_that_of_the_product(
+    seconds: int, per_s: float, miss: float, outage_s: int, objective: Fraction, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    total = rng.poisson(per_s, (4, seconds))
+    total[:, 0] += total.sum(axis=1) == 0
+    # The chance of a miss varies much from second to second.
+    missed = rng.binomial(total, np.clip(miss * rng.gamma(0.5, 2, total.shape), 0, 1))
+    found = bounds(Scales(Windows(total=total, missed=missed), outage_s=outage_s))
+    passed, failed = passing(found, objective), failing(found, objective)
+    for window in range(len(total)):
+        good = total[window] - missed[window]
+        counts = SecondCounts(good=good.tolist(), total=total[window].tolist())
+        evidence = class_evidence("chat", objective, counts, outage_s=outage_s)
+        assert evidence.interval is not None
+        assert found.lower[window] == pytest.approx(evidence.interval.lower, abs=1e-9)
+        assert found.upper[window] == pytest.approx(evidence.interval.upper, abs=1e-9)
+        kind = decide([evidence], None).kind
+        assert passed[window] == (kind is VerdictKind.PASS)
+        assert failed[window] == (kind is VerdictKind.FAIL)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_process_misses_as_often_as_it_states(case: Case) -> None:
+    windows = max(20, 60_000 // case.seconds)
+    drawn = case.process.draw(windows, case.seconds, np.random.default_rng(2))
+    missed, total = drawn.missed.sum(axis=1), drawn.total.sum(axis=1)
+    assert (drawn.missed >= 0).all()
+    assert (drawn.missed <= drawn.total).all()
+    miss = missed.sum() / total.sum()
+    error = math.sqrt(float(np.sum((missed - miss * total) ** 2))) / total.sum()
+    # The estimate of the error is itself uncertain if few windows have an outage.
+    assert miss == pytest.approx(case.process.miss, abs=5 * error + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        Lengths(kind="fixed", mean_s=7),
+        Lengths(kind="uniform", mean_s=7),
+        Lengths(kind="exponential", mean_s=7),
+        Lengths(kind="pareto", mean_s=3, exponent=1.5, longest_s=60),
+    ],
+    ids=lambda lengths: lengths.kind,
+)
+def test_episodes_are_stationary_from_the_first_second_on(lengths: Lengths) -> None:
+    gaps = Lengths(kind="exponential", mean_s=20)
+    inside = episodes(20_000, 50, gaps, lengths, np.random.default_rng(3))
+    share = lengths.expected_s / (lengths.expected_s + 20)
+    assert ((inside > -1e-9) & (inside < 1 + 1e-9)).all()
+    # The standard error of the mean of one second is at most 0.5 / √20,000.
+    assert np.abs(inside.mean(axis=0) - share).max() < 5 * 0.5 / math.sqrt(20_000)
+
+
+def test_an_estimated_share_of_misses_agrees_with_the_exact_one() -> None:
+    exact = Queue.erlang(servers=3, service_s=0.2, busy=0.7, miss=0.05)
+    found = estimate_miss(exact, windows=100, seconds=600, seed=4)
+    assert 0 < found.miss_error < 0.003
+    assert found.miss == pytest.approx(exact.miss, abs=4 * found.miss_error)
+
+
+@pytest.mark.parametrize(
+    ("count", "trials", "broken"),
+    [(19, 200, False), (20, 200, True), (70, 1000, False), (71, 1000, True), (0, 1, False)],
+)
+def test_a_rate_is_too_large_above_three_standard_errors(
+    count: int, trials: int, broken: bool
+) -> None:
+    assert error_rates.broken(count, trials) is broken
+
+
+def test_undeclared_outages_cause_wrong_passes_and_declared_ones_do_not() -> None:
+    case = next(c for c in CASES if c.name == "outages of 3 s, 50/s, 99.9 %, 1 h")
+    unknown, declared = error_rates.measure(case, trials=200, seed=1)
+    assert (unknown.outage_s, unknown.required) == (0, False)
+    assert (declared.outage_s, declared.required) == (3, True)
+    assert unknown.wrong_pass > 40  # no outage in 30 % of the windows
+    assert not unknown.broken
+    assert declared.wrong_pass == 0
+
+
+@pytest.mark.timeout(300)
+def test_verdicts_are_wrong_as_rarely_as_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    code = error_rates.main(["--quick", "--jobs", "1", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    required = [row for row in document["runs"] if row["required"]]
+    assert len(required) > 50
+    assert not [row for row in required if row["broken"]]
+    assert code == 0
+
+
+def test_the_table_names_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    code = error_rates.main(["--trials", "50", "--jobs", "1", "--cases", "30 requests"])
+    table = capsys.readouterr().out
+    assert code == 0
+    assert "30 requests, outages of 3 s, 90 %" in table
+    assert "3 rows are judged, 0 break the rule" not in table  # 1 without, 1 with a declared outage
+    assert "2 rows are judged, 0 break the rule" in table
