@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import CommandParser, argument_type
 from goodput_core.errors import UsageError
-from goodput_core.slo.targets import parse_objective
+from goodput_core.slo.targets import parse_confidence
 from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule, parse_abort_rule
@@ -413,7 +413,7 @@ def _add_judging(parser: CommandParser) -> None:
     group.add_argument(
         "--confidence",
         metavar="PERCENT",
-        type=argument_type(parse_objective, "PERCENT"),
+        type=argument_type(parse_confidence, "PERCENT"),
         default=Fraction(95, 100),
         help="one-sided confidence of a verdict (default: 95%%)",
     )

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from goodput_replay.arguments import make_parser, parse_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 __all__ = ["main", "make_parser"]
 
+_COMMANDS: Final[Mapping[str, str]] = {
+    "ab": "goodput_replay.compare.ab",
+    "capacity": "goodput_replay.sweep.capacity",
+    "compare": "goodput_replay.compare.compare_command",
+    "gate": "goodput_replay.compare.gate_command",
+    "report": "goodput_replay.report.command",
+}
+
 
 def main(argv: list[str]) -> int:
-    """Replay a trace, rebuild a run's report, or search for the highest sustained rate.
+    """Replay a trace, or run the command that the first argument names.
 
     Args:
         argv: the arguments after `replay`.
@@ -19,14 +33,9 @@ def main(argv: list[str]) -> int:
     Raises:
         GoodputError: the run could not start, or ended early.
     """
-    if argv[:1] == ["report"]:
-        from goodput_replay.report.command import main as report  # noqa: PLC0415
-
-        return report(argv[1:])
-    if argv[:1] == ["capacity"]:
-        from goodput_replay.sweep.capacity import main as capacity  # noqa: PLC0415
-
-        return capacity(argv[1:])
+    if argv and (module := _COMMANDS.get(argv[0])):
+        command: Callable[[list[str]], int] = import_module(module).main
+        return command(argv[1:])
     options = parse_options(argv)
     from goodput_replay.runner import run  # noqa: PLC0415 - loads numpy and pyarrow
 

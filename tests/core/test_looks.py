@@ -54,7 +54,7 @@ def test_looks_must_increase(looks: list[int]) -> None:
         look_confidences(looks, 0.95)
 
 
-@pytest.mark.parametrize("confidence", [0.5, 1.0, float("nan")])
+@pytest.mark.parametrize("confidence", [0.49, 1.0, float("nan")])
 def test_the_confidence_has_bounds(confidence: float) -> None:
     with pytest.raises(ValueError, match="out of bounds"):
         look_confidences([4], confidence)

@@ -175,6 +175,10 @@ def test_the_predicted_number_of_pairs_decides_if_further_pairs_are_alike(lost: 
     assert interval.lower >= -0.01 or interval.upper < -0.01
 
 
+def test_no_number_of_equal_pairs_decides() -> None:
+    assert DifferenceEstimate([even_pair()], deterministic=True).pairs_to_decide(0.01) is None
+
+
 def test_a_difference_at_the_margin_is_not_decided_by_any_number_of_pairs() -> None:
     assert DifferenceEstimate([even_pair(lost=60)]).pairs_to_decide(0.01) is None
 

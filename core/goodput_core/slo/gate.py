@@ -283,11 +283,9 @@ def _check_difference(
     if estimate is None or interval is None:
         return check
     pairs = "one pair" if estimate.pairs == 1 else f"{estimate.pairs} pairs"
-    text = (
-        f"{name}: attainment differs from the baseline by {format_points(interval.difference)} "
-        f"in {pairs} of runs"
-    )
-    stated = f"with {confidence * 100:.4g}% confidence (margin {format_points(float(margin))})"
+    text = f"{name}: {format_points(interval.difference)} against the baseline in {pairs} of runs"
+    allowed = format_points(float(margin)).lstrip("+")
+    stated = f"with {confidence * 100:.4g}% confidence (margin {allowed})"
     if one.candidate.unjudged:
         return replace(
             check,
@@ -313,7 +311,11 @@ def _check_difference(
             difference=interval,
         )
     needed = estimate.pairs_to_decide(float(margin), confidence)
-    advice = f"about {needed} pairs would decide" if needed else "100 pairs would hardly decide"
+    advice = "replay a longer window of the trace"
+    if needed is not None:
+        advice = f"about {needed} pairs would decide"
+    elif not estimate.deterministic:
+        advice = "a hundred pairs would probably not decide; replay a longer window of the trace"
     if not interval.covers_runs:
         return replace(
             check,

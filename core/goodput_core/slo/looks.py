@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.distributions import normal_quantile
+from goodput_core.slo.intervals import LEAST_CONFIDENCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,15 +37,15 @@ def look_confidences(looks: Sequence[int], confidence: float) -> tuple[float, ..
 
     Args:
         looks: number of replicates at each look, increasing, the last one the maximum.
-        confidence: one-sided confidence of all looks together, above 0.5 and below 1.
+        confidence: one-sided confidence of all looks together, at least 0.5 and below 1.
 
     Raises:
         ValueError: the looks do not increase, or the confidence is out of bounds.
     """
     if not looks or looks[0] < 1 or any(a >= b for a, b in pairwise(looks)):
         raise ValueError(f"looks at {list(looks)} replicates do not increase")
-    if not 0.5 < confidence < 1:
-        raise ValueError(f"a confidence of {confidence} is out of bounds; 0.5 < confidence < 1")
+    if not LEAST_CONFIDENCE <= confidence < 1:
+        raise ValueError(f"a confidence of {confidence} is out of bounds; 0.5 ≤ confidence < 1")
     error, last = 1 - confidence, looks[-1]
     limit = normal_quantile(1 - error / 2)
     spent = [2 * _tail(limit / math.sqrt(look / last)) for look in looks]

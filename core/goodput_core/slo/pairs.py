@@ -144,6 +144,7 @@ class DifferenceEstimate:
         if deterministic and len(pairs) > 1:
             raise ValueError("runs without spread are equal, so a second pair adds no evidence")
         self.pairs = len(pairs)
+        self.deterministic = deterministic
         self.gained = sum(sum(pair.gained) for pair in pairs)
         self.lost = sum(sum(pair.lost) for pair in pairs)
         self.total = sum(sum(pair.total) for pair in pairs)
@@ -187,8 +188,11 @@ class DifferenceEstimate:
             confidence: confidence of each one-sided bound.
 
         Returns:
-            At least four pairs; None if a hundred would probably not decide.
+            At least four pairs; None if a hundred would probably not decide, and if runs have no
+            spread, so that further pairs would be equal.
         """
+        if self.deterministic:
+            return None
         errors = [self._standard_error(confidence, sign) ** 2 * self.pairs for sign in (-1, 1)]
         for pairs in range(_MIN_PAIRS, _MAX_PAIRS + 1):
             quantile = student_t_quantile(confidence, pairs - 1)

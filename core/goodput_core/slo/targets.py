@@ -16,6 +16,7 @@ __all__ = [
     "SLOClass",
     "Targets",
     "format_objective",
+    "parse_confidence",
     "parse_objective",
     "percentage_field",
 ]
@@ -94,6 +95,18 @@ def parse_objective(text: str) -> Fraction:
     if not 0 < objective < 1:
         raise ValueError(f"{text!r} is out of bounds; an objective lies above 0% and below 100%")
     return objective
+
+
+def parse_confidence(text: str) -> Fraction:
+    """Return the exact fraction of a one-sided confidence such as `95%`.
+
+    Raises:
+        ValueError: the text is not a percentage of at least 50 % and below 100 %.
+    """
+    confidence = parse_objective(text)
+    if confidence < Fraction(1, 2):
+        raise ValueError(f"{text!r} is out of bounds; a confidence is at least 50%")
+    return confidence
 
 
 def format_objective(objective: Fraction) -> str:

@@ -100,6 +100,10 @@ class RunColumns:
         """Mask of the requests whose first miss reason is `reason`."""
         return _equals(self.reason_code, _REASONS.index(reason))
 
+    def first_reasons(self, indices: NDArray[np.int64]) -> list[MissReason]:
+        """Return the first miss reasons of some requests, without those that did not miss."""
+        return [_REASONS[code] for code in self.reason_code[indices].tolist() if code >= 0]
+
     def outcome(self, index: int) -> Outcome:
         """Return the outcome of one request."""
         return _OUTCOMES[int(self.outcome_code[index])]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.run.summary import Quantiles, Summary
 
-__all__ = ["print_summary"]
+__all__ = ["VERDICT_STYLES", "print_summary"]
 
 _Columns = Mapping[str, Callable[[ClassSummary], str | Text]]
 """Functions that format the cells of a table, by header."""
@@ -46,7 +46,7 @@ _NAME_WIDTH: Final = 24
 _LEFT: Final = ("verdict", "misses")
 """Columns that contain text and are therefore aligned to the left."""
 
-_STYLES: Final = {
+VERDICT_STYLES: Final = {
     VerdictKind.PASS: "bold green",
     VerdictKind.FAIL: "bold red",
     VerdictKind.INCONCLUSIVE: "bold yellow",
@@ -76,7 +76,7 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
         console.print(f"target: {deviation.sentence}", highlight=False, markup=False)
     console.print(
         Text.assemble(
-            (summary.verdict.kind.value, _STYLES[summary.verdict.kind]),
+            (summary.verdict.kind.value, VERDICT_STYLES[summary.verdict.kind]),
             f" ({summary.verdict.reason.value}) ",
             printable(summary.verdict.sentence),
         )
@@ -226,7 +226,7 @@ def _format_verdict(row: ClassSummary, *, valid: bool) -> Text:
     # Classes of an invalid run have no verdict.
     if row.verdict is None or not valid:
         return Text("–")
-    return Text(row.verdict.value, style=_STYLES[row.verdict])
+    return Text(row.verdict.value, style=VERDICT_STYLES[row.verdict])
 
 
 def _format_validity(summary: Summary) -> Text:

@@ -1,42 +1,27 @@
-"""One probe of a capacity search: a replay at one rate in a child process.
-
-Each probe leaves a complete run folder. With a child process, virtual time, a started service and a
-running server need no separate code, and each replay cleans up after itself. Each child leads its
-own process group. Otherwise it would receive Ctrl-C twice: from the terminal, and from this
-process, which forwards each signal once (SIGTERM reaches only this process). After a signal, the
-search ends when the child has ended.
-"""
+"""One probe of a capacity search: a replay at one rate in a child process."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from goodput_core.errors import ExitCode, GoodputError, InternalError, Interrupted, UsageError
-from goodput_core.signals import StopCause, handle_stop_signals
+from goodput_core.errors import ExitCode
 from goodput_core.slo.targets import parse_objective
 from goodput_core.slo.verdict import VerdictKind
+from goodput_replay.child import ChildReplays, child_replays
 from goodput_replay.run.summary import Summary, read_summary
 from goodput_replay.sweep.search import Probe, RateLevel
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Sequence
 
 __all__ = ["ProbeRun", "Replays", "replays"]
-
-_SIGNALS: Final = {
-    StopCause.CTRL_C: signal.SIGINT,
-    StopCause.SIGTERM: signal.SIGTERM,
-    StopCause.HANG_UP: signal.SIGHUP,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +38,16 @@ class ProbeRun(Probe):
 
 
 class Replays:
-    """Runs replays one at a time and forwards signals to the running one.
+    """Replays of one trace at different rates.
 
     Args:
+        children: runs the replays.
         arguments: arguments of `replay`, without a rate, a folder or an output format.
-
-    Attributes:
-        interrupted: True after a signal.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self.interrupted = False
+    def __init__(self, children: ChildReplays, arguments: Sequence[str]) -> None:
+        self._children = children
         self._arguments = arguments
-        self._child: subprocess.Popen[bytes] | None = None
-        self._pending: signal.Signals | None = None
 
     def plan_s(self) -> float:
         """Check the arguments and return the length of one replay in seconds, without sending.
@@ -78,7 +59,7 @@ class Replays:
         """
         completed = self._run("--dry-run", "--json")
         if completed.returncode != ExitCode.PASS:
-            raise self._error(completed, "")
+            raise self._children.error(completed, "")
         duration_s: float = msgspec.json.decode(completed.stdout)["duration_s"]
         return duration_s
 
@@ -96,7 +77,7 @@ class Replays:
         """
         completed = self._run(*_rate(scale), "--out", str(folder), "--json", "--no-report")
         if completed.returncode not in (ExitCode.PASS, ExitCode.INVALID):
-            raise self._error(completed, f"at {float(scale):g} times the trace's rate: ")
+            raise self._children.error(completed, f"at {float(scale):g} times the trace's rate: ")
         summary = read_summary(folder)
         return ProbeRun(scale=scale, level=_level(summary), summary=summary, folder=folder)
 
@@ -108,61 +89,15 @@ class Replays:
         """
         return self._run(*_rate(scale), "--dry-run").returncode == ExitCode.PASS
 
-    def interrupt(self, cause: StopCause) -> None:
-        """Forward a signal to the running replay."""
-        self.interrupted = True
-        if self._child is None:
-            self._pending = _SIGNALS[cause]
-        else:
-            self._child.send_signal(_SIGNALS[cause])
-
     def _run(self, *options: str) -> subprocess.CompletedProcess[bytes]:
-        """Run one replay to its end.
-
-        Raises:
-            Interrupted: a signal was received before the replay started.
-        """
-        if self.interrupted:
-            raise Interrupted("interrupted")
-        command = [sys.executable, "-m", "goodput_core", "replay", *self._arguments, *options]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-        ) as child:
-            self._child = child
-            if self._pending is not None:  # received while the child was being created
-                child.send_signal(self._pending)
-            out, err = child.communicate()
-        self._child = None
-        return subprocess.CompletedProcess(command, child.returncode, out, err)
-
-    def _error(self, completed: subprocess.CompletedProcess[bytes], where: str) -> GoodputError:
-        """Return the last line of the replay's stderr as an error of the same kind.
-
-        Args:
-            completed: the replay.
-            where: beginning of the error message.
-        """
-        lines = completed.stderr.decode("utf-8", "replace").strip().splitlines()
-        if self.interrupted:
-            kind: type[GoodputError] = Interrupted
-            fallback = "interrupted"
-        else:
-            kind = UsageError if completed.returncode == ExitCode.USAGE else InternalError
-            fallback = f"replay ended with exit code {completed.returncode}"
-        sentence = lines[-1] if lines else fallback
-        return kind(f"{where}{sentence.removeprefix('error: ')}")
+        return self._children.run(*self._arguments, *options)
 
 
 @contextmanager
 def replays(arguments: Sequence[str]) -> Iterator[Replays]:
-    """Yield a `Replays` that ends on Ctrl-C, SIGTERM and a closed terminal; main thread only."""
-    run = Replays(arguments)
-    with handle_stop_signals(run.interrupt):
-        yield run
+    """Yield replays that end on Ctrl-C, SIGTERM and a closed terminal; main thread only."""
+    with child_replays() as children:
+        yield Replays(children, arguments)
 
 
 def _level(summary: Summary) -> RateLevel:

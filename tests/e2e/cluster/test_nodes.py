@@ -72,6 +72,8 @@ def test_a_pod_that_exceeds_its_volumes_size_limit_is_evicted(
         own_cluster.apply(
             pod(name, shell(script, volumeMounts=mounts), volumes=volumes), "-n", namespace
         )
+    running = "jsonpath={.status.phase}=Running"
+    own_cluster.wait(running, "pod/small", "-n", namespace, timeout_s=60)
     # The kubelet measures volumes once a minute and evicts every ten seconds.
     evicted = "jsonpath={.status.reason}=Evicted"
     own_cluster.wait(evicted, "pod/growing", "-n", namespace, timeout_s=100)

@@ -159,7 +159,6 @@ def test_the_results_before_an_interruption_are_printed(manifest: Path, tmp_path
 def test_no_replay_is_started_after_an_interruption() -> None:
     with replays([]) as run:
         signal.raise_signal(signal.SIGTERM)
-        assert run.interrupted
         with pytest.raises(Interrupted):
             run.plan_s()
 

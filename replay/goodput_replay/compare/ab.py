@@ -1,0 +1,376 @@
+"""`replay ab`: record pairs of runs of two builds, and judge the second against the first.
+
+The replicate is the pair. Pairs come in twos, in the order ABBA or BAAB at random, so that a linear
+drift of the machine cancels. Both runs of a pair send the same prompts, and no other run does. The
+number of pairs, or the pairs after which the result is looked at, are fixed before the first run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rich.console import Console
+
+from goodput_core.cli import CommandParser, argument_type, parse_whole
+from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
+from goodput_core.slo.gate import DEFAULT_MARGIN
+from goodput_core.slo.targets import format_objective, parse_objective
+from goodput_core.slo.verdict import VerdictKind
+from goodput_core.units import NS_PER_S, format_duration
+from goodput_replay.child import child_replays
+from goodput_replay.compare.gate import GateResult, judge_runs
+from goodput_replay.compare.gate_command import (
+    add_output_options,
+    add_rule_options,
+    write_outputs,
+)
+from goodput_replay.compare.recording import (
+    AB_FILE,
+    ABRecording,
+    RecordedPair,
+    read_history,
+    write_recording,
+)
+from goodput_replay.run.summary import Summary, read_summary
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from goodput_core.slo.pairs import RunSpread
+    from goodput_replay.child import ChildReplays
+
+__all__ = ["main", "make_parser", "plan_looks", "plan_orders"]
+
+_DEFAULT_PAIRS: Final = 4
+_MAX_PAIRS: Final = 100
+_PAIRS_BETWEEN_LOOKS: Final = 2
+_SIDES: Final = ("-f", "--target", "--emulate")
+_SET_BY_AB: Final = "is set for each run; remove it"
+_REJECTED: Final = {
+    "--salt": _SET_BY_AB,
+    "--gate": "is what this command does for both builds; remove it",
+    "--dry-run": "sends nothing that could be compared; remove it",
+    "--force": "cannot be combined with a comparison; name a new folder with --out",
+    "--abort-on": "makes a run incomplete, and so the comparison invalid; remove it",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One of the two builds.
+
+    Args:
+        name: `baseline` or `candidate`.
+        option: option of `replay` that names it.
+        value: its manifest or URL.
+    """
+
+    name: str
+    option: str
+    value: str
+
+    @property
+    def build(self) -> str:
+        """Text that is equal for two sides of the same build."""
+        if self.option == "--target":
+            return self.value
+        try:
+            return hashlib.sha256(Path(self.value).read_bytes()).hexdigest()
+        except OSError as error:
+            raise InputError(f"{self.value}: {error.strerror or 'cannot be read'}") from error
+
+
+def main(argv: Sequence[str]) -> int:
+    """Record the pairs, judge them, and return the exit code of the verdict.
+
+    Args:
+        argv: the arguments after `replay ab`; those of `replay` are passed on to every run.
+
+    Raises:
+        GoodputError: the comparison could not begin, or a replay failed.
+    """
+    given, arguments = make_parser().parse_known_args(argv)
+    for option, problem in _REJECTED.items():
+        if any(text == option or text.startswith(f"{option}=") for text in arguments):
+            raise UsageError(f"replay ab: {option} {problem}")
+    baseline, candidate = _sides(given)
+    looks = plan_looks(given.pairs, given.max_pairs, virtual=baseline.option == "--emulate")
+    margin = DEFAULT_MARGIN if given.margin is None else given.margin
+    history = None if given.history is None else read_history(given.history)
+    out: Path = given.out or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-ab"
+    if out.exists():
+        raise UsageError(f"--out {out}: exists already; name another folder, or remove it")
+    recording = ABRecording(
+        baseline=baseline.value,
+        candidate=candidate.value,
+        same_build=baseline.build == candidate.build,
+        looks=looks,
+        confidence=format_objective(given.confidence or parse_objective("95%")),
+        margin=format_objective(margin),
+    )
+    console = Console(stderr=True)
+    with child_replays() as children:
+        comparison = _PairRecorder(children, arguments, (baseline, candidate), out, console)
+        comparison.announce(recording)
+        result = comparison.record(recording, margin=margin, history=history)
+    write_outputs(result, given)
+    console.print(f"recording: {out}", highlight=False, markup=False, soft_wrap=True)
+    return result.exit_code
+
+
+def make_parser() -> CommandParser:
+    """Build the parser of `replay ab`."""
+    parser = CommandParser(
+        "replay ab",
+        summary="Replay a trace against two builds in turn, in pairs of runs, and judge the second "
+        "build against the first. Other options are those of `replay`, and apply to every run.",
+        usage="replay ab --trace TRACE (-f OLD -f NEW | --target OLD --target NEW | "
+        "--emulate OLD --emulate NEW) [OPTION ...]",
+        examples=(
+            "replay ab --trace prod.parquet -f examples/chat.yaml -f examples/qwen.yaml --pairs 4",
+            (
+                "replay ab --trace prod.parquet --target http://old:8000 --target http://new:8000 "
+                "--slo examples/slo.yaml --yes"
+            ),
+            "replay ab --trace sample --emulate examples/chat.yaml --emulate examples/four.yaml",
+            "replay ab --trace sample -f examples/chat.yaml -f examples/chat.yaml --out history/aa",
+        ),
+    )
+    group = parser.add_argument_group("builds, the baseline first")
+    for option, metavar, text in (
+        ("--target", "URL", "running server"),
+        ("--emulate", "MANIFEST", "manifest of a service to emulate in virtual time"),
+    ):
+        group.add_argument(option, metavar=metavar, action="append", default=[], help=text)
+    group.add_argument(
+        "-f",
+        "--file",
+        dest="file",
+        metavar="MANIFEST",
+        action="append",
+        default=[],
+        help="manifest of a service to start for each run",
+    )
+    group = parser.add_argument_group("pairs")
+    group.add_argument(
+        "--pairs",
+        metavar="N",
+        type=argument_type(_number_of_pairs, "N"),
+        help=f"pairs of runs (default: {_DEFAULT_PAIRS}; 1 in virtual time, which has no noise)",
+    )
+    group.add_argument(
+        "--max-pairs",
+        metavar="N",
+        type=argument_type(_number_of_pairs, "N"),
+        help="if the first pairs do not decide, record two more and look again, up to N pairs; "
+        "the bounds are wider, so that the probability of an error stays the same",
+    )
+    add_rule_options(parser)
+    add_output_options(parser)
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="folder for all runs (default: a new one in runs/)",
+    )
+    return parser
+
+
+def plan_looks(pairs: int | None, max_pairs: int | None, *, virtual: bool) -> tuple[int, ...]:
+    """Return the numbers of pairs after which the comparison is judged.
+
+    Args:
+        pairs: pairs before the first look; None for the default.
+        max_pairs: pairs at the last look; None for one look.
+        virtual: True in virtual time, where a second pair would repeat the first.
+
+    Raises:
+        UsageError: the numbers do not fit together.
+    """
+    if virtual:
+        if (pairs or 1) > 1 or max_pairs is not None:
+            raise UsageError(
+                "replay ab: runs in virtual time have no noise, so further pairs repeat the "
+                "first; remove --pairs and --max-pairs"
+            )
+        return (1,)
+    first = _DEFAULT_PAIRS if pairs is None else pairs
+    if max_pairs is None:
+        return (first,)
+    if max_pairs < first:
+        raise UsageError(f"replay ab: --max-pairs {max_pairs} is less than {first} pairs")
+    if first < 2:
+        raise UsageError("replay ab: --max-pairs needs at least --pairs 2 before the first look")
+    return (*range(first, max_pairs, _PAIRS_BETWEEN_LOOKS), max_pairs)
+
+
+def plan_orders(pairs: int, rng: random.Random) -> list[str]:
+    """Return the order of the runs of each pair, AB or BA, in random blocks of two pairs."""
+    orders: list[str] = []
+    while len(orders) < pairs:
+        orders += rng.choice((["AB", "BA"], ["BA", "AB"]))
+    return orders[:pairs]
+
+
+class _PairRecorder:
+    """Records pairs of runs into one folder.
+
+    Args:
+        children: runs the replays.
+        arguments: arguments of `replay` for every run.
+        sides: baseline and candidate.
+        out: folder of the recording, which must not exist.
+        console: console on stderr, for progress.
+    """
+
+    def __init__(
+        self,
+        children: ChildReplays,
+        arguments: Sequence[str],
+        sides: tuple[_Side, _Side],
+        out: Path,
+        console: Console,
+    ) -> None:
+        self._children = children
+        self._arguments = tuple(arguments)
+        self._baseline, self._candidate = sides
+        self._out = out
+        self._console = console
+
+    def announce(self, recording: ABRecording) -> None:
+        """Check the arguments of both sides, and print how long the comparison takes.
+
+        Raises:
+            UsageError: the replay rejected its arguments.
+        """
+        seconds = 0.0
+        for side in (self._baseline, self._candidate):
+            completed = self._children.run(
+                *self._arguments, side.option, side.value, "--dry-run", "--json"
+            )
+            if completed.returncode != ExitCode.PASS:
+                raise self._children.error(completed, f"{side.name}: ")
+            seconds += msgspec.json.decode(completed.stdout)["duration_s"]
+        if self._baseline.option == "--emulate":
+            return
+        least, most = (
+            format_duration(round(pairs * seconds) * NS_PER_S)
+            for pairs in (recording.looks[0], recording.looks[-1])
+        )
+        upper = "" if least == most else f", and at most {most}"
+        self._console.print(
+            f"{recording.looks[0]} pairs of runs take at least {least}{upper}, and the time to "
+            "start the services",
+            highlight=False,
+        )
+
+    def record(
+        self,
+        recording: ABRecording,
+        *,
+        margin: Fraction,
+        history: dict[str, RunSpread] | None,
+    ) -> GateResult:
+        """Record pairs until a look decides or the last one is reached.
+
+        Raises:
+            GoodputError: a replay failed.
+        """
+        orders = plan_orders(recording.looks[-1], random.Random(secrets.randbits(64)))
+        self._out.mkdir(parents=True)
+        write_recording(self._out, recording)
+        result: GateResult | None = None
+        for number, order in enumerate(orders, start=1):
+            pair, valid = self._record_pair(number, order, len(orders))
+            recording = replace(recording, pairs=(*recording.pairs, pair))
+            write_recording(self._out, recording)
+            if valid and number not in recording.looks:
+                continue
+            result = judge_runs(
+                recording.run_pairs(self._out),
+                margin=margin,
+                confidence=recording.confidence_now(parse_objective(recording.confidence)),
+                history=history,
+            )
+            if result.verdict is not VerdictKind.INCONCLUSIVE:
+                break
+        assert result is not None, "the last pair is a look"
+        return result
+
+    def _record_pair(self, number: int, order: str, most: int) -> tuple[RecordedPair, bool]:
+        """Record one pair; return it, and True if both runs are valid."""
+        pair = RecordedPair(
+            order=order,
+            salt=secrets.token_hex(8),
+            baseline=f"pair-{number}/baseline",
+            candidate=f"pair-{number}/candidate",
+        )
+        valid = True
+        for letter in order:
+            side, folder = self._baseline, pair.baseline
+            if letter == "B":
+                side, folder = self._candidate, pair.candidate
+            with self._console.status(f"pair {number} of {most}: {side.name} …"):
+                summary = self._run(side, self._out / folder, pair.salt)
+            self._print_run(number, side, summary)
+            valid = valid and summary.validity.valid
+        return pair, valid
+
+    def _run(self, side: _Side, folder: Path, salt: str) -> Summary:
+        options = [side.option, side.value, "--out", str(folder), "--json"]
+        if side.option != "--emulate":
+            # The same prompts twice would hit the prefix cache of one server.
+            same = self._baseline.value == self._candidate.value and side.option == "--target"
+            options += ["--salt", f"{salt}-{side.name}" if same else salt]
+        completed = self._children.run(*self._arguments, *options)
+        if completed.returncode not in (ExitCode.PASS, ExitCode.INVALID):
+            raise self._children.error(completed, f"{side.name}: ")
+        if self._children.interrupted:
+            raise Interrupted(f"interrupted; {self._out / AB_FILE} lists the complete pairs")
+        return read_summary(folder)
+
+    def _print_run(self, number: int, side: _Side, summary: Summary) -> None:
+        overall = summary.overall
+        share = f"{overall.good:,} of {overall.total:,} requests met their targets"
+        if not summary.validity.valid:
+            share = f"INVALID, {summary.validity.sentence}"
+        self._console.print(
+            f"pair {number}, {side.name}: {share}", highlight=False, markup=False, soft_wrap=True
+        )
+
+
+def _sides(given: argparse.Namespace) -> tuple[_Side, _Side]:
+    """Return baseline and candidate.
+
+    Raises:
+        UsageError: the options do not name two builds of the same kind.
+    """
+    named = [
+        (option, value)
+        for option, values in zip(_SIDES, (given.file, given.target, given.emulate), strict=True)
+        for value in values
+    ]
+    if len(named) != 2 or named[0][0] != named[1][0]:
+        raise UsageError(
+            "replay ab: name two builds with the same option, the baseline first: -f OLD -f NEW, "
+            "--target OLD --target NEW, or --emulate OLD --emulate NEW"
+        )
+    (option, old), (_, new) = named
+    return (
+        _Side(name="baseline", option=option, value=old),
+        _Side(name="candidate", option=option, value=new),
+    )
+
+
+def _number_of_pairs(text: str) -> int:
+    return parse_whole(text, 1, _MAX_PAIRS, "a number of pairs")

@@ -1,0 +1,72 @@
+"""`replay compare`: two or more finished runs side by side."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from goodput_core.cli import CommandParser, argument_type
+from goodput_core.errors import ExitCode, UsageError
+from goodput_core.slo.targets import parse_confidence
+from goodput_replay.compare.comparison import compare_runs, encode_comparison
+from goodput_replay.compare.runs import load_run
+from goodput_replay.compare.view import print_comparisons
+from goodput_replay.run.tables import open_console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main", "make_parser"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare the runs and print the result.
+
+    Args:
+        argv: the arguments after `replay compare`.
+
+    Raises:
+        UsageError: fewer than two runs, or a run is named twice.
+        InputError: a folder has no readable run.
+    """
+    given = make_parser().parse_args(argv)
+    folders: list[Path] = given.runs
+    if len(folders) < 2:
+        raise UsageError("replay compare: name at least two runs, the baseline first")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UsageError("replay compare: the same run was named twice; name different runs")
+    runs = [load_run(folder) for folder in folders]
+    result = compare_runs(runs, confidence=float(given.confidence))
+    if given.json:
+        sys.stdout.write(encode_comparison(result).decode())
+    else:
+        print_comparisons(result, open_console())
+    return ExitCode.PASS
+
+
+def make_parser() -> CommandParser:
+    """Build the parser of `replay compare`."""
+    parser = CommandParser(
+        "replay compare",
+        summary="Compare finished runs with the first one: attainment, goodput, latencies, and the "
+        "requests whose outcome changed. `replay gate` gives a verdict.",
+        usage="replay compare BASELINE RUN [RUN ...] [OPTION ...]",
+        examples=(
+            "replay compare runs/old runs/new",
+            "replay compare runs/sarathi runs/vllm runs/slo --json",
+        ),
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, the baseline first"
+    )
+    parser.add_argument(
+        "--confidence",
+        metavar="PERCENT",
+        type=argument_type(parse_confidence, "PERCENT"),
+        default=Fraction(95, 100),
+        help="one-sided confidence of each bound (default: 95%%)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser

@@ -1,0 +1,381 @@
+"""The gate on recorded runs: from run folders to a verdict and the values behind it.
+
+`goodput_core.slo.gate` decides. This module checks that the runs belong together, matches their
+requests, and builds the result that every output format prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from goodput_core.errors import InputError
+from goodput_core.slo.gate import (
+    DEFAULT_MARGIN,
+    GateClass,
+    GateRule,
+    GateVerdict,
+    attainment_evidence,
+    decide_gate,
+)
+from goodput_core.slo.judging import MissReason
+from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
+from goodput_core.slo.targets import SLOClass, format_objective
+from goodput_core.slo.verdict import Reason, VerdictKind, decide
+from goodput_core.units import NS_PER_S
+from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match
+from goodput_replay.run.records import read_records
+from goodput_replay.run.summary_builder import cut_share
+from goodput_replay.statistics.evidence import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from goodput_replay.compare.runs import Matching
+
+__all__ = [
+    "CheckResult",
+    "GateClassResult",
+    "GateResult",
+    "PairResult",
+    "RunPair",
+    "class_differences",
+    "encode_result",
+    "judge_runs",
+]
+
+_RESULT_VERSION: Final = "1"
+
+
+def _doc(description: str) -> Meta:
+    return Meta(description=description)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPair:
+    """The folders of one pair of runs.
+
+    Args:
+        candidate: run of the candidate.
+        baseline: run of the baseline; None if the candidate is judged alone.
+    """
+
+    candidate: Path
+    baseline: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """Verdict on one rule for one class."""
+
+    rule: Annotated[GateRule, _doc("objective, or difference to the baseline.")]
+    verdict: Annotated[VerdictKind, _doc("PASS, FAIL or INCONCLUSIVE.")]
+    reason: Annotated[Reason, _doc("Stable reason code for scripts.")]
+    sentence: Annotated[str, _doc("Human-readable explanation.")]
+    pairs_to_decide: Annotated[
+        int | None,
+        Meta(
+            description="Pairs of runs that would probably decide; null if decided, over 100, or "
+            "in virtual time."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairResult:
+    """One class in one pair of runs."""
+
+    matched: Annotated[int, _doc("Requests that were judged in both runs.")]
+    gained: Annotated[int, _doc("Requests that met their targets only in the candidate.")]
+    lost: Annotated[int, _doc("Requests that met their targets only in the baseline.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateClassResult:
+    """Evidence and checks of one class."""
+
+    name: Annotated[str, _doc("Class name.")]
+    objective: Annotated[str | None, _doc("Objective of the class; null if none.")]
+    good: Annotated[int, _doc("Requests of all candidate runs that met their targets.")]
+    total: Annotated[int, _doc("Judged requests of all candidate runs.")]
+    attainment: Annotated[float | None, _doc("good / total; null if total is 0.")]
+    lower: Annotated[float | None, _doc("Lower bound of the candidate's attainment.")]
+    upper: Annotated[float | None, _doc("Upper bound of the candidate's attainment.")]
+    baseline_attainment: Annotated[
+        float | None, _doc("Attainment of all baseline runs; null without a baseline.")
+    ] = None
+    difference: Annotated[
+        float | None, _doc("Mean over the pairs of candidate less baseline; null if unknown.")
+    ] = None
+    difference_lower: Annotated[float | None, _doc("Lower bound of the difference.")] = None
+    difference_upper: Annotated[float | None, _doc("Upper bound of the difference.")] = None
+    pairs: Annotated[tuple[PairResult, ...], _doc("Changed requests of each pair.")] = ()
+    checks: Annotated[tuple[CheckResult, ...], _doc("Verdicts on the rules.")] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """Result of `replay gate` and `replay ab`."""
+
+    version: Annotated[str, _doc("Version of this schema.")] = _RESULT_VERSION
+    verdict: Annotated[VerdictKind, _doc("PASS, FAIL, INCONCLUSIVE or INVALID.")]
+    reason: Annotated[Reason, _doc("Stable reason code for scripts.")]
+    sentence: Annotated[str, _doc("Human-readable explanation.")]
+    exit_code: Annotated[int, _doc("0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID.")]
+    confidence: Annotated[float, _doc("One-sided confidence of each bound.")]
+    margin: Annotated[float | None, _doc("Acceptable loss; null without a baseline.")]
+    virtual: Annotated[bool, _doc("True if the runs were in virtual time, without noise.")]
+    candidates: Annotated[tuple[str, ...], _doc("Folders of the candidate's runs.")]
+    baselines: Annotated[tuple[str, ...], _doc("Folders of the baseline's runs, in pairs.")]
+    dropped: Annotated[
+        int, _doc("Requests of the pairs that were not judged in both runs, or only in one.")
+    ]
+    classes: Annotated[tuple[GateClassResult, ...], _doc("Results per class.")]
+
+
+def encode_result(result: GateResult) -> bytes:
+    """Encode a result as indented JSON with a trailing newline."""
+    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+
+
+def judge_runs(
+    pairs: Sequence[RunPair],
+    *,
+    margin: Fraction = DEFAULT_MARGIN,
+    confidence: Fraction = Fraction(95, 100),
+    history: Mapping[str, RunSpread] | None = None,
+) -> GateResult:
+    """Judge a candidate by its runs, against a baseline if the pairs have one.
+
+    Args:
+        pairs: one or more pairs, all with a baseline or all without.
+        margin: acceptable loss of attainment.
+        confidence: one-sided confidence of each bound.
+        history: spread between earlier pairs of one build, by class; None if unknown.
+
+    Raises:
+        InputError: a folder has no finished run, or the runs cannot be compared.
+    """
+    runs = [
+        (load_run(pair.candidate), None if pair.baseline is None else load_run(pair.baseline))
+        for pair in pairs
+    ]
+    first = runs[0][0]
+    everything = [run for pair in runs for run in pair if run is not None]
+    for run in everything[1:]:
+        if difference := difference_between(first, run):
+            raise InputError(
+                f"{first.folder} and {run.folder} cannot be compared: {difference}; replay the "
+                "same trace with the same options and SLO"
+            )
+    if len({run.folder.resolve() for run in everything}) < len(everything):
+        raise InputError("the same run folder was given twice; every run counts once")
+    if first.is_virtual and len(runs) > 1:
+        raise InputError(
+            f"{first.folder}: runs in virtual time have no noise, so they repeat each other; give "
+            "one run of each build"
+        )
+    matchings = [match(baseline, candidate) for candidate, baseline in runs if baseline is not None]
+    evidence = [
+        _class_evidence(name, [run for run, _ in runs], matchings, float(confidence), history or {})
+        for name in _class_names(first, everything)
+    ]
+    verdict = decide_gate(
+        evidence,
+        margin=margin,
+        confidence=float(confidence),
+        with_baseline=bool(matchings),
+        invalid=list(_invalid_runs(runs)),
+    )
+    return _build_result(
+        verdict, evidence, runs, matchings, margin=margin, confidence=float(confidence)
+    )
+
+
+def class_differences(pairs: Sequence[RunPair]) -> dict[str, list[float]]:
+    """Return the differences of each class in pairs of runs, without the classes that lack one.
+
+    Raises:
+        InputError: a folder has no finished run, or the runs of a pair cannot be compared.
+    """
+    differences: dict[str, list[float]] = {}
+    for pair in pairs:
+        assert pair.baseline is not None
+        baseline, candidate = load_run(pair.baseline), load_run(pair.candidate)
+        if reason := difference_between(baseline, candidate):
+            raise InputError(
+                f"{pair.baseline} and {pair.candidate} cannot be compared: {reason}; record the "
+                "history again"
+            )
+        matching = match(baseline, candidate)
+        for name in baseline.columns.class_names:
+            counts = matching.counts(name)
+            if total := sum(counts.total):
+                change = sum(counts.gained) - sum(counts.lost)
+                differences.setdefault(name, []).append(change / total)
+    return differences
+
+
+def _class_names(first: LoadedRun, runs: Sequence[LoadedRun]) -> list[str]:
+    """Return the classes of the SLO, then other classes that have requests."""
+    names = [promise.name for promise in first.summary.promises]
+    names += [name for run in runs for name in run.columns.class_names]
+    return list(dict.fromkeys(names))
+
+
+def _class_evidence(
+    name: str,
+    candidates: Sequence[LoadedRun],
+    matchings: Sequence[Matching],
+    confidence: float,
+    history: Mapping[str, RunSpread],
+) -> GateClass:
+    first = candidates[0]
+    objectives = sum(promise.objective is not None for promise in first.summary.promises)
+    summaries = [row for run in candidates for row in run.summary.classes if row.name == name]
+    counts = [matching.counts(name) for matching in matchings]
+    counts = [pair for pair in counts if sum(pair.total)]
+    difference = None
+    # Without a matched request in one of the pairs, the pairs are not replicates of each other.
+    if counts and len(counts) == len(matchings):
+        difference = DifferenceEstimate(
+            counts, deterministic=first.is_virtual, history=history.get(name)
+        )
+    return GateClass(
+        candidate=attainment_evidence(
+            name,
+            first.objective(name),
+            [run.second_counts(name) for run in candidates],
+            confidence=confidence,
+            tests=max(1, objectives * (2 if matchings else 1)),
+            outage_s=first.summary.outage_s,
+            deterministic=first.is_virtual,
+            unjudged=sum(row.unjudged for row in summaries),
+            short=sum(row.misses.get(MissReason.SHORT.value, 0) for row in summaries),
+        ),
+        difference=difference,
+    )
+
+
+def _invalid_runs(
+    runs: Sequence[tuple[LoadedRun, LoadedRun | None]],
+) -> Iterator[str]:
+    """Yield each invalid run with its reason, as the end of a sentence."""
+    for candidate, baseline in runs:
+        if baseline is not None and not baseline.summary.validity.valid:
+            yield _describe_invalid(baseline)
+        validity = candidate.summary.validity
+        if validity.valid:
+            continue
+        answered = baseline is not None and baseline.summary.validity.valid
+        if answered and validity.reason is Reason.CLIENT_ERROR and _is_valid_if_answered(candidate):
+            continue
+        yield _describe_invalid(candidate)
+
+
+def _describe_invalid(run: LoadedRun) -> str:
+    sentence = run.summary.validity.sentence.removeprefix("The run is invalid: ")
+    return f"{run.folder}: {sentence.rstrip('.')}"
+
+
+def _is_valid_if_answered(run: LoadedRun) -> bool:
+    """Return True if the run's only problem is that requests were rejected as invalid (4xx).
+
+    If the baseline served the same requests, they are valid, and the candidate is at fault.
+    """
+    summary = run.summary
+    evidence = gather(
+        read_records(run.folder, gaps=False),
+        classes=[_slo_class(run, promise.name) for promise in summary.promises],
+        window_ns=max(1, round(summary.window.length_s * NS_PER_S)),
+        window_start_ns=round(summary.window.start_s * NS_PER_S),
+        rows_planned=summary.window.rows_planned,
+        incomplete="" if summary.run.complete else summary.run.abort_reason or "it was stopped",
+    )
+    validity = replace(evidence.validity, baseline_answered=True)
+    return decide(evidence.classes, validity).kind is not VerdictKind.INVALID
+
+
+def _slo_class(run: LoadedRun, name: str) -> SLOClass:
+    promise = next(p for p in run.summary.promises if p.name == name)
+    return SLOClass(
+        name=name,
+        ttft_ms=promise.ttft_ms,
+        tpot_ms=promise.tpot_ms,
+        tbt_p99_ms=promise.tbt_p99_ms,
+        e2e_ms=promise.e2e_ms,
+        objective=run.objective(name),
+        priority=promise.priority,
+        weight=promise.weight,
+    )
+
+
+def _build_result(
+    verdict: GateVerdict,
+    evidence: Sequence[GateClass],
+    runs: Sequence[tuple[LoadedRun, LoadedRun | None]],
+    matchings: Sequence[Matching],
+    *,
+    margin: Fraction,
+    confidence: float,
+) -> GateResult:
+    return GateResult(
+        verdict=verdict.kind,
+        reason=verdict.reason,
+        sentence=verdict.sentence,
+        exit_code=verdict.kind.exit_code,
+        confidence=confidence,
+        margin=float(margin) if matchings else None,
+        virtual=runs[0][0].is_virtual,
+        candidates=tuple(str(candidate.folder) for candidate, _ in runs),
+        baselines=tuple(str(baseline.folder) for _, baseline in runs if baseline is not None),
+        dropped=sum(m.only_baseline + m.only_candidate + m.not_judged for m in matchings),
+        classes=tuple(_build_class(one, verdict, matchings, confidence) for one in evidence),
+    )
+
+
+def _build_class(
+    one: GateClass, verdict: GateVerdict, matchings: Sequence[Matching], confidence: float
+) -> GateClassResult:
+    candidate, interval = one.candidate, one.candidate.interval
+    share = candidate.attainment.share
+    difference = None if one.difference is None else one.difference.interval(confidence)
+    counts = [matching.counts(candidate.name) for matching in matchings]
+    baselines = [m.baseline.second_counts(candidate.name).attainment for m in matchings]
+    baseline_total = sum(b.total for b in baselines)
+    return GateClassResult(
+        name=candidate.name,
+        objective=None if candidate.objective is None else format_objective(candidate.objective),
+        good=candidate.attainment.good,
+        total=candidate.attainment.total,
+        attainment=None if share is None else cut_share(share),
+        lower=None if interval is None else cut_share(interval.lower),
+        upper=None if interval is None else round(interval.upper, 6),
+        baseline_attainment=(
+            cut_share(Fraction(sum(b.good for b in baselines), baseline_total))
+            if baseline_total
+            else None
+        ),
+        difference=None if difference is None else round(difference.difference, 6),
+        difference_lower=None if difference is None else cut_share(difference.lower),
+        difference_upper=None if difference is None else round(difference.upper, 6),
+        pairs=tuple(
+            PairResult(matched=sum(c.total), gained=sum(c.gained), lost=sum(c.lost)) for c in counts
+        ),
+        checks=tuple(
+            CheckResult(
+                rule=check.rule,
+                verdict=check.kind,
+                reason=check.reason,
+                sentence=check.sentence,
+                pairs_to_decide=check.pairs_to_decide,
+            )
+            for check in verdict.checks
+            if check.slo_class == candidate.name
+        ),
+    )

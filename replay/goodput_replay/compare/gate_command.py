@@ -1,0 +1,212 @@
+"""`replay gate`: judge a candidate by recorded runs, alone or against a baseline."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from goodput_core.cli import CommandParser, argument_type, parse_port
+from goodput_core.errors import InputError, UsageError
+from goodput_core.files import write_atomically
+from goodput_core.slo.gate import DEFAULT_MARGIN
+from goodput_core.slo.targets import parse_confidence, parse_objective
+from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
+from goodput_replay.compare.outputs import junit_xml, markdown, print_result
+from goodput_replay.compare.recording import is_recording, read_history, read_recording
+from goodput_replay.run.tables import open_console
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from goodput_replay.compare.recording import ABRecording
+
+__all__ = [
+    "add_output_options",
+    "add_rule_options",
+    "main",
+    "make_parser",
+    "parse_margin",
+    "write_outputs",
+]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Judge the runs, print the result, and return the exit code of the verdict.
+
+    Args:
+        argv: the arguments after `replay gate`.
+
+    Raises:
+        UsageError: the arguments do not fit together.
+        InputError: a run cannot be read, or the runs cannot be compared.
+    """
+    given = make_parser().parse_args(argv)
+    pairs, recording = _pairs(given.runs, given.baseline)
+    if recording is not None:
+        given.margin = parse_margin(recording.margin) if given.margin is None else given.margin
+        given.confidence = given.confidence or parse_objective(recording.confidence)
+        given.confidence = recording.confidence_now(given.confidence)
+    if given.history is not None and pairs[0].baseline is None:
+        raise UsageError("replay gate: --history is only supported with --baseline")
+    result = judge_runs(
+        pairs,
+        margin=DEFAULT_MARGIN if given.margin is None else given.margin,
+        confidence=given.confidence or Fraction(95, 100),
+        history=None if given.history is None else read_history(given.history),
+    )
+    write_outputs(result, given)
+    if given.serve is not None:
+        from goodput_replay.compare.serving import serve_result  # noqa: PLC0415 - loads aiohttp
+
+        serve_result(result, given.serve, Console(stderr=True))
+    return result.exit_code
+
+
+def make_parser() -> CommandParser:
+    """Build the parser of `replay gate`."""
+    parser = CommandParser(
+        "replay gate",
+        summary="Judge a build by its recorded runs: PASS, FAIL, INCONCLUSIVE or INVALID. With "
+        "--baseline, the build must also not lose more than the margin against the baseline.",
+        usage="replay gate RUN [RUN ...] [--baseline RUN [RUN ...]] [OPTION ...]",
+        examples=(
+            "replay gate runs/candidate",
+            "replay gate runs/b-1 runs/b-2 --baseline runs/a-1 runs/a-2 --margin 0.5%",
+            "replay gate runs/ab --junit gate.xml --markdown gate.md",
+            "replay gate runs/ab --serve 127.0.0.1:8080",
+        ),
+    )
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="folder of a run of the candidate, or one folder of `replay ab`",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="runs of the baseline, one for each run of the candidate, in the same order",
+    )
+    add_rule_options(parser)
+    add_output_options(parser)
+    parser.add_argument(
+        "--serve",
+        metavar="HOST:PORT",
+        type=argument_type(_address, "HOST:PORT"),
+        help="answer rollout controllers with the result until stopped: GET for a web metric of "
+        "Argo Rollouts, POST for a webhook of Flagger",
+    )
+    return parser
+
+
+def add_rule_options(parser: CommandParser) -> None:
+    """Add the options of the rule: margin, confidence and history."""
+    group = parser.add_argument_group("rule")
+    group.add_argument(
+        "--margin",
+        metavar="PERCENT",
+        type=argument_type(parse_margin, "PERCENT"),
+        help="acceptable loss of attainment against the baseline, in percentage points "
+        "(default: 1%%)",
+    )
+    group.add_argument(
+        "--confidence",
+        metavar="PERCENT",
+        type=argument_type(parse_confidence, "PERCENT"),
+        help="one-sided confidence of the verdict (default: 95%%)",
+    )
+    group.add_argument(
+        "--history",
+        metavar="DIR",
+        type=Path,
+        help="folder of `replay ab` runs of one build with itself, which show the spread between "
+        "runs; with it, one pair can decide",
+    )
+
+
+def add_output_options(parser: CommandParser) -> None:
+    """Add the options of the result's formats."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print the result as JSON")
+    group.add_argument("--junit", metavar="FILE", type=Path, help="write the result as JUnit XML")
+    group.add_argument("--markdown", metavar="FILE", type=Path, help="write the result as Markdown")
+
+
+def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
+    """Print the result, and write the files that the options name.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    if given.json:
+        sys.stdout.write(encode_result(result).decode())
+    else:
+        print_result(result, open_console())
+    outputs: list[tuple[Path | None, Any]] = [
+        (given.junit, lambda: junit_xml(result)),
+        (given.markdown, lambda: markdown(result).encode()),
+    ]
+    for path, render in outputs:
+        if path is None:
+            continue
+        try:
+            write_atomically(path, render())
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise InputError(f"{path}: the result cannot be written ({why})") from error
+
+
+def parse_margin(text: str) -> Fraction:
+    """Return a margin as an exact share; 0 % is allowed.
+
+    Raises:
+        ValueError: the text is not a percentage from 0 % to below 100 %.
+    """
+    if text.rstrip("%").strip("0.") == "" and text.endswith("%") and text[0] == "0":
+        return Fraction(0)
+    return parse_objective(text)
+
+
+def _pairs(
+    runs: Sequence[Path], baselines: Sequence[Path] | None
+) -> tuple[list[RunPair], ABRecording | None]:
+    """Return the pairs of runs that the arguments name, and their recording if there is one.
+
+    Raises:
+        UsageError: the numbers of runs differ.
+        InputError: a recording cannot be read, or has no complete pair.
+    """
+    recordings = [run for run in runs if is_recording(run)]
+    if recordings:
+        if len(runs) > 1 or baselines is not None:
+            raise UsageError(
+                f"replay gate: {recordings[0]} already has the runs of both builds; give it alone"
+            )
+        recording = read_recording(recordings[0])
+        if not recording.pairs:
+            raise InputError(f"{recordings[0]}: no pair of runs is complete; record it again")
+        return recording.run_pairs(recordings[0]), recording
+    if baselines is None:
+        return [RunPair(candidate=run) for run in runs], None
+    if len(baselines) != len(runs):
+        raise UsageError(
+            f"replay gate: {len(runs)} runs of the candidate and {len(baselines)} of the baseline "
+            "cannot be paired; give one baseline for each run"
+        )
+    return [RunPair(candidate=r, baseline=b) for r, b in zip(runs, baselines, strict=True)], None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host:
+        raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:8080")
+    return host, parse_port(port)

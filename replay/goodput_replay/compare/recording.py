@@ -1,0 +1,165 @@
+"""`ab.json`: the plan and the progress of a comparison that was recorded by `replay ab`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from goodput_core.errors import InputError
+from goodput_core.files import write_atomically
+from goodput_core.slo.looks import look_confidences
+from goodput_core.slo.pairs import RunSpread
+from goodput_replay.compare.gate import RunPair, class_differences
+
+__all__ = [
+    "AB_FILE",
+    "ABRecording",
+    "RecordedPair",
+    "is_recording",
+    "read_history",
+    "read_recording",
+    "write_recording",
+]
+
+AB_FILE: Final = "ab.json"
+_VERSION: Final = "1"
+_MAX_BYTES: Final = 1 << 20
+_MAX_RECORDINGS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPair:
+    """One pair of runs; the folders are relative to that of the recording."""
+
+    order: Annotated[str, Meta(description="AB if the baseline ran first, otherwise BA.")]
+    salt: Annotated[str, Meta(description="Salt of the prompts of both runs.")]
+    baseline: Annotated[str, Meta(description="Folder of the baseline's run.")]
+    candidate: Annotated[str, Meta(description="Folder of the candidate's run.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ABRecording:
+    """The plan of a comparison, fixed before its first run, and the pairs recorded so far.
+
+    Args:
+        baseline: the baseline as on the command line: a manifest or a URL.
+        candidate: the candidate.
+        same_build: True if both sides are the same build (A/A).
+        looks: number of pairs after which the comparison is judged, the last one the maximum.
+        confidence: one-sided confidence over all looks, as '95%'.
+        margin: acceptable loss of attainment, as '1%'.
+        pairs: pairs recorded so far.
+        version: version of this schema.
+    """
+
+    baseline: str
+    candidate: str
+    same_build: bool
+    looks: tuple[int, ...]
+    confidence: str
+    margin: str
+    pairs: tuple[RecordedPair, ...] = ()
+    version: str = _VERSION
+
+    def confidence_now(self, confidence: Fraction) -> Fraction:
+        """Return the confidence of the bounds after the recorded pairs.
+
+        With several looks, the permitted error probability is spent over them. A recording that
+        ended between two looks is judged as strictly as at the later one.
+
+        Args:
+            confidence: one-sided confidence over all looks.
+        """
+        if len(self.looks) < 2:
+            return confidence
+        levels = look_confidences(self.looks, float(confidence))
+        at = next((i for i, look in enumerate(self.looks) if look >= len(self.pairs)), -1)
+        return Fraction(levels[at]).limit_denominator(10**9)
+
+    def run_pairs(self, folder: Path) -> list[RunPair]:
+        """Return the recorded pairs of the recording in `folder`."""
+        return [
+            RunPair(candidate=folder / pair.candidate, baseline=folder / pair.baseline)
+            for pair in self.pairs
+        ]
+
+
+def is_recording(folder: Path) -> bool:
+    """Return True if the folder was written by `replay ab`."""
+    return (folder / AB_FILE).is_file()
+
+
+def write_recording(folder: Path, recording: ABRecording) -> None:
+    """Write `ab.json` atomically."""
+    data = msgspec.json.format(msgspec.json.encode(recording), indent=2)
+    write_atomically(folder / AB_FILE, data + b"\n")
+
+
+def read_recording(folder: Path) -> ABRecording:
+    """Read the recording in `folder`.
+
+    Raises:
+        InputError: the file is missing, too large, or not a recording.
+    """
+    path = folder / AB_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(
+            f"{path}: {error.strerror or 'cannot be read'}; give a folder of `replay ab`"
+        ) from error
+    try:
+        if len(data) > _MAX_BYTES:
+            raise msgspec.DecodeError("the file is too large")
+        recording = msgspec.json.decode(data, type=ABRecording)
+        if recording.version != _VERSION:
+            raise msgspec.DecodeError(f"version {recording.version[:20]!r} is unknown")
+        for name in (n for pair in recording.pairs for n in (pair.baseline, pair.candidate)):
+            # A recording from elsewhere must not name files outside its folder.
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise msgspec.DecodeError(f"{name[:80]!r} lies outside the folder")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a recording of `replay ab` ({error})") from error
+    return recording
+
+
+def read_history(folder: Path) -> dict[str, RunSpread]:
+    """Return the spread between recorded A/A pairs by class.
+
+    Args:
+        folder: a recording of `replay ab`, or a folder of recordings.
+
+    Raises:
+        InputError: there are no recordings, or one compares two different builds.
+    """
+    folders = [folder] if is_recording(folder) else _recordings(folder)
+    differences: dict[str, list[float]] = {}
+    for one in folders:
+        recording = read_recording(one)
+        if not recording.same_build:
+            raise InputError(
+                f"{one}: compares {recording.baseline} and {recording.candidate}; a history needs "
+                "pairs of one build with itself, such as `replay ab -f a.yaml -f a.yaml`"
+            )
+        for name, values in class_differences(recording.run_pairs(one)).items():
+            differences.setdefault(name, []).extend(values)
+    spreads = {name: RunSpread.of(v) for name, v in differences.items() if len(v) > 1}
+    if not spreads:
+        raise InputError(f"{folder}: a history needs at least two recorded pairs of one build")
+    return spreads
+
+
+def _recordings(folder: Path) -> list[Path]:
+    try:
+        found = sorted(path.parent for path in folder.glob(f"*/{AB_FILE}"))
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror or 'cannot be read'}") from error
+    if not found:
+        raise InputError(f"{folder}: no recordings of `replay ab`; give a folder that has some")
+    return found[:_MAX_RECORDINGS]

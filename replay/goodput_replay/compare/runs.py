@@ -1,0 +1,221 @@
+"""Finished runs as arrays, and their requests matched by id.
+
+Two runs can be paired if they sent the same requests under the same promises. A request that was
+not judged in both runs is dropped and counted. Memory is about two hundred bytes per request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.judging import JudgementKind
+from goodput_core.slo.pairs import PairCounts
+from goodput_core.slo.targets import parse_objective
+from goodput_core.units import NS_PER_S
+from goodput_replay.run.columns import RunColumns, load_columns
+from goodput_replay.run.records import open_records
+from goodput_replay.run.summary import Summary, read_summary
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+
+__all__ = ["LoadedRun", "Matching", "difference_between", "load_run", "match"]
+
+_MAX_LISTED: Final = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRun:
+    """A finished run and its judged requests.
+
+    Args:
+        folder: the run's folder.
+        summary: the run's summary.
+        columns: its requests, without warm-up rows.
+        ids: request ids in the order of `columns`, an Arrow array of strings.
+    """
+
+    folder: Path
+    summary: Summary
+    columns: RunColumns
+    ids: Any
+
+    @property
+    def is_virtual(self) -> bool:
+        """True if the run was in virtual time."""
+        return self.summary.emulation is not None
+
+    @property
+    def window_s(self) -> int:
+        """Length of the window in seconds, rounded up, at least 1."""
+        return max(1, int(np.ceil(self.summary.window.length_s - 1e-9)))
+
+    @property
+    def seconds(self) -> NDArray[np.int64]:
+        """Second of the window in which each request was scheduled; shape [num_requests]."""
+        start_ns = round(self.summary.window.start_s * NS_PER_S)
+        seconds = (self.columns.scheduled_ns - start_ns) // NS_PER_S
+        return np.clip(seconds.astype(np.int64), 0, self.window_s - 1)
+
+    @property
+    def attained(self) -> NDArray[np.bool_]:
+        """Mask of the requests that met their targets."""
+        return self.columns.of_kind(JudgementKind.ATTAINED)
+
+    @property
+    def judged(self) -> NDArray[np.bool_]:
+        """Mask of the requests that met or missed their targets."""
+        return self.attained | self.columns.of_kind(JudgementKind.MISSED)
+
+    def objective(self, name: str) -> Fraction | None:
+        """Return the objective of a class; None if it has none."""
+        for promise in self.summary.promises:
+            if promise.name == name and promise.objective is not None:
+                return parse_objective(promise.objective)
+        return None
+
+    def second_counts(self, name: str) -> SecondCounts:
+        """Count the judged requests of a class by second of the window."""
+        mask = self.judged & self.columns.of_class(name)
+        seconds, length = self.seconds, self.window_s
+        return SecondCounts(
+            good=np.bincount(seconds[mask & self.attained], minlength=length).tolist(),
+            total=np.bincount(seconds[mask], minlength=length).tolist(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """The requests of two runs, matched by id.
+
+    Args:
+        baseline: the first run.
+        candidate: the second run.
+        at_baseline: indices of the requests that were judged in both runs; shape [num_matched].
+        at_candidate: their indices in the candidate.
+        only_baseline: requests that only the baseline has.
+        only_candidate: requests that only the candidate has.
+        not_judged: requests of both runs that were cancelled or could not be judged in one.
+    """
+
+    baseline: LoadedRun
+    candidate: LoadedRun
+    at_baseline: NDArray[np.int64]
+    at_candidate: NDArray[np.int64]
+    only_baseline: int
+    only_candidate: int
+    not_judged: int
+
+    @property
+    def gained(self) -> NDArray[np.bool_]:
+        """Mask of the matched requests that only the candidate served in time."""
+        return ~self._before & self._after
+
+    @property
+    def lost(self) -> NDArray[np.bool_]:
+        """Mask of the matched requests that only the baseline served in time."""
+        return self._before & ~self._after
+
+    def of_class(self, name: str) -> NDArray[np.bool_]:
+        """Mask of the matched requests of a class of the baseline."""
+        return self.baseline.columns.of_class(name)[self.at_baseline]
+
+    def counts(self, name: str) -> PairCounts:
+        """Count the matched requests of a class by second of the window."""
+        mask = self.of_class(name)
+        seconds, length = self.baseline.seconds[self.at_baseline], self.baseline.window_s
+
+        def count(chosen: NDArray[np.bool_]) -> list[int]:
+            counts: list[int] = np.bincount(seconds[chosen], minlength=length).tolist()
+            return counts
+
+        return PairCounts(
+            gained=count(mask & self.gained), lost=count(mask & self.lost), total=count(mask)
+        )
+
+    @property
+    def _before(self) -> NDArray[np.bool_]:
+        return self.baseline.attained[self.at_baseline]
+
+    @property
+    def _after(self) -> NDArray[np.bool_]:
+        return self.candidate.attained[self.at_candidate]
+
+
+def load_run(folder: Path) -> LoadedRun:
+    """Load a finished run.
+
+    Raises:
+        InputError: the folder has no complete run, or a file of it is damaged.
+    """
+    summary = read_summary(folder)
+    columns = load_columns(folder)
+    with open_records(folder) as opened:
+        ids = opened.read(columns=["request_id"])["request_id"].combine_chunks()
+    return LoadedRun(
+        folder=folder, summary=summary, columns=columns, ids=ids.take(pa.array(columns.row))
+    )
+
+
+def match(baseline: LoadedRun, candidate: LoadedRun) -> Matching:
+    """Match the requests of two runs of the same trace by id."""
+    found = pc.index_in(candidate.ids, value_set=baseline.ids)
+    is_found = found.is_valid().to_numpy(zero_copy_only=False)
+    at_candidate = np.flatnonzero(is_found)
+    at_baseline = found.drop_null().to_numpy().astype(np.int64)
+    both = baseline.judged[at_baseline] & candidate.judged[at_candidate]
+    return Matching(
+        baseline=baseline,
+        candidate=candidate,
+        at_baseline=at_baseline[both],
+        at_candidate=at_candidate[both],
+        only_baseline=len(baseline.ids) - len(at_baseline),
+        only_candidate=len(candidate.ids) - len(at_candidate),
+        not_judged=int(np.count_nonzero(~both)),
+    )
+
+
+def difference_between(one: LoadedRun, other: LoadedRun) -> str:
+    """Return why the requests of two runs cannot be paired; empty if they can.
+
+    The text names the first difference, with the values of both runs.
+    """
+    first, second = one.summary, other.summary
+    if first.trace.digest != second.trace.digest:
+        return f"the trace differs: {_describe_trace(one)} and {_describe_trace(other)}"
+    is_sampled = any(text.startswith("--rate-scale") for text in first.trace.transforms)
+    pairs: tuple[tuple[str, object, object], ...] = (
+        ("the trace selection", first.trace.transforms, second.trace.transforms),
+        ("--seed", is_sampled and first.run.seed, is_sampled and second.run.seed),
+        ("the start of the window", first.window.start_s, second.window.start_s),
+        ("the length of the window", first.window.length_s, second.window.length_s),
+        ("the number of rows", first.window.rows_planned, second.window.rows_planned),
+        ("--warmup", first.window.warmup_rows, second.window.warmup_rows),
+        ("the SLO", first.promises, second.promises),
+        ("the default class", first.default_class, second.default_class),
+        ("slo.outageSeconds", first.outage_s, second.outage_s),
+        ("virtual time", one.is_virtual, other.is_virtual),
+    )
+    for name, a, b in pairs:
+        if a != b:
+            return f"{name} differs: {_shorten(a)} and {_shorten(b)}"
+    return ""
+
+
+def _describe_trace(run: LoadedRun) -> str:
+    trace = run.summary.trace
+    return f"{trace.name} ({trace.digest[:19]})"
+
+
+def _shorten(value: object) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text[:_MAX_LISTED] + "…" * (len(text) > _MAX_LISTED) or "none"

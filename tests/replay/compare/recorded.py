@@ -1,0 +1,95 @@
+"""Run folders with known requests, for comparisons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from tests.builders.records import finished_request
+from tests.replay.conftest import INFO, write_run
+
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import SLOClass
+from goodput_core.units import NS_PER_S
+from goodput_replay.run.slo import SLOClasses
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from goodput_core.slo.record import RequestRecord
+
+__all__ = ["CHAT", "chat_run"]
+
+CHAT = SLOClasses(
+    classes=(SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction("0.99")),),
+    default="chat",
+)
+
+
+def chat_run(
+    folder: Path,
+    *,
+    missed: Collection[int] = (),
+    cancelled: Collection[int] = (),
+    absent: Collection[int] = (),
+    rejected: Collection[int] = (),
+    seconds: int = 60,
+    per_s: int = 10,
+    ttft_ms: float = 100,
+    lag_ms: float = 0,
+    slo: SLOClasses = CHAT,
+    **changes: Any,
+) -> Path:
+    """Record an even load of class chat and return the folder.
+
+    Args:
+        folder: the run's folder.
+        missed: numbers of the requests with a TTFT of 800 ms.
+        cancelled: numbers of the requests that the trace cancelled.
+        absent: numbers of the requests without a record.
+        rejected: numbers of the requests that the server rejected with 400.
+        seconds: length of the window.
+        per_s: requests per second.
+        ttft_ms: TTFT of the others.
+        lag_ms: send lag of every request.
+        slo: classes of the run.
+        changes: fields of the run's info.
+    """
+    total = seconds * per_s
+    records = [
+        _record(
+            number,
+            number * NS_PER_S // per_s,
+            ttft_ms=800 if number in missed else ttft_ms,
+            lag_ms=lag_ms,
+            cancelled=number in cancelled,
+            rejected=number in rejected,
+        )
+        for number in range(total)
+        if number not in absent
+    ]
+    info = replace(
+        INFO, slo=slo, window_ns=seconds * NS_PER_S, rows_planned=total - len(absent), warmup_rows=0
+    )
+    write_run(folder, replace(info, **changes), records)
+    return folder
+
+
+def _record(
+    number: int, at_ns: int, *, ttft_ms: float, lag_ms: float, cancelled: bool, rejected: bool
+) -> RequestRecord:
+    fields: dict[str, Any] = {"request_id": f"r{number:05}", "input_tokens": 100}
+    if cancelled:
+        fields |= {"outcome": Outcome.CANCELLED, "cancel_after_ns": 50_000_000}
+    if rejected:
+        fields |= {
+            "outcome": Outcome.ERROR,
+            "status": 400,
+            "detail": "max_tokens is too large",
+            "first_token_ns": None,
+            "last_token_ns": None,
+            "output_tokens": 0,
+        }
+    return finished_request(scheduled_ns=at_ns, ttft_ms=ttft_ms, lag_ms=lag_ms, **fields)

@@ -1,0 +1,144 @@
+"""`replay ab`: orders, looks, and real runs of two builds in virtual and in real time."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.builders.manifests import write_manifest
+
+from goodput_core.errors import UsageError
+from goodput_replay.compare.ab import main, plan_looks, plan_orders
+from goodput_replay.compare.recording import read_recording
+from goodput_replay.run.summary import read_summary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_orders_come_in_blocks_of_two_that_cancel_a_drift() -> None:
+    seen = Counter[tuple[str, ...]]()
+    for seed in range(200):
+        orders = plan_orders(6, random.Random(seed))
+        for first, second in zip(orders[::2], orders[1::2], strict=True):
+            assert {first, second} == {"AB", "BA"}
+            seen[first, second] += 1
+    assert min(seen.values()) > 200, "both blocks occur"
+    assert len(plan_orders(3, random.Random(1))) == 3
+
+
+@pytest.mark.parametrize(
+    ("pairs", "max_pairs", "virtual", "looks"),
+    [
+        (None, None, False, (4,)),
+        (6, None, False, (6,)),
+        (4, 8, False, (4, 6, 8)),
+        (4, 7, False, (4, 6, 7)),
+        (None, 4, False, (4,)),
+        (None, None, True, (1,)),
+    ],
+)
+def test_the_looks_are_fixed_beforehand(
+    pairs: int | None, max_pairs: int | None, virtual: bool, looks: tuple[int, ...]
+) -> None:
+    assert plan_looks(pairs, max_pairs, virtual=virtual) == looks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-f", "a.yaml"], "name two builds with the same option"),
+        (["-f", "a.yaml", "--target", "http://b"], "name two builds with the same option"),
+        (
+            ["--emulate", "a", "--emulate", "b", "--pairs", "4"],
+            "runs in virtual time have no noise",
+        ),
+        (["-f", "a", "-f", "b", "--pairs", "6", "--max-pairs", "4"], "is less than 6 pairs"),
+        (["-f", "a", "-f", "b", "--pairs", "1", "--max-pairs", "4"], "at least --pairs 2"),
+        (["-f", "a", "-f", "b", "--pairs", "0"], "a number of pairs"),
+        (["-f", "a", "-f", "b", "--salt", "x"], "--salt is set for each run"),
+        (["-f", "a", "-f", "b", "--gate"], "--gate is what this command does"),
+        (["-f", "a", "-f", "b", "--dry-run"], "--dry-run sends nothing"),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(arguments: list[str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        main(["--trace", "sample", *arguments])
+
+
+def build(folder: Path, name: str, **changes: Any) -> str:
+    (folder / name).mkdir()
+    return str(write_manifest(folder / name, "chat", replicas=1, **changes))
+
+
+def run_ab(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    command = [sys.executable, "-m", "goodput_core", "replay", "ab", "--trace", "sample", "--json"]
+    done = subprocess.run(
+        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def test_two_policies_in_virtual_time_need_one_pair(tmp_path: Path) -> None:
+    old = build(tmp_path, "old", engine__policy="sarathi")
+    new = build(tmp_path, "new", engine__policy="slo")
+    options = ["--emulate", old, "--emulate", new, "--rate-scale", "6", "--out", "ab"]
+    code, result, _ = run_ab(tmp_path, *options)
+    assert result["virtual"]
+    assert code == result["exit_code"]
+    assert "SinglePair" not in {check["reason"] for c in result["classes"] for check in c["checks"]}
+    recording = read_recording(tmp_path / "ab")
+    assert not recording.same_build
+    assert recording.looks == (1,)
+    (pair,) = recording.pairs
+    policies = [
+        emulation.policy
+        for name in (pair.baseline, pair.candidate)
+        if (emulation := read_summary(tmp_path / "ab" / name).emulation) is not None
+    ]
+    assert policies == ["sarathi", "slo"]
+
+
+def test_one_build_against_itself_is_marked_and_sends_equal_prompts_within_a_pair(
+    tmp_path: Path,
+) -> None:
+    same = build(tmp_path, "same")
+    options = ["-f", same, "-f", same, "--window", "0s..4s", "--pairs", "2", "--out", "aa"]
+    code, result, progress = run_ab(tmp_path, *options)
+    assert code in {2, 3}, "four seconds prove nothing, and a busy machine may be late"
+    assert len(result["baselines"]) == 2 or code == 3
+    assert "pair 1, baseline: " in progress
+    recording = read_recording(tmp_path / "aa")
+    assert recording.same_build
+    salts = []
+    for pair in recording.pairs:
+        runs = [
+            read_summary(tmp_path / "aa" / name).run for name in (pair.baseline, pair.candidate)
+        ]
+        assert {run.salt for run in runs} == {pair.salt}
+        started = {"A": runs[0].started_at, "B": runs[1].started_at}
+        assert "".join(sorted(started, key=started.__getitem__)) == pair.order
+        salts.append(pair.salt)
+    assert len(set(salts)) == len(salts)
+
+
+def test_a_bad_manifest_is_reported_before_the_first_run(tmp_path: Path) -> None:
+    good = build(tmp_path, "good")
+    (tmp_path / "bad.yaml").write_text("kind: nonsense\n")
+    command = [sys.executable, "-m", "goodput_core", "replay", "ab", "--trace", "sample"]
+    done = subprocess.run(
+        [*command, "-f", good, "-f", "bad.yaml", "--out", "ab"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert "candidate: bad.yaml" in done.stderr
+    assert not (tmp_path / "ab").exists()

@@ -1,0 +1,246 @@
+"""`replay gate` on recorded runs, from the command line's arguments to the exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from tests.replay.compare.recorded import chat_run
+
+from goodput_core.errors import InputError, UsageError
+from goodput_replay.compare.gate_command import main
+from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
+from goodput_replay.run.files import RECORDS_FILE, SUMMARY_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def spread(count: int, offset: int = 0) -> range:
+    """Return evenly spread numbers of requests of a run of two minutes."""
+    return range(offset, 1200, 1200 // count)
+
+
+def pairs(folder: Path, *, lost: int = 0, count: int = 4) -> list[str]:
+    """Record pairs in which the candidate misses more requests; return the arguments."""
+    old, new = [], []
+    for number in range(count):
+        before = set(spread(6, number))
+        after = before | set(spread(lost, number + 5) if lost else ())
+        old.append(str(chat_run(folder / f"old-{number}", missed=before, seconds=120)))
+        new.append(str(chat_run(folder / f"new-{number}", missed=after, seconds=120)))
+    return [*new, "--baseline", *old]
+
+
+def gate(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    code = main([*arguments, "--json"])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert result["exit_code"] == code
+    return code, result
+
+
+def test_equal_builds_pass_and_a_worse_one_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = gate([*pairs(tmp_path / "equal"), "--margin", "2%"], capsys)
+    assert (code, result["verdict"], result["reason"]) == (0, "PASS", "Attained")
+    code, result = gate([*pairs(tmp_path / "worse", lost=60), "--margin", "2%"], capsys)
+    assert (code, result["verdict"]) == (1, "FAIL")
+    (chat,) = result["classes"]
+    assert chat["difference"] == pytest.approx(-0.05)
+    assert {check["reason"] for check in chat["checks"]} == {
+        "BelowObjective",
+        "WorseThanBaseline",
+    }
+    assert all(pair["lost"] == 60 for pair in chat["pairs"])
+
+
+def test_one_pair_is_inconclusive_until_a_history_shows_the_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = pairs(tmp_path, count=1)
+    code, result = gate(arguments, capsys)
+    assert (code, result["reason"]) == (2, "SinglePair")
+    write_recording(tmp_path, _recording(same_build=True, pairs=4, folder=tmp_path))
+    code, result = gate([*arguments, "--margin", "2%", "--history", str(tmp_path)], capsys)
+    assert (code, result["verdict"]) == (0, "PASS")
+
+
+def test_a_history_of_two_builds_is_refused(tmp_path: Path) -> None:
+    arguments = pairs(tmp_path, count=1)
+    write_recording(tmp_path, _recording(same_build=False, pairs=4, folder=tmp_path))
+    with pytest.raises(InputError, match=r"compares a\.yaml and b\.yaml"):
+        main([*arguments, "--history", str(tmp_path)])
+
+
+def test_a_recording_names_its_pairs_margin_and_confidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recording(tmp_path, _recording(same_build=False, pairs=4, folder=tmp_path))
+    code, result = gate([str(tmp_path)], capsys)
+    assert code == 0
+    assert (result["margin"], result["confidence"]) == (0.02, 0.9)
+    assert len(result["candidates"]) == len(result["baselines"]) == 4
+
+
+def test_an_early_look_is_stricter_than_a_single_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = _recording(same_build=False, pairs=4, folder=tmp_path, looks=(4, 8))
+    write_recording(tmp_path, recording)
+    _, result = gate([str(tmp_path)], capsys)
+    assert result["confidence"] > 0.97
+
+
+def _recording(
+    *, same_build: bool, pairs: int, folder: Path, looks: tuple[int, ...] = (4,)
+) -> ABRecording:
+    recorded = []
+    for number in range(pairs):
+        names = [f"history/{side}-{number}" for side in ("a", "b")]
+        for offset, name in enumerate(names):
+            missed = set(spread(6, number + offset))
+            chat_run(folder / name, missed=missed, seconds=120)
+        recorded.append(RecordedPair(order="AB", salt="s", baseline=names[0], candidate=names[1]))
+    return ABRecording(
+        baseline="a.yaml",
+        candidate="b.yaml",
+        same_build=same_build,
+        looks=looks,
+        confidence="90%",
+        margin="2%",
+        pairs=tuple(recorded),
+    )
+
+
+def test_without_a_baseline_the_objective_alone_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = str(chat_run(tmp_path / "good", seconds=120))
+    assert gate([good], capsys)[0] == 0
+    bad = str(chat_run(tmp_path / "bad", seconds=120, missed=spread(240)))
+    code, result = gate([bad], capsys)
+    assert (code, result["reason"]) == (1, "BelowObjective")
+    assert result["margin"] is None
+
+
+def test_an_invalid_run_on_either_side_is_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = str(chat_run(tmp_path / "good", seconds=120))
+    slow = str(chat_run(tmp_path / "slow", seconds=120, lag_ms=90))
+    for candidate, baseline in ((good, slow), (slow, good)):
+        code, result = gate([candidate, "--baseline", baseline], capsys)
+        assert (code, result["reason"]) == (3, "InvalidRun")
+        assert f"{slow}: the p99 of the client's send lag" in result["sentence"]
+
+
+def test_requests_that_only_the_candidate_rejects_are_its_misses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone, the run would be invalid; the baseline shows that the requests are valid."""
+    rejecting = str(chat_run(tmp_path / "new", seconds=120, rejected=spread(240)))
+    assert gate([rejecting], capsys)[0] == 3
+    baseline = str(chat_run(tmp_path / "old", seconds=120))
+    code, result = gate([rejecting, "--baseline", baseline], capsys)
+    assert (code, result["reason"]) == (1, "BelowObjective")
+
+
+def test_requests_that_both_reject_stay_the_clients_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [
+        str(chat_run(tmp_path / name, seconds=120, rejected=spread(240))) for name in ("a", "b")
+    ]
+    assert gate([runs[0], "--baseline", runs[1]], capsys)[0] == 3
+
+
+def test_runs_of_different_slos_are_refused_with_the_field(tmp_path: Path) -> None:
+    old = chat_run(tmp_path / "old", seconds=120)
+    new = chat_run(tmp_path / "new", seconds=120, warmup_rows=9)
+    with pytest.raises(InputError, match="--warmup differs: 9 and 0; replay the same trace"):
+        main([str(new), "--baseline", str(old)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a", "b", "--baseline", "c"], "2 runs of the candidate and 1 of the baseline"),
+        (["a", "--history", "h"], "--history is only supported with --baseline"),
+        (["a", "--margin", "-1%"], "--margin"),
+        (["a", "--margin", "100%"], "--margin"),
+        (["a", "--confidence", "49%"], "--confidence"),
+        (["a", "--serve", "8080"], "is not HOST:PORT"),
+        ([], "RUN"),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(arguments: list[str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        main(arguments)
+
+
+def test_the_same_run_does_not_count_twice(tmp_path: Path) -> None:
+    run = str(chat_run(tmp_path / "run", seconds=120))
+    with pytest.raises(InputError, match="given twice"):
+        main([run, "--baseline", run])
+
+
+def test_a_run_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=120)
+    records = run / RECORDS_FILE
+    records.write_bytes(records.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"records\.parquet: not a readable Parquet file"):
+        main([str(run)])
+    (run / SUMMARY_FILE).unlink()
+    with pytest.raises(InputError, match="give the folder of a finished run"):
+        main([str(run)])
+
+
+def test_a_recording_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+    pair = RecordedPair(order="AB", salt="s", baseline="../secret", candidate="b")
+    recording = ABRecording(
+        baseline="a",
+        candidate="b",
+        same_build=False,
+        looks=(1,),
+        confidence="95%",
+        margin="1%",
+        pairs=(pair,),
+    )
+    write_recording(tmp_path, recording)
+    with pytest.raises(InputError, match="lies outside the folder"):
+        main([str(tmp_path)])
+
+
+def test_files_for_pipelines_tell_the_three_outcomes_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {
+        "PASS": str(chat_run(tmp_path / "good", seconds=120)),
+        "FAIL": str(chat_run(tmp_path / "bad", seconds=120, missed=spread(240))),
+        "INCONCLUSIVE": str(chat_run(tmp_path / "short", seconds=10)),
+    }
+    outcomes = {}
+    for verdict, run in runs.items():
+        junit, markdown = tmp_path / f"{verdict}.xml", tmp_path / f"{verdict}.md"
+        main([run, "--junit", str(junit), "--markdown", str(markdown)])
+        assert verdict in capsys.readouterr().out
+        assert f" {verdict} (" in markdown.read_text().splitlines()[0]
+        suite = ET.parse(junit).getroot()[0]
+        outcomes[verdict] = (suite.get("tests"), suite.get("failures"), suite.get("errors"))
+    assert outcomes == {
+        "PASS": ("1", "0", "0"),
+        "FAIL": ("1", "1", "0"),
+        "INCONCLUSIVE": ("1", "0", "1"),
+    }
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(chat_run(tmp_path / "run", seconds=120))
+    with pytest.raises(InputError, match=r"missing/gate\.xml: the result cannot be written"):
+        main([run, "--junit", str(tmp_path / "missing" / "gate.xml")])
+    assert "PASS" in capsys.readouterr().out, "the verdict is not lost"
