@@ -294,13 +294,15 @@ def test_every_container_and_compression_gives_the_same_rows(
     ]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"timed_trace"}))
 def test_the_format_is_recognised_from_its_columns(name: str, tmp_path: Path) -> None:
     examples: dict[str, Any] = {
         "azure": {"TIMESTAMP": "2023-11-16 18:15:46", "ContextTokens": 1, "GeneratedTokens": 1},
         "mooncake": MOONCAKE[0],
         "weka": WEKA,
         "baseten": {"timestamp_start_unix_ms": 1, "input_tokens": 1, "output_tokens": 1},
+        "bailian": MOONCAKE[0] | {"chat_id": 1, "parent_chat_id": -1, "hash_ids": []},
+        "burstgpt": {"Timestamp": 1, "Request tokens": 1, "Response tokens": 1},
         "otel": OTEL,
         "log": {"time": 1_700_000_000, "prompt_tokens": 1, "completion_tokens": 1},
     }

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.errors import UsageError
 from goodput_traces.errors import NotATraceError
 from goodput_traces.importers.azure import AzureImporter
+from goodput_traces.importers.bailian import BailianImporter
 from goodput_traces.importers.baseten import BasetenImporter
+from goodput_traces.importers.burstgpt import BurstGPTImporter
 from goodput_traces.importers.log import LogImporter
 from goodput_traces.importers.mooncake import MooncakeImporter
 from goodput_traces.importers.otel import OtelImporter
+from goodput_traces.importers.timed_trace import TimedTraceImporter
 from goodput_traces.importers.weka import WekaImporter
 
 if TYPE_CHECKING:
@@ -28,9 +31,12 @@ FORMATS: Final[Mapping[str, type[Importer]]] = {
     importer.name: importer
     for importer in (
         AzureImporter,
+        BailianImporter,
         MooncakeImporter,
         WekaImporter,
         BasetenImporter,
+        BurstGPTImporter,
+        TimedTraceImporter,
         OtelImporter,
         LogImporter,
     )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from goodput_traces.importers.record import Record
 
-__all__ = ["LogImporter"]
+__all__ = ["FixedLogImporter", "LogImporter"]
 
 _DURATION: Final = "duration_e2e_ms"
 _REQUIRED: Final = (ARRIVAL, "input_tokens", "output_tokens")
@@ -67,6 +67,8 @@ class LogImporter(Importer):
     required_columns: ClassVar[frozenset[str]] = frozenset()
     ordered_by = ARRIVAL
     maps_columns: ClassVar[bool] = True
+    default_block_size: ClassVar[int | None] = None
+    """Tokens per hash of the format, if neither the file nor the options state it."""
     clock: ClassVar[Clock] = Clock.ABSOLUTE
     read_columns = frozenset({*ROW_FIELDS, *_KNOWN_ARRIVALS}).union(
         *({name, name.partition(".")[0]} for names in _GUESSES.values() for name in names)
@@ -78,6 +80,8 @@ class LogImporter(Importer):
         self._sources: dict[str, SourceColumn] = {}
         self._unseen: set[str] = set()
         self._arrivals = ArrivalReader()
+        # Parts of the prompt that the hashes of every row so far can cover.
+        self._covered = {HashSemantics.FULL_BLOCKS, HashSemantics.LAST_PARTIAL}
         self._skipped = self._unmatched = self._first_unmatched = 0
 
     @classmethod
@@ -248,18 +252,27 @@ class LogImporter(Importer):
         if arrival_ns is None:
             arrival_ns = self._subtract_duration(record, columns, fields)
         if fields.get("total_hashes"):
-            self.hash_semantics = HashSemantics.UNSPECIFIED
-            fields["block_size"] = fields.get("block_size") or self.options.block_size
-            if fields["block_size"] is None:
+            size = fields.get("block_size") or self.options.block_size or self.default_block_size
+            if size is None:
                 record.reject(
                     columns["total_hashes"],
                     "the row has hashes without their size; set the tokens per hash with "
                     "--block-size",
                 )
+            fields["block_size"] = size
+            self._note_blocks(fields["input_tokens"], size, len(fields["total_hashes"]))
         else:
             fields.pop("block_size", None)
         fields["request_id"] = fields.get("request_id") or f"{self.name}-{self.num_records:07d}"
         return TraceRow(**{COLUMN_NS: arrival_ns, **fields})
+
+    def _note_blocks(self, tokens: int, block_size: int, hashes: int) -> None:
+        """Derive the part of a prompt that hashes cover from their number."""
+        if hashes != tokens // block_size:
+            self._covered.discard(HashSemantics.FULL_BLOCKS)
+        if hashes != -(-tokens // block_size):
+            self._covered.discard(HashSemantics.LAST_PARTIAL)
+        self.hash_semantics = min(self._covered, default=HashSemantics.UNSPECIFIED)
 
     def _subtract_duration(
         self, record: Record, columns: Mapping[str, str], fields: dict[str, Any]
@@ -280,6 +293,37 @@ class LogImporter(Importer):
         if arrival_ns < 0:
             record.reject(column, "the duration is longer than the time of the end; correct it")
         return arrival_ns
+
+
+class FixedLogImporter(LogImporter):
+    """Importer of a published format with one request per record; a map can change a column."""
+
+    sources: ClassVar[Mapping[str, SourceColumn]]
+    """Source of each column that the format gives."""
+    untried: ClassVar[bool] = False
+    """True if the importer follows the documentation of a format and was not tried on a file."""
+
+    @classmethod
+    def recognises(cls, values: Mapping[str, Any]) -> bool:
+        """True if the values have the required columns."""
+        return cls.required_columns.issubset(values)
+
+    def begin(self, first: Record, columns: Collection[str] | None) -> None:  # noqa: ARG002
+        """Use the columns of the format, and those that a map names."""
+        sources = {**self.sources, **self.options.column_map.columns}
+        if FINISH in sources:
+            del sources[ARRIVAL]
+        self.use_sources(first, sources)
+
+    def notes(self) -> list[str]:
+        """Return the notes of logs, and the state of the importer."""
+        notes = super().notes()
+        if self.untried:
+            notes.append(
+                f"the importer of {self.name} follows the documented columns and was not tried on "
+                "a published file; check the first rows"
+            )
+        return notes
 
 
 def _find_source(

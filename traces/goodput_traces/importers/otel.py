@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.importers.column_map import ARRIVAL, SourceColumn
-from goodput_traces.importers.log import LogImporter
+from goodput_traces.importers.log import FixedLogImporter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from goodput_traces.format.schema import TraceRow
     from goodput_traces.importers.base import ImportOptions
@@ -28,25 +28,13 @@ _INPUT: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUT: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 # Other operations either do not generate tokens or contain the spans of these.
 _OPERATIONS: Final = frozenset({"chat", "generate_content", "text_completion"})
-_SOURCES: Final[Mapping[str, SourceColumn]] = {
-    ARRIVAL: SourceColumn(names=("startTimeUnixNano",), unit="ns"),
-    "input_tokens": SourceColumn(names=_INPUT),
-    "output_tokens": SourceColumn(names=_OUTPUT),
-    "request_id": SourceColumn(names=("span", "gen_ai.request.id")),
-    "max_output_tokens": SourceColumn(names=("gen_ai.request.max_tokens",)),
-    "provided_session_id": SourceColumn(names=("gen_ai.conversation.id", "session.id")),
-    "duration_ttft_ms": SourceColumn(names=("gen_ai.latency.time_to_first_token",), unit="s"),
-    "duration_e2e_ms": SourceColumn(names=("duration",), unit="ns"),
-    "model_name": SourceColumn(names=("gen_ai.request.model", "gen_ai.response.model")),
-    "request_type": SourceColumn(names=("gen_ai.operation.name",)),
-}
 _START: Final = "startTimeUnixNano"
 _END: Final = "endTimeUnixNano"
 _VALUE_KINDS: Final = ("stringValue", "intValue", "doubleValue", "boolValue")
 _SHOWN: Final = 5
 
 
-class OtelImporter(LogImporter):
+class OtelImporter(FixedLogImporter):
     """Importer of OTLP JSON lines: a request for each span with token counts."""
 
     name: ClassVar[str] = "otel"
@@ -55,6 +43,18 @@ class OtelImporter(LogImporter):
     )
     required_columns: ClassVar[frozenset[str]] = frozenset({"resourceSpans"})
     read_columns = required_columns
+    sources: ClassVar[Mapping[str, SourceColumn]] = {
+        ARRIVAL: SourceColumn(names=("startTimeUnixNano",), unit="ns"),
+        "input_tokens": SourceColumn(names=_INPUT),
+        "output_tokens": SourceColumn(names=_OUTPUT),
+        "request_id": SourceColumn(names=("span", "gen_ai.request.id")),
+        "max_output_tokens": SourceColumn(names=("gen_ai.request.max_tokens",)),
+        "provided_session_id": SourceColumn(names=("gen_ai.conversation.id", "session.id")),
+        "duration_ttft_ms": SourceColumn(names=("gen_ai.latency.time_to_first_token",), unit="s"),
+        "duration_e2e_ms": SourceColumn(names=("duration",), unit="ns"),
+        "model_name": SourceColumn(names=("gen_ai.request.model", "gen_ai.response.model")),
+        "request_type": SourceColumn(names=("gen_ai.operation.name",)),
+    }
     sorts = True
 
     def __init__(self, options: ImportOptions) -> None:
@@ -62,15 +62,6 @@ class OtelImporter(LogImporter):
         self._without_tokens = 0
         self._span_names: Counter[str] = Counter()
         self._other_operations: Counter[str] = Counter()
-
-    @classmethod
-    def recognises(cls, values: Mapping[str, Any]) -> bool:
-        """True if the values have batches of spans."""
-        return cls.required_columns.issubset(values)
-
-    def begin(self, first: Record, columns: Collection[str] | None) -> None:  # noqa: ARG002
-        """Use the attributes of the conventions, and those that a map names."""
-        self.use_sources(first, {**_SOURCES, **self.options.column_map.columns})
 
     def convert(self, record: Record) -> Iterator[TraceRow]:
         """Convert a batch of spans to requests."""
