@@ -11,6 +11,7 @@ import pytest
 from goodput_core.slo.attainment import Attainment
 from goodput_core.slo.intervals import requests_needed
 from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.stalls import NO_STALLS, Stall, Stalls
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.slo.verdict import Reason, VerdictKind, decide
 from goodput_replay.statistics.evidence import RunEvidence, gather
@@ -69,6 +70,7 @@ def gathered(
     rows_planned: int | None = None,
     incomplete: str = "",
     outage_s: int = 0,
+    stalls: Stalls = NO_STALLS,
 ) -> RunEvidence:
     return gather(
         records,
@@ -78,6 +80,7 @@ def gathered(
         rows_planned=rows_planned,
         incomplete=incomplete,
         outage_s=outage_s,
+        stalls=stalls,
     )
 
 
@@ -242,7 +245,25 @@ def test_a_failure_caused_by_send_lag_is_invalid() -> None:
     assert found.validity.without_lag[0].attainment == Attainment(good=1500, total=1500)
     verdict = decide(found.classes, found.validity)
     assert verdict.kind is VerdictKind.INVALID
-    assert "without the client's send lag chat would be PASS, not FAIL" in verdict.sentence
+    assert (
+        "without the client's lag (late sends and stalls) chat would be PASS, not FAIL"
+        in verdict.sentence
+    )
+
+
+def test_a_failure_caused_by_stalls_is_invalid() -> None:
+    # The client stops for 0.4 s every ten seconds, and a tenth of the requests waits for that.
+    records = [request(k / 5, ttft_s=0.6 if k % 10 == 0 else 0.15) for k in range(1500)]
+    stalls = Stalls(
+        Stall(start_ns=k * SECOND // 5 + 100 * MS, end_ns=k * SECOND // 5 + 500 * MS,
+              stalled_ns=400 * MS)
+        for k in range(0, 1500, 10)
+    )  # fmt: skip
+    assert decide((found := gathered(records)).classes, found.validity).kind is VerdictKind.FAIL
+    found = gathered(records, stalls=stalls)
+    assert found.validity.without_lag[0].attainment == Attainment(good=1500, total=1500)
+    verdict = decide(found.classes, found.validity)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, Reason.CLIENT_LAG_DECIDES)
 
 
 def test_lag_that_changes_no_judgement_leaves_the_evidence_as_it_is() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.stalls import NO_STALLS, Stalls
 from goodput_core.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -148,21 +149,58 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
     return judge(replace(record, output_tokens=tokens, pinned_output_tokens=None), targets)
 
 
-def without_lag(record: RequestRecord) -> RequestRecord:
-    """Return the same request as if the client had sent it on time.
+def without_lag(record: RequestRecord, stalls: Stalls = NO_STALLS) -> RequestRecord:
+    """Return the same request as if the client had sent it on time and had never stalled.
 
-    Its scheduled arrival becomes the actual send time. If a request misses its targets with the
-    send lag and meets them without it, the client caused the miss.
+    Its scheduled arrival becomes the actual send time, and the stalls after it are subtracted from
+    every later time. If a request misses its targets with the lag of the client and meets them
+    without it, the client caused the miss. Without recorded gaps, the longest stall is subtracted
+    from their p99.
+
+    Args:
+        record: the request.
+        stalls: stalls of the client, on the clock of the record.
     """
-    lag_ns = record.lag_ns
-    if lag_ns is None or lag_ns <= 0:
-        return record
+    lag_ns = max(0, record.lag_ns or 0)
+    start_ns = record.scheduled_ns + lag_ns
+    end_ns = start_ns if record.end_ns is None else record.end_ns
+    if not stalls.between_ns(start_ns, end_ns):
+        stalls = NO_STALLS
+        if not lag_ns:
+            return record
     cancel_ns = record.cancel_after_ns
+    if cancel_ns is not None:
+        cancel_ns = max(0, cancel_ns - lag_ns)
+
+    def shifted(at_ns: int | None) -> int | None:
+        return None if at_ns is None else at_ns - stalls.between_ns(start_ns, at_ns)
+
     return replace(
         record,
-        scheduled_ns=record.scheduled_ns + lag_ns,
-        cancel_after_ns=None if cancel_ns is None else max(0, cancel_ns - lag_ns),
+        scheduled_ns=start_ns,
+        first_token_ns=shifted(record.first_token_ns),
+        last_token_ns=shifted(record.last_token_ns),
+        end_ns=shifted(record.end_ns),
+        cancel_after_ns=cancel_ns,
+        **_gaps_without(record, stalls),
     )
+
+
+def _gaps_without(record: RequestRecord, stalls: Stalls) -> dict[str, Any]:
+    """Return the gaps of a request, or their p99, without the stalls; empty if unchanged."""
+    first_ns, last_ns = record.first_token_ns, record.last_token_ns
+    if first_ns is None or last_ns is None or not stalls.between_ns(first_ns, last_ns):
+        return {}
+    if not record.gaps_us:
+        longest_us = stalls.longest_between_ns(first_ns, last_ns) // NS_PER_US
+        p99_us = record.tbt_p99_us
+        return {"tbt_p99_us": None if p99_us is None else max(0, p99_us - longest_us)}
+    gaps_us, at_ns = [], first_ns
+    for gap_us in record.gaps_us:
+        next_ns = at_ns + gap_us * NS_PER_US
+        gaps_us.append(gap_us - stalls.between_ns(at_ns, next_ns) // NS_PER_US)
+        at_ns = next_ns
+    return {"gaps_us": gaps_us}
 
 
 def _judge_cancelled(record: RequestRecord, targets: Targets) -> Judgement:

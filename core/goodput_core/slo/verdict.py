@@ -94,7 +94,8 @@ class Reason(StrEnum):
     CLIENT_LAG = "ClientLag"
     """INVALID: the client's send lag exceeds the limit."""
     CLIENT_LAG_DECIDES = "ClientLagDecides"
-    """INVALID: without the client's send lag the verdict on a class would change."""
+    """INVALID: without the client's lag the verdict on a class would change. The lag consists of
+    late sends, and of stalls while responses arrived."""
     CLIENT_ERROR = "ClientError"
     """INVALID: most misses are requests that the server rejected as invalid (4xx)."""
     NON_CONFORMING = "NonConforming"
@@ -162,7 +163,7 @@ class ValidityEvidence:
         incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
             complete.
         without_lag: evidence about the same classes, in the same order, computed as if each
-            request had been sent on time.
+            request had been sent on time, and the client had never stalled.
         if_conforming: the same, with every question that a deviation of a response raises decided
             in the favour of the service; empty if no response deviates.
         deviations: number of judged responses with each deviation.
@@ -432,7 +433,10 @@ def _validity_problems(
         )
     for verdict, other in _changes(verdicts, validity.without_lag):
         change = f"{verdict.name} would be {other.kind}, not {verdict.kind}"
-        yield Reason.CLIENT_LAG_DECIDES, f"without the client's send lag {change}"
+        yield (
+            Reason.CLIENT_LAG_DECIDES,
+            f"without the client's lag (late sends and stalls) {change}",
+        )
     changes = [
         f"{verdict.name} could be {other.kind} instead of {verdict.kind}"
         for verdict, other in _changes(verdicts, validity.if_conforming)

@@ -35,6 +35,7 @@ __all__ = [
     "Quantiles",
     "RunSummary",
     "SLOSummary",
+    "StallSummary",
     "Summary",
     "TargetSummary",
     "TraceSummary",
@@ -280,12 +281,34 @@ class TargetSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StallSummary:
+    """A span in which the client's event loop did not run."""
+
+    start_s: Annotated[float, _doc("Start, seconds since time zero of the run.")]
+    end_s: Annotated[float, _doc("End, seconds since time zero of the run.")]
+    stalled_s: Annotated[
+        float,
+        Meta(
+            description="Time in the span during which the loop did not run, seconds; less than "
+            "its length if several stalls were merged."
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSummary:
     """Resource usage of the client."""
 
     cpu_s: Annotated[float, _doc("CPU seconds of the client process.")]
     cpus: Annotated[int, _doc("CPUs available to the client.")]
     peak_in_flight: Annotated[int, _doc("Maximum number of requests in flight.")]
+    stalls: Annotated[
+        tuple[StallSummary, ...],
+        Meta(
+            description="Stalls of the event loop of at least 10 ms, in order; at most 1,000, "
+            "beyond which neighbours are merged."
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from goodput_core.quantiles import P50, P90, P95, P99, quantiles
 from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.record import Outcome
+from goodput_core.slo.stalls import Stall, Stalls
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -35,6 +36,7 @@ from goodput_replay.run.summary import (
     Quantiles,
     RunSummary,
     SLOSummary,
+    StallSummary,
     Summary,
     TargetSummary,
     TraceSummary,
@@ -54,7 +56,14 @@ if TYPE_CHECKING:
     from goodput_core.slo.targets import SLOClass
     from goodput_core.slo.verdict import ClassVerdict, ValidityEvidence, Verdict
 
-__all__ = ["RunInfo", "build_summary", "cut_share", "seconds"]
+__all__ = [
+    "RunInfo",
+    "build_summary",
+    "cut_share",
+    "read_stalls",
+    "seconds",
+    "summarise_stall",
+]
 
 _PRINTED: Final = (P50, P90, P95, P99)
 _LARGEST: Final = Fraction(1)
@@ -119,6 +128,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         incomplete="" if info.run.complete else info.run.abort_reason or "it was stopped",
         outage_s=info.slo.outage_s,
         confidence=info.confidence,
+        stalls=read_stalls(info.client),
     )
     verdict = decide(evidence.classes, evidence.validity)
     measures = _RunMeasures(folder, info)
@@ -343,6 +353,32 @@ def _summarise_gaps(gaps: GapCounts | None) -> Quantiles | None:
 
 def _to_ms(ns: int) -> float:
     return round(ns / NS_PER_MS, 3)
+
+
+def summarise_stall(stall: Stall, zero_ns: int) -> StallSummary:
+    """Return a stall for the summary.
+
+    Args:
+        stall: a stall on the monotonic clock.
+        zero_ns: time zero of the run on that clock.
+    """
+    return StallSummary(
+        start_s=seconds(stall.start_ns - zero_ns),
+        end_s=seconds(stall.end_ns - zero_ns),
+        stalled_s=seconds(stall.stalled_ns),
+    )
+
+
+def read_stalls(client: ClientSummary) -> Stalls:
+    """Return the stalls of a summary, on the clock of the run's records."""
+    stalls: list[Stall] = []
+    for stall in client.stalls:
+        start_ns, end_ns = round(stall.start_s * NS_PER_S), round(stall.end_s * NS_PER_S)
+        # The times were rounded to a microsecond.
+        stalled_ns = min(round(stall.stalled_s * NS_PER_S), end_ns - start_ns)
+        if stalled_ns > 0 and (not stalls or start_ns >= stalls[-1].end_ns):
+            stalls.append(Stall(start_ns=start_ns, end_ns=end_ns, stalled_ns=stalled_ns))
+    return Stalls(stalls)
 
 
 def seconds(ns: int) -> float:

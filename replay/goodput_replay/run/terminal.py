@@ -239,6 +239,9 @@ def _format_validity(summary: Summary) -> Text:
             f"send lag p50 {format_ms(validity.lag_ms.p50)}, p99 {format_ms(validity.lag_ms.p99)} "
             f"of {format_ms(validity.lag_p99_limit_ms)} allowed"
         )
+    if stalls := summary.client.stalls:
+        stalled_s = sum(stall.stalled_s for stall in stalls)
+        lag += f", stalled for {format_seconds(stalled_s)} in total"
     lengths = ""
     if summary.target.pinning is LengthPinning.MAX_TOKENS:
         lengths = "; output lengths were disclosed by max_tokens"

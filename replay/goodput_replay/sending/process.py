@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.histogram import DurationHistogram
+from goodput_core.slo.stalls import Stall
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["LoopWatch", "count_cpus", "gc_paused"]
 
 _WATCH_NS: Final = 10 * NS_PER_MS
+_STALL_NS: Final = 10 * NS_PER_MS
+_MAX_STALLS: Final = 1000  # even
 _COLLECT_EVERY: Final = 1000  # wake-ups of the watch: every ten seconds
 _SWITCH_S: Final = 0.0005
 
@@ -46,22 +49,50 @@ def gc_paused() -> Iterator[None]:
 
 
 class LoopWatch:
-    """Measures how late the event loop wakes; a blocked loop also delays sends and timestamps."""
+    """Measures how late the event loop wakes; a blocked loop also delays sends and timestamps.
+
+    A delay of at least 10 ms is recorded as a stall. The loop may have stopped at any time since it
+    last woke, so a recorded stall begins there, and is up to 10 ms longer than the true one.
+
+    Attributes:
+        lateness: delays of all wake-ups.
+        stalls: stalls in order, on the monotonic clock. If there are more than 1,000, neighbours
+            are merged.
+    """
 
     def __init__(self) -> None:
         self.lateness = DurationHistogram()
+        self.stalls: list[Stall] = []
+        self._woke_ns = 0
 
     async def run(self) -> None:
         """Watch until cancelled, and collect young garbage every ten seconds."""
         loop = asyncio.get_running_loop()
-        wake_ups = 0
-        while True:
-            due_ns = time.monotonic_ns() + _WATCH_NS
-            await asyncio.sleep(_WATCH_NS / NS_PER_S)
-            self.lateness.add(time.monotonic_ns() - due_ns)
-            wake_ups += 1
-            if wake_ups % _COLLECT_EVERY == 0:
-                loop.call_soon(gc.collect, 1)
+        wake_ups, self._woke_ns = 0, time.monotonic_ns()
+        try:
+            while True:
+                await asyncio.sleep(_WATCH_NS / NS_PER_S)
+                self._wake(time.monotonic_ns())
+                wake_ups += 1
+                if wake_ups % _COLLECT_EVERY == 0:
+                    loop.call_soon(gc.collect, 1)
+        finally:
+            # The last responses may have been read directly after a stall.
+            self._wake(time.monotonic_ns())
+
+    def _wake(self, now_ns: int) -> None:
+        late_ns = now_ns - self._woke_ns - _WATCH_NS
+        self.lateness.add(max(0, late_ns))
+        if late_ns >= _STALL_NS:
+            self._add_stall(self._woke_ns, now_ns)
+        self._woke_ns = now_ns
+
+    def _add_stall(self, start_ns: int, end_ns: int) -> None:
+        stall = Stall(start_ns=start_ns, end_ns=end_ns, stalled_ns=end_ns - start_ns)
+        self.stalls.append(stall)
+        if len(self.stalls) > _MAX_STALLS:
+            pairs = zip(self.stalls[::2], self.stalls[1::2], strict=False)
+            self.stalls[:] = [*(a.merged(b) for a, b in pairs), *self.stalls[_MAX_STALLS:]]
 
 
 def count_cpus() -> int:

@@ -20,7 +20,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_US
 from goodput_replay.run.files import DECISIONS_FILE
 from goodput_replay.run.folder import FinishedRun, stop_on_signals
 from goodput_replay.run.summary import ClientSummary, LengthPinning, TargetSummary
-from goodput_replay.run.summary_builder import seconds
+from goodput_replay.run.summary_builder import seconds, summarise_stall
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.body import PreparedRequest, RequestRenderer
 from goodput_replay.sending.client.connection import open_session
@@ -238,6 +238,7 @@ class _Run:
                         await sender.run(lookahead, zero_ns)
                 finally:
                     watch_task.cancel()
+                    await asyncio.wait([watch_task])
                     spent_ns += time.process_time_ns()
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -258,6 +259,7 @@ class _Run:
                 cpu_s=seconds(max(0, spent_ns)),
                 cpus=count_cpus(),
                 peak_in_flight=sender.peak_in_flight,
+                stalls=tuple(summarise_stall(stall, zero_ns) for stall in watch.stalls),
             ),
             salt=plan.salt,
             stopped=self._stopper.reason,

@@ -1,6 +1,6 @@
 """Gather the evidence of a run from its records.
 
-Each record is judged as measured, as if it had been sent on time, and as if its response had
+Each record is judged as measured, as if the client had had no lag, and as if its response had
 conformed to the API. All judgements are counted in the second of its scheduled arrival. Records are
 not retained. `goodput_core.slo` computes intervals and verdicts from the counts.
 """
@@ -30,6 +30,7 @@ from goodput_core.slo.judging import (
     without_lag,
 )
 from goodput_core.slo.record import Outcome
+from goodput_core.slo.stalls import NO_STALLS, Stalls
 from goodput_core.slo.verdict import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.units import NS_PER_S
 
@@ -77,6 +78,7 @@ def gather(
     incomplete: str = "",
     confidence: float = DEFAULT_CONFIDENCE,
     outage_s: int = 0,
+    stalls: Stalls = NO_STALLS,
 ) -> RunEvidence:
     """Judge every record and gather the evidence of the run.
 
@@ -91,6 +93,7 @@ def gather(
             run is complete.
         confidence: confidence of each one-sided bound.
         outage_s: the longest outage that the bounds take into account.
+        stalls: stalls of the client, on the clock of the records.
 
     Raises:
         ValueError: a record is scheduled before the window, or the window is empty.
@@ -119,8 +122,7 @@ def gather(
             lags_ns.append(max(0, lag_ns))
         if kind is JudgementKind.MISSED:
             client_errors += record.client_error
-            if lag_ns is not None and lag_ns > 0:
-                kind_on_time = judge(without_lag(record), targets).kind
+            kind_on_time = judge(without_lag(record, stalls), targets).kind
         if record.deviations:
             deviations.update(record.deviations)
             kind_conforming = judge_favourably(record, targets).kind

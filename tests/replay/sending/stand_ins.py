@@ -69,12 +69,14 @@ class StandIn:
         content_type: content type of the responses.
         compressed: True to compress the responses with gzip.
         keeps_open: True to keep a response open after its last piece.
+        pause_s: time between two pieces.
     """
 
     answer: Answer
     content_type: str = "text/event-stream"
     compressed: bool = False
     keeps_open: bool = False
+    pause_s: float = 0.0
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -85,6 +87,8 @@ class StandIn:
         await response.prepare(request)
         for piece in self.answer(body["max_tokens"]):
             await response.write(gzip.compress(piece) if self.compressed else piece)
+            if self.pause_s:
+                await asyncio.sleep(self.pause_s)
         if self.keeps_open:
             # The handler is cancelled when the client closes the connection.
             await asyncio.Event().wait()
