@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from goodput_core.cli import CommandParser, argument_type
-from goodput_core.errors import ExitCode, UsageError
+from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.files import write_atomically
 from goodput_core.slo.targets import parse_confidence
 from goodput_replay.compare.comparison import compare_runs, encode_comparison
+from goodput_replay.compare.page import render_comparison
 from goodput_replay.compare.runs import load_run
 from goodput_replay.compare.view import print_comparisons
 from goodput_replay.run.tables import open_console
@@ -29,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises:
         UsageError: fewer than two runs, or a run is named twice.
-        InputError: a folder has no readable run.
+        InputError: a folder has no readable run, or the page cannot be written.
     """
     given = make_parser().parse_args(argv)
     folders: list[Path] = given.runs
@@ -39,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("replay compare: the same run was named twice; name different runs")
     runs = [load_run(folder) for folder in folders]
     result = compare_runs(runs, confidence=float(given.confidence))
+    if given.html is not None:
+        _write_page(render_comparison(result, runs), given.html)
     if given.json:
         sys.stdout.write(encode_comparison(result).decode())
     else:
@@ -54,7 +58,7 @@ def make_parser() -> CommandParser:
         "requests whose outcome changed. `replay gate` gives a verdict.",
         usage="replay compare BASELINE RUN [RUN ...] [OPTION ...]",
         examples=(
-            "replay compare runs/old runs/new",
+            "replay compare runs/old runs/new --html compare.html",
             "replay compare runs/sarathi runs/vllm runs/slo --json",
         ),
     )
@@ -69,4 +73,18 @@ def make_parser() -> CommandParser:
         help="one-sided confidence of each bound (default: 95%%)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write a page with the distributions, attainment over time and changed requests",
+    )
     return parser
+
+
+def _write_page(page: str, path: Path) -> None:
+    try:
+        write_atomically(path, page.encode())
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise InputError(f"{path}: the page cannot be written ({why})") from error
