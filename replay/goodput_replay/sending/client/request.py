@@ -27,7 +27,7 @@ from goodput_replay.sending.client.chunks import (
     status_sentence,
 )
 from goodput_replay.sending.client.reason import reason_of
-from goodput_replay.sending.client.stream import ResponseStream
+from goodput_replay.sending.client.stream import ResponseReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +106,7 @@ class RequestClient:
         cancel_ns = planned.cancel_after_ns
         trace_cancels = cancel_ns is not None and cancel_ns < self._timeout_ns
         limit_ns = cancel_ns if trace_cancels and cancel_ns is not None else self._timeout_ns
-        body, stream = _Body(request.body), ResponseStream()
+        body, stream = _Body(request.body), ResponseReader()
         status: int | None = None
         headers: Mapping[str, str] = {}
         outcome, detail = Outcome.ERROR, ""
@@ -179,7 +179,7 @@ def _printable(text: str) -> str:
 
 
 async def _read(
-    response: aiohttp.ClientResponse, stream: ResponseStream, limit: asyncio.Timeout
+    response: aiohttp.ClientResponse, stream: ResponseReader, limit: asyncio.Timeout
 ) -> tuple[Outcome, str]:
     """Read a response to its end; close the connection if more data could follow."""
     if response.status != 200:
@@ -219,7 +219,7 @@ async def _read(
 
 
 async def _read_body(
-    response: aiohttp.ClientResponse, stream: ResponseStream
+    response: aiohttp.ClientResponse, stream: ResponseReader
 ) -> tuple[Outcome, str]:
     """Read a response with status 200 that is not an event stream."""
     body = await _read_start(response)

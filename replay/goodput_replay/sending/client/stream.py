@@ -21,12 +21,12 @@ from goodput_replay.sending.client.chunks import (
     has_output,
 )
 
-__all__ = ["ResponseStream"]
+__all__ = ["ResponseReader"]
 
 _AT_LIMIT: Final = "length"
 
 
-class ResponseStream:
+class ResponseReader:
     """Output and times of a response so far. Times are on the monotonic clock."""
 
     __slots__ = (
