@@ -39,6 +39,7 @@ __all__ = [
     "GateRule",
     "GateVerdict",
     "attainment_evidence",
+    "cut_points",
     "decide_gate",
     "format_points",
 ]
@@ -335,11 +336,16 @@ def _check_difference(
 
 
 def format_points(difference: float, *, up: bool = False) -> str:
+    """Return a difference as `−0.25 points`, rounded as by `cut_points`."""
+    return f"{cut_points(difference, up=up)} points"
+
+
+def cut_points(difference: float, *, up: bool = False) -> str:
     """Return a difference in percentage points, rounded down, or up to the next hundredth."""
     scaled = round(difference * 10_000, 6)
     hundredths = math.ceil(scaled) if up else math.floor(scaled)
     sign = "+" if hundredths > 0 else "−" if hundredths < 0 else ""
-    return f"{sign}{abs(hundredths) / 100:.2f} points"
+    return f"{sign}{abs(hundredths) / 100:.2f}"
 
 
 def _widen(interval: Interval, runs: Sequence[Attainment]) -> Interval:

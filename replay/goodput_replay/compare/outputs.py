@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 from xml.etree import ElementTree as ET
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from goodput_core.slo.gate import format_points
+from goodput_core.slo.gate import cut_points, format_points
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.text import printable
 from goodput_replay.run.formatting import format_confidence, format_percent
+from goodput_replay.run.tables import choose_table
 from goodput_replay.run.terminal import VERDICT_STYLES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from rich.console import Console
 
     from goodput_replay.compare.gate import GateClassResult, GateResult
@@ -29,18 +32,16 @@ _BADGES: Final = {
     VerdictKind.INCONCLUSIVE: "❔",
     VerdictKind.INVALID: "⚠️",
 }
+_LEFT_OUT: Final = ("gained", "lost")
+"""Columns that a narrow terminal leaves out."""
 _SEVERITY: Final = (VerdictKind.PASS, VerdictKind.INCONCLUSIVE, VerdictKind.FAIL)
 
 
 def print_result(result: GateResult, console: Console) -> None:
     """Print the table of classes and the verdict; plain text if the console is not a terminal."""
     headers, rows = _rows(result)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, header in enumerate(headers):
-        table.add_column(header, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(table)
+    forms = [_table(headers, rows, without) for without in ((), _LEFT_OUT)]
+    console.print(choose_table(forms, console))
     console.print(Text(_describe(result)))
     console.print(
         Text.assemble(
@@ -105,6 +106,19 @@ def junit_xml(result: GateResult) -> bytes:
     return document + b"\n"
 
 
+def _table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], without: Collection[str]
+) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = [number for number, header in enumerate(headers) if header not in without]
+    for number in shown:
+        justify: Literal["left", "right"] = "right" if number else "left"
+        table.add_column(headers[number], justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(row[number])) for number in shown))
+    return table
+
+
 def _rows(result: GateResult) -> tuple[list[str], list[list[str]]]:
     """Return the headers and the cells of the table of classes."""
     compared = bool(result.baselines)
@@ -133,9 +147,8 @@ def _row(one: GateClassResult, *, compared: bool, judged: bool) -> list[str]:
         and one.difference_lower is not None
         and one.difference_upper is not None
     ):
-        difference = format_points(one.difference)
-        low = format_points(one.difference_lower).removesuffix(" points")
-        bounds = f"{low} … {format_points(one.difference_upper, up=True)}"
+        difference = cut_points(one.difference)
+        bounds = f"{cut_points(one.difference_lower)} … {cut_points(one.difference_upper, up=True)}"
     return [
         one.name or "–",
         format_percent(one.baseline_attainment),
@@ -160,7 +173,7 @@ def _describe(result: GateResult) -> str:
         subject = "1 pair" if runs == 1 else f"{runs} pairs"
         text = (
             f"{subject} of runs, margin {format_points(result.margin).lstrip('+')}, each bound "
-            f"with {confidence} confidence."
+            f"with {confidence} confidence. Differences are in percentage points."
         )
     if result.dropped:
         text += f" {result.dropped:,} requests were not judged in both runs of a pair."

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from goodput_core.slo.gate import format_points
+from goodput_core.slo.gate import cut_points
 from goodput_core.text import printable
 from goodput_replay.run.formatting import (
     format_confidence,
@@ -41,7 +41,10 @@ def print_comparisons(result: ComparisonResult, console: Console) -> None:
     for comparison in result.comparisons:
         _print_comparison(comparison, console)
     console.print(
-        Text(f"Each bound has {format_confidence(result.confidence)} confidence. {result.note}")
+        Text(
+            f"Each bound has {format_confidence(result.confidence)} confidence. Differences of "
+            f"attainment are in percentage points. {result.note}"
+        )
     )
 
 
@@ -83,9 +86,8 @@ def _attainment_row(comparison: RunComparison, one: ClassComparison) -> list[str
         and one.difference_lower is not None
         and one.difference_upper is not None
     ):
-        difference = format_points(one.difference)
-        low = format_points(one.difference_lower).removesuffix(" points")
-        bounds = f"{low} … {format_points(one.difference_upper, up=True)}"
+        difference = cut_points(one.difference)
+        bounds = f"{cut_points(one.difference_lower)} … {cut_points(one.difference_upper, up=True)}"
     row = [
         one.name or "–",
         format_percent(one.baseline_attainment),
@@ -119,7 +121,7 @@ def _latencies(comparison: RunComparison) -> Table:
 
 
 def _flips(comparison: RunComparison) -> Table:
-    headers = ["at", "class", "request", "tokens", "changed", "because of", "TTFT", "TPOT"]
+    headers = ["at", "class", "request", "tokens", "changed", "TTFT", "TPOT"]
     rows = [_flip_row(flip) for flip in comparison.flips[:_SHOWN_FLIPS]]
     return _table("changed requests", headers, rows)
 
@@ -130,10 +132,10 @@ def _flip_row(flip: Flip) -> list[str]:
         flip.slo_class or "–",
         flip.request_id,
         f"{format_count(flip.input_tokens)} → {format_count(flip.output_tokens)}",
-        "lost" if flip.lost else "gained",
-        ", ".join(flip.reasons) + (f" ({flip.detail})" if flip.detail else ""),
-        f"{format_ms(flip.baseline_ttft_ms)} → {format_ms(flip.candidate_ttft_ms)}",
-        f"{format_ms(flip.baseline_tpot_ms)} → {format_ms(flip.candidate_tpot_ms)}",
+        f"{'lost' if flip.lost else 'gained'}: {', '.join(flip.reasons)}"
+        + (f" ({flip.detail})" if flip.detail else ""),
+        _change(flip.baseline_ttft_ms, flip.candidate_ttft_ms),
+        _change(flip.baseline_tpot_ms, flip.candidate_tpot_ms),
     ]
 
 
@@ -154,6 +156,12 @@ def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def _spans_zero(latency: LatencyComparison) -> bool:
     return latency.lower_ms <= 0 <= latency.upper_ms
+
+
+def _change(before: float | None, after: float | None) -> str:
+    first, second = format_ms(before), format_ms(after)
+    unit = second[-3:]
+    return f"{first.removesuffix(unit) if unit == ' ms' else first} → {second}"
 
 
 def _signed_ms(ms: float) -> str:

@@ -237,6 +237,28 @@ def test_files_for_pipelines_tell_the_three_outcomes_apart(
     }
 
 
+@pytest.mark.parametrize(
+    ("columns", "last"),
+    [("120", ["gained", "lost", "verdict"]), ("95", ["difference", "bounds", "verdict"])],
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_ones(
+    columns: str,
+    last: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = chat_run(tmp_path / "old", seconds=120, missed=spread(6))
+    new = chat_run(tmp_path / "new", seconds=120, missed=spread(240))
+    monkeypatch.setenv("COLUMNS", columns)
+    main([str(new), "--baseline", str(old)])
+    lines = capsys.readouterr().out.splitlines()
+    (header,) = (line for line in lines if line.startswith(" class "))
+    assert header.split()[-3:] == last
+    (row,) = (line for line in lines if line.startswith(" chat "))
+    assert row.split()[-1] == "FAIL"
+
+
 def test_a_file_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
