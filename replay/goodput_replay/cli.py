@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from goodput_replay.arguments import make_parser, parse_options
+from goodput_replay.arguments import make_parser
+from goodput_replay.options import parse_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from goodput_core.cli import installed_version
-from goodput_replay.arguments import ReplayOptions
+from goodput_replay.options import ReplayOptions
 from goodput_replay.plan import PlanStats, RequestPlan
 from goodput_replay.run.summary import (
     ClientSummary,

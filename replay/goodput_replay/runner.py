@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
-    from goodput_replay.arguments import ReplayOptions
     from goodput_replay.emulation.settings import FleetSettings
+    from goodput_replay.options import ReplayOptions
     from goodput_replay.run.folder import FinishedRun
     from goodput_traces.format.reader import Trace
 

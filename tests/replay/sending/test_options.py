@@ -9,7 +9,7 @@ import pytest
 
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
-from goodput_replay.arguments import parse_options
+from goodput_replay.options import parse_options
 from goodput_replay.sending.target import Endpoint
 
 EMULATED = ["--trace", "t.parquet", "--emulate", "chat.yaml"]
