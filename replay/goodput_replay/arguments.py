@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import CommandParser, argument_type
-from goodput_core.slo.targets import parse_confidence
+from goodput_core.slo.targets import parse_confidence, parse_objective
 from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_replay.sending.abort import parse_abort_rule
 from goodput_replay.sending.target import Endpoint, parse_header, parse_target
+from goodput_replay.slo_options import parse_slo_class, parse_target_ms
 from goodput_traces.transforms import parse_factor, parse_window
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _EXAMPLES: Final = (
     "replay --trace sample -f examples/chat.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml",
+    "replay --trace prod.parquet --target http://127.0.0.1 --ttft 1s --tpot 50ms --objective 99%",
     "replay --trace prod.parquet --dry-run --rate-scale 2",
     "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
     "replay --trace prod.parquet -f examples/chat.yaml --gate --warmup 50 --out runs/candidate",
@@ -245,6 +247,42 @@ def _add_judging(parser: CommandParser) -> None:
         type=Path,
         help="SLO targets for --target: a manifest or its spec.slo",
     )
+    for option, metavar, what in (
+        ("--ttft", "TIME", "time to first token"),
+        ("--tpot", "TIME", "time per output token"),
+        ("--tbt-p99", "TIME", "p99 of the gaps between a request's tokens"),
+        ("--e2e", "TIME", "time to the end of the response"),
+    ):
+        group.add_argument(
+            option,
+            dest=f"{option[2:].replace('-', '_')}_ms",
+            metavar=metavar,
+            type=argument_type(parse_target_ms, metavar),
+            help=f"target of the {what} for every request, instead of --slo",
+        )
+    group.add_argument(
+        "--objective",
+        metavar="PERCENT",
+        type=argument_type(parse_objective, "PERCENT"),
+        help="share of all requests that must meet --ttft, --tpot and the like, such as 99%%",
+    )
+    group.add_argument(
+        "--slo-class",
+        dest="slo_classes",
+        metavar="CLASS",
+        action="append",
+        default=[],
+        type=argument_type(parse_slo_class, "CLASS"),
+        help="targets of one class of the trace, such as "
+        "chat:ttft=500ms,tpot=50ms,objective=99%%; repeatable",
+    )
+    group.add_argument(
+        "--outage",
+        dest="outage_s",
+        metavar="TIME",
+        type=argument_type(_outage, "TIME"),
+        help="with --ttft and --slo-class: length of an outage that a PASS must exclude",
+    )
     group.add_argument(
         "--gate",
         action="store_true",
@@ -291,6 +329,13 @@ def _timeout(text: str) -> int:
     if not NS_PER_S // 10 <= ns <= 86_400 * NS_PER_S:
         raise ValueError(f"{text!r} is out of range; a timeout must be between 100ms and 1d")
     return ns
+
+
+def _outage(text: str) -> int:
+    ns = parse_duration(text)
+    if ns % NS_PER_S or not NS_PER_S <= ns <= 86_400 * NS_PER_S:
+        raise ValueError(f"{text!r} is not an outage; give whole seconds from 1s to 1d")
+    return ns // NS_PER_S
 
 
 def _model(text: str) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import UsageError
+from goodput_core.slo.targets import SLOClass
 from goodput_replay.arguments import make_parser
 from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
+from goodput_replay.slo_options import OTHER_CLASS
 from goodput_traces.transforms import ClassRule, Window, parse_class_rules
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
 __all__ = ["ReplayOptions", "parse_options"]
+
+_MAX_CLASSES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,10 @@ class ReplayOptions:
         manifest: manifest of the service to start before the run and stop afterwards.
         emulate: manifest of the service to emulate in virtual time.
         slo: file with the SLO classes, used with `target`.
+        slo_classes: SLO classes declared on the command line; the class of requests of all other
+            classes has the name `OTHER_CLASS` and is the last one.
+        outage_s: the longest outage that the bounds take into account, with `slo_classes`; None if
+            none is declared.
         probe: send one probe request per class before the run.
         model: served model for rows that `models` does not map.
         models: served model by the trace's model name.
@@ -56,6 +66,8 @@ class ReplayOptions:
     topology: Path | None
     device: str | None
     slo: Path | None
+    slo_classes: tuple[SLOClass, ...]
+    outage_s: int | None
     window: Window | None
     limit: int | None
     speed: Fraction
@@ -104,6 +116,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     parsed.headers = dict(parsed.headers)
     parsed.endpoint = Endpoint(parsed.endpoint)
     parsed.pinning = _pinning(parsed.pinning)
+    parsed.slo_classes = _slo_classes(parsed)
     parsed.class_rule_texts = tuple(parsed.class_rule_texts)
     try:
         parsed.class_rules = parse_class_rules(parsed.class_rule_texts)
@@ -114,10 +127,51 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     return options
 
 
+def _slo_classes(parsed: Namespace) -> tuple[SLOClass, ...]:
+    """Return the declared classes; removes the options of single targets from the arguments."""
+    names = ("ttft_ms", "tpot_ms", "tbt_p99_ms", "e2e_ms", "objective")
+    targets = {name: parsed.__dict__.pop(name) for name in names}
+    classes: list[SLOClass] = list(parsed.slo_classes)
+    if any(value is not None for value in targets.values()):
+        for option, name in (("--ttft", "ttft_ms"), ("--tpot", "tpot_ms")):
+            if targets[name] is None:
+                raise UsageError(
+                    f"replay: {option} is missing; give --ttft and --tpot, or one --slo-class for "
+                    "each class"
+                )
+        classes.append(SLOClass(name=OTHER_CLASS, **targets))
+    counts = Counter(one.name for one in classes)
+    repeated = next((name for name, count in counts.items() if count > 1), None)
+    if repeated is not None:
+        also = " by --ttft and --tpot" if repeated == OTHER_CLASS else ""
+        raise UsageError(f"replay: --slo-class: {repeated!r} is already declared{also}; rename it")
+    if len(classes) > _MAX_CLASSES:
+        raise UsageError(
+            f"replay: --slo-class: {len(classes)} classes are too many; at most {_MAX_CLASSES}"
+        )
+    return tuple(classes)
+
+
 def _check_combinations(options: ReplayOptions) -> None:
     if options.target is not None and options.manifest is not None:
         raise UsageError(
             "replay: --target and -f are mutually exclusive; use --target for a running service"
+        )
+    if options.slo_classes and options.slo is not None:
+        raise UsageError(
+            "replay: --slo and targets on the command line (--ttft, --tpot, --slo-class) are "
+            "mutually exclusive; choose one of them"
+        )
+    if options.outage_s is not None and not options.slo_classes:
+        raise UsageError(
+            "replay: --outage needs --ttft and --tpot, or --slo-class; in a file, set "
+            "slo.outageSeconds"
+        )
+    if options.slo_classes and (options.manifest or options.emulate) is not None:
+        option = "-f" if options.manifest is not None else "--emulate"
+        raise UsageError(
+            "replay: --ttft, --tpot and --slo-class are only supported with --target; "
+            f"{option} uses the manifest's spec.slo"
         )
     if options.emulate is not None:
         _check_emulation(options)

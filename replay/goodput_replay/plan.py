@@ -158,10 +158,12 @@ class RequestPlan:
     def _class_name(self, row: TraceRow, classes: set[str]) -> str:
         name = row.slo_class or self.slo.default or ""
         if classes and name not in classes:
+            if self.slo.other is not None:
+                return self.slo.other
             raise InputError(
                 f"{self.trace.path}: request {row.request_id!r} has the class {name!r}, which is "
-                f"not in spec.slo.classes ({', '.join(sorted(classes))}); map the class with "
-                "--class-by, or add it"
+                f"not among the SLO classes ({', '.join(sorted(classes))}); map the class with "
+                "--class-by, or declare it"
             )
         return name
 

@@ -35,6 +35,7 @@ from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
 from goodput_replay.run.terminal import print_summary
 from goodput_replay.run_plan import RunPlan
 from goodput_replay.sending.target import require_permission
+from goodput_replay.slo_options import OTHER_CLASS
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import SAMPLE, trace_path
 from goodput_traces.transforms import TransformPlan
@@ -83,8 +84,8 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         return ExitCode.PASS
     if options.gate and not slo.classes and not stats.rows_with_targets:
         raise UsageError(
-            "--gate: the run has no SLO; give --slo FILE, -f MANIFEST, or a trace with "
-            "targets in its rows"
+            "--gate: the run has no SLO; give --ttft, --tpot and --objective, --slo FILE, "
+            "-f MANIFEST, or a trace with targets in its rows"
         )
     if options.target is not None:
         require_permission(options.target, granted=options.yes)
@@ -156,7 +157,16 @@ def _read_slo_and_service(options: ReplayOptions) -> tuple[SLOClasses, LLMServic
     if manifest is not None:
         service = read_manifest(manifest)
         return slo_classes(service.spec.slo), service
-    return (SLOClasses() if options.slo is None else read_slo(options.slo)), None
+    if options.slo is not None:
+        return read_slo(options.slo), None
+    if not options.slo_classes:
+        return SLOClasses(), None
+    last = options.slo_classes[-1].name
+    other = last if last == OTHER_CLASS else None
+    default = other or options.slo_classes[0].name
+    outage_s = options.outage_s or 0
+    slo = SLOClasses(classes=options.slo_classes, default=default, other=other, outage_s=outage_s)
+    return slo, None
 
 
 def _fleet_settings(options: ReplayOptions, service: LLMService | None) -> FleetSettings | None:

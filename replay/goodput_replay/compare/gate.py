@@ -30,7 +30,7 @@ from goodput_core.slo.verdict import Reason, VerdictKind, decide
 from goodput_core.units import NS_PER_S
 from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match
 from goodput_replay.run.records import read_records
-from goodput_replay.run.summary_builder import cut_share
+from goodput_replay.run.summary_builder import cut_share, read_stalls
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:
@@ -296,6 +296,7 @@ def _is_valid_if_answered(run: LoadedRun) -> bool:
         window_start_ns=round(summary.window.start_s * NS_PER_S),
         rows_planned=summary.window.rows_planned,
         incomplete="" if summary.run.complete else summary.run.abort_reason or "it was stopped",
+        stalls=read_stalls(summary.client),
     )
     validity = replace(evidence.validity, baseline_answered=True)
     return decide(evidence.classes, validity).kind is not VerdictKind.INVALID

@@ -24,11 +24,14 @@ class SLOClasses:
     Args:
         classes: classes in the manifest's order; empty if only targets of rows are judged.
         default: class of requests without a class; None without classes.
+        other: class of requests whose own class is not among `classes`; its name is not sent to the
+            target. None if such a request is an error.
         outage_s: the longest outage that the bounds take into account; 0 if none is declared.
     """
 
     classes: tuple[SLOClass, ...] = ()
     default: str | None = None
+    other: str | None = None
     outage_s: int = 0
 
     def by_name(self) -> dict[str, SLOClass]:

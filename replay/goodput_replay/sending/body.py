@@ -49,6 +49,7 @@ class RequestRenderer:
         prompts: renders prompts.
         pinning: how the output length is pinned.
         model_for: maps a model name of the trace to the served name.
+        unnamed_class: SLO class whose name the target does not know; None if there is none.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class RequestRenderer:
         prompts: PromptRenderer,
         pinning: LengthPinning,
         model_for: Callable[[str], str],
+        unnamed_class: str | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._prompts = prompts
         self._pinning = pinning
         self._model_for = model_for
+        self._unnamed_class = unnamed_class
 
     def render(self, planned: PlannedRequest) -> PreparedRequest:
         """Render the body and the headers of one request."""
@@ -95,7 +98,7 @@ class RequestRenderer:
     def _headers(self, planned: PlannedRequest) -> dict[str, str]:
         return write_headers(
             request_id=planned.request_id,
-            slo_class=planned.slo_class,
+            slo_class="" if planned.slo_class == self._unnamed_class else planned.slo_class,
             targets=planned.targets,
             priority=planned.priority,
             output_tokens=planned.output_tokens if self._pinning is LengthPinning.HEADER else None,

@@ -126,6 +126,7 @@ async def _replay(
             prompts=_make_prompts(options.endpoint, plan.salt.encode()),
             pinning=pinning,
             model_for=names,
+            unnamed_class=plan.slo.other,
         )
         if options.probe:
             probes = [

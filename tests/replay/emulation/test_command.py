@@ -209,7 +209,7 @@ def test_an_unknown_class_is_rejected_before_the_run(
     out = tmp_path / "run"
     arguments = ("--trace", trace, "--emulate", manifest, "--class-by", "gold: *")
     assert run(*arguments, "--out", out) == 64
-    assert "has the class 'gold', which is not in spec.slo.classes" in capsys.readouterr().err
+    assert "has the class 'gold', which is not among the SLO classes" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -101,7 +101,7 @@ def test_the_first_rows_are_warm_up(trace_of: WriteTrace) -> None:
 def test_a_class_that_is_not_in_the_slo_is_rejected_by_name(trace_of: WriteTrace) -> None:
     path = trace_of([row(0, 0), row(1, 1, slo_class="gold")])
     with pytest.raises(
-        InputError, match=r"request 'row-1' has the class 'gold', which is not in .*fast, slow"
+        InputError, match=r"request 'row-1' has the class 'gold', which is not among .*fast, slow"
     ):
         survey(plan_of(path))
 
