@@ -13,7 +13,7 @@ from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_replay.sending.abort import parse_abort_rule
 from goodput_replay.sending.target import Endpoint, parse_header, parse_target
 from goodput_replay.slo_options import parse_slo_class, parse_target_ms
-from goodput_traces.transforms import parse_factor, parse_window
+from goodput_traces.transforms import parse_factor, parse_session_arrivals, parse_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,6 +149,13 @@ def _add_transforms(parser: CommandParser) -> None:
         type=argument_type(parse_window, "WINDOW"),
         help="replay only arrivals in this range of time since the first arrival, such as 10m..20m",
     )
+    group.add_argument(
+        "--session-arrivals",
+        metavar="PROCESS",
+        type=argument_type(parse_session_arrivals, "PROCESS"),
+        help="for a trace whose sessions share no clock: when sessions start, such as "
+        "poisson:0.2/s",
+    )
     group.add_argument("--limit", metavar="N", type=_at_least(1), help="replay at most N requests")
     group.add_argument(
         "--max-decoded-size",
@@ -186,7 +193,8 @@ def _add_transforms(parser: CommandParser) -> None:
         metavar="N",
         type=_at_least(0),
         default=0,
-        help="seed of rate scaling and of an emulated fleet's random placement (default: 0)",
+        help="seed of rate scaling, session starts and an emulated fleet's random placement "
+        "(default: 0)",
     )
 
 

@@ -16,7 +16,7 @@ from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
 from goodput_replay.slo_options import OTHER_CLASS
-from goodput_traces.transforms import ClassRule, Window, parse_class_rules
+from goodput_traces.transforms import ClassRule, SessionArrivals, Window, parse_class_rules
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -46,7 +46,7 @@ class ReplayOptions:
         model: served model for rows that `models` does not map.
         models: served model by the trace's model name.
         class_rule_texts: `class_rules` as written on the command line.
-        seed: seed of rate scaling and of the random placement in an emulated fleet.
+        seed: seed of rate scaling, session starts and the random placement in an emulated fleet.
         pinning: how output lengths are pinned to the trace; None to detect it from the target.
         timeout_ns: time limit of a request from its scheduled arrival.
         salt: salt of the prompts, which separates them from those of other runs; None for a
@@ -68,6 +68,7 @@ class ReplayOptions:
     slo: Path | None
     slo_classes: tuple[SLOClass, ...]
     outage_s: int | None
+    session_arrivals: SessionArrivals | None
     window: Window | None
     limit: int | None
     speed: Fraction

@@ -113,13 +113,16 @@ class RequestPlan:
 
         Raises:
             TraceError: a row is invalid.
-            InputError: the trace is session-relative, or a class is not in the SLO.
+            InputError: the trace is session-relative and its sessions have no starts, or the
+                reverse, or a class is not in the SLO.
         """
         self._require_clock()
-        first_ns = self.trace.first_ns
-        zero_ns = self.transforms.zero_ns(first_ns)
+        zero_ns = self.zero_ns
         classes = {c.name for c in self.slo.classes}
-        rows = self.trace.rows(start_ns=zero_ns, end_ns=self.transforms.end_ns(first_ns))
+        if self.transforms.session_arrivals is None:
+            rows = self.trace.rows(start_ns=zero_ns, end_ns=self._end_ns)
+        else:
+            rows = self.trace.rows()
         for number, row in enumerate(apply(rows, self.transforms)):
             yield PlannedRequest(
                 request_id=row.request_id,
@@ -142,17 +145,34 @@ class RequestPlan:
 
     def window_ns(self, stats: PlanStats) -> int:
         """Return the length of the replayed window, at least a second so that rates are finite."""
-        end_ns = self.transforms.end_ns(self.trace.first_ns)
+        end_ns = self._end_ns
         if end_ns is None or self.transforms.limit is not None:
             return max(NS_PER_S, stats.last_ns + 1)
-        length_ns = end_ns - self.transforms.zero_ns(self.trace.first_ns)
-        return max(1, int(length_ns / self.transforms.speed))
+        return max(1, int((end_ns - self.zero_ns) / self.transforms.speed))
+
+    @property
+    def zero_ns(self) -> int:
+        """Time zero of the run on the trace's clock, or since the start of the first session."""
+        return self.transforms.zero_ns(self._first_ns)
+
+    @property
+    def _first_ns(self) -> int:
+        return self.trace.first_ns if self.transforms.session_arrivals is None else 0
+
+    @property
+    def _end_ns(self) -> int | None:
+        return self.transforms.end_ns(self._first_ns)
 
     def _require_clock(self) -> None:
-        if self.trace.metadata.clock is Clock.SESSION_RELATIVE:
+        has_sessions = self.trace.metadata.clock is Clock.SESSION_RELATIVE
+        if has_sessions and self.transforms.session_arrivals is None:
             raise InputError(
-                f"{self.trace.path}: its clock restarts in every session, and session arrivals "
-                "are not implemented yet; replay a trace with absolute or trace-relative time"
+                f"{self.trace.path}: its clock restarts in every session; give the rate at which "
+                "sessions start, such as --session-arrivals poisson:0.2/s"
+            )
+        if not has_sessions and self.transforms.session_arrivals is not None:
+            raise InputError(
+                f"{self.trace.path}: its sessions have recorded starts; remove --session-arrivals"
             )
 
     def _class_name(self, row: TraceRow, classes: set[str]) -> str:

@@ -206,6 +206,7 @@ def _require_replicas(manifest: Path, spec: LLMServiceSpec, settings: FleetSetti
 
 def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:
     return TransformPlan(
+        session_arrivals=options.session_arrivals,
         window=options.window,
         rate_scale=options.rate_scale,
         seed=options.seed,
@@ -257,6 +258,8 @@ def _trace_summary(options: ReplayOptions, trace: Trace) -> TraceSummary:
 
 def _transform_texts(options: ReplayOptions) -> tuple[str, ...]:
     texts = []
+    if options.session_arrivals is not None:
+        texts.append(f"--session-arrivals {options.session_arrivals.text}")
     if (window := options.window) is not None:
         end = "" if window.end_ns is None else f"{window.end_ns / NS_PER_S:g}s"
         texts.append(f"--window {window.start_ns / NS_PER_S:g}s..{end}")

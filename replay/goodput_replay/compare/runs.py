@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedRun", "Matching", "difference_between", "load_run", "match"]
 
 _MAX_LISTED: Final = 80
+_SAMPLED: Final = ("--rate-scale", "--session-arrivals")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ def difference_between(one: LoadedRun, other: LoadedRun) -> str:
     first, second = one.summary, other.summary
     if first.trace.digest != second.trace.digest:
         return f"the trace differs: {_describe_trace(one)} and {_describe_trace(other)}"
-    is_sampled = any(text.startswith("--rate-scale") for text in first.trace.transforms)
+    is_sampled = any(text.startswith(_SAMPLED) for text in first.trace.transforms)
     pairs: tuple[tuple[str, object, object], ...] = (
         ("the trace selection", first.trace.transforms, second.trace.transforms),
         ("--seed", is_sampled and first.run.seed, is_sampled and second.run.seed),

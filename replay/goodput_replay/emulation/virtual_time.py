@@ -117,7 +117,7 @@ def emulated_run(
 def _trace_time_of_zero(plan: RunPlan) -> datetime:
     """Return the trace's timestamp of time zero of the run; a relative clock counts from 1970."""
     requests = plan.requests
-    zero_ns = requests.transforms.zero_ns(requests.trace.first_ns)
+    zero_ns = requests.zero_ns
     return _EPOCH + timedelta(microseconds=zero_ns // NS_PER_US)
 
 

@@ -88,6 +88,8 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
 
 def _format_heading(summary: Summary) -> Text:
     trace = f"{summary.trace.name}{' (synthetic)' if summary.trace.synthetic else ''}"
+    if any(text.startswith("--session-arrivals") for text in summary.trace.transforms):
+        trace += " (starts of sessions chosen by the replay)"
     return Text(
         f"{printable(trace)}: {format_count(summary.window.rows_planned)} requests over "
         f"{format_seconds(summary.window.length_s)}, {format_rate(summary.overall.offered_per_s)} "

@@ -15,7 +15,12 @@ from goodput_replay.plan import RequestPlan, survey
 from goodput_replay.run.slo import SLOClasses
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock, TraceRow
-from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window
+from goodput_traces.transforms import (
+    TransformPlan,
+    parse_class_rules,
+    parse_session_arrivals,
+    parse_window,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,13 +123,65 @@ def test_without_an_slo_a_class_is_a_label(trace_of: WriteTrace) -> None:
     assert [request.slo_class for request in plan.requests()] == ["", "gold"]
 
 
-def test_a_session_relative_trace_is_rejected(trace_of: WriteTrace) -> None:
-    path = trace_of(
-        [row(0, 0, provided_session_id="a"), row(1, 1, provided_session_id="b")],
-        clock=Clock.SESSION_RELATIVE,
-    )
-    with pytest.raises(InputError, match="session arrivals are not implemented yet"):
+def sessions(count: int, turns: int = 3) -> list[TraceRow]:
+    """Return sessions of a few turns, ten seconds apart, each on its own clock."""
+    return [
+        row(
+            session * turns + turn,
+            0,
+            timestamp_start_unix_ns=turn * 10 * NS_PER_S,
+            provided_session_id=f"s{session:04}",
+        )
+        for session in range(count)
+        for turn in range(turns)
+    ]
+
+
+def test_a_trace_of_sessions_needs_a_process_of_their_starts(trace_of: WriteTrace) -> None:
+    path = trace_of(sessions(2), clock=Clock.SESSION_RELATIVE)
+    with pytest.raises(InputError, match=r"such as --session-arrivals poisson:0\.2/s"):
         survey(plan_of(path))
+
+
+def test_a_trace_with_one_clock_keeps_its_recorded_starts(trace_of: WriteTrace) -> None:
+    path = trace_of([row(0, 0), row(1, 1)])
+    with pytest.raises(InputError, match="remove --session-arrivals"):
+        survey(plan_of(path, session_arrivals=parse_session_arrivals("poisson:1/s")))
+
+
+def test_sessions_start_at_random_and_keep_their_times_inside(trace_of: WriteTrace) -> None:
+    path = trace_of(sessions(200), clock=Clock.SESSION_RELATIVE)
+    arrivals = parse_session_arrivals("poisson:0.5/s")
+    planned = list(plan_of(path, session_arrivals=arrivals).requests())
+    assert len(planned) == 600
+    at = [request.scheduled_ns for request in planned]
+    assert at == sorted(at)
+    by_id = {request.request_id: request.scheduled_ns for request in planned}
+    starts = [by_id[trace_row(3 * session).request_id] for session in range(200)]
+    for session, start in enumerate(starts):
+        turns = [by_id[trace_row(3 * session + turn).request_id] for turn in range(3)]
+        assert [turn - start for turn in turns] == [0, 10 * NS_PER_S, 20 * NS_PER_S]
+    assert starts == sorted(starts)
+    assert starts[-1] / NS_PER_S == pytest.approx(400, rel=0.3)
+    again = list(plan_of(path, session_arrivals=arrivals).requests())
+    other = list(plan_of(path, session_arrivals=arrivals, seed=1).requests())
+    assert again == planned
+    assert other != planned
+
+
+def test_a_window_of_sessions_counts_from_time_zero(trace_of: WriteTrace) -> None:
+    path = trace_of(sessions(200), clock=Clock.SESSION_RELATIVE)
+    arrivals = parse_session_arrivals("poisson:30/min")
+    whole = times(plan_of(path, session_arrivals=arrivals))
+    plan = plan_of(path, session_arrivals=arrivals, window=parse_window("60s..120s"))
+    assert times(plan) == pytest.approx([at - 60 for at in whole if 60 <= at < 120])
+    assert plan.window_ns(survey(plan)) == 60 * NS_PER_S
+
+
+@pytest.mark.parametrize("text", ["", "poisson", "poisson:0/s", "poisson:-1/s", "gamma:1/s", "1/s"])
+def test_a_process_of_session_starts_has_a_rate(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a process of session starts"):
+        parse_session_arrivals(text)
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ class Clock(StrEnum):
     TRACE_RELATIVE = "trace-relative"
     """The start of the trace."""
     SESSION_RELATIVE = "session-relative"
-    """The start of each session. Sessions share no clock, so a replay rejects the trace."""
+    """The start of each session. Sessions share no clock, so a replay chooses their starts."""
 
 
 class HashSemantics(StrEnum):

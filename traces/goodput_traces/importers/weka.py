@@ -76,7 +76,7 @@ class WekaImporter(Importer):
             notes.append(
                 f"{self._markers:,} subagent markers were replaced with the requests nested in them"
             )
-        notes.append("sessions share no clock: this trace can be described, but not replayed")
+        notes.append("sessions share no clock: a replay of this trace needs --session-arrivals")
         return notes
 
     def _flatten(

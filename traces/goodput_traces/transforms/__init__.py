@@ -12,14 +12,17 @@ from goodput_traces.transforms.plan import (
     warp_time,
 )
 from goodput_traces.transforms.scale import scale_rate
+from goodput_traces.transforms.sessions import SessionArrivals, parse_session_arrivals
 
 __all__ = [
     "ClassRule",
+    "SessionArrivals",
     "TransformPlan",
     "Window",
     "apply",
     "parse_class_rules",
     "parse_factor",
+    "parse_session_arrivals",
     "parse_window",
     "scale_rate",
     "warp_time",

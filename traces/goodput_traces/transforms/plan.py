@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.units import NS_PER_S, format_duration, parse_duration
 from goodput_traces.transforms.classes import ClassRule, assign_classes
 from goodput_traces.transforms.scale import scale_rate
+from goodput_traces.transforms.sessions import SessionArrivals, start_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,12 +52,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformPlan:
-    """Transforms of a replay, applied in this order: window, rate scale, classes, limit, speed.
+    """Transforms of a replay, in this order: sessions, window, rate scale, classes, limit, speed.
 
     Args:
+        session_arrivals: starts of the sessions of a session-relative trace; None for a trace with
+            one clock. With it, the first arrival is 0.
         window: part of the trace; None for the complete trace.
         rate_scale: factor for the number of requests; bursts are preserved.
-        seed: selects the requests that a rate scale adds or drops.
+        seed: selects the requests that a rate scale adds or drops, and the starts of sessions.
         class_rules: rules that assign classes; the first rule that matches a row applies.
         limit: maximum number of requests after scaling; None for no limit.
         speed: factor for the speed of time; above 1 is faster.
@@ -64,6 +67,7 @@ class TransformPlan:
             transform is the trace's first row.
     """
 
+    session_arrivals: SessionArrivals | None = None
     window: Window | None = None
     rate_scale: Fraction = Fraction(1)
     seed: int = 0
@@ -104,14 +108,16 @@ class TransformPlan:
 
 
 def apply(rows: Iterable[TraceRow], plan: TransformPlan) -> Iterator[TraceRow]:
-    """Apply the transforms to streamed rows; the order of arrival does not change.
+    """Apply the transforms to streamed rows; yield them in the order of arrival.
 
     Args:
-        rows: rows of a trace, in order of arrival.
+        rows: rows of a trace, in order of arrival; of a session-relative trace by session.
         plan: the transforms.
     """
     rows = iter(rows)
     first_ns = plan.first_ns
+    if plan.session_arrivals is not None:
+        rows, first_ns = start_sessions(rows, plan.session_arrivals, seed=plan.seed), 0
     if first_ns is None:
         head = next(rows, None)
         if head is None:
