@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import CommandParser, argument_type
 from goodput_core.slo.targets import parse_confidence, parse_objective
-from goodput_core.units import NS_PER_S, parse_duration, parse_size
+from goodput_core.units import NS_PER_S, parse_duration, parse_size, parse_some_duration
+from goodput_replay.load import parse_arrivals, parse_lengths, parse_rate
 from goodput_replay.sending.abort import parse_abort_rule
 from goodput_replay.sending.target import Endpoint, parse_header, parse_target
 from goodput_replay.slo_options import parse_slo_class, parse_target_ms
@@ -27,6 +28,7 @@ _EXAMPLES: Final = (
     "replay --trace sample -f examples/chat.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1 --ttft 1s --tpot 50ms --objective 99%",
+    "replay --rate 5/s --duration 5m --input-tokens 500 --output-tokens 200~30% -f chat.yaml",
     "replay --trace prod.parquet --dry-run --rate-scale 2",
     "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
     "replay --trace prod.parquet -f examples/chat.yaml --gate --warmup 50 --out runs/candidate",
@@ -45,13 +47,15 @@ def make_parser() -> CommandParser:
         summary="Replay a trace against a service at its original timestamps, or emulate the "
         "service in virtual time, and judge every request against its SLO. `replay report DIR` "
         "rebuilds a run's report; `replay capacity` finds the highest rate that meets the SLO.",
-        usage="replay --trace TRACE (--target URL | -f MANIFEST | --emulate MANIFEST) "
-        "[OPTION ...]\n"
+        usage="replay (--trace TRACE | --rate RATE ...) "
+        "(--target URL | -f MANIFEST | --emulate MANIFEST)\n"
+        "              [OPTION ...]\n"
         "       replay report DIR\n"
         "       replay capacity --trace TRACE … [OPTION ...]",
         examples=_EXAMPLES,
     )
     _add_input(parser)
+    _add_load(parser)
     _add_transforms(parser)
     _add_sending(parser)
     _add_judging(parser)
@@ -60,7 +64,7 @@ def make_parser() -> CommandParser:
 
 def _add_input(parser: CommandParser) -> None:
     group = parser.add_argument_group("input and target")
-    group.add_argument("--trace", required=True, help="trace file (Parquet), or `sample`")
+    group.add_argument("--trace", help="trace file (Parquet), or `sample`")
     group.add_argument(
         "--target",
         metavar="URL",
@@ -141,6 +145,38 @@ def _add_input(parser: CommandParser) -> None:
     group.add_argument("--yes", action="store_true", help="allow a target on another machine")
 
 
+def _add_load(parser: CommandParser) -> None:
+    group = parser.add_argument_group("load without a trace")
+    group.add_argument(
+        "--rate",
+        metavar="RATE",
+        type=argument_type(parse_rate, "RATE"),
+        help="mean arrivals, such as 5/s or 90/m",
+    )
+    group.add_argument(
+        "--duration",
+        dest="duration_ns",
+        metavar="TIME",
+        type=argument_type(parse_some_duration, "TIME"),
+        help="span of the arrivals, such as 5m",
+    )
+    for name, what in (("input", "prompt"), ("output", "output")):
+        group.add_argument(
+            f"--{name}-tokens",
+            metavar="N[~P%]",
+            type=argument_type(parse_lengths, "N"),
+            help=f"{what} tokens: a fixed number, or log-normal numbers with this mean and a "
+            "standard deviation of P percent",
+        )
+    group.add_argument(
+        "--arrivals",
+        metavar="ARRIVALS",
+        type=argument_type(parse_arrivals, "ARRIVALS"),
+        help="poisson, constant, or gamma:CV for bursts, CV being the coefficient of variation of "
+        "the times between arrivals (default: poisson)",
+    )
+
+
 def _add_transforms(parser: CommandParser) -> None:
     group = parser.add_argument_group("trace selection")
     group.add_argument(
@@ -193,8 +229,8 @@ def _add_transforms(parser: CommandParser) -> None:
         metavar="N",
         type=_at_least(0),
         default=0,
-        help="seed of rate scaling, session starts and an emulated fleet's random placement "
-        "(default: 0)",
+        help="seed of a load, rate scaling, session starts and an emulated fleet's random "
+        "placement (default: 0)",
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.arguments import make_parser
+from goodput_replay.load import Load, parse_arrivals
 from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
@@ -32,7 +33,8 @@ class ReplayOptions:
     """Options of one `replay` command; `--help` describes those not listed here.
 
     Args:
-        trace: trace file, or `sample`.
+        trace: trace file, or `sample`; None with `load`.
+        load: synthetic load in place of a trace.
         max_decoded_bytes: maximum decoded size of the trace; None for the default.
         target: running server; None with `manifest`, `emulate` or `dry_run`.
         manifest: manifest of the service to start before the run and stop afterwards.
@@ -57,7 +59,8 @@ class ReplayOptions:
         confidence: one-sided confidence of each bound of an attainment.
     """
 
-    trace: str
+    trace: str | None
+    load: Load | None
     max_decoded_bytes: int | None
     target: Target | None
     manifest: Path | None
@@ -117,6 +120,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     parsed.headers = dict(parsed.headers)
     parsed.endpoint = Endpoint(parsed.endpoint)
     parsed.pinning = _pinning(parsed.pinning)
+    parsed.load = _load(parsed)
     parsed.slo_classes = _slo_classes(parsed)
     parsed.class_rule_texts = tuple(parsed.class_rule_texts)
     try:
@@ -126,6 +130,45 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     options = ReplayOptions(**vars(parsed))
     _check_combinations(options)
     return options
+
+
+def _load(parsed: Namespace) -> Load | None:
+    """Return the synthetic load; removes its options from the arguments."""
+    names = ("rate", "duration_ns", "input_tokens", "output_tokens")
+    rate, duration_ns, input_tokens, output_tokens = (parsed.__dict__.pop(name) for name in names)
+    arrivals = parsed.__dict__.pop("arrivals")
+    given = {
+        "--rate": rate,
+        "--duration": duration_ns,
+        "--input-tokens": input_tokens,
+        "--output-tokens": output_tokens,
+    }
+    used = [option for option, value in given.items() if value is not None]
+    if arrivals is not None:
+        used.append("--arrivals")
+    if parsed.trace is not None:
+        if used:
+            raise UsageError(
+                f"replay: --trace and {used[0]} are mutually exclusive; a trace has its own "
+                "arrivals and token counts"
+            )
+        return None
+    missing = [option for option, value in given.items() if value is None]
+    if not used:
+        raise UsageError(
+            "replay: no trace; give --trace TRACE, or "
+            "--rate 5/s --duration 5m --input-tokens 500 --output-tokens 200"
+        )
+    if missing:
+        raise UsageError(f"replay: {missing[0]} is missing; a load needs {', '.join(given)}")
+    return Load(
+        rate_per_s=rate,
+        duration_ns=duration_ns,
+        arrivals=arrivals or parse_arrivals("poisson"),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        seed=parsed.seed,
+    )
 
 
 def _slo_classes(parsed: Namespace) -> tuple[SLOClass, ...]:

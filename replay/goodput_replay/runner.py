@@ -11,8 +11,10 @@ import hashlib
 import os
 import secrets
 import sys
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +30,7 @@ from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
+from goodput_replay.load import LOAD
 from goodput_replay.plan import PlanStats, RequestPlan, require_fit, survey
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
@@ -67,7 +70,23 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
     Raises:
         GoodputError: the run could not start, or ended early.
     """
-    trace = open_trace(trace_path(options.trace), max_decoded_bytes=options.max_decoded_bytes)
+    with ExitStack() as stack:
+        return _run(options, _open_trace(options, stack), argv)
+
+
+def _open_trace(options: ReplayOptions, stack: ExitStack) -> Trace:
+    """Open the trace, or write the load into a temporary one that `stack` removes."""
+    path: Path
+    if options.load is not None:
+        folder = stack.enter_context(TemporaryDirectory(prefix="goodput-"))
+        path = options.load.write(Path(folder))
+    else:
+        assert options.trace is not None
+        path = trace_path(options.trace)
+    return open_trace(path, max_decoded_bytes=options.max_decoded_bytes)
+
+
+def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
     slo, service = _read_slo_and_service(options)
     fleet = _fleet_settings(options, service)
     requests = RequestPlan(
@@ -80,7 +99,7 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         require_fit(stats, profile, trace.path)
     _check_rate(options, stats)
     if options.dry_run:
-        _print_plan(requests, stats, Console(), json=options.json)
+        _print_plan(options, requests, stats)
         return ExitCode.PASS
     if options.gate and not slo.classes and not stats.rows_with_targets:
         raise UsageError(
@@ -238,22 +257,31 @@ def _headers(options: ReplayOptions) -> dict[str, str]:
 
 
 def _trace_summary(options: ReplayOptions, trace: Trace) -> TraceSummary:
-    try:
-        with trace.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"{trace.path}: cannot be read ({error.strerror})") from error
     metadata = trace.metadata
     return TraceSummary(
-        # A path may contain the name of a person, so only the file name is recorded.
-        name=SAMPLE if options.trace == SAMPLE else Path(options.trace).name,
-        digest=f"sha256:{digest}",
+        name=_trace_name(options, trace),
+        digest=_file_digest(trace.path) if options.load is None else options.load.digest,
         source=metadata.source,
         licence=metadata.licence,
         clock=metadata.clock.value,
         synthetic=metadata.source.startswith(_SYNTHETIC),
         transforms=_transform_texts(options),
     )
+
+
+def _trace_name(options: ReplayOptions, trace: Trace) -> str:
+    if options.load is not None:
+        return LOAD
+    # A path may contain the name of a person, so only the file name is recorded.
+    return SAMPLE if options.trace == SAMPLE else trace.path.name
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _transform_texts(options: ReplayOptions) -> tuple[str, ...]:
@@ -283,10 +311,12 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
     ]
 
 
-def _print_plan(plan: RequestPlan, stats: PlanStats, console: Console, *, json: bool) -> None:
+def _print_plan(options: ReplayOptions, plan: RequestPlan, stats: PlanStats) -> None:
     """Print the plan of `--dry-run`, as a table or as a JSON object."""
-    totals = _plan_totals(plan, stats)
-    if json:
+    console = Console()
+    source = str(plan.trace.path) if options.load is None else options.load.description
+    totals = {"trace": source, **_plan_totals(plan, stats)}
+    if options.json:
         text = msgspec.json.format(msgspec.json.encode(totals), indent=2)
         console.print(text.decode(), soft_wrap=True, highlight=False, markup=False)
         return
@@ -301,7 +331,6 @@ def _print_plan(plan: RequestPlan, stats: PlanStats, console: Console, *, json: 
 def _plan_totals(plan: RequestPlan, stats: PlanStats) -> dict[str, Any]:
     window_ns = plan.window_ns(stats)
     return {
-        "trace": str(plan.trace.path),
         "requests": stats.rows,
         "warmup_requests": stats.warmup_rows,
         "duration_s": window_ns / NS_PER_S,
