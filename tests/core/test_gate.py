@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import pytest
 from tests.core.test_pairs import burst_pair, even_pair
 
 from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.distributions import student_t_quantile
 from goodput_core.slo.gate import (
     GateClass,
     GateRule,
@@ -17,7 +19,7 @@ from goodput_core.slo.gate import (
     format_points,
 )
 from goodput_core.slo.intervals import WindowEstimate
-from goodput_core.slo.pairs import DifferenceEstimate, PairCounts
+from goodput_core.slo.pairs import DifferenceEstimate, PairCounts, RunSpread
 from goodput_core.slo.verdict import Reason, VerdictKind
 
 PASS, FAIL = VerdictKind.PASS, VerdictKind.FAIL
@@ -179,6 +181,18 @@ def test_runs_that_differ_widen_the_bounds_of_the_attainment() -> None:
     assert exact is not None
     assert noisy.lower < exact.lower
     assert noisy.upper > exact.upper
+
+
+def test_the_spread_of_earlier_pairs_widens_the_interval_of_one_run() -> None:
+    history = RunSpread.of([0.0, 0.02, -0.02, 0.01, -0.01])
+    alone = attainment_evidence("chat", None, [run(60)]).interval
+    known = attainment_evidence("chat", None, [run(60)], history=history).interval
+    assert alone is not None
+    assert known is not None
+    reach = student_t_quantile(0.95, 4) * math.sqrt(history.variance / 2)
+    assert known.lower == pytest.approx(1 - 60 / sum(run(60).total) - reach)
+    assert known.lower < alone.lower
+    assert known.upper > alone.upper
 
 
 def test_a_declared_outage_counts_once_in_several_runs() -> None:

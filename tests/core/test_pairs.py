@@ -33,8 +33,8 @@ def burst_pair(lost: int, *, start: int = 100, per_s: int = 10, seconds: int = 6
 
 
 @st.composite
-def pairs(draw: st.DrawFn) -> PairCounts:
-    seconds = draw(st.integers(1, 150))
+def pairs(draw: st.DrawFn, seconds: int = 0) -> PairCounts:
+    seconds = seconds or draw(st.integers(1, 150))
     rng = random.Random(draw(st.integers(0, 2**32)))
     busiest = draw(st.sampled_from([1, 5, 50]))
     total = [rng.randint(0, busiest) for _ in range(seconds)]
@@ -110,6 +110,60 @@ def test_the_bounds_surround_the_difference_and_widen_with_confidence_and_tests(
     assert wider.upper >= interval.upper - 1e-12
 
 
+def formula(sample: list[PairCounts], confidence: float) -> tuple[float, float]:
+    """Compute the bounds by the formula of docs/verdicts.md."""
+    count, seconds = len(sample), len(sample[0].total)
+    z = normal_quantile(confidence)
+    gained, lost, total = (
+        sum(sum(counts) for counts in kind)
+        for kind in zip(*((p.gained, p.lost, p.total) for p in sample), strict=True)
+    )
+    differences = [(sum(p.gained) - sum(p.lost)) / sum(p.total) for p in sample]
+    mean = sum(differences) / count
+    within, losses, gains = [0.0] * count, [0.0], [0.0]
+    for blocks in (60, 30, 15, 8):
+        length = seconds // blocks
+        inflation = (student_t_quantile(confidence, blocks - 1) / z) ** 2
+        at_offsets = []
+        for number, (pair, d) in enumerate(zip(sample, differences, strict=True)):
+            rows = zip(pair.gained, pair.lost, pair.total, strict=True)
+            e = [(g - c - d * n) / sum(pair.total) for g, c, n in rows]
+            sums = [sum(e[b * length : (b + 1) * length]) for b in range(blocks)]
+            spread = sum((s - sum(sums) / blocks) ** 2 for s in sums) * blocks / (blocks - 1)
+            spread *= inflation * seconds / (blocks * length)
+            within[number] = max(within[number], spread)
+            at_offsets += [sum((e + e)[at : at + length]) for at in range(seconds)]
+        gains.append(max(at_offsets) + min(at_offsets))
+        losses.append(-gains[-1])
+    between = 0.0
+    if count > 1:
+        variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
+        between = student_t_quantile(confidence, count - 1) * math.sqrt(variance / count)
+    v = sum(within) / count**2
+    tango = tango_bounds(gained, lost, total, z)
+    bounds = []
+    for sign, unseen, independent in ((-1, losses, tango[0]), (1, gains, tango[1])):
+        s = max(1 / total, max(unseen) / count)
+        independent_distance = abs(independent - (gained - lost) / total)
+        distance = max(between, s + z * math.sqrt(v + s * s), independent_distance)
+        bounds.append(min(1.0, max(-1.0, mean + sign * distance)))
+    return bounds[0], bounds[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sample=st.integers(60, 130).flatmap(
+        lambda seconds: st.lists(pairs(seconds), min_size=1, max_size=4)
+    ),
+    confidence=st.floats(0.8, 0.999),
+)
+def test_bounds_follow_the_formula(sample: list[PairCounts], confidence: float) -> None:
+    interval = DifferenceEstimate(sample).interval(confidence)
+    lower, upper = formula(sample, confidence)
+    assert interval.lower == pytest.approx(lower, abs=1e-9)
+    assert interval.upper == pytest.approx(upper, abs=1e-9)
+
+
 @settings(max_examples=60, deadline=None)
 @given(sample=st.lists(pairs(), min_size=1, max_size=4))
 def test_exchanging_the_builds_exchanges_the_bounds(sample: list[PairCounts]) -> None:
@@ -134,6 +188,21 @@ def test_the_spread_between_pairs_counts_even_if_each_pair_is_smooth() -> None:
     error = (0.01**2 * 4 / 3) ** 0.5 / 2  # the differences are 0 and −2 %
     assert interval.difference == pytest.approx(-0.01)
     assert interval.lower == pytest.approx(-0.01 - student_t_quantile(0.95, 3) * error, rel=1e-6)
+
+
+def test_the_worst_burst_counts_once_more() -> None:
+    """One burst of 60 requests, of 24,000: another one could have come by chance."""
+    interval = DifferenceEstimate([burst_pair(60), *[even_pair()] * 3]).interval()
+    assert interval.lower < -3 * 60 / 24_000
+    assert interval.upper < 60 / 24_000 * 2
+
+
+def test_few_pairs_with_the_same_spread_as_their_blocks_decide() -> None:
+    """The quantile of t with three degrees of freedom is for the spread between pairs only."""
+    sample = [even_pair(gained=120, lost=120 + lost) for lost in (-4, 4, -4, 4)]
+    interval = DifferenceEstimate(sample).interval()
+    normal = normal_quantile(0.95) * math.sqrt(240 / 6000**2 / 4)
+    assert interval.lower == pytest.approx(-normal, rel=0.02)
 
 
 def test_equal_pairs_are_not_taken_as_proof_that_runs_have_no_noise() -> None:

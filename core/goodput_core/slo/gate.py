@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.slo.attainment import Attainment, SecondCounts
 from goodput_core.slo.distributions import student_t_quantile
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, Interval, WindowEstimate
-from goodput_core.slo.pairs import DifferenceEstimate, DifferenceInterval
+from goodput_core.slo.pairs import DifferenceEstimate, DifferenceInterval, RunSpread
 from goodput_core.slo.verdict import (
     ClassEvidence,
     ClassVerdict,
@@ -122,6 +122,7 @@ def attainment_evidence(
     tests: int = 1,
     outage_s: int = 0,
     deterministic: bool = False,
+    history: RunSpread | None = None,
     unjudged: int = 0,
     short: int = 0,
 ) -> ClassEvidence:
@@ -139,6 +140,7 @@ def attainment_evidence(
         tests: number of tests that share the permitted error probability of FAIL.
         outage_s: the longest outage that the bounds take into account.
         deterministic: True if runs have no spread, as in virtual time.
+        history: spread between earlier pairs of one build; None if unknown.
         unjudged: requests whose records do not suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
     """
@@ -152,7 +154,7 @@ def attainment_evidence(
         estimate = WindowEstimate(stacked, outage_s=outage_s, runs=len(runs))
         interval = estimate.interval(confidence, classes=tests)
         if not deterministic:
-            interval = _widen(interval, [run.attainment for run in runs])
+            interval = _widen(interval, [run.attainment for run in runs], history)
         if objective is not None and interval.lower >= objective:
             tolerated_s = estimate.tolerated_outage_s(objective, confidence)
     return ClassEvidence(
@@ -348,14 +350,18 @@ def cut_points(difference: float, *, up: bool = False) -> str:
     return f"{sign}{abs(hundredths) / 100:.2f}"
 
 
-def _widen(interval: Interval, runs: Sequence[Attainment]) -> Interval:
+def _widen(interval: Interval, runs: Sequence[Attainment], history: RunSpread | None) -> Interval:
     """Return the interval, widened by the spread between the runs."""
     shares = [float(run.share) for run in runs if run.share is not None]
-    degrees = len(shares) - 1
-    if degrees < 1:
-        return interval
     mean = math.fsum(shares) / len(shares)
+    degrees = len(shares) - 1
     squares = math.fsum((share - mean) ** 2 for share in shares)
+    if history is not None:
+        # A difference between two runs has twice the variance of a run.
+        degrees += history.degrees
+        squares += history.variance / 2 * history.degrees
+    if not degrees:
+        return interval
     error = math.sqrt(squares / degrees / len(shares))
 
     def bound(confidence: float, sign: int) -> float:

@@ -105,12 +105,14 @@ class BlockScale:
     Args:
         blocks: number of blocks; 1 if there are no residuals.
         variance: variance of the window's sum, from the spread between blocks.
-        worst: the largest sum of residuals in a block at any offset.
+        highest: the largest sum of residuals in a block at any offset.
+        lowest: the smallest sum of residuals in a block at any offset.
     """
 
     blocks: int
     variance: float
-    worst: float
+    highest: float
+    lowest: float
 
     def inflated(self, confidence: float) -> float:
         """Return the variance times (t/z)², which corrects for its estimate from few blocks."""
@@ -196,7 +198,7 @@ class WindowEstimate:
         for scale in self._scales:
             # Count the worst block once more, because the true rate may include another such block
             # that did not occur in the window by chance.
-            unseen = max(scale.worst, min_unseen)
+            unseen = max(scale.highest, min_unseen)
             mean = self._missed + unseen
             variance = self._variance(scale, confidence) + unseen**2
             most_missed = max(most_missed, _gamma_quantile(confidence, mean, variance))
@@ -258,7 +260,7 @@ def block_scales(
     """
     seconds = len(residuals)
     if seconds < 2 or not any(residuals):
-        yield BlockScale(blocks=1, variance=0.0, worst=0.0)
+        yield BlockScale(blocks=1, variance=0.0, highest=0.0, lowest=0.0)
         return
     sums = list(accumulate(residuals, initial=0))
     finest = count_blocks(seconds)
@@ -267,12 +269,14 @@ def block_scales(
         block_counts.append(max(2, int(seconds / outage_s)))
     for blocks in block_counts:
         length = seconds // blocks
-        around = [*sums[length:], *sums[1:length]]  # all residuals add up to 0, so wrap
+        # All residuals add up to 0, so the sums continue around the end of the window.
+        offset_sums = list(map(sub, [*sums[length:], *sums[1:length]], sums))
         block_sums = [(sums[(b + 1) * length] - sums[b * length]) / unit for b in range(blocks)]
         yield BlockScale(
             blocks=blocks,
             variance=_sum_variance(block_sums) * seconds / (blocks * length),
-            worst=max(map(sub, around, sums)) / unit,
+            highest=max(offset_sums) / unit,
+            lowest=min(offset_sums) / unit,
         )
 
 

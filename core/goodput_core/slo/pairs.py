@@ -14,14 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.distributions import normal_quantile, student_t_quantile
-from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, LEAST_CONFIDENCE, block_scales
+from goodput_core.slo.intervals import (
+    DEFAULT_CONFIDENCE,
+    LEAST_CONFIDENCE,
+    BlockScale,
+    block_scales,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "DifferenceEstimate",
@@ -34,6 +39,7 @@ __all__ = [
 _PRECISION: Final = 1e-9
 _MAX_PAIRS: Final = 100
 _MIN_PAIRS: Final = 4
+_NO_CHANGES: Final = BlockScale(blocks=1, variance=0.0, highest=0.0, lowest=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +124,13 @@ class DifferenceInterval:
 class DifferenceEstimate:
     """Estimate the difference of one class's attainment from one or more pairs of runs.
 
-    The bound is mean ± t · SE with the degrees of freedom of the pairs. SE² is the larger of two
-    estimates: the variance between pairs, and the variance within pairs from the spread between
-    blocks of seconds. Neither bound is tighter than for independent requests.
+    A bound is the mean difference of the pairs, plus or minus the largest of three distances:
+
+    - t · SE, where SE² is the variance between pairs, with their degrees of freedom;
+    - s + z · √(SE² + s²), where SE² is the variance within pairs from the spread between blocks of
+      seconds. The worst block of changes against the candidate (or in its favour, for the upper
+      bound) counts once more as far as it exceeds the worst block of the other kind: that is s;
+    - the distance for independent requests.
 
     Args:
         pairs: matched requests of each pair, with at least one request in each.
@@ -150,7 +160,7 @@ class DifferenceEstimate:
         self.total = sum(sum(pair.total) for pair in pairs)
         self.differences = tuple(_difference(pair) for pair in pairs)
         self.difference = math.fsum(self.differences) / self.pairs
-        self._pairs = tuple(pairs)
+        self._scales = tuple(tuple(_change_scales(pair)) for pair in pairs)
         self._spread = None if deterministic else _pool(self.differences, history)
         self._covers_runs = deterministic or self._spread is not None
 
@@ -193,32 +203,52 @@ class DifferenceEstimate:
         """
         if self.deterministic:
             return None
-        errors = [self._standard_error(confidence, sign) ** 2 * self.pairs for sign in (-1, 1)]
+        variance = self._within_variance(confidence)
+        if self._spread is not None:
+            variance = max(variance, self._spread.variance)
+        distances = [self._within_distance(confidence, sign) for sign in (-1, 1)]
         for pairs in range(_MIN_PAIRS, _MAX_PAIRS + 1):
-            quantile = student_t_quantile(confidence, pairs - 1)
-            below, above = (quantile * math.sqrt(error / pairs) for error in errors)
+            between = student_t_quantile(confidence, pairs - 1) * math.sqrt(variance / pairs)
+            shrunk = math.sqrt(self.pairs / pairs)
+            below, above = (max(between, distance * shrunk) for distance in distances)
             if self.difference - below >= -margin or self.difference + above < -margin:
                 return pairs
         return None
 
     def _bound(self, confidence: float, sign: int) -> float:
         """Return the upper bound for the sign 1, and the lower bound for −1."""
-        quantile = normal_quantile(confidence)
+        distance = self._within_distance(confidence, sign)
         if self._spread is not None:
-            quantile = student_t_quantile(confidence, self._spread.degrees)
-        bound = self.difference + sign * quantile * self._standard_error(confidence, sign)
-        return min(max(-1.0, bound), 1.0)
+            error = math.sqrt(self._spread.variance / self.pairs)
+            distance = max(distance, student_t_quantile(confidence, self._spread.degrees) * error)
+        return min(max(-1.0, self.difference + sign * distance), 1.0)
 
-    def _standard_error(self, confidence: float, sign: int) -> float:
-        between = 0.0 if self._spread is None else self._spread.variance / self.pairs
-        within = math.fsum(_within(pair, confidence) for pair in self._pairs) / self.pairs**2
+    def _within_distance(self, confidence: float, sign: int) -> float:
+        """Return the distance of the bound as far as it follows from the requests in the pairs."""
         quantile = normal_quantile(confidence)
-        if not quantile:
-            return math.sqrt(max(between, within))
+        unseen = self._unseen(sign)
+        error = math.sqrt(self._within_variance(confidence) / self.pairs + unseen**2)
         mean = (self.gained - self.lost) / self.total
-        bounds = tango_bounds(self.gained, self.lost, self.total, quantile)
-        independent = abs(bounds[sign > 0] - mean) / quantile
-        return max(math.sqrt(max(between, within)), independent)
+        independent = tango_bounds(self.gained, self.lost, self.total, quantile)[sign > 0]
+        return max(unseen + quantile * error, abs(independent - mean))
+
+    def _within_variance(self, confidence: float) -> float:
+        """Return the variance of one pair's difference from the spread between its blocks."""
+        worst = [max(scale.inflated(confidence) for scale in scales) for scales in self._scales]
+        return math.fsum(worst) / self.pairs
+
+    def _unseen(self, sign: int) -> float:
+        """Return the share of requests in one more block like the worst, at least one request.
+
+        The true difference may include another such block that did not occur by chance. Changes
+        in both directions are noise of single requests, so the opposite worst block is subtracted.
+        """
+        worst = 1 / self.total
+        for alike in zip_longest(*self._scales, fillvalue=_NO_CHANGES):
+            up = max(scale.highest for scale in alike)
+            down = -min(scale.lowest for scale in alike)
+            worst = max(worst, sign * (up - down) / self.pairs)
+        return worst
 
 
 def tango_bounds(gained: int, lost: int, total: int, quantile: float) -> tuple[float, float]:
@@ -264,14 +294,14 @@ def _difference(pair: PairCounts) -> float:
     return (sum(pair.gained) - sum(pair.lost)) / total
 
 
-def _within(pair: PairCounts, confidence: float) -> float:
-    """Return the variance of one pair's difference from the spread between blocks of seconds."""
+def _change_scales(pair: PairCounts) -> Iterator[BlockScale]:
+    """Divide the changes of a pair, as shares of its requests, into blocks at each scale."""
     total, change = sum(pair.total), sum(pair.gained) - sum(pair.lost)
     residuals = [
         (gained - lost) * total - change * n
         for gained, lost, n in zip(pair.gained, pair.lost, pair.total, strict=True)
     ]
-    return max(s.inflated(confidence) for s in block_scales(residuals, total)) / total**2
+    return block_scales(residuals, total**2)
 
 
 def _pool(differences: Sequence[float], history: RunSpread | None) -> RunSpread | None:

@@ -255,6 +255,7 @@ def _class_evidence(
             tests=max(1, objectives * (2 if matchings else 1)),
             outage_s=first.summary.outage_s,
             deterministic=first.is_virtual,
+            history=history.get(name),
             unjudged=sum(row.unjudged for row in summaries),
             short=sum(row.misses.get(MissReason.SHORT.value, 0) for row in summaries),
         ),
