@@ -1,20 +1,23 @@
 """How often verdicts are wrong, on simulated services whose true attainment is known.
 
-The objective is the true attainment, where every PASS and every FAIL is an error. Each is allowed
-in 5 % of the windows where the outages of the service fit the declared length (docs/verdicts.md);
-there, the command fails if a rate exceeds 5 % by more than three standard errors. Elsewhere the
-rates are only printed.
+*Runs.* The objective is the true attainment, where every PASS and every FAIL is an error. Each is
+allowed in 5 % of the windows where the outages of the service fit the declared length
+(docs/verdicts.md). Further columns show the errors where the objective is a little above or below
+the true attainment, and the shares of right verdicts where the service misses half or twice as many
+requests as the objective permits.
 
-    python -m benchmarks.error_rates                            # a minute of CPU time
-    python -m benchmarks.error_rates --cases 'outages of 30 s' --trials 10000
+*Pairs.* Two builds serve the same trace in pairs of runs. If the second build is worse by exactly
+the margin, every PASS and every FAIL is an error, and each is allowed in 5 % of the trials. Further
+columns show the right verdicts on equal builds and on one that is worse by twice the margin, and
+the margin with which 80 % of the trials of equal builds pass.
+
+    python -m benchmarks.error_rates                            # three minutes of CPU time
+    python -m benchmarks.error_rates --parts runs --cases 'outages of 30 s' --trials 10000
     python -m benchmarks.error_rates --quick                    # 200 trials a case, as in CI
     python -m benchmarks.error_rates --json
 
-Further columns show the errors where the objective is a little above or below the true attainment,
-and the shares of right verdicts where the service misses half or twice as many requests as the
-objective permits.
-
-The exit code is 1 if a rate that should be at most 5 % is too large.
+The exit code is 1 if an error that is allowed in 5 % of the trials exceeds that rate by more than
+three standard errors. Rates of other cases are only printed.
 """
 
 from __future__ import annotations
@@ -24,32 +27,49 @@ import json
 import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from benchmarks.comparison.arguments import positive_count
-from benchmarks.simulated import single_runs
+from benchmarks.comparison.arguments import names_of, positive_count
+from benchmarks.simulated import pairs, single_runs
+from benchmarks.simulated.differences import (
+    Differences,
+    all_pass,
+    any_fails,
+    attainment_bounds,
+)
 from benchmarks.simulated.intervals import Scales, bounds, failing, passing
 from benchmarks.simulated.processes import Windows
 from rich.console import Console
 from rich.progress import track
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.looks import look_confidences
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
+
+    from benchmarks.simulated.pairs import PairCase, PairCounts
+    from benchmarks.simulated.processes import Counts, Floats
     from benchmarks.simulated.single_runs import Case
 
-__all__ = ["RunErrors", "broken", "main", "measure"]
+__all__ = ["PairErrors", "RunErrors", "broken", "main", "measure", "measure_pairs"]
 
+PARTS: Final = ("runs", "pairs")
 ALLOWED: Final = 0.05
 """Allowed rate of each error."""
 STANDARD_ERRORS: Final = 3
+WANTED_PASSES: Final = 0.8
+"""Aimed share of PASS for equal builds."""
 _QUICK_TRIALS: Final = 200
 _SLIGHTLY: Final = 1.1
 """Misses of the service per permitted miss, where the objective is slightly off the truth."""
+_CHUNK: Final = 1_000_000
+"""Seconds of runs that are simulated at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +112,59 @@ class RunErrors:
         return self.required and any(
             broken(count, self.trials) for count in (self.wrong_pass, self.wrong_fail)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairErrors:
+    """Verdicts on the trials of one case of pairs.
+
+    The first five counts are of the difference between the builds, the last two of the objective of
+    the first class, which is the true attainment of equal builds over all runs of the second one.
+
+    Args:
+        case: name of the case.
+        late: True if the statistics were not tried on this case until they were final.
+        pairs: number of pairs.
+        margin: largest permitted difference.
+        required: True if pairs are independent, and the noise of runs is symmetric or small.
+        objective_required: True if runs of one build are independent, and their noise is small.
+        trials: number of trials.
+        wrong_pass: trials that pass if the second build is worse by the margin.
+        wrong_fail: trials that fail if the second build is worse by the margin.
+        wrong_fail_equal: trials of equal builds that fail.
+        right_pass: trials of equal builds that pass.
+        right_fail: trials that fail if the second build is worse by twice the margin.
+        margin_to_pass: margin with which 80 % of the trials of equal builds pass; None if there are
+            several looks.
+        objective_wrong_pass: trials whose attainment passes.
+        objective_wrong_fail: trials whose attainment fails.
+    """
+
+    case: str
+    late: bool
+    pairs: int
+    margin: float
+    required: bool
+    objective_required: bool
+    trials: int
+    wrong_pass: int
+    wrong_fail: int
+    wrong_fail_equal: int
+    right_pass: int
+    right_fail: int
+    margin_to_pass: float | None
+    objective_wrong_pass: int
+    objective_wrong_fail: int
+
+    @property
+    def broken(self) -> bool:
+        """True if an error of a required case is too frequent."""
+        counts = []
+        if self.required:
+            counts += [self.wrong_pass, self.wrong_fail, self.wrong_fail_equal]
+        if self.objective_required:
+            counts += [self.objective_wrong_pass, self.objective_wrong_fail]
+        return any(broken(count, self.trials) for count in counts)
 
 
 def broken(count: int, trials: int) -> bool:
@@ -144,38 +217,136 @@ def measure(case: Case, *, trials: int, seed: int) -> list[RunErrors]:
     return found
 
 
+def measure_pairs(case: PairCase, *, trials: int, seed: int) -> list[PairErrors]:
+    """Draw pairs of a case, with equal builds and with one that is worse, and judge them."""
+    rng = np.random.default_rng((seed, *case.name.encode()))
+    size = max(1, _CHUNK // (case.pairs * case.seconds * len(case.classes)))
+    sizes = [min(size, trials - start) for start in range(0, trials, size)]
+    passed, failed = np.zeros((3, 2), dtype=np.int64).T
+    objective, reached = np.zeros(2, dtype=np.int64), []
+    for worse_by in range(3):
+        for chunk in sizes:
+            drawn = pairs.draw(case, worse_by, chunk, rng)
+            history: list[Floats | None] = [None] * len(drawn)
+            if case.history:
+                earlier = pairs.draw(replace(case, pairs=case.history), 0, chunk, rng)
+                history = [one.difference for one in earlier]
+            kinds, lower = _judge_pairs(case, drawn, history)
+            passed[worse_by] += (kinds > 0).sum()
+            failed[worse_by] += (kinds < 0).sum()
+            if not worse_by:
+                objective += _judge_objective(case, drawn[0], history[0])
+                reached.append(lower)
+    to_pass = -float(np.quantile(np.concatenate(reached), 1 - WANTED_PASSES))
+    return [
+        PairErrors(
+            case=case.name,
+            late=case.late,
+            pairs=case.pairs,
+            margin=case.margin,
+            required=case.required,
+            objective_required=case.objective_required,
+            trials=trials,
+            wrong_pass=int(passed[1]),
+            wrong_fail=int(failed[1]),
+            wrong_fail_equal=int(failed[0]),
+            right_pass=int(passed[0]),
+            right_fail=int(failed[2]),
+            margin_to_pass=None if case.looks else to_pass,
+            objective_wrong_pass=int(objective[0]),
+            objective_wrong_fail=int(objective[1]),
+        )
+    ]
+
+
+def _judge_pairs(
+    case: PairCase, drawn: Sequence[PairCounts], history: Sequence[Floats | None]
+) -> tuple[Counts, Floats]:
+    """Judge the differences of all classes.
+
+    Args:
+        case: the case.
+        drawn: the outcomes of each class.
+        history: differences of earlier pairs of one build, by class; None if unknown.
+
+    Returns:
+        1 for PASS, −1 for FAIL and 0 for INCONCLUSIVE, int64 `[trials]`, and the smallest lower
+        bound of the classes at the last look, float64 `[trials]`.
+    """
+    looks = case.looks or (case.pairs,)
+    confidences: Sequence[float] = [DEFAULT_CONFIDENCE]
+    if case.looks:
+        confidences = look_confidences(looks, DEFAULT_CONFIDENCE)
+    kinds = np.zeros(len(drawn[0].both), dtype=np.int64)
+    for look, confidence in zip(looks, confidences, strict=True):
+        found = [
+            Differences(one.first(look), known) for one, known in zip(drawn, history, strict=True)
+        ]
+        failed = any_fails(found, margin=case.margin, confidence=confidence)
+        passed = all_pass(found, margin=case.margin, confidence=confidence)
+        kinds = np.where(kinds == 0, np.where(failed, -1, passed), kinds)
+    return kinds, np.min([one.bound(DEFAULT_CONFIDENCE, -1) for one in found], axis=0)
+
+
+def _judge_objective(case: PairCase, drawn: PairCounts, history: Floats | None) -> tuple[int, int]:
+    """Return the trials whose attainment passes and fails, at the true attainment."""
+    one = case.classes[0]
+    longest_s = one.longest_outage_s(by_outages=case.by_outages)
+    lower, upper = attainment_bounds(drawn.second_build, outage_s=longest_s, history=history)
+    return int((lower >= 1 - one.miss).sum()), int((upper < 1 - one.miss).sum())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; return 1 if a required case has too many errors."""
+    """Print the tables; return 1 if a required case has too many errors."""
     parser = _parser()
     args = parser.parse_args(argv)
-    cases = [case for case in single_runs.CASES if args.cases in case.name]
-    if not cases:
+    runs = [c for c in single_runs.CASES if "runs" in args.parts and args.cases in c.name]
+    paired = [c for c in pairs.CASES if "pairs" in args.parts and args.cases in c.name]
+    if not runs and not paired:
         parser.error(f"argument --cases: no case has a name with {args.cases!r}")
-    trials = _QUICK_TRIALS if args.quick else args.trials
-    console = Console(stderr=True)
-    judge = partial(measure, trials=trials, seed=args.seed)
+    options = {"trials": _QUICK_TRIALS if args.quick else args.trials, "seed": args.seed}
     with ProcessPoolExecutor(max_workers=args.jobs) as pool:
-        rows = [
-            row
-            for found in track(
-                pool.map(judge, cases),
-                "single runs",
-                total=len(cases),
-                console=console,
-                transient=True,
-                disable=not console.is_terminal,
-            )
-            for row in found
-        ]
-    failed = [row for row in rows if row.broken]
+        of_runs = _all(pool, "single runs", partial(measure, **options), runs)
+        of_pairs = _all(pool, "pairs", partial(measure_pairs, **options), paired)
+    failed = sum(row.broken for row in (*of_runs, *of_pairs))
     if args.json:
-        print(json.dumps({"runs": [_entry(row) for row in rows], "broken": len(failed)}))
-    else:
-        _show(rows, failed)
+        document: dict[str, Any] = {
+            "runs": [_entry(row) for row in of_runs],
+            "pairs": [_entry(row) for row in of_pairs],
+        }
+        print(json.dumps(document | {"broken": failed}))
+        return int(bool(failed))
+    if of_runs:
+        _show_runs(of_runs)
+    if of_pairs:
+        _show_pairs(of_pairs)
+    print(
+        f"Rates of {options['trials']:,} trials, ± one standard error. Windows are 5 min long "
+        "unless stated.\n* not used until the method was final. – not judged by the rule.\n"
+        f"Rule: each error occurs in at most {ALLOWED:.0%} of the trials, within "
+        f"{STANDARD_ERRORS} standard errors.\n"
+        f"{sum(row.required for row in (*of_runs, *of_pairs))} rows are judged, {failed} break it."
+    )
     return int(bool(failed))
 
 
-def _entry(row: RunErrors) -> dict[str, object]:
+def _all(
+    pool: Executor, title: str, judge: Callable[..., list[Any]], cases: Sequence[Any]
+) -> list[Any]:
+    """Return the rows of all cases, with a progress bar on a terminal."""
+    console = Console(stderr=True)
+    found = track(
+        pool.map(judge, cases),
+        title,
+        total=len(cases),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    return [row for rows in found for row in rows]
+
+
+def _entry(row: RunErrors | PairErrors) -> dict[str, object]:
     return asdict(row) | {
         "wrong_pass_error": round(standard_error(row.wrong_pass, row.trials), 5),
         "wrong_fail_error": round(standard_error(row.wrong_fail, row.trials), 5),
@@ -183,30 +354,49 @@ def _entry(row: RunErrors) -> dict[str, object]:
     }
 
 
-def _show(rows: Sequence[RunErrors], failed: Sequence[RunErrors]) -> None:
+def _show_runs(rows: Sequence[RunErrors]) -> None:
     width = max(len(row.case) for row in rows) + 2
     print(
-        f"{'case':{width}} {'declared':>8} {'wrong PASS':>14} {'10% worse':>9} "
+        f"{'single runs':{width}} {'declared':>8} {'wrong PASS':>14} {'10% worse':>9} "
         f"{'wrong FAIL':>14} {'10% better':>10} {'PASS at half':>12} {'FAIL at twice':>13}  rule"
     )
     for row in rows:
-        rule = "–"
-        if row.required:
-            rule = "broken" if row.broken else "kept"
         print(
-            f"{row.case + ('*' if row.late else ''):{width}} {row.outage_s:6} s "
+            f"{_name(row):{width}} {row.outage_s:6} s "
             f"{_rate(row.wrong_pass, row.trials)} {row.wrong_pass_above / row.trials:9.1%} "
             f"{_rate(row.wrong_fail, row.trials)} {row.wrong_fail_below / row.trials:10.1%} "
-            f"{row.right_pass / row.trials:12.0%} {row.right_fail / row.trials:13.0%}  {rule}"
+            f"{row.right_pass / row.trials:12.0%} {row.right_fail / row.trials:13.0%}  {_rule(row)}"
         )
-    required = sum(row.required for row in rows)
+    print()
+
+
+def _show_pairs(rows: Sequence[PairErrors]) -> None:
+    width = max(len(row.case) for row in rows) + 2
     print(
-        f"\nRates of {rows[0].trials:,} windows, ± one standard error. Windows are 5 min long "
-        "unless stated.\n* not used until the interval was final.\n"
-        f"Rule: where the outages fit the declared length, each error occurs in at most "
-        f"{ALLOWED:.0%} of the windows,\nwithin {STANDARD_ERRORS} standard errors. "
-        f"{required} rows are judged, {len(failed)} break the rule."
+        f"{'pairs':{width}} {'margin':>6} {'wrong PASS':>14} {'wrong FAIL':>14} "
+        f"{'PASS if equal':>13} {'FAIL at twice':>13} {'80% pass at':>11} "
+        f"{'objective: PASS':>15} {'FAIL':>5}  rule"
     )
+    for row in rows:
+        to_pass = "–" if row.margin_to_pass is None else f"{row.margin_to_pass:.2%}"
+        print(
+            f"{_name(row):{width}} {row.margin:6.1%} {_rate(row.wrong_pass, row.trials)} "
+            f"{_rate(row.wrong_fail, row.trials)} {row.right_pass / row.trials:13.0%} "
+            f"{row.right_fail / row.trials:13.0%} {to_pass:>11} "
+            f"{row.objective_wrong_pass / row.trials:15.1%} "
+            f"{row.objective_wrong_fail / row.trials:5.1%}  {_rule(row)}"
+        )
+    print()
+
+
+def _name(row: RunErrors | PairErrors) -> str:
+    return f"{row.case}{'*' if row.late else ''}"
+
+
+def _rule(row: RunErrors | PairErrors) -> str:
+    if not row.required:
+        return "–"
+    return "broken" if row.broken else "kept"
 
 
 def _rate(count: int, trials: int) -> str:
@@ -218,17 +408,20 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
+        "--parts", type=names_of(PARTS), default=",".join(PARTS), help="(default: %(default)s)"
+    )
+    parser.add_argument(
         "--cases", default="", metavar="TEXT", help="only cases with this text in their names"
     )
     parser.add_argument(
-        "--trials", type=positive_count, default=1000, help="windows per case (%(default)s)"
+        "--trials", type=positive_count, default=1000, help="trials per case (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--jobs", type=positive_count, default=2, help="processes (%(default)s)")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{_QUICK_TRIALS} windows per case, as in CI"
+        "--quick", action="store_true", help=f"{_QUICK_TRIALS} trials per case, as in CI"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.simulated.processes import Windows
     from numpy.typing import NDArray
 
-__all__ = ["Bounds", "Scales", "block_sums", "bounds", "failing", "passing"]
+__all__ = ["Bounds", "Scales", "block_sums", "bounds", "failing", "offset_sums", "passing"]
 
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
 
@@ -51,10 +51,12 @@ class Scales:
     Args:
         windows: the counts, of which every window has a request.
         outage_s: declared longest outage.
+        runs: number of runs whose counts were added up.
     """
 
-    def __init__(self, windows: Windows, *, outage_s: int = 0) -> None:
+    def __init__(self, windows: Windows, *, outage_s: int = 0, runs: int = 1) -> None:
         self.outage_s = outage_s
+        self.runs = runs
         self.seconds = windows.total.shape[1]
         self.total = windows.total.sum(axis=1)
         self.missed = windows.missed.sum(axis=1)
@@ -65,7 +67,7 @@ class Scales:
         self.scales: list[tuple[int, Floats, Floats]] = []
         for blocks, scale, sums in block_sums(residual, outage_s=outage_s):
             spread = sums.var(axis=-1, ddof=1) * blocks * scale
-            worst = _worst(residual, self.seconds // blocks)
+            worst = offset_sums(residual, self.seconds // blocks).max(axis=-1)
             self.scales.append((blocks, np.where(mixed, spread, 0.0), np.where(mixed, worst, 0.0)))
 
 
@@ -95,19 +97,25 @@ def block_sums(residual: Floats, *, outage_s: int = 0) -> Iterator[tuple[int, fl
         )
 
 
-def _worst(residual: Floats, length: int) -> Floats:
-    """Return the largest sum of `length` residuals at any offset, wrapping around."""
-    around = np.concatenate((residual, residual[:, : length - 1]), axis=1)
-    sums = np.concatenate((np.zeros((len(residual), 1)), np.cumsum(around, axis=1)), axis=1)
-    worst: Floats = (sums[:, length:] - sums[:, :-length]).max(axis=1)
-    return worst
+def offset_sums(residual: Floats, length: int) -> Floats:
+    """Return the sums of `length` residuals from each offset, wrapping around.
+
+    Args:
+        residual: float64 `[..., seconds]`, which add up to 0.
+        length: length of a block in seconds.
+
+    Returns:
+        float64 `[..., seconds]`.
+    """
+    sums = np.cumsum(residual, axis=-1)
+    return np.roll(sums, -length, axis=-1) - sums
 
 
 def bounds(scales: Scales) -> Bounds:
     """Return both bounds of each window at the default confidence."""
     confidence = DEFAULT_CONFIDENCE
     total, missed = scales.total, scales.missed
-    least = np.maximum(1.0, scales.outage_s * total / scales.seconds)
+    least = np.maximum(1.0, scales.outage_s * total / (scales.seconds * scales.runs))
     most, fewest = np.zeros(len(total)), np.full(len(total), np.inf)
     for blocks, spread, worst in scales.scales:
         inflation = (stats.t.ppf(confidence, blocks - 1) / stats.norm.ppf(confidence)) ** 2

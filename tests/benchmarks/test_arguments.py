@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         (refusals.main, ["--jobs", "all"], "--jobs: 'all' is not a whole number"),
         (control.main, ["--days", "flash,weekend"], "--days: 'weekend' is not one of documented"),
         (error_rates.main, ["--cases", "weekend"], "--cases: no case has a name with 'weekend'"),
+        (error_rates.main, ["--parts", "gate"], "--parts: 'gate' is not one of runs, pairs"),
         (error_rates.main, ["--trials", "0"], "--trials: 0 is less than 1"),
         (control.main, ["--laws", "none"], "--laws: 'none' is not one of"),
     ],

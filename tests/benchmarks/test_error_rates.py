@@ -1,4 +1,4 @@
-"""The study of wrong verdicts: its processes, its copy of the interval, and its short form."""
+"""The study of wrong verdicts: its processes, its copies of the bounds, and its short form."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.simulated import pairs
+from benchmarks.simulated.differences import Differences, all_pass, any_fails, attainment_bounds
 from benchmarks.simulated.intervals import Scales, bounds, failing, passing
 from benchmarks.simulated.processes import Lengths, Windows, episodes
 from benchmarks.simulated.queues import Queue, estimate_miss
 from benchmarks.simulated.single_runs import CASES, Case
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import error_rates
 from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.gate import GateClass, GateRule, attainment_evidence, decide_gate
+from goodput_core.slo.pairs import DifferenceEstimate, PairCounts, RunSpread
 from goodput_core.slo.verdict import VerdictKind, class_evidence, decide
 
 OBJECTIVES = [Fraction(n, 10_000) for n in (5_003, 8_017, 9_011, 9_507, 9_907, 9_991)]
@@ -92,6 +96,106 @@ def test_an_estimated_share_of_misses_agrees_with_the_exact_one() -> None:
     assert found.miss == pytest.approx(exact.miss, abs=4 * found.miss_error)
 
 
+def pair_counts(drawn: pairs.PairCounts, trial: int) -> list[PairCounts]:
+    return [
+        PairCounts(gained=gained.tolist(), lost=lost.tolist(), total=total.tolist())
+        for gained, lost, total in zip(
+            drawn.only_b[trial], drawn.only_a[trial], drawn.total[trial], strict=True
+        )
+    ]
+
+
+SHORT_CASES = [case for case in pairs.CASES if case.seconds * case.pairs <= 1800]
+
+
+@given(
+    case=st.sampled_from(SHORT_CASES),
+    worse_by=st.integers(0, 2),
+    confidence=st.sampled_from([0.8, 0.95, 0.9987]),
+    earlier=st.sampled_from([0, 2, 7]),
+    seed=st.integers(0, 1_000_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_vectorised_bounds_of_a_gate_are_those_of_the_product(
+    case: pairs.PairCase, worse_by: int, confidence: float, earlier: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = pairs.draw(case, worse_by, 2, rng)
+    history = rng.normal(0, 0.01, (2, earlier)) if earlier else None
+    found = [Differences(one, history) for one in drawn]
+    failed = any_fails(found, margin=case.margin, confidence=confidence)
+    passed = all_pass(found, margin=case.margin, confidence=confidence)
+    limits = [attainment_bounds(one.second_build, outage_s=7, history=history) for one in drawn]
+    tests = 2 * len(drawn)
+    for trial in range(2):
+        spread = None if history is None else RunSpread.of(history[trial].tolist())
+        deterministic = case.pairs == 1 and not earlier
+        classes = []
+        for number, one in enumerate(drawn):
+            estimate = DifferenceEstimate(
+                pair_counts(one, trial), history=spread, deterministic=deterministic
+            )
+            interval = estimate.interval(confidence)
+            assert found[number].bound(confidence, -1)[trial] == pytest.approx(interval.lower)
+            assert found[number].bound(confidence, 1)[trial] == pytest.approx(interval.upper)
+            build = one.second_build
+            runs = [
+                SecondCounts(good=(total - missed).tolist(), total=total.tolist())
+                for total, missed in zip(build.total[trial], build.missed[trial], strict=True)
+            ]
+            evidence = attainment_evidence(
+                f"class {number}",
+                Fraction(1, 10),
+                runs,
+                tests=tests,
+                outage_s=7,
+                history=spread,
+                deterministic=deterministic,
+            )
+            assert evidence.interval is not None
+            lower, upper = limits[number]
+            assert lower[trial] == pytest.approx(evidence.interval.lower)
+            assert upper[trial] == pytest.approx(evidence.interval.upper)
+            classes.append(GateClass(candidate=evidence, difference=estimate))
+        verdict = decide_gate(
+            classes,
+            margin=Fraction(case.margin).limit_denominator(1000),
+            confidence=confidence,
+            with_baseline=True,
+        )
+        kinds = [check.kind for check in verdict.checks if check.rule is GateRule.DIFFERENCE]
+        assert failed[trial] == (VerdictKind.FAIL in kinds)
+        assert passed[trial] == (set(kinds) == {VerdictKind.PASS})
+
+
+@pytest.mark.parametrize("case", pairs.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("worse_by", [0, 1])
+def test_builds_differ_by_as_much_as_stated(case: pairs.PairCase, worse_by: int) -> None:
+    trials = max(10, 60_000 // (case.pairs * case.seconds))
+    drawn = pairs.draw(case, worse_by, trials, np.random.default_rng(5))
+    for one, counts in zip(case.classes, drawn, strict=True):
+        total = counts.total.sum(axis=(1, 2))
+        missed_b = counts.second_build.missed.sum(axis=(1, 2)) / total
+        missed_a = missed_b - (counts.only_a - counts.only_b).sum(axis=(1, 2)) / total
+        for share, expected in (
+            (missed_a, one.miss),
+            (missed_b - missed_a, worse_by * case.margin * one.extra),
+        ):
+            error = share.std(ddof=1) / math.sqrt(trials)
+            assert share.mean() == pytest.approx(expected, abs=5 * error + 1e-9)
+
+
+def test_orders_are_random_and_balanced_within_two_pairs() -> None:
+    factors = pairs.RunFactors(drift=1.0).draw(3, 8, np.random.default_rng(1))
+    assert factors[0].tolist() == sorted(factors[0].tolist())
+    case = next(c for c in pairs.CASES if c.name.startswith("drift"))
+    drawn = pairs.draw(case, 0, 400, np.random.default_rng(1))[0]
+    change = drawn.difference
+    # The drift favours the first run of a pair; the order of the next pair is the opposite.
+    assert abs(change.mean()) < 0.001
+    assert (np.sign(change[:, 0]) != np.sign(change[:, 1])).mean() > 0.5
+
+
 @pytest.mark.parametrize(
     ("count", "trials", "broken"),
     [(19, 200, False), (20, 200, True), (70, 1000, False), (71, 1000, True), (0, 1, False)],
@@ -118,14 +222,26 @@ def test_verdicts_are_wrong_as_rarely_as_stated(capsys: pytest.CaptureFixture[st
     document = json.loads(capsys.readouterr().out)
     required = [row for row in document["runs"] if row["required"]]
     assert len(required) > 50
-    assert not [row for row in required if row["broken"]]
+    assert len([row for row in document["pairs"] if row["required"]]) > 40
+    assert not [row["case"] for row in document["runs"] + document["pairs"] if row["broken"]]
     assert code == 0
 
 
-def test_the_table_names_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_name_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
     code = error_rates.main(["--trials", "50", "--jobs", "1", "--cases", "30 requests"])
     table = capsys.readouterr().out
     assert code == 0
     assert "30 requests, outages of 3 s, 90 %" in table
-    assert "3 rows are judged, 0 break the rule" not in table  # 1 without, 1 with a declared outage
-    assert "2 rows are judged, 0 break the rule" in table
+    assert "30 requests a run, margin 5 %, 10 pairs" in table
+    # Two cases of single runs, one of which is also judged without its outage, and one of pairs.
+    assert "3 rows are judged, 0 break it" in table
+
+
+def test_looks_spend_the_error_and_end_with_the_first_decision() -> None:
+    looks = next(c for c in pairs.CASES if c.name == "independent, looks at 4, 6, 8 and 10 pairs")
+    fixed = next(c for c in pairs.CASES if c.name == "independent, 10 pairs")
+    (sequential,) = error_rates.measure_pairs(looks, trials=200, seed=1)
+    (single,) = error_rates.measure_pairs(fixed, trials=200, seed=1)
+    assert sequential.margin_to_pass is None
+    assert sequential.right_pass > 190
+    assert abs(sequential.right_fail - single.right_fail) < 20

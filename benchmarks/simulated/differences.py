@@ -1,0 +1,166 @@
+"""The product's bounds of a gate, computed for many trials at once.
+
+They are the bounds of the difference between two builds, and of the candidate's attainment over
+several runs. A test proves that they are those of `goodput_core.slo`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from benchmarks.simulated.intervals import Scales, block_sums, bounds, offset_sums
+from benchmarks.simulated.processes import Windows
+from scipy import stats
+
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.simulated.pairs import PairCounts
+    from benchmarks.simulated.processes import Counts, Floats
+    from numpy.typing import NDArray
+
+__all__ = ["Differences", "all_pass", "any_fails", "attainment_bounds"]
+
+_STEPS: Final = 45
+
+
+class Differences:
+    """The differences of one class in many trials.
+
+    Args:
+        counts: the outcomes, `[trials, pairs, seconds]`.
+        history: differences of earlier pairs of one build, float64 `[trials, earlier pairs]`. One
+            pair without a history is taken to be deterministic.
+    """
+
+    def __init__(self, counts: PairCounts, history: Floats | None = None) -> None:
+        change, total = counts.only_b - counts.only_a, counts.total
+        self.pairs = total.shape[1]
+        pair_total, pair_change = total.sum(axis=2), change.sum(axis=2)
+        self.gained = counts.only_b.sum(axis=(1, 2))
+        self.lost = counts.only_a.sum(axis=(1, 2))
+        self.total = pair_total.sum(axis=1)
+        shares = pair_change / pair_total
+        self.difference = shares.mean(axis=1)
+        variance, self._degrees = _pooled_variance(shares, history)
+        self._between = variance / self.pairs
+        residual = change / pair_total[..., None] - (shares / pair_total)[..., None] * total
+        self._within = [
+            (blocks, sums.var(axis=-1, ddof=1) * blocks * scale)
+            for blocks, scale, sums in block_sums(residual)
+        ]
+        excess = []
+        for blocks, _ in self._within:
+            sums = offset_sums(residual, residual.shape[-1] // blocks)
+            excess.append(sums.max(axis=(1, 2)) + sums.min(axis=(1, 2)))
+        self._excess = np.stack(excess) / self.pairs
+
+    def bound(self, confidence: float, sign: int) -> Floats:
+        """Return the upper bounds for the sign 1, and the lower bounds for −1."""
+        z = stats.norm.ppf(confidence)
+        inflated = [
+            variance * (stats.t.ppf(confidence, blocks - 1) / z) ** 2
+            for blocks, variance in self._within
+        ]
+        within = np.max(inflated, axis=0).sum(axis=1) / self.pairs**2
+        unseen = np.maximum(1 / self.total, (sign * self._excess).max(axis=0))
+        mean = (self.gained - self.lost) / self.total
+        # Without degrees of freedom, the variance is 0.
+        between = stats.t.ppf(confidence, max(1, self._degrees)) * np.sqrt(self._between)
+        blocks = unseen + z * np.sqrt(within + unseen**2)
+        independent = np.abs(_tango(self.gained, self.lost, self.total, sign * z) - mean)
+        distance = np.maximum(np.maximum(between, blocks), independent)
+        reached: Floats = np.clip(self.difference + sign * distance, -1, 1)
+        return reached
+
+
+def any_fails(
+    classes: Sequence[Differences], *, margin: float, confidence: float
+) -> NDArray[np.bool_]:
+    """Return True for each trial that fails by a difference, by Holm's procedure.
+
+    Every class has one more test, that of its objective, which is taken to be far from failing.
+
+    Args:
+        classes: the differences of each class.
+        margin: the largest acceptable difference.
+        confidence: confidence of all tests together.
+
+    Returns:
+        bool `[trials]`.
+    """
+    # The other steps of the procedure fail further classes only after a first one.
+    share = (1 - confidence) / (2 * len(classes))
+    failed: NDArray[np.bool_] = np.any(
+        [one.bound(1 - share, 1) < -margin for one in classes], axis=0
+    )
+    return failed
+
+
+def all_pass(
+    classes: Sequence[Differences], *, margin: float, confidence: float
+) -> NDArray[np.bool_]:
+    """Return True for each trial in which every difference passes, bool `[trials]`."""
+    passed: NDArray[np.bool_] = np.all(
+        [one.bound(confidence, -1) >= -margin for one in classes], axis=0
+    )
+    return passed
+
+
+def attainment_bounds(
+    windows: Windows, *, outage_s: int, history: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Return the bounds of an attainment over several runs of the same window.
+
+    Args:
+        windows: the counts, `[trials, runs, seconds]`.
+        outage_s: declared longest outage.
+        history: differences of earlier pairs of one build, float64 `[trials, earlier pairs]`.
+
+    Returns:
+        The lower and the upper bounds, float64 `[trials]`.
+    """
+    runs = windows.total.shape[1]
+    added = Windows(total=windows.total.sum(axis=1), missed=windows.missed.sum(axis=1))
+    found = bounds(Scales(added, outage_s=outage_s, runs=runs))
+    shares = 1 - windows.missed.sum(axis=2) / windows.total.sum(axis=2)
+    # A difference between two runs has twice the variance of a run.
+    variance, degrees = _pooled_variance(
+        shares, None if history is None else history / math.sqrt(2)
+    )
+    reach = stats.t.ppf(DEFAULT_CONFIDENCE, max(1, degrees)) * np.sqrt(variance / runs)
+    mean = shares.mean(axis=1)
+    return (
+        np.minimum(found.lower, np.clip(mean - reach, 0, 1)),
+        np.maximum(found.upper, np.clip(mean + reach, 0, 1)),
+    )
+
+
+def _pooled_variance(values: Floats, history: Floats | None) -> tuple[Floats, int]:
+    """Return the variance within the rows, and its degrees of freedom; 0 without any."""
+    groups = [values] if history is None else [values, history]
+    degrees = sum(group.shape[1] - 1 for group in groups)
+    squares = sum(group.var(axis=1) * group.shape[1] for group in groups)
+    return squares / max(1, degrees), degrees
+
+
+def _tango(gained: Counts, lost: Counts, total: Counts, target: float) -> Floats:
+    """Return Tango's score bounds, the upper ones if the quantile `target` is above 0."""
+    mean = (gained - lost) / total
+    low = np.where(target > 0, mean, -1.0) * np.ones(len(total))
+    high = np.where(target > 0, 1.0, mean) * np.ones(len(total))
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        b = (2 * total - gained + lost) * middle - gained - lost
+        root = np.sqrt(np.maximum(0, b * b + 8 * total * lost * middle * (1 - middle)))
+        variance = total * ((root - b) / (2 * total) + middle * (1 - middle))
+        distance = gained - lost - total * middle
+        # The score decreases; it is infinite where the variance is 0.
+        spread = np.sqrt(np.maximum(variance, 0))
+        above = distance > -target * spread
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.where(target > 0, high, low)
