@@ -375,7 +375,7 @@ def _show_pairs(rows: Sequence[PairErrors]) -> None:
     print(
         f"{'pairs':{width}} {'margin':>6} {'wrong PASS':>14} {'wrong FAIL':>14} "
         f"{'PASS if equal':>13} {'FAIL at twice':>13} {'80% pass at':>11} "
-        f"{'objective: PASS':>15} {'FAIL':>5}  rule"
+        f"{'objective: PASS':>15} {'FAIL':>7}  rule"
     )
     for row in rows:
         to_pass = "–" if row.margin_to_pass is None else f"{row.margin_to_pass:.2%}"
@@ -384,7 +384,8 @@ def _show_pairs(rows: Sequence[PairErrors]) -> None:
             f"{_rate(row.wrong_fail, row.trials)} {row.right_pass / row.trials:13.0%} "
             f"{row.right_fail / row.trials:13.0%} {to_pass:>11} "
             f"{row.objective_wrong_pass / row.trials:15.1%} "
-            f"{row.objective_wrong_fail / row.trials:5.1%}  {_rule(row)}"
+            f"{row.objective_wrong_fail / row.trials:5.1%} "
+            f"{' ' if row.objective_required else '–'}  {_rule(row)}"
         )
     print()
 
