@@ -11,6 +11,7 @@ between tokens. Lateness is measured twice, and the results must agree:
     python benchmarks/replayer_lateness.py            # four rates, three repeats: four minutes
     python benchmarks/replayer_lateness.py --quick    # one repeat of five seconds each
     python benchmarks/replayer_lateness.py --json > lateness.json
+    python benchmarks/replayer_lateness.py --ui       # every run also with a page open
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ from goodput_traces.format.writer import write_trace
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+# An open page, in a process of its own.
+READ_EVENTS = """
+import sys, urllib.request
+with urllib.request.urlopen(sys.argv[1] + "events") as events:
+    while line := events.readline():
+        if line.startswith(b"event: finished"):
+            urllib.request.urlopen(sys.argv[1] + "report").read()
+            break
+"""
 RATES = (50, 200, 500, 1000)
 INPUT_TOKENS = 300
 OUTPUT_TOKENS = 16
@@ -46,9 +56,15 @@ OUTPUT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Results of one run; `load` is the machine's one-minute load average before it."""
+    """Results of one run.
+
+    Args:
+        ui: True if the live page was open.
+        load: the machine's one-minute load average before the run.
+    """
 
     rate_per_s: int
+    ui: bool
     requests: int
     ok: int
     lag_p50_ms: float
@@ -72,6 +88,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one repeat of five seconds each")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--ui", action="store_true", help="repeat every run with a live page")
     options = parser.parse_args()
     seconds = 5 if options.quick else options.seconds
     repeats = 1 if options.quick else options.repeats
@@ -80,7 +97,9 @@ def main() -> int:
         for rate in options.rates:
             for repeat in range(repeats):
                 print(f"{rate} requests/s, run {repeat + 1} of {repeats}", file=sys.stderr)
-                runs.append(measure(rate, seconds, Path(scratch)))
+                runs.append(measure(rate, seconds, Path(scratch), ui=False))
+                if options.ui:
+                    runs.append(measure(rate, seconds, Path(scratch), ui=True))
     if options.json:
         json.dump(
             {"machine": machine(), "runs": [asdict(run) for run in runs]}, sys.stdout, indent=2
@@ -91,8 +110,15 @@ def main() -> int:
     return 0
 
 
-def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
-    """Run `replay` in a separate process and measure it."""
+def measure(rate_per_s: int, seconds: int, scratch: Path, *, ui: bool) -> Measured:
+    """Run `replay` in a separate process and measure it.
+
+    Args:
+        rate_per_s: requests per second.
+        seconds: length of the run.
+        scratch: folder for the trace, the run and the log.
+        ui: True to open the live page of the run.
+    """
     trace, run, log = scratch / "trace.parquet", scratch / "run", scratch / "arrivals.csv"
     rows = (
         TraceRow(
@@ -110,16 +136,13 @@ def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
         command = ["-m", "goodput_core", "replay", "--trace", str(trace), "--target", url]
         # The server's log has no line of a probe.
         command += ["--out", str(run), "--force", "--no-report", "--no-probe", "--json"]
-        # Exit code 3 marks an invalid run, which is a result here.
-        ended = subprocess.run([sys.executable, *command], capture_output=True, check=False)
-        if ended.returncode not in {0, 3}:
-            raise SystemExit(ended.stderr.decode())
-    summary = json.loads(ended.stdout)
+        summary = replayed(command, ui=ui)
     records = list(read_records(run, gaps=False))
     lag = sorted(r.lag_ns for r in records if r.lag_ns is not None)
     arrival = server_lateness(log, summary, {r.request_id: r.scheduled_ns for r in records})
     return Measured(
         rate_per_s=rate_per_s,
+        ui=ui,
         requests=len(records),
         ok=summary["overall"]["outcomes"].get("ok", 0),
         lag_p50_ms=at(lag, 0.5),
@@ -132,6 +155,26 @@ def measure(rate_per_s: int, seconds: int, scratch: Path) -> Measured:
         valid=summary["validity"]["valid"],
         load=round(load, 2),
     )
+
+
+def replayed(command: list[str], *, ui: bool) -> Any:
+    """Run a replay and return its summary; with `ui`, read the events of its page until the end."""
+    with subprocess.Popen(
+        [sys.executable, *command, *(["--ui"] if ui else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        page = child.stderr.readline().partition("live page: ")[2].strip() if ui else ""
+        reader = subprocess.Popen([sys.executable, "-c", READ_EVENTS, page]) if page else None
+        output, errors = child.communicate()
+        if reader is not None:
+            reader.wait()
+    # Exit code 3 marks an invalid run, which is a result here.
+    if child.returncode not in {0, 3} or bool(page) is not ui:
+        raise SystemExit(errors)
+    return json.loads(output)
 
 
 @contextmanager
@@ -176,11 +219,21 @@ def machine() -> dict[str, object]:
 def show(runs: Sequence[Measured]) -> None:
     """Print one row per run."""
     table = Table(title=f"replayer lateness, ms (p50 / p99 / max), {machine()['cpus']} CPUs")
-    for name in ("rate/s", "ok", "lag", "arrival at server", "CPU s per 1,000", "valid", "load"):
+    for name in (
+        "rate/s",
+        "page",
+        "ok",
+        "lag",
+        "arrival at server",
+        "CPU s per 1,000",
+        "valid",
+        "load",
+    ):
         table.add_column(name, justify="right")
     for run in runs:
         table.add_row(
             str(run.rate_per_s),
+            "open" if run.ui else "",
             f"{run.ok}/{run.requests}",
             f"{run.lag_p50_ms:.2f} / {run.lag_p99_ms:.2f} / {run.lag_max_ms:.2f}",
             f"{run.arrival_p50_ms:.2f} / {run.arrival_p99_ms:.2f} / {run.arrival_max_ms:.2f}",

@@ -49,6 +49,15 @@ class DurationHistogram:
                 return min(self.max_ns, int(math.exp((bucket + 0.5) / _BUCKETS_PER_E)))
         return 0
 
+    def cumulative(self) -> list[tuple[int, float]]:
+        """Return the value of each filled bucket in ascending order, and the share up to it."""
+        seen, steps = 0, []
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            value_ns = min(self.max_ns, int(math.exp((bucket + 0.5) / _BUCKETS_PER_E)))
+            steps.append((value_ns, seen / self.count))
+        return steps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBin:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.cli import CommandParser, argument_type
+from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.slo.targets import parse_confidence, parse_objective
 from goodput_core.units import NS_PER_S, parse_duration, parse_size, parse_some_duration
 from goodput_replay.load import parse_arrivals, parse_lengths, parse_rate
@@ -29,6 +29,7 @@ _EXAMPLES: Final = (
     "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1 --ttft 1s --tpot 50ms --objective 99%",
     "replay --rate 5/s --duration 5m --input-tokens 500 --output-tokens 200~30% -f chat.yaml",
+    "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml --ui",
     "replay --trace prod.parquet --dry-run --rate-scale 2",
     "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
     "replay --trace prod.parquet -f examples/chat.yaml --gate --warmup 50 --out runs/candidate",
@@ -353,6 +354,17 @@ def _add_judging(parser: CommandParser) -> None:
         dest="gaps",
         action="store_false",
         help="do not record gaps between tokens; for very long runs",
+    )
+    group.add_argument(
+        "--ui",
+        action="store_true",
+        help="serve a live page of the run on this machine, and print its address",
+    )
+    group.add_argument(
+        "--ui-port",
+        metavar="N",
+        type=argument_type(parse_port, "PORT"),
+        help="port of --ui (default: any free one)",
     )
     group.add_argument(
         "--no-report", dest="report", action="store_false", help="do not write report.html"

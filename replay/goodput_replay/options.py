@@ -57,6 +57,8 @@ class ReplayOptions:
         gate: True if the exit code depends on the verdict.
         gaps: True if every gap between tokens is recorded.
         confidence: one-sided confidence of each bound of an attainment.
+        ui: True to serve a live page.
+        ui_port: port of the live page; None for any free one.
     """
 
     trace: str | None
@@ -100,6 +102,8 @@ class ReplayOptions:
     gaps: bool
     report: bool
     confidence: Fraction
+    ui: bool
+    ui_port: int | None
 
 
 def parse_options(argv: Sequence[str]) -> ReplayOptions:
@@ -217,6 +221,8 @@ def _check_combinations(options: ReplayOptions) -> None:
             "replay: --ttft, --tpot and --slo-class are only supported with --target; "
             f"{option} uses the manifest's spec.slo"
         )
+    if options.ui_port is not None and not options.ui:
+        raise UsageError("replay: --ui-port is only supported with --ui")
     if options.emulate is not None:
         _check_emulation(options)
         return
@@ -244,6 +250,7 @@ def _check_emulation(options: ReplayOptions) -> None:
         ("-f", options.manifest is not None, "choose one of them"),
         ("--slo", options.slo is not None, "the manifest's spec.slo applies"),
         ("--abort-on", options.abort_on is not None, "no target is under load"),
+        ("--ui", options.ui, "the run takes seconds; open its report.html"),
         ("--header", bool(options.headers), "no request is sent"),
         ("--api-key-env", options.api_key_env is not None, "no request is sent"),
         (

@@ -54,6 +54,16 @@ class RunPlan:
         """SLO classes for judging."""
         return self.requests.slo
 
+    @property
+    def window_start_ns(self) -> int:
+        """Start of the judged window, after the warm-up; nanoseconds since time zero."""
+        return (self.stats.first_judged_ns or 0) if self.stats.warmup_rows else 0
+
+    @property
+    def window_ns(self) -> int:
+        """Length of the judged window."""
+        return max(1, self.requests.window_ns(self.stats) - self.window_start_ns)
+
     def info(
         self,
         *,
@@ -80,7 +90,6 @@ class RunPlan:
             emulation: emulated fleet and its totals; None in real time.
         """
         stats = self.stats
-        start_ns = (stats.first_judged_ns or 0) if stats.warmup_rows else 0
         return RunInfo(
             trace=self.trace,
             target=target,
@@ -94,8 +103,8 @@ class RunPlan:
                 abort_reason=stopped,
             ),
             slo=self.slo,
-            window_start_ns=start_ns,
-            window_ns=max(1, self.requests.window_ns(stats) - start_ns),
+            window_start_ns=self.window_start_ns,
+            window_ns=self.window_ns,
             rows_planned=stats.rows - stats.warmup_rows,
             warmup_rows=stats.warmup_rows,
             confidence=float(self.options.confidence),

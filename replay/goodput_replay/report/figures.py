@@ -40,7 +40,7 @@ class XAxis(StrEnum):
 
 
 class FigureUnit(StrEnum):
-    """FigureUnit of the vertical axis."""
+    """Unit of the vertical axis."""
 
     SHARE = "share"
     """0 to 1, drawn as percentages up to 100 %."""
@@ -116,6 +116,7 @@ class Figure:
         series: lines and areas, those in front last.
         marks: reference lines.
         lowest: lower end of the vertical axis, which may cut values off; None to show all values.
+        end: right end of the horizontal axis; None to end at the last place.
         when_empty: sentence to show if no series has a value.
     """
 
@@ -128,6 +129,7 @@ class Figure:
     series: Sequence[FigureSeries]
     marks: Sequence[Mark] = ()
     lowest: float | None = None
+    end: float | None = None
     when_empty: str = "No values."
 
     @property

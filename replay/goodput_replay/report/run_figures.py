@@ -52,6 +52,7 @@ def time_figures(
     objectives: Mapping[str, float],
     *,
     lag_limit_ms: float | None,
+    length_s: float | None = None,
 ) -> Iterator[Figure]:
     """Yield the figures over time.
 
@@ -60,8 +61,9 @@ def time_figures(
         so_far: attainment until several times, by class.
         objectives: objective by class; classes without an objective are omitted.
         lag_limit_ms: limit of the p99 send lag; None in virtual time, which has no lag.
+        length_s: length of the window if the timeline ends before it; None for a finished run.
     """
-    over_time = partial(Figure, axis=XAxis.TIME, x=_steps_x(timeline))
+    over_time = partial(Figure, axis=XAxis.TIME, x=_steps_x(timeline), end=length_s)
     each = format_seconds(timeline.width_s)
     groups = list(enumerate(timeline.classes))
     marks = tuple(
@@ -74,7 +76,7 @@ def time_figures(
         for group, one in groups
         if one.name in objectives
     )
-    yield _draw_so_far(timeline, so_far, marks)
+    yield _draw_so_far(timeline, so_far, marks, length_s)
     yield over_time(
         name="attainment",
         title="Attainment",
@@ -143,7 +145,10 @@ def time_figures(
 
 
 def _draw_so_far(
-    timeline: Timeline, so_far: Mapping[str, SoFar], marks: tuple[Mark, ...]
+    timeline: Timeline,
+    so_far: Mapping[str, SoFar],
+    marks: tuple[Mark, ...],
+    length_s: float | None,
 ) -> Figure:
     x = sorted({0, *(end for one in so_far.values() for end in one.end_s)})
     # Of the first seconds, the bounds are so wide that nothing else would be seen.
@@ -187,6 +192,7 @@ def _draw_so_far(
         series=series,
         marks=marks,
         lowest=min(settled, default=None),
+        end=length_s,
     )
 
 

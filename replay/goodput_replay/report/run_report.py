@@ -20,6 +20,7 @@ from goodput_core.slo.targets import parse_objective
 from goodput_replay.report.page import PageData, render_page
 from goodput_replay.report.run_figures import (
     MEASURES,
+    class_label,
     latency_figure,
     run_curves,
     time_figures,
@@ -45,7 +46,14 @@ if TYPE_CHECKING:
     from goodput_replay.report.timeline import Timeline
     from goodput_replay.run.columns import RunColumns
 
-__all__ = ["ClassCard", "choose_classes", "render", "write_report"]
+__all__ = [
+    "ClassCard",
+    "choose_classes",
+    "describe_run",
+    "render",
+    "summary_context",
+    "write_report",
+]
 
 _PINNING: Final = {
     LengthPinning.HEADER: "pinned, hidden from the scheduler",
@@ -93,34 +101,45 @@ def render(folder: Path) -> str:
     )
     figures = list(_time_figures(summary, columns, timeline, shown))
     latencies = _latency_figures(summary, folder, columns, names)
-    lag = summary.validity.lag_ms
-    rows = [*shown, summary.overall]
     return render_page(
         "run.html.j2",
-        title=f"{summary.verdict.kind}: {_make_title(summary)}",
-        data=PageData(
-            groups=[name or "without a class" for name in names], figures=[*figures, *latencies]
-        ),
+        title=f"{summary.verdict.kind}: {describe_run(summary)}",
+        data=PageData(groups=[class_label(name) for name in names], figures=[*figures, *latencies]),
         context={
-            "summary": summary,
-            "started": _format_start(summary.run.started_at),
-            "heading": _make_title(summary),
-            "cards": [ClassCard.of(summary, one) for one in shown],
-            "hidden_classes": len(summary.classes) - len(shown),
-            "lag_p99": None if lag is None else lag.p99,
-            "lag_max": None if lag is None else lag.max,
-            "pinning": _PINNING[summary.target.pinning],
+            **summary_context(summary, shown),
+            "live": False,
             "time_figures": figures,
             "latency_figures": latencies,
             "timeline": list(_make_timeline_rows(timeline)),
-            "quantiles": list(_make_quantile_rows(summary, shown)),
-            "rows": rows,
-            "outcome_names": [o.value for o in Outcome if any(o.value in r.outcomes for r in rows)],
-            "reason_names": [m.value for m in MissReason if any(m.value in r.misses for r in rows)],
             "slowest": find_slowest(folder, columns, start_s=summary.window.start_s),
-            "command": shlex.join(summary.run.command),
         },
     )
+
+
+def summary_context(summary: Summary, shown: Sequence[ClassSummary]) -> dict[str, object]:
+    """Return the variables of the templates in `assets/parts` and of the page's head.
+
+    Args:
+        summary: the run, finished or until now.
+        shown: classes to show.
+    """
+    lag = summary.validity.lag_ms
+    rows = [*shown, summary.overall]
+    return {
+        "summary": summary,
+        "started": _format_start(summary.run.started_at),
+        "heading": describe_run(summary),
+        "cards": [ClassCard.of(summary, one) for one in shown],
+        "hidden_classes": len(summary.classes) - len(shown),
+        "lag_p99": None if lag is None else lag.p99,
+        "lag_max": None if lag is None else lag.max,
+        "pinning": _PINNING[summary.target.pinning],
+        "quantiles": list(_make_quantile_rows(summary, shown)),
+        "rows": rows,
+        "outcome_names": [o.value for o in Outcome if any(o.value in r.outcomes for r in rows)],
+        "reason_names": [m.value for m in MissReason if any(m.value in r.misses for r in rows)],
+        "command": shlex.join(summary.run.command),
+    }
 
 
 def choose_classes(classes: Sequence[ClassSummary]) -> list[ClassSummary]:
@@ -258,7 +277,8 @@ def _make_quantile_rows(summary: Summary, shown: Sequence[ClassSummary]) -> Iter
                 first = False
 
 
-def _make_title(summary: Summary) -> str:
+def describe_run(summary: Summary) -> str:
+    """Return the heading of a run's page: the trace and the target."""
     target = summary.target.service or summary.target.url
     how = "replayed against" if summary.emulation is None else "emulated on"
     return f"{summary.trace.name}, {how} {target}"

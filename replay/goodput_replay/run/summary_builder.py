@@ -62,7 +62,9 @@ __all__ = [
     "cut_share",
     "read_stalls",
     "seconds",
+    "summarise_interval",
     "summarise_stall",
+    "summarise_targets",
 ]
 
 _PRINTED: Final = (P50, P90, P95, P99)
@@ -162,7 +164,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         run=info.run,
         trace=info.trace,
         target=info.target,
-        promises=tuple(_summarise_targets(c) for c in info.slo.classes),
+        promises=tuple(summarise_targets(c) for c in info.slo.classes),
         default_class=info.slo.default,
         client=info.client,
         outage_s=info.slo.outage_s,
@@ -205,7 +207,7 @@ class _RunMeasures:
         mask = self._columns.of_class(counts.name)
         return replace(
             self._summarise(counts, mask, self._gaps.get(counts.name)),
-            interval=None if interval is None else _summarise_interval(interval),
+            interval=None if interval is None else summarise_interval(interval),
             objective=_format_objective(slo),
             verdict=None if verdict is None else verdict.kind,
             reason=None if verdict is None else verdict.reason,
@@ -278,7 +280,8 @@ def _summarise_validity(
     )
 
 
-def _summarise_targets(slo: SLOClass) -> SLOSummary:
+def summarise_targets(slo: SLOClass) -> SLOSummary:
+    """Return the targets of a class as in `summary.json`."""
     return SLOSummary(
         name=slo.name,
         ttft_ms=slo.ttft_ms,
@@ -313,7 +316,8 @@ def _format_objective(slo: SLOClass | None) -> str | None:
     return format_objective(slo.objective)
 
 
-def _summarise_interval(interval: Interval) -> IntervalSummary:
+def summarise_interval(interval: Interval) -> IntervalSummary:
+    """Return an interval as in `summary.json`, with bounds rounded to the safe side."""
     return IntervalSummary(
         lower=cut_share(interval.lower),
         upper=math.ceil(Fraction(interval.upper) * _SHARE_SCALE) / _SHARE_SCALE,

@@ -17,6 +17,9 @@ from yarl import URL
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
 from goodput_core.units import NS_PER_MS, NS_PER_US
+from goodput_replay.live.messages import Begin
+from goodput_replay.live.observer import ObserverOptions, RunObserver
+from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
 from goodput_replay.run.files import DECISIONS_FILE
 from goodput_replay.run.folder import FinishedRun, stop_on_signals
 from goodput_replay.run.summary import ClientSummary, LengthPinning, TargetSummary
@@ -25,7 +28,6 @@ from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.body import PreparedRequest, RequestRenderer
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.request import RequestClient
-from goodput_replay.sending.live_display import LiveCounts, RunProgress, display
 from goodput_replay.sending.local_service import running_service
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import open_pacer
@@ -112,6 +114,7 @@ async def _replay(
 ) -> FinishedRun:
     options = plan.options
     async with AsyncExitStack() as stack:
+        observer = await _start_observer(plan, stack, console)
         target = await _start_target(plan, writer, stack, console)
         session = await stack.enter_async_context(open_session(plan.headers))
         served = await list_models(session, target)
@@ -145,8 +148,10 @@ async def _replay(
             streaming=True,
         )
         client = RequestClient(session, url, timeout_ns=options.timeout_ns, pinned=pinned)
-        run = _Run(plan, writer, stopper, target_summary)
-        summary = await run.drive(client, renderer, console)
+        if observer is not None:
+            await observer.wait_ready()
+        run = _Run(plan, writer, stopper, target_summary, observer)
+        summary = await run.drive(client, renderer)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.error is Interrupted:
         ended_by = Interrupted(
@@ -178,6 +183,17 @@ async def _start_target(
     return parse_target(url)
 
 
+async def _start_observer(
+    plan: RunPlan, stack: AsyncExitStack, console: Console
+) -> RunObserver | None:
+    """Start the process that shows the run; None if it would show nothing."""
+    options = ObserverOptions(ui_port=(plan.options.ui_port or 0) if plan.options.ui else None)
+    shown = console.is_terminal or plan.stats.last_ns >= LINE_EVERY_NS
+    if not shown and options == ObserverOptions():
+        return None
+    return await stack.enter_async_context(RunObserver(options, console))
+
+
 def _choose_pinning(option: LengthPinning | None, served: ServedModels) -> LengthPinning:
     if option is None:
         return LengthPinning.HEADER if served.goodput else LengthPinning.MAX_TOKENS
@@ -193,20 +209,23 @@ class _Run:
     """The part of a replay during which requests are in flight."""
 
     def __init__(
-        self, plan: RunPlan, writer: RunWriter, stopper: _Stopper, target: TargetSummary
+        self,
+        plan: RunPlan,
+        writer: RunWriter,
+        stopper: _Stopper,
+        target: TargetSummary,
+        observer: RunObserver | None,
     ) -> None:
         self._plan = plan
         self._writer = writer
         self._stopper = stopper
         self._target = target
-        self._counts = LiveCounts(plan.slo.by_name())
+        self._observer = observer
         rule = plan.options.abort_on
         self._error_rate = None if rule is None else ErrorRateWatch(rule)
         self.sent = 0
 
-    async def drive(
-        self, client: RequestClient, renderer: RequestRenderer, console: Console
-    ) -> Summary:
+    async def drive(self, client: RequestClient, renderer: RequestRenderer) -> Summary:
         """Send all requests and judge the run, even if it ends early."""
         plan = self._plan
         pacer = open_pacer()
@@ -222,7 +241,8 @@ class _Run:
                 planned=plan.stats.rows,
                 sent=sender.sent,
                 in_flight=sender.in_flight,
-                counts=self._counts,
+                loop_lag_p99_ns=watch.lateness.quantile_ns(0.99),
+                loop_lag_max_ns=watch.lateness.max_ns,
             )
 
         failure: Exception | None = None
@@ -234,9 +254,10 @@ class _Run:
                 zero_ns = pacer.now_ns() + _LEAD_NS
                 spent_ns = -time.process_time_ns()
                 watch_task = asyncio.ensure_future(watch.run())
+                if self._observer is not None:
+                    self._observer.begin(self._describe(started), read_progress)
                 try:
-                    with display(read_progress, console):
-                        await sender.run(lookahead, zero_ns)
+                    await sender.run(lookahead, zero_ns)
                 finally:
                     watch_task.cancel()
                     await asyncio.wait([watch_task])
@@ -268,13 +289,36 @@ class _Run:
             loop_lag_max_ns=watch.lateness.max_ns,
         )
         if failure is None:
-            return self._writer.finish(info)
+            summary = self._writer.finish(info)
+            if self._observer is not None:
+                self._observer.end(self._writer.path)
+            return summary
         self._writer.finish_failed(info, failure)
         raise failure
 
+    def _describe(self, started: datetime) -> Begin:
+        """Describe the run for its live display."""
+        plan = self._plan
+        return Begin(
+            window=LiveWindow(
+                slo=plan.slo,
+                start_ns=plan.window_start_ns,
+                length_ns=plan.window_ns,
+                confidence=float(plan.options.confidence),
+            ),
+            info=plan.info(
+                target=self._target,
+                started=started,
+                client=ClientSummary(cpu_s=0.0, cpus=count_cpus(), peak_in_flight=0),
+                salt=plan.salt,
+            ),
+        )
+
     def _record(self, request: PreparedRequest, record: RequestRecord) -> None:
-        judgement = self._writer.append(record, warmup=request.planned.warmup)
-        self._counts.add(record, judgement)
+        warmup = request.planned.warmup
+        self._writer.append(record, warmup=warmup)
+        if self._observer is not None:
+            self._observer.add(record, warmup=warmup)
         if self._error_rate is not None and self._stopper.error is None:
             reason = self._error_rate.count(record.outcome, time.monotonic_ns())
             if reason is not None:

@@ -8,10 +8,11 @@ not retained. `goodput_core.slo` computes intervals and verdicts from the counts
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from goodput_core.histogram import DurationHistogram
 from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.attainment import (
     AttainmentTally,
@@ -22,6 +23,7 @@ from goodput_core.slo.attainment import (
 from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import (
+    Judgement,
     JudgementKind,
     MissReason,
     judge,
@@ -35,13 +37,13 @@ from goodput_core.slo.verdict import ClassEvidence, ValidityEvidence, class_evid
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.targets import SLOClass
 
-__all__ = ["RunEvidence", "gather"]
+__all__ = ["EvidenceTally", "RunEvidence", "gather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,82 +100,186 @@ def gather(
     Raises:
         ValueError: a record is scheduled before the window, or the window is empty.
     """
-    if window_ns <= 0:
-        raise ValueError("a window must be longer than 0")
-    length_s = -(-window_ns // NS_PER_S)
-    by_name = {c.name: c for c in classes}
-    tally = AttainmentTally(by_name)
-    measured: defaultdict[str, _ClassSeconds] = defaultdict(lambda: _ClassSeconds(length_s))
-    on_time: defaultdict[str, _ClassSeconds] = defaultdict(lambda: _ClassSeconds(length_s))
-    conforming: defaultdict[str, _ClassSeconds] = defaultdict(lambda: _ClassSeconds(length_s))
-    deviations: Counter[Deviation] = Counter()
-    lags_ns = array("q")
-    tightest_ttft_ns: int | None = None
-    client_errors = 0
+    tally = EvidenceTally(
+        classes=classes, window_ns=window_ns, window_start_ns=window_start_ns, stalls=stalls
+    )
     for record in records:
-        if record.scheduled_ns < window_start_ns:
+        tally.add(record)
+    return tally.evidence(
+        rows_planned=rows_planned,
+        incomplete=incomplete,
+        confidence=confidence,
+        outage_s=outage_s,
+    )
+
+
+class EvidenceTally:
+    """Counts the evidence of a run record by record, so that it can be read during the run.
+
+    Memory grows with the number of classes times the seconds of the window.
+
+    Args:
+        classes: SLO classes with their targets and objectives.
+        window_ns: length of the window, above 0; the last second may be partial.
+        window_start_ns: start of the window on the records' clock.
+        stalls: stalls of the client, on the same clock; during a run they are not known yet.
+        exact_lag: if False, keep a histogram of the send lag, whose quantiles are within 1 %,
+            instead of eight bytes per request.
+
+    Attributes:
+        tally: counts by class.
+        tightest_ttft_ns: smallest TTFT target of any request; None without TTFT targets.
+        lag: send lag of the sent requests; empty if `exact_lag` is True.
+
+    Raises:
+        ValueError: the window is empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: Sequence[SLOClass],
+        window_ns: int,
+        window_start_ns: int = 0,
+        stalls: Stalls = NO_STALLS,
+        exact_lag: bool = True,
+    ) -> None:
+        if window_ns <= 0:
+            raise ValueError("a window must be longer than 0")
+        self._by_name = {c.name: c for c in classes}
+        self._window_ns = window_ns
+        self._window_start_ns = window_start_ns
+        self._stalls = stalls
+        self._length_s = -(-window_ns // NS_PER_S)
+        self._measured: dict[str, _ClassSeconds] = {}
+        self._on_time: dict[str, _ClassSeconds] = {}
+        self._conforming: dict[str, _ClassSeconds] = {}
+        self._deviations: Counter[Deviation] = Counter()
+        self._lags_ns = array("q") if exact_lag else None
+        self._client_errors = 0
+        self.tally = AttainmentTally(self._by_name)
+        self.tightest_ttft_ns: int | None = None
+        self.lag = DurationHistogram()
+
+    def add(self, record: RequestRecord) -> Judgement:
+        """Judge and count one request of the window.
+
+        Raises:
+            ValueError: the record is scheduled before the window.
+        """
+        if record.scheduled_ns < self._window_start_ns:
             raise ValueError("a record is scheduled before the window's start")
-        targets = targets_for(record, by_name)
+        targets = targets_for(record, self._by_name)
         judgement = judge(record, targets)
         kind = kind_on_time = kind_conforming = judgement.kind
-        tally.add(record, judgement)
+        self.tally.add(record, judgement)
         lag_ns = record.lag_ns
         if lag_ns is not None:
-            lags_ns.append(max(0, lag_ns))
+            self._add_lag(max(0, lag_ns))
         if kind is JudgementKind.MISSED:
-            client_errors += record.client_error
-            kind_on_time = judge(without_lag(record, stalls), targets).kind
+            self._client_errors += record.client_error
+            kind_on_time = judge(without_lag(record, self._stalls), targets).kind
         if record.deviations:
-            deviations.update(record.deviations)
+            self._deviations.update(record.deviations)
             kind_conforming = judge_favourably(record, targets).kind
-        second = min((record.scheduled_ns - window_start_ns) // NS_PER_S, length_s - 1)
-        measured[record.slo_class].add(second, kind)
-        on_time[record.slo_class].add(second, kind_on_time)
-        conforming[record.slo_class].add(second, kind_conforming)
+        second = (record.scheduled_ns - self._window_start_ns) // NS_PER_S
+        second = min(second, self._length_s - 1)
+        self._seconds(self._measured, record.slo_class).add(second, kind)
+        self._seconds(self._on_time, record.slo_class).add(second, kind_on_time)
+        self._seconds(self._conforming, record.slo_class).add(second, kind_conforming)
         if targets.ttft_ns is not None:
-            earlier_ns = targets.ttft_ns if tightest_ttft_ns is None else tightest_ttft_ns
-            tightest_ttft_ns = min(earlier_ns, targets.ttft_ns)
-    counts, overall = tally.by_class(), tally.overall()
-    judged_classes = max(1, sum(c.objective is not None for c in classes))
+            known_ns = self.tightest_ttft_ns
+            self.tightest_ttft_ns = (
+                targets.ttft_ns if known_ns is None else min(known_ns, targets.ttft_ns)
+            )
+        return judgement
 
-    def evidence(counts: ClassCounts, seconds: SecondCounts) -> ClassEvidence:
-        slo = by_name.get(counts.name)
-        return class_evidence(
-            counts.name,
-            None if slo is None else slo.objective,
-            seconds,
-            confidence=confidence,
-            classes=judged_classes,
-            outage_s=outage_s,
-            unjudged=counts.unjudged,
-            short=counts.misses.get(MissReason.SHORT, 0),
+    def seconds(self, name: str, length_s: int) -> SecondCounts:
+        """Return the judged requests of a class in the first seconds of the window."""
+        return self._seconds(self._measured, name).until(length_s)
+
+    def evidence(
+        self,
+        *,
+        rows_planned: int | None = None,
+        incomplete: str = "",
+        confidence: float = DEFAULT_CONFIDENCE,
+        outage_s: int = 0,
+        until_ns: int | None = None,
+    ) -> RunEvidence:
+        """Return the evidence of the counted records.
+
+        Args:
+            rows_planned: as in `gather`.
+            incomplete: as in `gather`.
+            confidence: as in `gather`.
+            outage_s: as in `gather`.
+            until_ns: length of the part of the window to judge, above 0; None for the window.
+        """
+        window_ns = self._window_ns if until_ns is None else min(until_ns, self._window_ns)
+        length_s = -(-window_ns // NS_PER_S)
+        counts, overall = self.tally.by_class(), self.tally.overall()
+        judged_classes = max(1, sum(c.objective is not None for c in self._by_name.values()))
+
+        def evidence(counts: ClassCounts, seconds: SecondCounts) -> ClassEvidence:
+            slo = self._by_name.get(counts.name)
+            return class_evidence(
+                counts.name,
+                None if slo is None else slo.objective,
+                seconds,
+                confidence=confidence,
+                classes=judged_classes,
+                outage_s=outage_s,
+                unjudged=counts.unjudged,
+                short=counts.misses.get(MissReason.SHORT, 0),
+            )
+
+        measured = {c.name: self._seconds(self._measured, c.name).until(length_s) for c in counts}
+        as_measured = tuple(evidence(c, measured[c.name]) for c in counts)
+
+        def alternative(seconds: dict[str, _ClassSeconds]) -> tuple[ClassEvidence, ...]:
+            others = (self._seconds(seconds, c.name).until(length_s) for c in counts)
+            return tuple(
+                measured_evidence if other == measured[c.name] else evidence(c, other)
+                for c, other, measured_evidence in zip(counts, others, as_measured, strict=True)
+            )
+
+        missing = 0 if rows_planned is None else max(0, rows_planned - overall.rows)
+        validity = ValidityEvidence(
+            lag_p99_ns=self._lag_p99_ns(),
+            tightest_ttft_ns=self.tightest_ttft_ns,
+            unsent=overall.outcomes.get(Outcome.UNSENT, 0) + missing,
+            missed=overall.attainment.total - overall.attainment.good,
+            client_errors=self._client_errors,
+            incomplete=incomplete,
+            without_lag=alternative(self._on_time),
+            if_conforming=alternative(self._conforming),
+            deviations={d: self._deviations[d] for d in Deviation if self._deviations[d]},
+        )
+        return RunEvidence(
+            classes=as_measured,
+            validity=validity,
+            counts=counts,
+            overall=overall,
+            window_ns=window_ns,
         )
 
-    as_measured = tuple(evidence(c, measured[c.name].counts) for c in counts)
+    def _add_lag(self, lag_ns: int) -> None:
+        if self._lags_ns is None:
+            self.lag.add(lag_ns)
+        else:
+            self._lags_ns.append(lag_ns)
 
-    def alternative(seconds: Mapping[str, _ClassSeconds]) -> tuple[ClassEvidence, ...]:
-        return tuple(
-            measured_evidence
-            if seconds[c.name].counts == measured[c.name].counts
-            else evidence(c, seconds[c.name].counts)
-            for c, measured_evidence in zip(counts, as_measured, strict=True)
-        )
+    def _lag_p99_ns(self) -> int | None:
+        """Return the p99 of the send lag; None if no request was sent."""
+        if self._lags_ns is None:
+            return self.lag.quantile_ns(0.99) if self.lag.count else None
+        return quantile(self._lags_ns, P99) if self._lags_ns else None
 
-    missing = 0 if rows_planned is None else max(0, rows_planned - overall.rows)
-    validity = ValidityEvidence(
-        lag_p99_ns=quantile(lags_ns, P99) if lags_ns else None,
-        tightest_ttft_ns=tightest_ttft_ns,
-        unsent=overall.outcomes.get(Outcome.UNSENT, 0) + missing,
-        missed=overall.attainment.total - overall.attainment.good,
-        client_errors=client_errors,
-        incomplete=incomplete,
-        without_lag=alternative(on_time),
-        if_conforming=alternative(conforming),
-        deviations={d: deviations[d] for d in Deviation if deviations[d]},
-    )
-    return RunEvidence(
-        classes=as_measured, validity=validity, counts=counts, overall=overall, window_ns=window_ns
-    )
+    def _seconds(self, of: dict[str, _ClassSeconds], name: str) -> _ClassSeconds:
+        if name not in of:
+            of[name] = _ClassSeconds(self._length_s)
+        return of[name]
 
 
 class _ClassSeconds:
@@ -189,7 +295,11 @@ class _ClassSeconds:
             self._good[second] += kind is JudgementKind.ATTAINED
             self._total[second] += 1
 
-    @property
-    def counts(self) -> SecondCounts:
-        """Counts by second of the window."""
-        return SecondCounts(good=self._good, total=self._total)
+    def until(self, length_s: int) -> SecondCounts:
+        """Return the counts of the first seconds; later requests count in the last of them."""
+        if length_s >= len(self._total):
+            return SecondCounts(good=self._good, total=self._total)
+        good, total = self._good[:length_s], self._total[:length_s]
+        good[-1] += sum(self._good[length_s:])
+        total[-1] += sum(self._total[length_s:])
+        return SecondCounts(good=good, total=total)

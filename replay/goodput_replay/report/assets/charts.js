@@ -149,11 +149,23 @@ const goodputPage = (() => {
       this.drawKeys();
       this.width = Math.floor(this.box.clientWidth);
       if (!filled || !this.width) return;
-      const { data, series, bands, shown } = this.layers();
-      this.shown = shown;
+      const { data, series, bands } = this.layers();
       this.plot = new uPlot(this.options(series, bands), data, this.box);
       const zoom = zooms.get(figure.axis);
       if (zoom) this.plot.setScale("x", { min: zoom[0], max: zoom[1] });
+    }
+
+    // Replace the values of the same lines, so that the cursor and its values stay.
+    update(figure) {
+      const shape = (one) => JSON.stringify(one.series.map((line) => [line.label, line.lower.length > 0]));
+      const same = this.plot && shape(figure) === shape(this.figure);
+      this.figure = figure;
+      if (!same) {
+        this.draw();
+        return;
+      }
+      this.plot.setData(this.layers().data);
+      this.moveTip(this.plot);
     }
 
     // Return what uPlot draws: a series for each line, for each top of a stack, and two for a band.
@@ -193,7 +205,8 @@ const goodputPage = (() => {
         }
         shown.push(one);
       }
-      return { data, series, bands, shown };
+      this.shown = shown;
+      return { data, series, bands };
     }
 
     options(series, bands) {
@@ -216,7 +229,7 @@ const goodputPage = (() => {
         series,
         bands,
         scales: {
-          x: { time: false, range: (plot, low, high) => zooms.get(figure.axis) || [low, high] },
+          x: { time: false, range: () => zooms.get(this.figure.axis) || this.ends() },
           y: { distr: log ? 3 : 1, range: verticalRange(this) },
         },
         axes: [
@@ -265,8 +278,8 @@ const goodputPage = (() => {
       const ratio = uPlot.pxRatio;
       ctx.save();
       ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-      ctx.textAlign = "right";
       ctx.textBaseline = "bottom";
+      const labels = []; // heights of the labels at the right end
       for (const mark of this.marks()) {
         const y = Math.round(plot.valToPos(mark.value, "y", true));
         if (y < bbox.top - 1 || y > bbox.top + bbox.height + 1) continue;
@@ -279,7 +292,11 @@ const goodputPage = (() => {
         ctx.moveTo(bbox.left, y);
         ctx.lineTo(bbox.left + bbox.width, y);
         ctx.stroke();
-        ctx.fillText(mark.label, bbox.left + bbox.width - 4 * ratio, y - 2 * ratio);
+        const free = labels.every((other) => Math.abs(other - y) > 13 * ratio);
+        if (free) labels.push(y);
+        ctx.textAlign = free ? "right" : "left";
+        const x = free ? bbox.left + bbox.width - 4 * ratio : bbox.left + 4 * ratio;
+        ctx.fillText(mark.label, x, y - 2 * ratio);
       }
       ctx.restore();
     }
@@ -313,6 +330,11 @@ const goodputPage = (() => {
       this.tip.classList.toggle("left", right);
       this.tip.style.left = right ? "" : `${left + 12}px`;
       this.tip.style.right = right ? `${plot.over.clientWidth - left + 12}px` : "";
+    }
+
+    ends() {
+      const { x, end } = this.figure;
+      return [x[0], end === null ? x[x.length - 1] : end];
     }
 
     // A step holds from its place to the next one.
@@ -395,8 +417,7 @@ const goodputPage = (() => {
     else zooms.delete(axis);
     for (const chart of charts.values()) {
       if (chart.figure.axis === axis && chart.plot) {
-        const { x } = chart.figure;
-        const [from, to] = range || [x[0], x[x.length - 1]];
+        const [from, to] = range || chart.ends();
         chart.plot.setScale("x", { min: from, max: to });
       }
     }
@@ -436,16 +457,15 @@ const goodputPage = (() => {
 
   // Draw the figures of `data`; those that are on the page already keep their zoom and switches.
   function show(data) {
+    const renamed = JSON.stringify(groups) !== JSON.stringify(data.groups);
     groups = data.groups;
     for (const figure of data.figures) {
       const element = document.getElementById(figure.name);
       if (!element) continue;
       if (!charts.has(figure.name)) charts.set(figure.name, new Chart(figure, element));
-      const chart = charts.get(figure.name);
-      chart.figure = figure;
-      chart.draw();
+      charts.get(figure.name).update(figure);
     }
-    drawSwitches();
+    if (renamed || !data.groups.length) drawSwitches();
   }
 
   root.classList.add("scripted");

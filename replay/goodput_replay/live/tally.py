@@ -1,0 +1,277 @@
+"""Count the requests of a run as they end, in bounded memory.
+
+The counts are those of the finished run's report, except that latencies and send lags are
+histograms, whose quantiles are within 1 %, and that requests in flight are sampled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from goodput_core.histogram import DurationHistogram
+from goodput_core.quantiles import P99, quantile
+from goodput_core.slo.judging import MissReason
+from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.verdict import ValidityEvidence, Verdict, decide
+from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from goodput_replay.report.timeline import ClassTimeline, Timeline, interval_edges
+from goodput_replay.run.slo import SLOClasses
+from goodput_replay.statistics.evidence import EvidenceTally, RunEvidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from goodput_core.slo.attainment import SecondCounts
+
+__all__ = ["LINE_EVERY_NS", "MAX_CLASSES", "LiveTally", "LiveWindow", "RunProgress", "RunSoFar"]
+
+LINE_EVERY_NS: Final = 10 * NS_PER_S
+"""Interval of the lines that describe a run if stderr is not a terminal."""
+MAX_CLASSES: Final = 24
+"""Maximum number of classes that are counted separately; others count as one class."""
+_OTHERS: Final = "other classes"
+_MAX_ERRORS: Final = 100
+_SHOWN_ERRORS: Final = 5
+_Error = tuple[str, int | None, str]
+_NO_ERRORS: Final = frozenset({Outcome.OK, Outcome.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveWindow:
+    """The judged window of a run, known before it starts.
+
+    Args:
+        slo: SLO classes for judging.
+        start_ns: start of the window, nanoseconds since the run's time zero.
+        length_ns: length of the window.
+        confidence: one-sided confidence of each bound of an attainment.
+    """
+
+    slo: SLOClasses
+    start_ns: int
+    length_ns: int
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """Progress of a run.
+
+    Args:
+        elapsed_ns: time since the run's time zero; negative before it.
+        duration_ns: time from the run's time zero to the last arrival.
+        planned: requests of the complete run.
+        sent: requests sent.
+        in_flight: requests that were sent and have not ended.
+        loop_lag_p99_ns, loop_lag_max_ns: delay of the sending event loop.
+    """
+
+    elapsed_ns: int
+    duration_ns: int
+    planned: int
+    sent: int
+    in_flight: int
+    loop_lag_p99_ns: int = 0
+    loop_lag_max_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSoFar:
+    """A run until now.
+
+    Args:
+        progress: progress of the run.
+        evidence: evidence of the requests that ended.
+        verdict: the verdict if the run had ended now; requests in flight are not judged.
+        lag: send lag of the sent requests.
+        latencies: latencies by measure and class: `ttft`, `ttft_from_send`, `tpot`, `tbt`, `e2e`.
+        input_tokens, output_tokens: tokens by class.
+        errors: the most frequent errors: outcome, HTTP status and detail, and their counts;
+            warm-up requests included.
+        other_errors: requests with an error that `errors` does not list.
+    """
+
+    progress: RunProgress
+    evidence: RunEvidence
+    verdict: Verdict
+    lag: DurationHistogram
+    latencies: Mapping[tuple[str, str], DurationHistogram]
+    input_tokens: Mapping[str, int]
+    output_tokens: Mapping[str, int]
+    errors: tuple[tuple[_Error, int], ...]
+    other_errors: int
+
+    @property
+    def validity(self) -> ValidityEvidence:
+        """Evidence about the client."""
+        return self.evidence.validity
+
+
+class LiveTally:
+    """Counts of one run.
+
+    Args:
+        window: the judged window.
+    """
+
+    def __init__(self, window: LiveWindow) -> None:
+        self._window = window
+        self._evidence = EvidenceTally(
+            classes=window.slo.classes,
+            window_ns=window.length_ns,
+            window_start_ns=window.start_ns,
+            exact_lag=False,
+        )
+        self._names = set(window.slo.by_name())
+        self._errors: Counter[_Error] = Counter()
+        self._failed = 0
+        self._input_tokens: Counter[str] = Counter()
+        self._output_tokens: Counter[str] = Counter()
+        self._latencies: defaultdict[tuple[str, str], DurationHistogram] = defaultdict(
+            DurationHistogram
+        )
+        self._edges_s = interval_edges(window.length_ns / NS_PER_S)
+        count = len(self._edges_s) - 1
+        self._offered = [0] * count
+        self._served = [0] * count
+        self._in_flight = [0] * count
+        self._misses: dict[MissReason, list[int]] = {}
+        self._lags: dict[int, DurationHistogram] = {}
+
+    @property
+    def window(self) -> LiveWindow:
+        """The judged window."""
+        return self._window
+
+    @property
+    def latencies(self) -> Mapping[tuple[str, str], DurationHistogram]:
+        """Latencies as in `RunSoFar`."""
+        return self._latencies
+
+    def add(self, record: RequestRecord, *, warmup: bool = False) -> None:
+        """Count one request that ended."""
+        if record.outcome not in _NO_ERRORS:
+            error = (record.outcome.value, record.status, record.detail)
+            self._failed += 1
+            if error in self._errors or len(self._errors) < _MAX_ERRORS:
+                self._errors[error] += 1
+        if warmup:
+            return
+        name = self._class_name(record.slo_class)
+        if name != record.slo_class:
+            record = replace(record, slo_class=name)
+        judgement = self._evidence.add(record)
+        self._input_tokens[name] += record.input_tokens
+        self._output_tokens[name] += record.output_tokens
+        for measure, value_ns in _latencies(record):
+            self._latencies[measure, name].add(value_ns)
+        interval = self._interval(record.scheduled_ns)
+        self._offered[interval] += 1
+        if record.lag_ns is not None:
+            self._lags.setdefault(interval, DurationHistogram()).add(record.lag_ns)
+        if judgement.reasons:
+            counts = self._misses.setdefault(judgement.reasons[0], [0] * len(self._offered))
+            counts[interval] += 1
+        if record.outcome is Outcome.OK and record.end_ns is not None:
+            end_ns = record.end_ns - self._window.start_ns
+            if end_ns <= self._window.length_ns:
+                self._served[self._interval(record.end_ns)] += 1
+
+    def sample(self, progress: RunProgress) -> None:
+        """Note the requests in flight at this time."""
+        if 0 <= progress.elapsed_ns - self._window.start_ns < self._window.length_ns:
+            interval = self._interval(progress.elapsed_ns)
+            self._in_flight[interval] = max(self._in_flight[interval], progress.in_flight)
+
+    def so_far(self, progress: RunProgress) -> RunSoFar:
+        """Return the run until now."""
+        window = self._window
+        evidence = self._evidence.evidence(
+            confidence=window.confidence,
+            outage_s=window.slo.outage_s,
+            until_ns=self.elapsed_ns(progress),
+        )
+        errors = tuple(self._errors.most_common(_SHOWN_ERRORS))
+        return RunSoFar(
+            progress=progress,
+            evidence=evidence,
+            verdict=decide(evidence.classes, evidence.validity),
+            lag=self._evidence.lag,
+            latencies=self._latencies,
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
+            errors=errors,
+            other_errors=self._failed - sum(count for _, count in errors),
+        )
+
+    def elapsed_ns(self, progress: RunProgress) -> int:
+        """Return the length of the part of the window that has passed, at least one second."""
+        passed_ns = max(NS_PER_S, progress.elapsed_ns - self._window.start_ns)
+        return min(passed_ns, self._window.length_ns)
+
+    def seconds(self, name: str, progress: RunProgress) -> SecondCounts:
+        """Return the judged requests of a class by second of the window until now."""
+        return self._evidence.seconds(name, -(-self.elapsed_ns(progress) // NS_PER_S))
+
+    def timeline(self, progress: RunProgress) -> Timeline:
+        """Return the part of the window that has passed, by interval."""
+        elapsed_s = self.elapsed_ns(progress) / NS_PER_S
+        begun = max(1, int(np.searchsorted(self._edges_s[:-1], elapsed_s)))
+        edges_s = np.append(self._edges_s[:begun], min(elapsed_s, self._edges_s[begun]))
+        starts = edges_s[:-1].astype(np.int64)
+        lags_ms = np.full((2, len(starts)), np.nan)
+        for interval, lags in self._lags.items():
+            if interval < begun:
+                lags_ms[0, interval] = lags.quantile_ns(0.5) / NS_PER_MS
+                lags_ms[1, interval] = lags.max_ns / NS_PER_MS
+        classes = []
+        for counts in self._evidence.tally.by_class():
+            seconds = self.seconds(counts.name, progress)
+            good, total = (
+                np.add.reduceat(np.array(one, dtype=np.int64), starts)
+                for one in (seconds.good, seconds.total)
+            )
+            classes.append(ClassTimeline(name=counts.name, good=good, total=total))
+        return Timeline(
+            edges_s=edges_s,
+            widths_s=np.diff(edges_s),
+            classes=tuple(classes),
+            offered=np.array(self._offered[:begun]),
+            served=np.array(self._served[:begun]),
+            in_flight=np.array(self._in_flight[:begun]),
+            misses={r: np.array(self._misses[r][:begun]) for r in MissReason if r in self._misses},
+            lag_p50_ms=lags_ms[0],
+            lag_max_ms=lags_ms[1],
+        )
+
+    def _class_name(self, name: str) -> str:
+        if name in self._names:
+            return name
+        if len(self._names) < MAX_CLASSES:
+            self._names.add(name)
+            return name
+        return _OTHERS
+
+    def _interval(self, at_ns: int) -> int:
+        """Return the interval of a time since the run's time zero."""
+        since_s = (at_ns - self._window.start_ns) / NS_PER_S
+        index = int(np.searchsorted(self._edges_s, since_s, side="right")) - 1
+        return min(max(index, 0), len(self._offered) - 1)
+
+
+def _latencies(record: RequestRecord) -> Iterator[tuple[str, int]]:
+    values = {
+        "ttft": record.ttft_ns,
+        "ttft_from_send": record.ttft_from_send_ns,
+        "tpot": record.tpot_ns,
+        "tbt": quantile(record.gaps_us, P99) * NS_PER_US if record.gaps_us else None,
+        "e2e": record.e2e_ns,
+    }
+    for measure, value_ns in values.items():
+        if value_ns is not None:
+            yield measure, int(value_ns)

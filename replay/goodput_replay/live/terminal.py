@@ -1,0 +1,173 @@
+"""Terminal display of a run: a panel on a terminal, a line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Self
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from goodput_core.slo.verdict import VerdictKind
+from goodput_core.text import printable
+from goodput_core.units import NS_PER_S, format_duration
+from goodput_replay.live.tally import LINE_EVERY_NS
+from goodput_replay.run.formatting import format_percent, format_rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from goodput_core.slo.attainment import ClassCounts
+    from goodput_core.slo.verdict import ClassEvidence
+    from goodput_replay.live.tally import RunProgress, RunSoFar
+
+__all__ = ["TerminalView"]
+
+_PANEL_EVERY_NS: Final = NS_PER_S
+_NEVER_NS: Final = 1 << 62
+_SHOWN_ERRORS: Final = 3
+_SHOWN_CLASSES: Final = 8
+_STYLES: Final = {
+    VerdictKind.PASS: "bold green",
+    VerdictKind.FAIL: "bold red",
+    VerdictKind.INCONCLUSIVE: "bold yellow",
+    VerdictKind.INVALID: "bold magenta",
+}
+
+
+class TerminalView:
+    """Shows a run until the block ends.
+
+    Args:
+        console: console on stderr.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._every_ns = LINE_EVERY_NS
+        self._due_ns = LINE_EVERY_NS
+        if console.is_terminal:
+            self._every_ns = _PANEL_EVERY_NS
+            self._due_ns = -_PANEL_EVERY_NS
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the panel; later calls do nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            self._due_ns = _NEVER_NS
+
+    def is_due(self, progress: RunProgress) -> bool:
+        """True if the display is to be drawn now; a panel is drawn at once, a line only later."""
+        if progress.elapsed_ns < self._due_ns:
+            return False
+        self._due_ns = progress.elapsed_ns + self._every_ns
+        return True
+
+    def draw(self, so_far: RunSoFar) -> None:
+        """Draw the run until now."""
+        if self._live is not None:
+            self._live.update(_build_panel(so_far), refresh=True)
+        else:
+            line = _format_line(so_far)
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _build_panel(so_far: RunSoFar) -> Table:
+    progress, evidence, verdict = so_far.progress, so_far.evidence, so_far.verdict
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("time", _format_time(progress))
+    table.add_row("sent", f"{progress.sent} of {progress.planned}, {progress.in_flight} in flight")
+    table.add_row("goodput", format_rate(float(evidence.goodput_per_s)))
+    shown = list(zip(evidence.counts, evidence.classes, strict=True))
+    for counts, measured in shown[:_SHOWN_CLASSES]:
+        table.add_row(Text(printable(counts.name) or "all"), _format_attained(counts, measured))
+        latencies = _format_latencies(so_far, counts.name)
+        if latencies:
+            table.add_row("", latencies)
+    if len(shown) > _SHOWN_CLASSES:
+        table.add_row("", f"and {len(shown) - _SHOWN_CLASSES} more classes")
+    table.add_row("misses", _format_misses(evidence.overall))
+    for (outcome, _, detail), count in so_far.errors[:_SHOWN_ERRORS]:
+        table.add_row("error", Text(f"{count} × {printable(detail or outcome)}", style="red"))
+    table.add_row("send lag", _format_lag(so_far))
+    table.add_row(
+        "so far",
+        Text.assemble((verdict.kind.value, _STYLES[verdict.kind]), f" ({verdict.reason.value})"),
+    )
+    return table
+
+
+def _format_line(so_far: RunSoFar) -> str:
+    progress, overall = so_far.progress, so_far.evidence.overall
+    frequent = so_far.errors[:_SHOWN_ERRORS]
+    errors = "; ".join(
+        f"{count} × {printable(detail or outcome)}" for (outcome, _, detail), count in frequent
+    )
+    return (
+        f"{_format_time(progress)}: sent {progress.sent} of {progress.planned}, "
+        f"{progress.in_flight} in flight, attained {_format_share(overall)}, "
+        f"misses: {_format_misses(overall)}, "
+        f"send lag {_format_lag(so_far)}, so far {so_far.verdict.kind}"
+        f"{f', errors: {errors}' if errors else ''}"
+    )
+
+
+def _format_time(progress: RunProgress) -> str:
+    elapsed = max(0, progress.elapsed_ns)
+    remaining = progress.duration_ns - elapsed
+    shown = format_duration(elapsed)
+    if remaining > 0:
+        return f"{shown}, {format_duration(remaining)} left"
+    return f"{shown}, waiting for the last responses"
+
+
+def _format_attained(counts: ClassCounts, measured: ClassEvidence) -> Text:
+    text = Text(_format_share(counts))
+    if counts.attainment.good < counts.attainment.total:
+        text.stylize("yellow")
+    if measured.interval is not None:
+        bounds = (measured.interval.lower, measured.interval.upper)
+        text.append(f", between {' and '.join(map(format_percent, bounds))}")
+    return text
+
+
+def _format_share(counts: ClassCounts) -> str:
+    share = counts.attainment.share
+    if share is None:
+        return f"- ({counts.rows} unjudged)" if counts.rows else "-"
+    return f"{format_percent(float(share))} ({counts.attainment.good} of {counts.attainment.total})"
+
+
+def _format_latencies(so_far: RunSoFar, name: str) -> str:
+    shown = []
+    for measure in ("ttft", "tpot"):
+        histogram = so_far.latencies.get((measure, name))
+        if histogram is not None and histogram.count:
+            p50, p99 = (format_duration(histogram.quantile_ns(q)) for q in (0.5, 0.99))
+            shown.append(f"{measure.upper()} p50 {p50}, p99 {p99}")
+    return "; ".join(shown)
+
+
+def _format_misses(counts: ClassCounts) -> str:
+    return ", ".join(f"{reason} {n}" for reason, n in counts.misses.items()) or "none"
+
+
+def _format_lag(so_far: RunSoFar) -> str:
+    lag, limit_ns = so_far.lag, so_far.validity.lag_limit_ns
+    return (
+        f"p99 {format_duration(lag.quantile_ns(0.99))} of {format_duration(limit_ns)} allowed, "
+        f"max {format_duration(lag.max_ns)}"
+    )
