@@ -47,11 +47,13 @@ def make_parser() -> CommandParser:
         "replay",
         summary="Replay a trace against a service at its original timestamps, or emulate the "
         "service in virtual time, and judge every request against its SLO. `replay report DIR` "
-        "rebuilds a run's report; `replay capacity` finds the highest rate that meets the SLO.",
+        "rebuilds a run's report, `replay export DIR` writes its records as CSV; `replay capacity` "
+        "finds the highest rate that meets the SLO.",
         usage="replay (--trace TRACE | --rate RATE ...) "
         "(--target URL | -f MANIFEST | --emulate MANIFEST)\n"
         "              [OPTION ...]\n"
         "       replay report DIR\n"
+        "       replay export DIR [-o FILE]\n"
         "       replay capacity --trace TRACE … [OPTION ...]",
         examples=_EXAMPLES,
     )

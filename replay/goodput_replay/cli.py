@@ -17,6 +17,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "ab": "goodput_replay.compare.ab",
     "capacity": "goodput_replay.sweep.capacity",
     "compare": "goodput_replay.compare.compare_command",
+    "export": "goodput_replay.export",
     "gate": "goodput_replay.compare.gate_command",
     "report": "goodput_replay.report.command",
 }

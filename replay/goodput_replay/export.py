@@ -1,0 +1,112 @@
+"""`replay export RUN`: write the records of a run as CSV."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.cli import CommandParser
+from goodput_core.errors import ExitCode, InputError
+from goodput_core.files import is_disk_full
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import BinaryIO
+
+__all__ = ["main", "make_parser"]
+
+_GAPS: Final = "gaps_us"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write one line for each request, with the columns of `records.parquet`.
+
+    Args:
+        argv: the arguments after `replay export`.
+
+    Raises:
+        UsageError: an argument is invalid.
+        InputError: the folder has no readable run, or the file cannot be written.
+    """
+    given = make_parser().parse_args(argv)
+    if given.out is None:
+        try:
+            _write_csv(given.folder, sys.stdout.buffer, gaps=given.gaps)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader, such as `head`, has enough; Python must not flush into it again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.PASS
+    try:
+        with given.out.open("wb") as file:
+            _write_csv(given.folder, file, gaps=given.gaps)
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        why = error.strerror or type(error).__name__
+        raise InputError(f"--out {given.out}: cannot be written ({why}); name another") from error
+    return ExitCode.PASS
+
+
+def make_parser() -> CommandParser:
+    """Build the parser of `replay export`."""
+    parser = CommandParser(
+        "replay export",
+        summary="Write the records of a run as CSV, one line for each request.",
+        examples=(
+            "replay export runs/candidate -o candidate.csv",
+            "replay export runs/candidate | head",
+        ),
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the run's folder")
+    parser.add_argument(
+        "-o", "--out", metavar="FILE", type=Path, help="file to write (default: standard output)"
+    )
+    parser.add_argument(
+        "--gaps", action="store_true", help="add the gaps between tokens, separated by semicolons"
+    )
+    return parser
+
+
+def _write_csv(folder: Path, sink: BinaryIO, *, gaps: bool) -> None:
+    from pyarrow import csv  # noqa: PLC0415 - heavy
+
+    writer: Any = None
+    for batch in _batches(folder, gaps=gaps):
+        if writer is None:
+            writer = csv.CSVWriter(sink, batch.schema)
+        writer.write(batch)
+    writer.close()
+
+
+def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
+    """Yield batches, at least one, so that memory does not grow with the run."""
+    import pyarrow as pa  # noqa: PLC0415 - heavy
+
+    from goodput_replay.run.records import RECORDS_SCHEMA, open_records  # noqa: PLC0415 - heavy
+
+    fields = [field for field in RECORDS_SCHEMA if gaps or field.name != _GAPS]
+    with open_records(folder) as opened:
+        # The writer writes the header with the first batch.
+        yield _plain(pa.RecordBatch.from_pylist([], schema=pa.schema(fields)))
+        for batch in opened.iter_batches(columns=[field.name for field in fields]):
+            yield _plain(batch)
+
+
+def _plain(batch: Any) -> Any:
+    """Return a batch whose lists are texts, because CSV has no lists."""
+    import pyarrow as pa  # noqa: PLC0415 - heavy
+    import pyarrow.compute as pc  # noqa: PLC0415 - heavy
+
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_list(column.type):
+            texts = pc.cast(column, pa.list_(pa.string()))
+            columns.append(pc.binary_join(texts, ";"))
+        elif pa.types.is_dictionary(column.type):
+            columns.append(pc.cast(column, pa.string()))
+        else:
+            columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -1,0 +1,178 @@
+"""Run replays from Python, and read runs as Arrow tables.
+
+`run` and `open_run` are for notebooks and scripts. A replay runs in a process of its own, because
+it needs an event loop with little else in it, and so that Ctrl-C in a notebook ends it in order.
+
+    result = run(trace="sample", emulate="examples/chat.yaml")
+    result.classes["attainment"]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from goodput_core.errors import (
+    AbortedRun,
+    ExitCode,
+    GoodputError,
+    InternalError,
+    Interrupted,
+    UsageError,
+)
+from goodput_replay.report.timeline import cut_timeline
+from goodput_replay.run.columns import load_columns
+from goodput_replay.run.records import open_records
+from goodput_replay.run.summary import ClassSummary, Summary, VerdictSummary, read_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Run", "open_run", "run"]
+
+_ERRORS: Mapping[int, type[GoodputError]] = {
+    ExitCode.INVALID: AbortedRun,
+    ExitCode.USAGE: UsageError,
+    ExitCode.INTERRUPTED: Interrupted,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        folder: folder of the run.
+        summary: content of its `summary.json`.
+    """
+
+    folder: Path
+    summary: Summary
+
+    @property
+    def verdict(self) -> VerdictSummary:
+        """Verdict of the run."""
+        return self.summary.verdict
+
+    @cached_property
+    def records(self) -> Any:
+        """All requests as a `pyarrow.Table` with the columns of docs/run-folder.md."""
+        with open_records(self.folder) as opened:
+            return opened.read()
+
+    @property
+    def classes(self) -> Any:
+        """One row for each class as a `pyarrow.Table`: counts, bounds, goodput and latencies.
+
+        Latencies are columns such as `ttft_p99_ms`, null if the class has none.
+        """
+        return pa.Table.from_pylist([_make_class_row(one) for one in self.summary.classes])
+
+    @property
+    def timeline(self) -> Any:
+        """One row for each interval and class as a `pyarrow.Table`."""
+        window = self.summary.window
+        timeline = cut_timeline(
+            load_columns(self.folder),
+            tuple(one.name for one in self.summary.classes),
+            start_s=window.start_s,
+            length_s=window.length_s,
+        )
+        return pa.Table.from_pylist(
+            [
+                {
+                    "start_s": float(start_s),
+                    "length_s": float(length_s),
+                    "slo_class": one.name,
+                    "good": int(good),
+                    "total": int(total),
+                }
+                for one in timeline.classes
+                for start_s, length_s, good, total in zip(
+                    timeline.edges_s, timeline.widths_s, one.good, one.total, strict=False
+                )
+            ]
+        )
+
+
+def run(**options: object) -> Run:
+    """Replay a trace and return the run.
+
+    Args:
+        options: options of `replay` without their dashes, such as `trace="prod.parquet"`,
+            `rate_scale=2` or `no_report=True`; a list repeats an option. `file` is the manifest of
+            a service to start. Without `out`, the run is kept in a new temporary folder.
+
+    Raises:
+        GoodputError: the run could not start, or ended early.
+    """
+    folder = Path(str(options.pop("out", ""))) if "out" in options else _new_folder()
+    command = [sys.executable, "-m", "goodput_core", "replay", "--out", str(folder)]
+    ended = subprocess.run(
+        [*command, *_arguments(options)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = ended.stderr.strip().splitlines()
+    if lines and lines[-1].startswith("error: "):
+        kind = _ERRORS.get(ended.returncode, InternalError)
+        raise kind(lines[-1].removeprefix("error: "))
+    return open_run(folder)
+
+
+def open_run(folder: str | Path) -> Run:
+    """Return the run in a folder.
+
+    Raises:
+        InputError: the folder has no readable run.
+    """
+    return Run(folder=Path(folder), summary=read_summary(Path(folder)))
+
+
+def _new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="goodput-run-")) / "run"
+
+
+def _arguments(options: Mapping[str, object]) -> Iterator[str]:
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            yield option
+        elif isinstance(value, list | tuple):
+            yield from (f"{option}={one}" for one in value)
+        elif value is not None and value is not False:
+            yield f"{option}={value}"
+
+
+def _make_class_row(one: ClassSummary) -> dict[str, object]:
+    interval = one.interval
+    row: dict[str, object] = {
+        "slo_class": one.name,
+        "requests": one.requests,
+        "good": one.good,
+        "total": one.total,
+        "attainment": one.attainment,
+        "lower": None if interval is None else interval.lower,
+        "upper": None if interval is None else interval.upper,
+        "objective": one.objective,
+        "verdict": None if one.verdict is None else one.verdict.value,
+        "goodput_per_s": one.goodput_per_s,
+        "offered_per_s": one.offered_per_s,
+        "served_per_s": one.served_per_s,
+        "input_tokens": one.input_tokens,
+        "output_tokens": one.output_tokens,
+    }
+    latencies = {"ttft": one.ttft_ms, "tpot": one.tpot_ms, "tbt": one.tbt_ms, "e2e": one.e2e_ms}
+    for name, values in latencies.items():
+        for level in ("p50", "p90", "p95", "p99", "max"):
+            row[f"{name}_{level}_ms"] = None if values is None else getattr(values, level)
+    return row

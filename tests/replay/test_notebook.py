@@ -1,0 +1,117 @@
+"""Replays from Python, and the records of a run as CSV."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.replay.conftest import write_run
+
+from goodput_core.dispatch import run_command
+from goodput_core.errors import InputError, UsageError
+from goodput_replay.notebook import open_run, run
+
+if TYPE_CHECKING:
+    from tests.replay.conftest import SyntheticRun
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.golden
+def test_the_documented_example_prints_what_the_page_says(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = ROOT / "docs" / "replay.md"
+    text = page.read_text(encoding="utf-8")
+    found = re.search(
+        r"<!-- example: begin -->\n\n```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL
+    )
+    assert found is not None
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(found[1], str(page), "exec"), {})
+    if request.config.getoption("--rewrite-golden"):
+        page.write_text(text.replace(found[2], printed.getvalue()), encoding="utf-8")
+        return
+    assert printed.getvalue() == found[2]
+
+
+def test_a_run_has_its_tables_as_arrow(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+    summary = write_run(tmp_path, synthetic_run.info, synthetic_run.records, force=True)
+    found = open_run(tmp_path)
+    assert found.summary == summary
+    assert found.records.num_rows == len(synthetic_run.records)
+    classes = found.classes.to_pylist()
+    assert [row["slo_class"] for row in classes] == ["interactive", "batch"]
+    assert [row["good"] for row in classes] == [one.good for one in summary.classes]
+    assert classes[0]["lower"] <= classes[0]["attainment"] <= classes[0]["upper"]
+    assert summary.classes[0].ttft_ms is not None
+    assert classes[0]["ttft_p99_ms"] == summary.classes[0].ttft_ms.p99
+    timeline = found.timeline.to_pylist()
+    assert sum(row["good"] for row in timeline) == summary.overall.good
+
+
+def test_an_error_of_the_command_is_raised_with_its_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^nowhere.parquet: no such file"):
+        run(trace="nowhere.parquet", emulate=ROOT / "examples" / "chat.yaml", out=tmp_path / "run")
+    with pytest.raises(InputError, match=r"summary\.json"):
+        open_run(tmp_path)
+
+
+def test_the_records_are_exported_as_csv(
+    tmp_path: Path, synthetic_run: SyntheticRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "run", tmp_path / "run.csv"
+    write_run(folder, synthetic_run.info, synthetic_run.records)
+    assert run_command(["replay", "export", str(folder), "--gaps", "-o", str(out)]) == 0
+    assert capsys.readouterr().out == ""
+    rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == len(synthetic_run.records)
+    for row, record in zip(rows[::50], synthetic_run.records[::50], strict=True):
+        assert row["request_id"] == record.request_id
+        assert row["outcome"] == record.outcome.value
+        assert row["gaps_us"] == ";".join(map(str, record.gaps_us))
+        assert row["end_ns"] == str(record.end_ns)
+    reasons = {reason for row in rows for reason in row["miss_reasons"].split(";")}
+    assert {"ttft", "tpot", "error"} <= reasons
+
+
+def test_a_run_without_requests_is_exported_as_a_header(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    write_run(tmp_path / "run", synthetic_run.info.incomplete("stopped"), [])
+    out = tmp_path / "run.csv"
+    assert run_command(["replay", "export", str(tmp_path / "run"), "-o", str(out)]) == 0
+    (header,) = out.read_text().splitlines()
+    assert header.startswith('"request_id","slo_class"')
+    assert "gaps_us" not in header
+
+
+def test_a_closed_pipe_ends_the_export_quietly(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
+    write_run(tmp_path / "run", synthetic_run.info, synthetic_run.records)
+    command = f"{sys.executable} -m goodput_core replay export {tmp_path / 'run'} | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+
+
+@pytest.mark.parametrize("arguments", [["/nowhere"], ["{run}", "-o", "/nowhere/x.csv"], []])
+def test_an_export_that_is_not_possible_is_an_error(
+    tmp_path: Path,
+    synthetic_run: SyntheticRun,
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_run(tmp_path / "run", synthetic_run.info, synthetic_run.records[:5])
+    given = [one.format(run=tmp_path / "run") for one in arguments]
+    assert run_command(["replay", "export", *given]) == 64
+    assert capsys.readouterr().err.count("\n") == 1
