@@ -7,10 +7,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.cli import CommandParser, argument_type, parse_port
+from goodput_core.cli import CommandParser, argument_type, parse_port, parse_whole
 from goodput_core.slo.targets import parse_confidence, parse_objective
 from goodput_core.units import NS_PER_S, parse_duration, parse_size, parse_some_duration
-from goodput_replay.load import parse_arrivals, parse_lengths, parse_rate
+from goodput_replay.load import parse_lengths, parse_rate, parse_spacing
 from goodput_replay.sending.abort import parse_abort_rule
 from goodput_replay.sending.target import Endpoint, parse_header, parse_target
 from goodput_replay.slo_options import parse_slo_class, parse_target_ms
@@ -23,6 +23,7 @@ __all__ = ["make_parser"]
 
 
 _TIMEOUT: Final = "10m"
+_MAX_CONCURRENCY: Final = 100_000
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _EXAMPLES: Final = (
     "replay --trace sample -f examples/chat.yaml",
@@ -173,8 +174,9 @@ def _add_load(parser: CommandParser) -> None:
         )
     group.add_argument(
         "--arrivals",
+        dest="spacing",
         metavar="ARRIVALS",
-        type=argument_type(parse_arrivals, "ARRIVALS"),
+        type=argument_type(parse_spacing, "ARRIVALS"),
         help="poisson, constant, or gamma:CV for bursts, CV being the coefficient of variation of "
         "the times between arrivals (default: poisson)",
     )
@@ -239,6 +241,13 @@ def _add_transforms(parser: CommandParser) -> None:
 
 def _add_sending(parser: CommandParser) -> None:
     group = parser.add_argument_group("sending")
+    group.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=argument_type(_concurrency, "N"),
+        help="send in a closed loop instead of at the times of the trace: each of N clients sends "
+        "its next request when its response has ended; measures throughput and gets no verdict",
+    )
     group.add_argument(
         "--dry-run", action="store_true", help="print the plan without sending requests"
     )
@@ -380,6 +389,10 @@ def _at_least(minimum: int) -> Callable[[str], int]:
         return int(text)
 
     return argument_type(parse, "N")
+
+
+def _concurrency(text: str) -> int:
+    return parse_whole(text, 1, _MAX_CONCURRENCY, "a number of clients")
 
 
 def _timeout(text: str) -> int:

@@ -12,18 +12,28 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import repeat
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import UsageError
-from goodput_core.units import NS_PER_S, format_duration
+from goodput_core.units import NS_PER_S
 from goodput_traces.format.schema import MAX_TOKENS, Clock, TraceMetadata, TraceRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["LOAD", "Arrivals", "Lengths", "Load", "parse_arrivals", "parse_lengths", "parse_rate"]
+__all__ = [
+    "LOAD",
+    "Arrivals",
+    "Lengths",
+    "Load",
+    "Spacing",
+    "parse_lengths",
+    "parse_rate",
+    "parse_spacing",
+]
 
 LOAD: Final = "load"
 """Name of the trace."""
@@ -40,7 +50,7 @@ _MAX_SPREAD: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Spacing:
     """Gamma-distributed times between arrivals.
 
     Args:
@@ -57,6 +67,42 @@ class Arrivals:
             return mean_s
         shape = self.cv**-2
         return mean_s / shape * _draw_gamma(rng, shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """An arrival process.
+
+    Args:
+        rate_per_s: mean arrivals per second.
+        duration_ns: span of the arrivals.
+        spacing: distribution of the times between arrivals.
+
+    Raises:
+        UsageError: more than ten million requests arrive on average.
+    """
+
+    rate_per_s: Fraction
+    duration_ns: int
+    spacing: Spacing
+
+    def __post_init__(self) -> None:
+        expected = self.rate_per_s * self.duration_ns / NS_PER_S
+        if expected > _MAX_REQUESTS:
+            raise UsageError(
+                f"--rate and --duration: {int(expected):,} requests are too many; at most "
+                f"{_MAX_REQUESTS:,}"
+            )
+
+    def draw(self, rng: Random) -> Iterator[int]:
+        """Yield the arrivals in nanoseconds, in order."""
+        mean_s, end_s, at_s = float(1 / self.rate_per_s), self.duration_ns / NS_PER_S, 0.0
+        while (at_s := at_s + self.spacing.draw(rng, mean_s)) < end_s:
+            yield int(at_s * NS_PER_S)
+
+    def __str__(self) -> str:
+        rate, duration_s = float(self.rate_per_s), self.duration_ns / NS_PER_S
+        return f"--rate {rate:.12g}/s --duration {duration_s:.12g}s --arrivals {self.spacing.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,57 +133,42 @@ class Load:
     """A synthetic load.
 
     Args:
-        rate_per_s: mean arrivals per second.
-        duration_ns: span of the arrivals.
-        arrivals: distribution of the times between arrivals.
+        arrivals: arrivals of the requests, or their number if clients send them in a closed loop.
         input_tokens: distribution of the prompt lengths.
         output_tokens: distribution of the output lengths.
         seed: seed of all draws.
-
-    Raises:
-        UsageError: the load has more than ten million requests on average.
     """
 
-    rate_per_s: Fraction
-    duration_ns: int
-    arrivals: Arrivals
+    arrivals: Arrivals | int
     input_tokens: Lengths
     output_tokens: Lengths
     seed: int
 
-    def __post_init__(self) -> None:
-        expected = self.rate_per_s * self.duration_ns / NS_PER_S
-        if expected > _MAX_REQUESTS:
-            raise UsageError(
-                f"--rate and --duration: {int(expected):,} requests are too many; at most "
-                f"{_MAX_REQUESTS:,}"
-            )
-
     @property
     def description(self) -> str:
         """The options that make this load."""
+        arrivals = self.arrivals
         return (
-            f"--rate {float(self.rate_per_s):.12g}/s --duration {self.duration_ns / NS_PER_S:g}s "
-            f"--arrivals {self.arrivals.text} --input-tokens {self.input_tokens.text} "
+            f"{f'--limit {arrivals}' if isinstance(arrivals, int) else arrivals} "
+            f"--input-tokens {self.input_tokens.text} "
             f"--output-tokens {self.output_tokens.text} --seed {self.seed}"
         )
 
     @property
     def digest(self) -> str:
         """Digest of the load; equal loads have equal rows."""
-        text = f"load {_VERSION} {self.rate_per_s} {self.duration_ns} {self.description}"
+        text = f"load {_VERSION} {self.description}"
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     def rows(self) -> Iterator[TraceRow]:
         """Yield the requests in order of arrival."""
         rng = Random(self.seed)
-        mean_s, end_s, at_s = float(1 / self.rate_per_s), self.duration_ns / NS_PER_S, 0.0
-        number = 0
-        while (at_s := at_s + self.arrivals.draw(rng, mean_s)) < end_s:
-            number += 1
+        arrivals = self.arrivals
+        times = repeat(0, arrivals) if isinstance(arrivals, int) else arrivals.draw(rng)
+        for number, at_ns in enumerate(times, start=1):
             yield TraceRow(
                 request_id=f"{LOAD}-{number:06d}",
-                timestamp_start_unix_ns=int(at_s * NS_PER_S),
+                timestamp_start_unix_ns=at_ns,
                 input_tokens=self.input_tokens.draw(rng),
                 output_tokens=self.output_tokens.draw(rng),
             )
@@ -158,8 +189,7 @@ class Load:
             timestamp_resolution_ns=1,
         )
         if not write_trace(path, self.rows(), metadata):
-            duration = format_duration(self.duration_ns)
-            raise UsageError(f"--rate and --duration: no request arrives in {duration}; raise one")
+            raise UsageError(f"no request arrives with {self.description}; raise --duration")
         return path
 
 
@@ -175,21 +205,21 @@ def parse_rate(text: str) -> Fraction:
     return Fraction(match[1]) / _SECONDS[match[2]]
 
 
-def parse_arrivals(text: str) -> Arrivals:
+def parse_spacing(text: str) -> Spacing:
     """Parse `poisson`, `constant` or `gamma:CV`, CV being the coefficient of variation.
 
     Raises:
         ValueError: the text is anything else, or CV is not above 0 and at most 10.
     """
     if text in {"poisson", "constant"}:
-        return Arrivals(text=text, cv=1.0 if text == "poisson" else 0.0)
+        return Spacing(text=text, cv=1.0 if text == "poisson" else 0.0)
     match = _ARRIVALS.fullmatch(text)
     if match is None or not 0 < float(match[1]) <= _MAX_CV:
         raise ValueError(
             f"{text!r} are not arrivals; write poisson, constant or gamma:CV, where CV is above 0 "
             f"and at most {_MAX_CV}, such as gamma:2"
         )
-    return Arrivals(text=text, cv=float(match[1]))
+    return Spacing(text=text, cv=float(match[1]))
 
 
 def parse_lengths(text: str) -> Lengths:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.arguments import make_parser
-from goodput_replay.load import Load, parse_arrivals
+from goodput_replay.load import Arrivals, Load, parse_spacing
 from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
@@ -44,6 +44,8 @@ class ReplayOptions:
             classes has the name `OTHER_CLASS` and is the last one.
         outage_s: the longest outage that the bounds take into account, with `slo_classes`; None if
             none is declared.
+        concurrency: number of clients in a closed loop; None for an open loop at the times of the
+            trace.
         probe: send one probe request per class before the run.
         model: served model for rows that `models` does not map.
         models: served model by the trace's model name.
@@ -82,6 +84,7 @@ class ReplayOptions:
     class_rule_texts: tuple[str, ...]
     seed: int
     warmup: int
+    concurrency: int | None
     dry_run: bool
     max_rate: int | None
     abort_on: AbortRule | None
@@ -138,18 +141,13 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
 
 def _load(parsed: Namespace) -> Load | None:
     """Return the synthetic load; removes its options from the arguments."""
-    names = ("rate", "duration_ns", "input_tokens", "output_tokens")
-    rate, duration_ns, input_tokens, output_tokens = (parsed.__dict__.pop(name) for name in names)
-    arrivals = parsed.__dict__.pop("arrivals")
-    given = {
-        "--rate": rate,
-        "--duration": duration_ns,
-        "--input-tokens": input_tokens,
-        "--output-tokens": output_tokens,
-    }
-    used = [option for option, value in given.items() if value is not None]
-    if arrivals is not None:
-        used.append("--arrivals")
+    names = ("rate", "duration_ns", "spacing", "input_tokens", "output_tokens")
+    rate, duration_ns, spacing, input_tokens, output_tokens = (
+        parsed.__dict__.pop(name) for name in names
+    )
+    timing = {"--rate": rate, "--duration": duration_ns, "--arrivals": spacing}
+    lengths = {"--input-tokens": input_tokens, "--output-tokens": output_tokens}
+    used = [option for option, value in (timing | lengths).items() if value is not None]
     if parsed.trace is not None:
         if used:
             raise UsageError(
@@ -157,18 +155,28 @@ def _load(parsed: Namespace) -> Load | None:
                 "arrivals and token counts"
             )
         return None
-    missing = [option for option, value in given.items() if value is None]
     if not used:
         raise UsageError(
             "replay: no trace; give --trace TRACE, or "
             "--rate 5/s --duration 5m --input-tokens 500 --output-tokens 200"
         )
+    closed = parsed.concurrency is not None
+    if closed and used[0] in timing:
+        raise UsageError(
+            f"replay: {used[0]} and --concurrency are mutually exclusive: clients in a closed loop "
+            "send when they are free; give the number of requests with --limit"
+        )
+    needed = {"--limit": parsed.limit} if closed else {"--rate": rate, "--duration": duration_ns}
+    needed |= lengths
+    missing = [option for option, value in needed.items() if value is None]
     if missing:
-        raise UsageError(f"replay: {missing[0]} is missing; a load needs {', '.join(given)}")
+        raise UsageError(f"replay: {missing[0]} is missing; a load needs {', '.join(needed)}")
+    arrivals: Arrivals | int = parsed.limit
+    if not closed:
+        spacing = spacing or parse_spacing("poisson")
+        arrivals = Arrivals(rate_per_s=rate, duration_ns=duration_ns, spacing=spacing)
     return Load(
-        rate_per_s=rate,
-        duration_ns=duration_ns,
-        arrivals=arrivals or parse_arrivals("poisson"),
+        arrivals=arrivals,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         seed=parsed.seed,
@@ -223,6 +231,8 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.ui_port is not None and not options.ui:
         raise UsageError("replay: --ui-port is only supported with --ui")
+    if options.concurrency is not None:
+        _check_closed_loop(options)
     if options.emulate is not None:
         _check_emulation(options)
         return
@@ -241,6 +251,21 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.device is not None and options.manifest is None:
         raise UsageError("replay: --device is only supported with -f and --emulate")
+
+
+def _check_closed_loop(options: ReplayOptions) -> None:
+    """Reject options that concern the times of the trace, or a verdict."""
+    ignored = "the times of the trace do not apply"
+    for option, is_set, reason in (
+        ("--emulate", options.emulate is not None, "virtual time has only an open loop yet"),
+        ("--ui", options.ui, "the live page needs the times of all requests"),
+        ("--gate", options.gate, "a load that adapts to the target gets no verdict"),
+        ("--speed", options.speed != 1, ignored),
+        ("--rate-scale", options.rate_scale != 1, ignored),
+        ("--max-rate", options.max_rate is not None, ignored),
+    ):
+        if is_set:
+            raise UsageError(f"replay: {option} and --concurrency are mutually exclusive: {reason}")
 
 
 def _check_emulation(options: ReplayOptions) -> None:

@@ -72,6 +72,7 @@ class RunPlan:
         client: ClientSummary,
         salt: str = "",
         stopped: str = "",
+        span_ns: tuple[int, int] | None = None,
         loop_lag_p99_ns: int = 0,
         loop_lag_max_ns: int = 0,
         emulation: EmulationSummary | None = None,
@@ -85,11 +86,16 @@ class RunPlan:
             salt: salt of the prompts; empty if prompts have no text.
             stopped: cause of an early end, which completes "the run ended early: "; empty if the
                 run is complete.
+            span_ns: first and last time of the judged window since time zero; None for those of the
+                plan.
             loop_lag_p99_ns: p99 delay of the client's event loop.
             loop_lag_max_ns: maximum delay of the client's event loop.
             emulation: emulated fleet and its totals; None in real time.
         """
         stats = self.stats
+        start_ns, length_ns = self.window_start_ns, self.window_ns
+        if span_ns is not None:
+            start_ns, length_ns = span_ns[0], max(1, span_ns[1] - span_ns[0])
         return RunInfo(
             trace=self.trace,
             target=target,
@@ -99,12 +105,13 @@ class RunPlan:
                 command=self.command,
                 seed=self.options.seed,
                 salt=salt,
+                concurrency=self.options.concurrency,
                 complete=not stopped,
                 abort_reason=stopped,
             ),
             slo=self.slo,
-            window_start_ns=self.window_start_ns,
-            window_ns=self.window_ns,
+            window_start_ns=start_ns,
+            window_ns=length_ns,
             rows_planned=stats.rows - stats.warmup_rows,
             warmup_rows=stats.warmup_rows,
             confidence=float(self.options.confidence),

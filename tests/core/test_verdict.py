@@ -337,6 +337,15 @@ def test_an_invalid_run_names_every_problem() -> None:
     assert [v.kind for v in verdict.classes] == [FAIL]
 
 
+def test_a_closed_loop_gets_no_verdict_on_any_class_but_may_be_invalid() -> None:
+    found = evidence(0, 1000)
+    closed = replace(valid(found), closed_loop=True)
+    verdict = decide([found, evidence(name="batch")], closed)
+    assert (verdict.kind, verdict.reason) == (INCONCLUSIVE, Reason.CLOSED_LOOP)
+    assert (verdict.classes, verdict.skipped) == ((), ())
+    assert decide([found], replace(closed, unsent=1)).reason is Reason.UNSENT_ROWS
+
+
 def test_unsent_rows_invalidate_even_a_run_without_objectives() -> None:
     assert decide([], valid(unsent=1)).reason is Reason.UNSENT_ROWS
 
@@ -362,6 +371,7 @@ def test_reasons_never_change() -> None:
         "ClientError",
         "ClientLag",
         "ClientLagDecides",
+        "ClosedLoop",
         "Incomplete",
         "IntervalSpansMargin",
         "IntervalSpansObjective",

@@ -17,19 +17,32 @@ from hypothesis import strategies as st
 from goodput_core.dispatch import run_command
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
-from goodput_replay.load import Arrivals, Lengths, Load, parse_arrivals, parse_lengths, parse_rate
+from goodput_replay.load import (
+    Arrivals,
+    Lengths,
+    Load,
+    Spacing,
+    parse_lengths,
+    parse_rate,
+    parse_spacing,
+)
 from goodput_replay.options import parse_options
 from goodput_replay.run.summary import read_summary
 
 ROOT = Path(__file__).parents[2]
+ARRIVALS = Arrivals(
+    rate_per_s=Fraction(50), duration_ns=200 * NS_PER_S, spacing=parse_spacing("poisson")
+)
 LOAD = Load(
-    rate_per_s=Fraction(50),
-    duration_ns=200 * NS_PER_S,
-    arrivals=parse_arrivals("poisson"),
+    arrivals=ARRIVALS,
     input_tokens=parse_lengths("500"),
     output_tokens=parse_lengths("200"),
     seed=0,
 )
+
+
+def with_spacing(text: str) -> Load:
+    return replace(LOAD, arrivals=replace(ARRIVALS, spacing=parse_spacing(text)))
 
 
 def gaps_s(load: Load) -> list[float]:
@@ -42,14 +55,14 @@ def gaps_s(load: Load) -> list[float]:
     [("poisson", 1), ("constant", 0), ("gamma:1", 1), ("gamma:0.3", 0.3), ("gamma:3", 3)],
 )
 def test_arrivals_have_the_stated_rate_and_variation(arrivals: str, cv: float) -> None:
-    gaps = gaps_s(replace(LOAD, arrivals=parse_arrivals(arrivals)))
+    gaps = gaps_s(with_spacing(arrivals))
     # Ten thousand arrivals: the mean is known to cv/100, its variation less well.
     assert fmean(gaps) == pytest.approx(0.02, rel=0.01 + 0.03 * cv)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(cv, rel=0.1, abs=1e-6)
 
 
 def test_a_gamma_process_with_a_variation_of_one_is_the_poisson_process() -> None:
-    assert gaps_s(replace(LOAD, arrivals=parse_arrivals("gamma:1"))) == gaps_s(LOAD)
+    assert gaps_s(with_spacing("gamma:1")) == gaps_s(LOAD)
 
 
 @pytest.mark.parametrize(("text", "cv"), [("500", 0), ("500~30%", 0.3), ("500~200%", 2)])
@@ -61,11 +74,15 @@ def test_token_counts_have_the_stated_mean_and_spread(text: str, cv: float) -> N
     assert {row.input_tokens for row in load.rows()} == {500}
 
 
-ANY_LOAD = st.builds(
-    Load,
+ANY_ARRIVALS = st.builds(
+    Arrivals,
     rate_per_s=st.fractions(Fraction(1, 10), 50, max_denominator=100),
     duration_ns=st.integers(1, 20 * NS_PER_S),
-    arrivals=st.builds(Arrivals, text=st.just("x"), cv=st.floats(0.05, 10) | st.just(0.0)),
+    spacing=st.builds(Spacing, text=st.just("x"), cv=st.floats(0.05, 10) | st.just(0.0)),
+)
+ANY_LOAD = st.builds(
+    Load,
+    arrivals=ANY_ARRIVALS | st.integers(1, 100),
     input_tokens=st.builds(
         Lengths, text=st.just("x"), mean=st.integers(1, 10_000_000), cv=st.floats(0, 3)
     ),
@@ -83,7 +100,11 @@ def test_every_load_is_a_valid_trace_and_repeats_itself(load: Load) -> None:
     assert rows == list(load.rows())
     times = [row.timestamp_start_unix_ns for row in rows]
     assert times == sorted(times)
-    assert all(0 <= at < load.duration_ns for at in times)
+    if isinstance(load.arrivals, int):
+        assert times == [0] * load.arrivals
+    else:
+        end_ns = load.arrivals.duration_ns
+        assert all(0 <= at < end_ns for at in times)
     assert all(1 <= row.input_tokens <= 10_000_000 and row.output_tokens >= 1 for row in rows)
     assert len({row.request_id for row in rows}) == len(rows)
 
@@ -91,14 +112,19 @@ def test_every_load_is_a_valid_trace_and_repeats_itself(load: Load) -> None:
 def test_the_digest_is_that_of_the_options() -> None:
     assert LOAD.digest == replace(LOAD).digest
     changes: dict[str, Any] = {
-        "rate_per_s": Fraction(51),
-        "duration_ns": LOAD.duration_ns + 1,
-        "arrivals": parse_arrivals("gamma:2"),
+        "closed": 10_000,
+        "rate_per_s": replace(ARRIVALS, rate_per_s=Fraction(51)),
+        "duration_ns": replace(ARRIVALS, duration_ns=ARRIVALS.duration_ns + 1),
+        "spacing": replace(ARRIVALS, spacing=parse_spacing("gamma:2")),
         "input_tokens": parse_lengths("501"),
         "output_tokens": parse_lengths("200~1%"),
         "seed": 1,
     }
-    others = {replace(LOAD, **{name: value}).digest for name, value in changes.items()}
+    names = {"input_tokens", "output_tokens", "seed"}
+    others = {
+        replace(LOAD, **{name if name in names else "arrivals": value}).digest
+        for name, value in changes.items()
+    }
     assert len(others - {LOAD.digest}) == len(changes)
 
 
@@ -117,10 +143,10 @@ def test_a_rate_is_parsed(text: str, rate: Fraction) -> None:
         (parse_rate, "0/s", "is not a rate"),
         (parse_rate, "-1/s", "is not a rate"),
         (parse_rate, "5/ms", "is not a rate"),
-        (parse_arrivals, "uniform", "'uniform' are not arrivals; write poisson, constant or"),
-        (parse_arrivals, "gamma", "are not arrivals"),
-        (parse_arrivals, "gamma:0", "CV is above 0"),
-        (parse_arrivals, "gamma:11", "at most 10"),
+        (parse_spacing, "uniform", "'uniform' are not arrivals; write poisson, constant or"),
+        (parse_spacing, "gamma", "are not arrivals"),
+        (parse_spacing, "gamma:0", "CV is above 0"),
+        (parse_spacing, "gamma:11", "at most 10"),
         (parse_lengths, "0", "'0' is not a token count"),
         (parse_lengths, "5e3", "is not a token count"),
         (parse_lengths, "10000001", "is not a token count"),
@@ -163,7 +189,7 @@ def test_an_incomplete_or_contradictory_load_is_rejected(argv: list[str], senten
 def test_a_load_without_a_request_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     few = [*OPTIONS, "--rate", "0.001/s"]
     assert run_command(["replay", *few, "--dry-run"]) == 64
-    assert "no request arrives in 20 s; raise one" in capsys.readouterr().err
+    assert "no request arrives with --rate 0.001/s --duration 20s" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_plan_of_a_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,8 @@ class Reason(StrEnum):
     late sends, and of stalls while responses arrived."""
     CLIENT_ERROR = "ClientError"
     """INVALID: most misses are requests that the server rejected as invalid (4xx)."""
+    CLOSED_LOOP = "ClosedLoop"
+    """INCONCLUSIVE: the requests were sent in a closed loop, so the load adapted to the service."""
     NON_CONFORMING = "NonConforming"
     """INVALID: the verdict on a class depends on responses that do not conform to the API or to
     their requests."""
@@ -167,6 +169,7 @@ class ValidityEvidence:
         if_conforming: the same, with every question that a deviation of a response raises decided
             in the favour of the service; empty if no response deviates.
         deviations: number of judged responses with each deviation.
+        closed_loop: True if clients sent each request when an earlier response had ended.
     """
 
     lag_p99_ns: int | None
@@ -179,6 +182,7 @@ class ValidityEvidence:
     without_lag: tuple[ClassEvidence, ...]
     if_conforming: tuple[ClassEvidence, ...] = ()
     deviations: Mapping[Deviation, int] = field(default_factory=dict)
+    closed_loop: bool = False
 
     @property
     def lag_limit_ns(self) -> int:
@@ -278,6 +282,13 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
     skipped = tuple(c.name for c in with_objective if c.interval is None)
     verdicts = _judge_classes(classes)
     kind, reason, sentence = _combine(verdicts, any_objective=bool(with_objective))
+    if validity is not None and validity.closed_loop:
+        verdicts, skipped = (), ()
+        kind, reason = VerdictKind.INCONCLUSIVE, Reason.CLOSED_LOOP
+        sentence = (
+            "Clients sent the requests in a closed loop: a slow service received fewer of them, so "
+            "the run shows its throughput, and not whether it keeps an objective under traffic."
+        )
     if skipped:
         sentence += f" Classes without a judged request: {', '.join(skipped)}."
     if validity is not None:

@@ -173,6 +173,12 @@ def judge_runs(
                 f"{first.folder} and {run.folder} cannot be compared: {difference}; replay the "
                 "same trace with the same options and SLO"
             )
+    for run in everything:
+        if run.summary.run.concurrency is not None:
+            raise InputError(
+                f"{run.folder}: a closed loop gets no verdict, because its load adapted to the "
+                "target; replay without --concurrency"
+            )
     if len({run.folder.resolve() for run in everything}) < len(everything):
         raise InputError("the same run folder was given twice; every run counts once")
     if first.is_virtual and len(runs) > 1:

@@ -201,6 +201,7 @@ def difference_between(one: LoadedRun, other: LoadedRun) -> str:
         ("the length of the window", first.window.length_s, second.window.length_s),
         ("the number of rows", first.window.rows_planned, second.window.rows_planned),
         ("--warmup", first.window.warmup_rows, second.window.warmup_rows),
+        ("--concurrency", first.run.concurrency, second.run.concurrency),
         ("the SLO", first.promises, second.promises),
         ("the default class", first.default_class, second.default_class),
         ("slo.outageSeconds", first.outage_s, second.outage_s),

@@ -120,7 +120,7 @@ class LivePage:
 
 
 def _describe(progress: RunProgress) -> dict[str, Any]:
-    duration_s = progress.duration_ns / NS_PER_S
+    duration_s = (progress.duration_ns or 0) / NS_PER_S
     return {
         "elapsed_s": min(max(0, progress.elapsed_ns) / NS_PER_S, duration_s),
         "duration_s": duration_s,

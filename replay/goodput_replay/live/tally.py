@@ -50,12 +50,14 @@ class LiveWindow:
         start_ns: start of the window, nanoseconds since the run's time zero.
         length_ns: length of the window.
         confidence: one-sided confidence of each bound of an attainment.
+        closed_loop: True if clients send each request when an earlier response has ended.
     """
 
     slo: SLOClasses
     start_ns: int
     length_ns: int
     confidence: float
+    closed_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ class RunProgress:
 
     Args:
         elapsed_ns: time since the run's time zero; negative before it.
-        duration_ns: time from the run's time zero to the last arrival.
+        duration_ns: time from the run's time zero to the last arrival; None if the arrivals are not
+            known in advance.
         planned: requests of the complete run.
         sent: requests sent.
         in_flight: requests that were sent and have not ended.
@@ -72,7 +75,7 @@ class RunProgress:
     """
 
     elapsed_ns: int
-    duration_ns: int
+    duration_ns: int | None
     planned: int
     sent: int
     in_flight: int
@@ -194,6 +197,7 @@ class LiveTally:
         evidence = self._evidence.evidence(
             confidence=window.confidence,
             outage_s=window.slo.outage_s,
+            closed_loop=window.closed_loop,
             until_ns=self.elapsed_ns(progress),
         )
         errors = tuple(self._errors.most_common(_SHOWN_ERRORS))

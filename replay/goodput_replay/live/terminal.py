@@ -127,8 +127,10 @@ def _format_line(so_far: RunSoFar) -> str:
 
 def _format_time(progress: RunProgress) -> str:
     elapsed = max(0, progress.elapsed_ns)
-    remaining = progress.duration_ns - elapsed
     shown = format_duration(elapsed)
+    if progress.duration_ns is None:
+        return shown
+    remaining = progress.duration_ns - elapsed
     if remaining > 0:
         return f"{shown}, {format_duration(remaining)} left"
     return f"{shown}, waiting for the last responses"

@@ -366,6 +366,9 @@ class RunSummary:
     command: Annotated[tuple[str, ...], _doc("Command line without secrets.")]
     seed: Annotated[int, _doc("Seed of rate scaling and of an emulated fleet's random placement.")]
     salt: Annotated[str, _doc("Salt of the prompts; empty in virtual time.")]
+    concurrency: Annotated[
+        int | None, _doc("Clients of a closed loop; null if requests were sent on schedule.")
+    ] = None
     complete: Annotated[
         bool, _doc("False if the run was interrupted or aborted, or the disk was full.")
     ]

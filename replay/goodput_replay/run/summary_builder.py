@@ -131,6 +131,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         outage_s=info.slo.outage_s,
         confidence=info.confidence,
         stalls=read_stalls(info.client),
+        closed_loop=info.run.concurrency is not None,
     )
     verdict = decide(evidence.classes, evidence.validity)
     measures = _RunMeasures(folder, info)

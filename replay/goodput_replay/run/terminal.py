@@ -90,10 +90,15 @@ def _format_heading(summary: Summary) -> Text:
     trace = f"{summary.trace.name}{' (synthetic)' if summary.trace.synthetic else ''}"
     if any(text.startswith("--session-arrivals") for text in summary.trace.transforms):
         trace += " (starts of sessions chosen by the replay)"
+    tokens = ""
+    if summary.run.concurrency is not None:
+        trace += f", closed loop of {format_count(summary.run.concurrency)} clients"
+        tokens_per_s = summary.overall.output_tokens / summary.window.length_s
+        tokens = f", {format_count(round(tokens_per_s))} output tokens/s"
     return Text(
         f"{printable(trace)}: {format_count(summary.window.rows_planned)} requests over "
         f"{format_seconds(summary.window.length_s)}, {format_rate(summary.overall.offered_per_s)} "
-        f"offered, {format_rate(summary.overall.served_per_s)} served"
+        f"offered, {format_rate(summary.overall.served_per_s)} served{tokens}"
     )
 
 

@@ -16,7 +16,7 @@ from yarl import URL
 
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
-from goodput_core.units import NS_PER_MS, NS_PER_US
+from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
@@ -41,7 +41,7 @@ from goodput_replay.sending.preflight import (
 )
 from goodput_replay.sending.process import LoopWatch, count_cpus, gc_paused
 from goodput_replay.sending.prompts import PromptRenderer, TokenIdPrompts, WordPrompts
-from goodput_replay.sending.sender import OpenLoopSender
+from goodput_replay.sending.sender import ClosedLoopSender, OpenLoopSender
 from goodput_replay.sending.target import Endpoint, Target, parse_target
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ __all__ = ["replay"]
 
 # Time from the start of the sender to the run's time zero.
 _LEAD_NS: Final = 200 * NS_PER_MS
+# Longer than any trace: in a closed loop, the times of the trace do not matter.
+_ANY_TIME_NS: Final = 1 << 62
+# Window of the live display of a closed loop, whose end is not known; later requests count in its
+# last second.
+_CLOSED_LOOP_NS: Final = 3600 * NS_PER_S
 _SERVICE_LOG: Final = "service.log"
 
 
@@ -188,7 +193,8 @@ async def _start_observer(
 ) -> RunObserver | None:
     """Start the process that shows the run; None if it would show nothing."""
     options = ObserverOptions(ui_port=(plan.options.ui_port or 0) if plan.options.ui else None)
-    shown = console.is_terminal or plan.stats.last_ns >= LINE_EVERY_NS
+    long = plan.options.concurrency is not None or plan.stats.last_ns >= LINE_EVERY_NS
+    shown = console.is_terminal or long
     if not shown and options == ObserverOptions():
         return None
     return await stack.enter_async_context(RunObserver(options, console))
@@ -229,15 +235,21 @@ class _Run:
         """Send all requests and judge the run, even if it ends early."""
         plan = self._plan
         pacer = open_pacer()
-        sender = OpenLoopSender(client.run, pacer, self._record)
-        lookahead = Lookahead(plan.requests.requests(), renderer.render)
+        clients = plan.options.concurrency
+        requests = plan.requests.requests()
+        if clients is None:
+            sender: OpenLoopSender = OpenLoopSender(client.run, pacer, self._record)
+            lookahead = Lookahead(requests, renderer.render)
+        else:
+            sender = ClosedLoopSender(client.run, pacer, self._record, clients=clients)
+            lookahead = Lookahead(requests, renderer.render, ahead_ns=_ANY_TIME_NS)
         watch = LoopWatch()
-        zero_ns, started, spent_ns = 0, datetime.now(UTC), 0
+        zero_ns, ended_ns, started, spent_ns = 0, 0, datetime.now(UTC), 0
 
         def read_progress() -> RunProgress:
             return RunProgress(
                 elapsed_ns=pacer.now_ns() - zero_ns,
-                duration_ns=plan.stats.last_ns,
+                duration_ns=plan.stats.last_ns if clients is None else None,
                 planned=plan.stats.rows,
                 sent=sender.sent,
                 in_flight=sender.in_flight,
@@ -262,6 +274,7 @@ class _Run:
                     watch_task.cancel()
                     await asyncio.wait([watch_task])
                     spent_ns += time.process_time_ns()
+                    ended_ns = pacer.now_ns()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
@@ -274,6 +287,9 @@ class _Run:
             lookahead.close()
             pacer.close()
         self.sent = sender.sent
+        span_ns = None
+        if isinstance(sender, ClosedLoopSender):
+            span_ns = (sender.first_judged_ns or 0, ended_ns - zero_ns)
         info = plan.info(
             target=self._target,
             started=started,
@@ -285,6 +301,7 @@ class _Run:
             ),
             salt=plan.salt,
             stopped=self._stopper.reason,
+            span_ns=span_ns,
             loop_lag_p99_ns=watch.lateness.quantile_ns(0.99),
             loop_lag_max_ns=watch.lateness.max_ns,
         )
@@ -299,12 +316,14 @@ class _Run:
     def _describe(self, started: datetime) -> Begin:
         """Describe the run for its live display."""
         plan = self._plan
+        closed = plan.options.concurrency is not None
         return Begin(
             window=LiveWindow(
                 slo=plan.slo,
-                start_ns=plan.window_start_ns,
-                length_ns=plan.window_ns,
+                start_ns=0 if closed else plan.window_start_ns,
+                length_ns=_CLOSED_LOOP_NS if closed else plan.window_ns,
                 confidence=float(plan.options.confidence),
+                closed_loop=closed,
             ),
             info=plan.info(
                 target=self._target,

@@ -1,13 +1,15 @@
-"""Open-loop sending: each request is sent at its scheduled time, independent of responses.
+"""Sending: in an open loop at the times of the trace, or in a closed loop of clients.
 
-The number of requests in flight is not limited. HTTP, files and the display are handled by the
-callables that the sender receives.
+In an open loop, each request is sent at its scheduled time, independent of responses, and the
+number of requests in flight is not limited. HTTP, files and the display are handled by the
+callables that a sender receives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from goodput_replay.sending.lookahead import Lookahead
     from goodput_replay.sending.pacer import Pacer
 
-__all__ = ["OpenLoopSender"]
+__all__ = ["ClosedLoopSender", "OpenLoopSender"]
 
 
 class OpenLoopSender:
@@ -44,12 +46,9 @@ class OpenLoopSender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] | None = None
         self.sent = 0
-        self.peak_in_flight = 0
-
-    @property
-    def in_flight(self) -> int:
+        self.in_flight = 0
         """Number of requests that were sent and have not ended."""
-        return len(self._tasks)
+        self.peak_in_flight = 0
 
     async def run(self, lookahead: Lookahead, zero_ns: int) -> None:
         """Send each request at `zero_ns` plus its scheduled time, and wait for the last response.
@@ -79,20 +78,26 @@ class OpenLoopSender:
     async def _send_all(self, lookahead: Lookahead, zero_ns: int) -> None:
         loop = asyncio.get_running_loop()
         while (request := await lookahead.take()) is not None:
-            await self._pacer.wait_until(zero_ns + request.planned.scheduled_ns)
+            request = await self._wait_to_send(request, zero_ns)
+            self.sent += 1
+            self.in_flight += 1
+            self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
             work = self._send_one(request, zero_ns)
             if sys.version_info >= (3, 12):
                 # An eager task sends its bytes without waiting for another loop iteration.
                 task = asyncio.Task(work, loop=loop, eager_start=True)
             else:
                 task = loop.create_task(work)
-            self.sent += 1
             if not task.done():
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            self.peak_in_flight = max(self.peak_in_flight, len(self._tasks))
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def _wait_to_send(self, request: PreparedRequest, zero_ns: int) -> PreparedRequest:
+        """Wait until the request is due, and return it."""
+        await self._pacer.wait_until(zero_ns + request.planned.scheduled_ns)
+        return request
 
     async def _send_one(self, request: PreparedRequest, zero_ns: int) -> None:
         try:
@@ -101,3 +106,49 @@ class OpenLoopSender:
         except Exception as error:  # noqa: BLE001 - raised again in `run`
             if self._failed is not None and not self._failed.done():
                 self._failed.set_exception(error)
+        finally:
+            self.in_flight -= 1
+
+
+class ClosedLoopSender(OpenLoopSender):
+    """Sends a plan with a fixed number of clients, each of which waits for its response.
+
+    The times of the trace are not used. A request is scheduled at the time at which a client is
+    free to send it.
+
+    Args:
+        send: see `OpenLoopSender`.
+        pacer: clock.
+        on_record: see `OpenLoopSender`.
+        clients: maximum number of requests in flight, at least 1.
+
+    Attributes:
+        first_judged_ns: time of the first request that is not a warm-up request, since the run's
+            time zero; None before that request.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[PreparedRequest, int], Coroutine[None, None, RequestRecord]],
+        pacer: Pacer,
+        on_record: Callable[[PreparedRequest, RequestRecord], None],
+        *,
+        clients: int,
+    ) -> None:
+        super().__init__(send, pacer, on_record)
+        self._free = asyncio.Semaphore(clients)
+        self.first_judged_ns: int | None = None
+
+    async def _wait_to_send(self, request: PreparedRequest, zero_ns: int) -> PreparedRequest:
+        await self._pacer.wait_until(zero_ns)
+        await self._free.acquire()
+        scheduled_ns = self._pacer.now_ns() - zero_ns
+        if not request.planned.warmup and self.first_judged_ns is None:
+            self.first_judged_ns = scheduled_ns
+        return replace(request, planned=replace(request.planned, scheduled_ns=scheduled_ns))
+
+    async def _send_one(self, request: PreparedRequest, zero_ns: int) -> None:
+        try:
+            await super()._send_one(request, zero_ns)
+        finally:
+            self._free.release()

@@ -81,6 +81,7 @@ def gather(
     confidence: float = DEFAULT_CONFIDENCE,
     outage_s: int = 0,
     stalls: Stalls = NO_STALLS,
+    closed_loop: bool = False,
 ) -> RunEvidence:
     """Judge every record and gather the evidence of the run.
 
@@ -96,6 +97,7 @@ def gather(
         confidence: confidence of each one-sided bound.
         outage_s: the longest outage that the bounds take into account.
         stalls: stalls of the client, on the clock of the records.
+        closed_loop: True if clients sent each request when an earlier response had ended.
 
     Raises:
         ValueError: a record is scheduled before the window, or the window is empty.
@@ -110,6 +112,7 @@ def gather(
         incomplete=incomplete,
         confidence=confidence,
         outage_s=outage_s,
+        closed_loop=closed_loop,
     )
 
 
@@ -205,6 +208,7 @@ class EvidenceTally:
         incomplete: str = "",
         confidence: float = DEFAULT_CONFIDENCE,
         outage_s: int = 0,
+        closed_loop: bool = False,
         until_ns: int | None = None,
     ) -> RunEvidence:
         """Return the evidence of the counted records.
@@ -214,6 +218,7 @@ class EvidenceTally:
             incomplete: as in `gather`.
             confidence: as in `gather`.
             outage_s: as in `gather`.
+            closed_loop: as in `gather`.
             until_ns: length of the part of the window to judge, above 0; None for the window.
         """
         window_ns = self._window_ns if until_ns is None else min(until_ns, self._window_ns)
@@ -255,6 +260,7 @@ class EvidenceTally:
             without_lag=alternative(self._on_time),
             if_conforming=alternative(self._conforming),
             deviations={d: self._deviations[d] for d in Deviation if self._deviations[d]},
+            closed_loop=closed_loop,
         )
         return RunEvidence(
             classes=as_measured,
