@@ -40,7 +40,7 @@ LOADED_BY = {
     ],
 }  # fmt: skip
 # Files of the user: written by an earlier command, or named as an example.
-USERS_OWN = {"mine.yaml", "kubeconfig.yaml", "values.yaml"}
+USERS_OWN = {"mine.yaml", "new.yaml", "kubeconfig.yaml", "service.yaml", "values.yaml"}
 
 
 def test_every_example_is_loaded_by_a_command() -> None:

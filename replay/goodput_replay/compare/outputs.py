@@ -169,6 +169,8 @@ def _describe(result: GateResult) -> str:
     if result.margin is None:
         subject = "1 run" if runs == 1 else f"{runs} runs"
         text = f"{subject} of the candidate, each bound with {confidence} confidence."
+        if runs == 1 and not result.virtual:
+            text += " The spread between runs is not included."
     else:
         subject = "1 pair" if runs == 1 else f"{runs} pairs"
         text = (

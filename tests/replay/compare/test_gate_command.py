@@ -237,6 +237,17 @@ def test_files_for_pipelines_tell_the_three_outcomes_apart(
     }
 
 
+def test_one_run_says_what_its_bounds_leave_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(chat_run(tmp_path / name, seconds=120)) for name in ("a", "b")]
+    main(runs[:1])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The spread between runs is not included." in printed
+    main(runs)
+    assert "spread" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("columns", "last"),
     [("120", ["gained", "lost", "verdict"]), ("95", ["difference", "bounds", "verdict"])],
