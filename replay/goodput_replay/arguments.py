@@ -29,7 +29,7 @@ _EXAMPLES: Final = (
     "replay --trace sample -f examples/chat.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1 --ttft 1s --tpot 50ms --objective 99%",
-    "replay --rate 5/s --duration 5m --input-tokens 500 --output-tokens 200~30% -f chat.yaml",
+    "replay --rate 5/s --duration 5m --input-tokens 500 --output-tokens 200 -f examples/chat.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml --ui",
     "replay --trace prod.parquet --dry-run --rate-scale 2",
     "replay --trace prod.parquet --target https://llm.example.org --yes --api-key-env LLM_KEY",
