@@ -28,7 +28,7 @@ def jobs() -> Iterator[Any]:
                         yield pytest.param(metric["provider"]["job"]["spec"], id=path.stem)
 
 
-@pytest.mark.parametrize("spec", jobs())
+@pytest.mark.parametrize("spec", list(jobs()))
 def test_a_job_and_its_restricted_pod_are_accepted(
     spec: dict[str, Any], cluster: ClusterHandle, namespace: str
 ) -> None:
