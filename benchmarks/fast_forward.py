@@ -57,7 +57,7 @@ def _geometric(rng: random.Random, mean: int) -> int:
     return 1 + int(math.log(1 - rng.random()) / math.log(1 - 1 / mean))
 
 
-class Run:
+class TimedRun:
     """One core that serves all arrivals."""
 
     def __init__(self, policy: str, *, skips: bool) -> None:
@@ -102,7 +102,7 @@ class Run:
 
 def measure(policy: str, rate: float, requests: int, *, skips: bool) -> dict[str, object]:
     submits = arrivals(rate, requests)
-    run = Run(policy, skips=skips)
+    run = TimedRun(policy, skips=skips)
     took_s = run.serve(submits)
     stats = run.core.scheduler.stats
     return {

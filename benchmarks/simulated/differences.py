@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.simulated.pairs import PairCounts
-    from benchmarks.simulated.processes import Counts, Floats
+    from benchmarks.simulated.processes import Floats
     from numpy.typing import NDArray
 
 __all__ = ["Differences", "all_pass", "any_fails", "attainment_bounds"]
@@ -44,6 +44,7 @@ class Differences:
         self.gained = counts.only_b.sum(axis=(1, 2))
         self.lost = counts.only_a.sum(axis=(1, 2))
         self.total = pair_total.sum(axis=1)
+        self._weight = self.pairs * pair_total.min(axis=1) / self.total
         shares = pair_change / pair_total
         self.difference = shares.mean(axis=1)
         variance, self._degrees = _pooled_variance(shares, history)
@@ -72,7 +73,8 @@ class Differences:
         # Without degrees of freedom, the variance is 0.
         between = stats.t.ppf(confidence, max(1, self._degrees)) * np.sqrt(self._between)
         blocks = unseen + z * np.sqrt(within + unseen**2)
-        independent = np.abs(_tango(self.gained, self.lost, self.total, sign * z) - mean)
+        gained, lost, total = (n * self._weight for n in (self.gained, self.lost, self.total))
+        independent = np.abs(_tango(gained, lost, total, sign * z) - mean)
         distance = np.maximum(np.maximum(between, blocks), independent)
         reached: Floats = np.clip(self.difference + sign * distance, -1, 1)
         return reached
@@ -148,7 +150,7 @@ def _pooled_variance(values: Floats, history: Floats | None) -> tuple[Floats, in
     return squares / max(1, degrees), degrees
 
 
-def _tango(gained: Counts, lost: Counts, total: Counts, target: float) -> Floats:
+def _tango(gained: Floats, lost: Floats, total: Floats, target: float) -> Floats:
     """Return Tango's score bounds, the upper ones if the quantile `target` is above 0."""
     mean = (gained - lost) / total
     low = np.where(target > 0, mean, -1.0) * np.ones(len(total))

@@ -49,7 +49,8 @@ class ChildReplays:
         """
         if self.interrupted:
             raise Interrupted("interrupted")
-        command = [sys.executable, "-m", "goodput_core", "replay", *arguments]
+        # -P: a module in the working directory must not replace a module of Goodput.
+        command = [sys.executable, "-P", "-m", "goodput_core", "replay", *arguments]
         with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

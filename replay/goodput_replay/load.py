@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOAD",
-    "Arrivals",
     "Lengths",
-    "Load",
+    "LoadArrivals",
     "Spacing",
+    "StatedLoad",
     "parse_lengths",
     "parse_rate",
     "parse_spacing",
@@ -70,7 +70,7 @@ class Spacing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class LoadArrivals:
     """An arrival process.
 
     Args:
@@ -129,7 +129,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class StatedLoad:
     """A synthetic load.
 
     Args:
@@ -139,7 +139,7 @@ class Load:
         seed: seed of all draws.
     """
 
-    arrivals: Arrivals | int
+    arrivals: LoadArrivals | int
     input_tokens: Lengths
     output_tokens: Lengths
     seed: int

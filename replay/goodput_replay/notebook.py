@@ -35,7 +35,7 @@ from goodput_replay.run.summary import ClassSummary, Summary, VerdictSummary, re
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Run", "open_run", "run"]
+__all__ = ["NotebookRun", "open_run", "run"]
 
 _ERRORS: Mapping[int, type[GoodputError]] = {
     ExitCode.INVALID: AbortedRun,
@@ -45,7 +45,7 @@ _ERRORS: Mapping[int, type[GoodputError]] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class NotebookRun:
     """A finished run.
 
     Args:
@@ -102,7 +102,7 @@ class Run:
         )
 
 
-def run(**options: object) -> Run:
+def run(**options: object) -> NotebookRun:
     """Replay a trace and return the run.
 
     Args:
@@ -129,13 +129,13 @@ def run(**options: object) -> Run:
     return open_run(folder)
 
 
-def open_run(folder: str | Path) -> Run:
+def open_run(folder: str | Path) -> NotebookRun:
     """Return the run in a folder.
 
     Raises:
         InputError: the folder has no readable run.
     """
-    return Run(folder=Path(folder), summary=read_summary(Path(folder)))
+    return NotebookRun(folder=Path(folder), summary=read_summary(Path(folder)))
 
 
 def _new_folder() -> Path:

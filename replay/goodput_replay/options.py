@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.arguments import make_parser
-from goodput_replay.load import Arrivals, Load, parse_spacing
+from goodput_replay.load import LoadArrivals, StatedLoad, parse_spacing
 from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
@@ -64,7 +64,7 @@ class ReplayOptions:
     """
 
     trace: str | None
-    load: Load | None
+    load: StatedLoad | None
     max_decoded_bytes: int | None
     target: Target | None
     manifest: Path | None
@@ -139,7 +139,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     return options
 
 
-def _load(parsed: Namespace) -> Load | None:
+def _load(parsed: Namespace) -> StatedLoad | None:
     """Return the synthetic load; removes its options from the arguments."""
     names = ("rate", "duration_ns", "spacing", "input_tokens", "output_tokens")
     rate, duration_ns, spacing, input_tokens, output_tokens = (
@@ -171,11 +171,11 @@ def _load(parsed: Namespace) -> Load | None:
     missing = [option for option, value in needed.items() if value is None]
     if missing:
         raise UsageError(f"replay: {missing[0]} is missing; a load needs {', '.join(needed)}")
-    arrivals: Arrivals | int = parsed.limit
+    arrivals: LoadArrivals | int = parsed.limit
     if not closed:
         spacing = spacing or parse_spacing("poisson")
-        arrivals = Arrivals(rate_per_s=rate, duration_ns=duration_ns, spacing=spacing)
-    return Load(
+        arrivals = LoadArrivals(rate_per_s=rate, duration_ns=duration_ns, spacing=spacing)
+    return StatedLoad(
         arrivals=arrivals,
         input_tokens=input_tokens,
         output_tokens=output_tokens,

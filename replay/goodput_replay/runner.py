@@ -35,6 +35,7 @@ from goodput_replay.plan import PlanStats, RequestPlan, require_fit, survey
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
+from goodput_replay.run.summary_builder import summarise_targets
 from goodput_replay.run.terminal import print_summary
 from goodput_replay.run_plan import RunPlan
 from goodput_replay.sending.target import require_permission
@@ -342,6 +343,7 @@ def _plan_totals(plan: RequestPlan, stats: PlanStats) -> dict[str, Any]:
         "output_tokens": stats.output_tokens,
         "max_output_tokens": stats.max_output_tokens,
         "classes": dict(stats.classes),
+        "promises": [msgspec.to_builtins(summarise_targets(slo)) for slo in plan.slo.classes],
         "models": dict(stats.models),
         "requests_with_shared_prefixes": stats.rows_with_hashes,
         "requests_with_own_targets": stats.rows_with_targets,

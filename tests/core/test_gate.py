@@ -86,7 +86,7 @@ def test_one_pair_is_inconclusive_and_says_how_many_would_decide() -> None:
     assert (verdict.kind, verdict.reason) == (INCONCLUSIVE, Reason.SINGLE_PAIR)
     difference = verdict.checks[1]
     assert difference.pairs_to_decide == 4
-    assert "about 4 pairs would decide" in verdict.sentence
+    assert "about 4 pairs like these would decide" in verdict.sentence
 
 
 def test_one_pair_that_is_far_worse_does_not_fail_by_the_difference() -> None:

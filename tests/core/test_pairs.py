@@ -140,7 +140,8 @@ def formula(sample: list[PairCounts], confidence: float) -> tuple[float, float]:
         variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
         between = student_t_quantile(confidence, count - 1) * math.sqrt(variance / count)
     v = sum(within) / count**2
-    tango = tango_bounds(gained, lost, total, z)
+    weight = count * min(sum(p.total) for p in sample) / total
+    tango = tango_bounds(gained * weight, lost * weight, total * weight, z)
     bounds = []
     for sign, unseen, independent in ((-1, losses, tango[0]), (1, gains, tango[1])):
         s = max(1 / total, max(unseen) / count)

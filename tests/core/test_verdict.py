@@ -73,7 +73,6 @@ def valid(
     unsent: int = 0,
     missed: int = 0,
     client_errors: int = 0,
-    baseline_answered: bool = False,
     incomplete: str = "",
 ) -> ValidityEvidence:
     return ValidityEvidence(
@@ -82,7 +81,6 @@ def valid(
         unsent=unsent,
         missed=missed,
         client_errors=client_errors,
-        baseline_answered=baseline_answered,
         incomplete=incomplete,
         without_lag=classes if without_lag is None else without_lag,
         if_conforming=if_conforming,
@@ -221,22 +219,16 @@ def test_the_sentence_of_a_rolling_window_mentions_neither_client_nor_runs() -> 
 
 
 @pytest.mark.parametrize(
-    ("client_errors", "baseline_answered", "invalid"),
+    ("client_errors", "invalid"),
     [
-        pytest.param(50, False, False, id="half-of-the-misses-may-be-rejections"),
-        pytest.param(51, False, True, id="most-misses-are-rejections"),
-        pytest.param(51, True, False, id="a-baseline-served-the-same-requests"),
-        pytest.param(0, False, False, id="no-rejection"),
+        pytest.param(50, False, id="half-of-the-misses-may-be-rejections"),
+        pytest.param(51, True, id="most-misses-are-rejections"),
+        pytest.param(0, False, id="no-rejection"),
     ],
 )
-def test_rejected_requests_invalidate(
-    client_errors: int, baseline_answered: bool, invalid: bool
-) -> None:
+def test_rejected_requests_invalidate(client_errors: int, invalid: bool) -> None:
     found = evidence(900, 1000)
-    verdict = decide(
-        [found],
-        valid(found, missed=100, client_errors=client_errors, baseline_answered=baseline_answered),
-    )
+    verdict = decide([found], valid(found, missed=100, client_errors=client_errors))
     assert (verdict.reason is Reason.CLIENT_ERROR) is invalid
     assert (verdict.kind is VerdictKind.INVALID) is invalid
 

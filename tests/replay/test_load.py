@@ -18,10 +18,10 @@ from goodput_core.dispatch import run_command
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_replay.load import (
-    Arrivals,
     Lengths,
-    Load,
+    LoadArrivals,
     Spacing,
+    StatedLoad,
     parse_lengths,
     parse_rate,
     parse_spacing,
@@ -30,10 +30,10 @@ from goodput_replay.options import parse_options
 from goodput_replay.run.summary import read_summary
 
 ROOT = Path(__file__).parents[2]
-ARRIVALS = Arrivals(
+ARRIVALS = LoadArrivals(
     rate_per_s=Fraction(50), duration_ns=200 * NS_PER_S, spacing=parse_spacing("poisson")
 )
-LOAD = Load(
+LOAD = StatedLoad(
     arrivals=ARRIVALS,
     input_tokens=parse_lengths("500"),
     output_tokens=parse_lengths("200"),
@@ -41,11 +41,11 @@ LOAD = Load(
 )
 
 
-def with_spacing(text: str) -> Load:
+def with_spacing(text: str) -> StatedLoad:
     return replace(LOAD, arrivals=replace(ARRIVALS, spacing=parse_spacing(text)))
 
 
-def gaps_s(load: Load) -> list[float]:
+def gaps_s(load: StatedLoad) -> list[float]:
     times = [row.timestamp_start_unix_ns / NS_PER_S for row in load.rows()]
     return [b - a for a, b in pairwise([0.0, *times])]
 
@@ -75,13 +75,13 @@ def test_token_counts_have_the_stated_mean_and_spread(text: str, cv: float) -> N
 
 
 ANY_ARRIVALS = st.builds(
-    Arrivals,
+    LoadArrivals,
     rate_per_s=st.fractions(Fraction(1, 10), 50, max_denominator=100),
     duration_ns=st.integers(1, 20 * NS_PER_S),
     spacing=st.builds(Spacing, text=st.just("x"), cv=st.floats(0.05, 10) | st.just(0.0)),
 )
 ANY_LOAD = st.builds(
-    Load,
+    StatedLoad,
     arrivals=ANY_ARRIVALS | st.integers(1, 100),
     input_tokens=st.builds(
         Lengths, text=st.just("x"), mean=st.integers(1, 10_000_000), cv=st.floats(0, 3)
@@ -95,7 +95,7 @@ ANY_LOAD = st.builds(
 
 @given(load=ANY_LOAD)
 @settings(deadline=None)
-def test_every_load_is_a_valid_trace_and_repeats_itself(load: Load) -> None:
+def test_every_load_is_a_valid_trace_and_repeats_itself(load: StatedLoad) -> None:
     rows = list(load.rows())
     assert rows == list(load.rows())
     times = [row.timestamp_start_unix_ns for row in rows]

@@ -62,12 +62,16 @@ class GateClass:
 
     Args:
         candidate: attainment of the candidate over all its runs.
-        difference: estimated difference to the baseline; None without a baseline, or if no request
-            was judged in both runs of a pair.
+        difference: estimated difference to the baseline; None without a baseline, or if a pair has
+            no request that was judged in both runs.
+        rows: requests of the class in all runs of both builds, judged or not.
+        baseline_unjudged: requests of the baseline whose records do not suffice to judge them.
     """
 
     candidate: ClassEvidence
     difference: DifferenceEstimate | None = None
+    rows: int = 0
+    baseline_unjudged: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +159,12 @@ def attainment_evidence(
         interval = estimate.interval(confidence, classes=tests)
         if not deterministic:
             interval = _widen(interval, [run.attainment for run in runs], history)
-        if objective is not None and interval.lower >= objective:
+        if objective is not None:
+            # The spread between the runs leaves less room than the estimate within them.
+            room = (interval.lower - float(objective)) * len(stacked.total) * len(runs)
             tolerated_s = estimate.tolerated_outage_s(objective, confidence)
+            if room < tolerated_s and not deterministic and len(runs) > 1:
+                tolerated_s = max(0.0, room)
     return ClassEvidence(
         name=name,
         objective=objective,
@@ -176,6 +184,7 @@ def decide_gate(
     margin: Fraction = DEFAULT_MARGIN,
     confidence: float = DEFAULT_CONFIDENCE,
     with_baseline: bool,
+    is_single_run: bool = False,
     invalid: Sequence[str] = (),
 ) -> GateVerdict:
     """Return the verdict on a candidate.
@@ -189,10 +198,12 @@ def decide_gate(
         margin: the acceptable loss of attainment against the baseline, 0 or more.
         confidence: confidence of each one-sided bound.
         with_baseline: True if the difference to a baseline is judged.
+        is_single_run: True if the candidate has one run, and its runs have a spread.
         invalid: for each invalid run, the reason as the end of a sentence.
     """
     judged = [c for c in classes if c.candidate.objective is not None]
-    skipped = tuple(c.candidate.name for c in judged if c.candidate.interval is None)
+    without = [c for c in judged if c.candidate.interval is None]
+    skipped = tuple(c.candidate.name for c in without if not c.rows)
     judged = [c for c in judged if c.candidate.interval is not None]
     tests = len(judged) * (2 if with_baseline else 1)
     intervals = {
@@ -201,7 +212,7 @@ def decide_gate(
         if with_baseline and c.difference is not None
     }
     failed = _find_failed(judged, intervals, margin)
-    checks: list[GateCheck] = []
+    checks = [_check_unjudged(c) for c in without if c.rows]
     for one in judged:
         name = one.candidate.name
         checks.append(_check_objective(one.candidate, failed.get((name, GateRule.OBJECTIVE))))
@@ -210,9 +221,11 @@ def decide_gate(
             checks.append(
                 _check_difference(one, intervals.get(name), margin, failed_at, confidence)
             )
-    kind, reason, sentence = _combine(checks, any_objective=bool(judged or skipped))
+    kind, reason, sentence = _combine(checks, any_objective=bool(checks or skipped))
     if skipped:
         sentence += f" Classes without a judged request: {', '.join(skipped)}."
+    if is_single_run and checks:
+        sentence += " This is a single run: the spread between runs is not included."
     if invalid:
         kind, reason = VerdictKind.INVALID, Reason.INVALID_RUN
         sentence = f"The comparison is invalid: {'; '.join(invalid)}."
@@ -252,9 +265,21 @@ def _find_failed(
             candidate.interval.uppers,
         )
         interval = intervals.get(candidate.name)
-        if interval is not None and interval.covers_runs:
+        if interval is not None and interval.covers_runs and not one.baseline_unjudged:
             limits[candidate.name, GateRule.DIFFERENCE] = (-margin, interval.uppers)
     return find_below(limits)
+
+
+def _check_unjudged(one: GateClass) -> GateCheck:
+    """Return the open check of a class whose requests were all left unjudged."""
+    name = one.candidate.name
+    return GateCheck(
+        slo_class=name,
+        rule=GateRule.OBJECTIVE,
+        kind=VerdictKind.INCONCLUSIVE,
+        reason=Reason.UNJUDGED if one.candidate.unjudged else Reason.NO_ROWS,
+        sentence=f"{name}: none of its requests could be judged in the candidate",
+    )
 
 
 def _check_objective(candidate: ClassEvidence, failed_at: float | None) -> GateCheck:
@@ -281,7 +306,7 @@ def _check_difference(
         rule=GateRule.DIFFERENCE,
         kind=VerdictKind.INCONCLUSIVE,
         reason=Reason.NO_ROWS,
-        sentence=f"{name}: no request was judged in both runs of a pair",
+        sentence=f"{name}: a pair has no request that was judged in both runs",
     )
     if estimate is None or interval is None:
         return check
@@ -289,12 +314,11 @@ def _check_difference(
     text = f"{name}: {format_points(interval.difference)} against the baseline in {pairs} of runs"
     allowed = format_points(float(margin)).lstrip("+")
     stated = f"with {confidence * 100:.4g}% confidence (margin {allowed})"
-    if one.candidate.unjudged:
+    if unjudged := one.candidate.unjudged + one.baseline_unjudged:
         return replace(
             check,
             reason=Reason.UNJUDGED,
-            sentence=f"{text}, but {one.candidate.unjudged} requests could not be judged from the "
-            "records",
+            sentence=f"{text}, but {unjudged} requests could not be judged from the records",
             difference=interval,
         )
     if failed_at is not None:
@@ -316,9 +340,9 @@ def _check_difference(
     needed = estimate.pairs_to_decide(float(margin), confidence)
     advice = "replay a longer window of the trace"
     if needed is not None:
-        advice = f"about {needed} pairs would decide"
+        advice = f"about {needed} pairs like these would decide"
     elif not estimate.deterministic:
-        advice = "a hundred pairs would probably not decide; replay a longer window of the trace"
+        advice = "a hundred pairs like these would not decide; replay a longer window of the trace"
     if not interval.covers_runs:
         return replace(
             check,
@@ -331,7 +355,7 @@ def _check_difference(
         check,
         reason=Reason.INTERVAL_SPANS_MARGIN,
         sentence=f"{text}, between {format_points(interval.lower)} and "
-        f"{format_points(interval.upper, up=True)}, each bound {stated}; {advice}",
+        f"{format_points(interval.uppers[-1], up=True)}, each bound {stated}; {advice}",
         difference=interval,
         pairs_to_decide=needed,
     )

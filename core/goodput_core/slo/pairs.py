@@ -158,6 +158,7 @@ class DifferenceEstimate:
         self.gained = sum(sum(pair.gained) for pair in pairs)
         self.lost = sum(sum(pair.lost) for pair in pairs)
         self.total = sum(sum(pair.total) for pair in pairs)
+        self._smallest = min(sum(pair.total) for pair in pairs)
         self.differences = tuple(_difference(pair) for pair in pairs)
         self.difference = math.fsum(self.differences) / self.pairs
         self._scales = tuple(tuple(_change_scales(pair)) for pair in pairs)
@@ -189,7 +190,7 @@ class DifferenceEstimate:
         )
 
     def pairs_to_decide(self, margin: float, confidence: float = DEFAULT_CONFIDENCE) -> int | None:
-        """Return the number of pairs that would probably decide if the candidate is worse.
+        """Return the number of pairs that would decide if they continue like the recorded ones.
 
         The estimate assumes that further pairs have the same mean difference and variance.
 
@@ -198,8 +199,8 @@ class DifferenceEstimate:
             confidence: confidence of each one-sided bound.
 
         Returns:
-            At least four pairs; None if a hundred would probably not decide, and if runs have no
-            spread, so that further pairs would be equal.
+            At least four pairs and more than there are; None if a hundred would not decide, and if
+            runs have no spread, so that further pairs would be equal.
         """
         if self.deterministic:
             return None
@@ -207,7 +208,7 @@ class DifferenceEstimate:
         if self._spread is not None:
             variance = max(variance, self._spread.variance)
         distances = [self._within_distance(confidence, sign) for sign in (-1, 1)]
-        for pairs in range(_MIN_PAIRS, _MAX_PAIRS + 1):
+        for pairs in range(max(_MIN_PAIRS, self.pairs + 1), _MAX_PAIRS + 1):
             between = student_t_quantile(confidence, pairs - 1) * math.sqrt(variance / pairs)
             shrunk = math.sqrt(self.pairs / pairs)
             below, above = (max(between, distance * shrunk) for distance in distances)
@@ -228,8 +229,11 @@ class DifferenceEstimate:
         quantile = normal_quantile(confidence)
         unseen = self._unseen(sign)
         error = math.sqrt(self._within_variance(confidence) / self.pairs + unseen**2)
-        mean = (self.gained - self.lost) / self.total
-        independent = tango_bounds(self.gained, self.lost, self.total, quantile)[sign > 0]
+        # Pairs count equally, so the smallest one limits how much their requests show together.
+        weight = self.pairs * self._smallest / self.total
+        gained, lost, total = (n * weight for n in (self.gained, self.lost, self.total))
+        mean = (gained - lost) / total
+        independent = tango_bounds(gained, lost, total, quantile)[sign > 0]
         return max(unseen + quantile * error, abs(independent - mean))
 
     def _within_variance(self, confidence: float) -> float:
@@ -251,7 +255,7 @@ class DifferenceEstimate:
         return worst
 
 
-def tango_bounds(gained: int, lost: int, total: int, quantile: float) -> tuple[float, float]:
+def tango_bounds(gained: float, lost: float, total: float, quantile: float) -> tuple[float, float]:
     """Return Tango's score bounds of (gained − lost) / total for independent requests.
 
     Args:

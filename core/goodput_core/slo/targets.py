@@ -17,6 +17,7 @@ __all__ = [
     "Targets",
     "format_objective",
     "parse_confidence",
+    "parse_margin",
     "parse_objective",
     "percentage_field",
 ]
@@ -107,6 +108,17 @@ def parse_confidence(text: str) -> Fraction:
     if confidence < Fraction(1, 2):
         raise ValueError(f"{text!r} is out of bounds; a confidence is at least 50%")
     return confidence
+
+
+def parse_margin(text: str) -> Fraction:
+    """Return a margin as an exact share; 0 % is allowed.
+
+    Raises:
+        ValueError: the text is not a percentage from 0 % to below 100 %.
+    """
+    if text.rstrip("%").strip("0.") == "" and text.endswith("%") and text[0] == "0":
+        return Fraction(0)
+    return parse_objective(text)
 
 
 def format_objective(objective: Fraction) -> str:

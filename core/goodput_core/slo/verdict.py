@@ -159,9 +159,7 @@ class ValidityEvidence:
         unsent: rows of the window that were never sent.
         missed: number of judged requests that missed.
         client_errors: number of missed requests that the server rejected as invalid (4xx other
-            than 408 and 429).
-        baseline_answered: True if a baseline served the same requests, so that the requests are
-            valid and the rejections are misses of the service.
+            than 408 and 429), without those that a baseline answered.
         incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
             complete.
         without_lag: evidence about the same classes, in the same order, computed as if each
@@ -177,7 +175,6 @@ class ValidityEvidence:
     unsent: int
     missed: int = 0
     client_errors: int = 0
-    baseline_answered: bool = False
     incomplete: str = ""
     without_lag: tuple[ClassEvidence, ...]
     if_conforming: tuple[ClassEvidence, ...] = ()
@@ -433,7 +430,7 @@ def _validity_problems(
         yield Reason.INCOMPLETE, f"it is incomplete, {validity.incomplete}"
     if validity.unsent:
         yield Reason.UNSENT_ROWS, f"{validity.unsent} rows were never sent"
-    if 2 * validity.client_errors > validity.missed and not validity.baseline_answered:
+    if 2 * validity.client_errors > validity.missed:
         rejected = f"{validity.client_errors} of the {validity.missed} missed requests"
         yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as invalid (4xx)"
     if validity.lag_p99_ns is not None and validity.lag_p99_ns > validity.lag_limit_ns:

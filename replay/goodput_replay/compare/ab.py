@@ -20,6 +20,7 @@ from rich.console import Console
 
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
+from goodput_core.files import is_disk_full
 from goodput_core.slo.gate import DEFAULT_MARGIN
 from goodput_core.slo.targets import format_objective, parse_objective
 from goodput_core.slo.verdict import VerdictKind
@@ -29,23 +30,24 @@ from goodput_replay.compare.gate import GateResult, judge_runs
 from goodput_replay.compare.gate_command import (
     add_output_options,
     add_rule_options,
+    make_history,
+    require_folders,
     write_outputs,
 )
 from goodput_replay.compare.recording import (
     AB_FILE,
     ABRecording,
     RecordedPair,
-    read_history,
     write_recording,
 )
 from goodput_replay.run.summary import Summary, read_summary
+from goodput_replay.sending.target import parse_target
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
     from fractions import Fraction
 
-    from goodput_core.slo.pairs import RunSpread
     from goodput_replay.child import ChildReplays
 
 __all__ = ["main", "make_parser", "plan_looks", "plan_orders"]
@@ -79,10 +81,10 @@ class _Side:
     value: str
 
     @property
-    def build(self) -> str:
+    def identity(self) -> str:
         """Text that is equal for two sides of the same build."""
         if self.option == "--target":
-            return self.value
+            return parse_target(self.value).url
         try:
             return hashlib.sha256(Path(self.value).read_bytes()).hexdigest()
         except OSError as error:
@@ -102,17 +104,17 @@ def main(argv: Sequence[str]) -> int:
     for option, problem in _REJECTED.items():
         if any(text == option or text.startswith(f"{option}=") for text in arguments):
             raise UsageError(f"replay ab: {option} {problem}")
+    require_folders(given)
     baseline, candidate = _sides(given)
     looks = plan_looks(given.pairs, given.max_pairs, virtual=baseline.option == "--emulate")
     margin = DEFAULT_MARGIN if given.margin is None else given.margin
-    history = None if given.history is None else read_history(given.history)
     out: Path = given.out or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-ab"
     if out.exists():
         raise UsageError(f"--out {out}: exists already; name another folder, or remove it")
     recording = ABRecording(
         baseline=baseline.value,
         candidate=candidate.value,
-        same_build=baseline.build == candidate.build,
+        same_build=baseline.identity == candidate.identity,
         looks=looks,
         confidence=format_objective(given.confidence or parse_objective("95%")),
         margin=format_objective(margin),
@@ -121,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     with child_replays() as children:
         comparison = _PairRecorder(children, arguments, (baseline, candidate), out, console)
         comparison.announce(recording)
-        result = comparison.record(recording, margin=margin, history=history)
+        result = comparison.record(recording, margin=margin, history=given.history)
     write_outputs(result, given)
     console.print(f"recording: {out}", highlight=False, markup=False, soft_wrap=True)
     return result.exit_code
@@ -244,6 +246,7 @@ class _PairRecorder:
         self._children = children
         self._arguments = tuple(arguments)
         self._baseline, self._candidate = sides
+        self._same_build = self._baseline.identity == self._candidate.identity
         self._out = out
         self._console = console
 
@@ -254,13 +257,26 @@ class _PairRecorder:
             UsageError: the replay rejected its arguments.
         """
         seconds = 0.0
+        promises = []
         for side in (self._baseline, self._candidate):
             completed = self._children.run(
                 *self._arguments, side.option, side.value, "--dry-run", "--json"
             )
             if completed.returncode != ExitCode.PASS:
                 raise self._children.error(completed, f"{side.name}: ")
-            seconds += msgspec.json.decode(completed.stdout)["duration_s"]
+            plan = msgspec.json.decode(completed.stdout)
+            seconds += plan["duration_s"]
+            promises.append(plan["promises"])
+            if not plan["promises"] and not plan["requests_with_own_targets"]:
+                raise UsageError(
+                    f"replay ab: the {side.name} has no SLO; give --slo FILE, or a trace with "
+                    "targets in its rows"
+                )
+        if promises[0] != promises[1]:
+            raise UsageError(
+                f"replay ab: {self._baseline.value} and {self._candidate.value} have different "
+                "SLOs; give both the same classes, targets and objectives"
+            )
         if self._baseline.option == "--emulate":
             return
         least, most = (
@@ -269,8 +285,8 @@ class _PairRecorder:
         )
         upper = "" if least == most else f", and at most {most}"
         self._console.print(
-            f"{recording.looks[0]} pairs of runs take at least {least}{upper}, and the time to "
-            "start the services",
+            f"{recording.looks[0]} pairs of runs take at least {least}{upper}, plus the time to "
+            "start services",
             highlight=False,
         )
 
@@ -279,7 +295,7 @@ class _PairRecorder:
         recording: ABRecording,
         *,
         margin: Fraction,
-        history: dict[str, RunSpread] | None,
+        history: Path | None,
     ) -> GateResult:
         """Record pairs until a look decides or the last one is reached.
 
@@ -287,8 +303,14 @@ class _PairRecorder:
             GoodputError: a replay failed.
         """
         orders = plan_orders(recording.looks[-1], random.Random(secrets.randbits(64)))
-        self._out.mkdir(parents=True)
-        write_recording(self._out, recording)
+        try:
+            self._out.mkdir(parents=True)
+            write_recording(self._out, recording)
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            why = error.strerror or type(error).__name__
+            raise InputError(f"{self._out}: the folder cannot be created ({why})") from error
         result: GateResult | None = None
         for number, order in enumerate(orders, start=1):
             pair, valid = self._record_pair(number, order, len(orders))
@@ -296,13 +318,17 @@ class _PairRecorder:
             write_recording(self._out, recording)
             if valid and number not in recording.looks:
                 continue
+            pairs = recording.run_pairs(self._out)
             result = judge_runs(
-                recording.run_pairs(self._out),
+                pairs,
                 margin=margin,
                 confidence=recording.confidence_now(parse_objective(recording.confidence)),
-                history=history,
+                history=None if history is None else make_history(history, pairs),
             )
-            if result.verdict is not VerdictKind.INCONCLUSIVE:
+            is_look = number in recording.looks
+            if result.verdict is VerdictKind.INVALID or (
+                is_look and result.verdict is not VerdictKind.INCONCLUSIVE
+            ):
                 break
         assert result is not None, "the last pair is a look"
         return result
@@ -330,7 +356,7 @@ class _PairRecorder:
         options = [side.option, side.value, "--out", str(folder), "--json"]
         if side.option != "--emulate":
             # The same prompts twice would hit the prefix cache of one server.
-            same = self._baseline.value == self._candidate.value and side.option == "--target"
+            same = self._same_build and side.option == "--target"
             options += ["--salt", f"{salt}-{side.name}" if same else salt]
         completed = self._children.run(*self._arguments, *options)
         if completed.returncode not in (ExitCode.PASS, ExitCode.INVALID):

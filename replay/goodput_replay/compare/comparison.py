@@ -59,8 +59,10 @@ class LatencyComparison:
     quantile: Annotated[str, _doc("p50, p90 or p99, nearest rank.")]
     baseline_ms: Annotated[float, _doc("Quantile in the baseline.")]
     candidate_ms: Annotated[float, _doc("Quantile in the candidate.")]
-    lower_ms: Annotated[float, _doc("Lower bound of candidate less baseline.")]
-    upper_ms: Annotated[float, _doc("Upper bound of candidate less baseline.")]
+    bounds_ms: Annotated[
+        tuple[float, float] | None,
+        _doc("Bounds of candidate less baseline; null if there are too few requests."),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +271,6 @@ def _compare_latencies(
             _latencies(baseline, name, metric),
             _latencies(candidate, name, metric),
             list(_LEVELS.values()),
-            window_s=max(baseline.window_s, candidate.window_s),
             confidence=confidence,
             paired=matching is not None,
         )
@@ -279,8 +280,9 @@ def _compare_latencies(
                 quantile=level,
                 baseline_ms=_to_ms(one.baseline_ns),
                 candidate_ms=_to_ms(one.candidate_ns),
-                lower_ms=_to_ms(one.lower_ns),
-                upper_ms=_to_ms(one.upper_ns),
+                bounds_ms=None
+                if one.bounds_ns is None
+                else (_to_ms(one.bounds_ns[0]), _to_ms(one.bounds_ns[1])),
             )
             for level, one in zip(_LEVELS, differences or (), strict=False)
         ]
@@ -290,7 +292,9 @@ def _compare_latencies(
 def _latencies(run: LoadedRun, name: str, metric: str) -> LatencySample:
     values: NDArray[np.float64] = getattr(run.columns, f"{metric}_ns")
     measured = run.columns.of_class(name) & np.isfinite(values)
-    return LatencySample(values_ns=values[measured], seconds=run.seconds[measured])
+    return LatencySample(
+        values_ns=values[measured], seconds=run.seconds[measured], window_s=run.window_s
+    )
 
 
 def _count_reasons(matching: Matching, name: str) -> tuple[dict[str, int], dict[str, int]]:

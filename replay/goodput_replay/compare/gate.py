@@ -25,7 +25,8 @@ from goodput_core.slo.gate import (
 )
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
-from goodput_core.slo.targets import SLOClass, format_objective
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import Reason, VerdictKind, decide
 from goodput_core.units import NS_PER_S
 from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match
@@ -34,8 +35,9 @@ from goodput_replay.run.summary_builder import cut_share, read_stalls
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from goodput_core.slo.record import RequestRecord
     from goodput_replay.compare.runs import Matching
 
 __all__ = [
@@ -44,12 +46,12 @@ __all__ = [
     "GateResult",
     "PairResult",
     "RunPair",
-    "class_differences",
     "encode_result",
     "judge_runs",
 ]
 
 _RESULT_VERSION: Final = "1"
+_KEY_ERRORS: Final = (401, 403, 407)
 
 
 def _doc(description: str) -> Meta:
@@ -148,7 +150,7 @@ def judge_runs(
     *,
     margin: Fraction = DEFAULT_MARGIN,
     confidence: Fraction = Fraction(95, 100),
-    history: Mapping[str, RunSpread] | None = None,
+    history: Callable[[LoadedRun], Mapping[str, RunSpread]] | None = None,
 ) -> GateResult:
     """Judge a candidate by its runs, against a baseline if the pairs have one.
 
@@ -156,10 +158,11 @@ def judge_runs(
         pairs: one or more pairs, all with a baseline or all without.
         margin: acceptable loss of attainment.
         confidence: one-sided confidence of each bound.
-        history: spread between earlier pairs of one build, by class; None if unknown.
+        history: returns the spread between earlier pairs of one build by class, for runs like the
+            given one; None if unknown.
 
     Raises:
-        InputError: a folder has no finished run, or the runs cannot be compared.
+        InputError: a folder has no finished run, the runs cannot be compared, or they have no SLO.
     """
     runs = [
         (load_run(pair.candidate), None if pair.baseline is None else load_run(pair.baseline))
@@ -186,45 +189,53 @@ def judge_runs(
             f"{first.folder}: runs in virtual time have no noise, so they repeat each other; give "
             "one run of each build"
         )
-    matchings = [match(baseline, candidate) for candidate, baseline in runs if baseline is not None]
-    evidence = [
-        _class_evidence(name, [run for run, _ in runs], matchings, float(confidence), history or {})
-        for name in _class_names(first, everything)
-    ]
-    verdict = decide_gate(
-        evidence,
-        margin=margin,
-        confidence=float(confidence),
-        with_baseline=bool(matchings),
-        invalid=list(_invalid_runs(runs)),
-    )
+    if not first.summary.promises and not any(run.judged.any() for run in everything):
+        raise InputError(
+            f"{first.folder}: the run has no SLO; replay with --slo FILE, -f MANIFEST, or a trace "
+            "with targets in its rows"
+        )
+    spreads = {} if history is None else history(first)
+
+    def judge(
+        runs: Sequence[tuple[LoadedRun, LoadedRun | None]], invalid: Sequence[str]
+    ) -> tuple[GateVerdict, list[GateClass], list[Matching]]:
+        matchings = [match(b, candidate) for candidate, b in runs if b is not None]
+        evidence = [
+            _class_evidence(name, runs, matchings, float(confidence), spreads)
+            for name in _class_names(first, everything)
+        ]
+        verdict = decide_gate(
+            evidence,
+            margin=margin,
+            confidence=float(confidence),
+            with_baseline=bool(matchings),
+            is_single_run=len(runs) == 1 and not first.is_virtual and not matchings,
+            invalid=invalid,
+        )
+        return verdict, evidence, matchings
+
+    invalid = list(_invalid_runs(runs))
+    verdict, evidence, matchings = judge(runs, invalid)
+    if not invalid and not first.is_virtual:
+        without_lag = [
+            (one.judged_without_lag(), None if other is None else other.judged_without_lag())
+            for one, other in runs
+        ]
+        if changes := _changes(verdict, judge(without_lag, ())[0]):
+            verdict, evidence, matchings = judge(runs, changes)
     return _build_result(
         verdict, evidence, runs, matchings, margin=margin, confidence=float(confidence)
     )
 
 
-def class_differences(pairs: Sequence[RunPair]) -> dict[str, list[float]]:
-    """Return the differences of each class in pairs of runs, without the classes that lack one.
-
-    Raises:
-        InputError: a folder has no finished run, or the runs of a pair cannot be compared.
-    """
-    differences: dict[str, list[float]] = {}
-    for pair in pairs:
-        assert pair.baseline is not None
-        baseline, candidate = load_run(pair.baseline), load_run(pair.candidate)
-        if reason := difference_between(baseline, candidate):
-            raise InputError(
-                f"{pair.baseline} and {pair.candidate} cannot be compared: {reason}; record the "
-                "history again"
-            )
-        matching = match(baseline, candidate)
-        for name in baseline.columns.class_names:
-            counts = matching.counts(name)
-            if total := sum(counts.total):
-                change = sum(counts.gained) - sum(counts.lost)
-                differences.setdefault(name, []).append(change / total)
-    return differences
+def _changes(verdict: GateVerdict, without_lag: GateVerdict) -> list[str]:
+    """Return the checks that the lag of the client decides, as ends of a sentence."""
+    return [
+        f"without the client's lag, the {one.rule.value} check of {one.slo_class} would be "
+        f"{other.kind.value}, not {one.kind.value}"
+        for one, other in zip(verdict.checks, without_lag.checks, strict=True)
+        if one.kind is not other.kind
+    ]
 
 
 def _class_names(first: LoadedRun, runs: Sequence[LoadedRun]) -> list[str]:
@@ -236,14 +247,19 @@ def _class_names(first: LoadedRun, runs: Sequence[LoadedRun]) -> list[str]:
 
 def _class_evidence(
     name: str,
-    candidates: Sequence[LoadedRun],
+    runs: Sequence[tuple[LoadedRun, LoadedRun | None]],
     matchings: Sequence[Matching],
     confidence: float,
     history: Mapping[str, RunSpread],
 ) -> GateClass:
+    candidates = [candidate for candidate, _ in runs]
+    baselines = [baseline for _, baseline in runs if baseline is not None]
     first = candidates[0]
     objectives = sum(promise.objective is not None for promise in first.summary.promises)
-    summaries = [row for run in candidates for row in run.summary.classes if row.name == name]
+    summaries, others = (
+        [row for run in side for row in run.summary.classes if row.name == name]
+        for side in (candidates, baselines)
+    )
     counts = [matching.counts(name) for matching in matchings]
     counts = [pair for pair in counts if sum(pair.total)]
     difference = None
@@ -266,6 +282,8 @@ def _class_evidence(
             short=sum(row.misses.get(MissReason.SHORT.value, 0) for row in summaries),
         ),
         difference=difference,
+        rows=sum(row.requests for row in (*summaries, *others)),
+        baseline_unjudged=sum(row.unjudged for row in others),
     )
 
 
@@ -279,8 +297,11 @@ def _invalid_runs(
         validity = candidate.summary.validity
         if validity.valid:
             continue
-        answered = baseline is not None and baseline.summary.validity.valid
-        if answered and validity.reason is Reason.CLIENT_ERROR and _is_valid_if_answered(candidate):
+        if (
+            baseline is not None
+            and validity.reason is Reason.CLIENT_ERROR
+            and _is_valid_beside(candidate, baseline)
+        ):
             continue
         yield _describe_invalid(candidate)
 
@@ -290,37 +311,39 @@ def _describe_invalid(run: LoadedRun) -> str:
     return f"{run.folder}: {sentence.rstrip('.')}"
 
 
-def _is_valid_if_answered(run: LoadedRun) -> bool:
-    """Return True if the run's only problem is that requests were rejected as invalid (4xx).
+def _is_valid_beside(run: LoadedRun, baseline: LoadedRun) -> bool:
+    """Return True if the run's only problem are rejections (4xx) of requests that are valid.
 
-    If the baseline served the same requests, they are valid, and the candidate is at fault.
+    A request is valid if the baseline answered it. A missing or wrong key is always the client's
+    fault.
     """
+    answered = set(baseline.ids_of_outcome(Outcome.OK))
+    window_start_ns = round(run.summary.window.start_s * NS_PER_S)
+    if len(run.ids):
+        window_start_ns = min(window_start_ns, int(run.columns.scheduled_ns.min()))
+    rejected = 0
+
+    def records() -> Iterator[RequestRecord]:
+        nonlocal rejected
+        for record in read_records(run.folder, gaps=False):
+            if record.client_error:
+                is_key = record.status in _KEY_ERRORS
+                rejected += is_key or record.request_id not in answered
+            yield record
+
     summary = run.summary
     evidence = gather(
-        read_records(run.folder, gaps=False),
-        classes=[_slo_class(run, promise.name) for promise in summary.promises],
+        records(),
+        classes=run.slo_classes(),
         window_ns=max(1, round(summary.window.length_s * NS_PER_S)),
-        window_start_ns=round(summary.window.start_s * NS_PER_S),
+        window_start_ns=window_start_ns,
         rows_planned=summary.window.rows_planned,
         incomplete="" if summary.run.complete else summary.run.abort_reason or "it was stopped",
+        outage_s=summary.outage_s,
         stalls=read_stalls(summary.client),
     )
-    validity = replace(evidence.validity, baseline_answered=True)
+    validity = replace(evidence.validity, client_errors=rejected)
     return decide(evidence.classes, validity).kind is not VerdictKind.INVALID
-
-
-def _slo_class(run: LoadedRun, name: str) -> SLOClass:
-    promise = next(p for p in run.summary.promises if p.name == name)
-    return SLOClass(
-        name=name,
-        ttft_ms=promise.ttft_ms,
-        tpot_ms=promise.tpot_ms,
-        tbt_p99_ms=promise.tbt_p99_ms,
-        e2e_ms=promise.e2e_ms,
-        objective=run.objective(name),
-        priority=promise.priority,
-        weight=promise.weight,
-    )
 
 
 def _build_result(

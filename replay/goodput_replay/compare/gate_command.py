@@ -13,7 +13,7 @@ from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.errors import InputError, UsageError
 from goodput_core.files import write_atomically
 from goodput_core.slo.gate import DEFAULT_MARGIN
-from goodput_core.slo.targets import parse_confidence, parse_objective
+from goodput_core.slo.targets import parse_confidence, parse_margin, parse_objective
 from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
 from goodput_replay.compare.recording import is_recording, read_history, read_recording
@@ -21,16 +21,21 @@ from goodput_replay.run.tables import open_console
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from goodput_core.slo.pairs import RunSpread
     from goodput_replay.compare.recording import ABRecording
+    from goodput_replay.compare.runs import LoadedRun
+
+    History = Callable[[LoadedRun], Mapping[str, RunSpread]]
 
 __all__ = [
     "add_output_options",
     "add_rule_options",
     "main",
+    "make_history",
     "make_parser",
-    "parse_margin",
+    "require_folders",
     "write_outputs",
 ]
 
@@ -57,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
         confidence=given.confidence or Fraction(95, 100),
-        history=None if given.history is None else read_history(given.history),
+        history=None if given.history is None else make_history(given.history, pairs),
     )
     write_outputs(result, given)
     if given.serve is not None:
@@ -92,6 +97,7 @@ def make_parser() -> CommandParser:
         "--baseline",
         metavar="RUN",
         nargs="+",
+        action="extend",
         type=Path,
         help="runs of the baseline, one for each run of the candidate, in the same order",
     )
@@ -140,6 +146,17 @@ def add_output_options(parser: CommandParser) -> None:
     group.add_argument("--markdown", metavar="FILE", type=Path, help="write the result as Markdown")
 
 
+def require_folders(given: argparse.Namespace) -> None:
+    """Reject output files whose folder is missing, before runs that take long.
+
+    Raises:
+        UsageError: a folder is missing.
+    """
+    for path in (given.junit, given.markdown):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{path}: its folder does not exist; create it first")
+
+
 def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
     """Print the result, and write the files that the options name.
 
@@ -158,21 +175,24 @@ def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
         if path is None:
             continue
         try:
-            write_atomically(path, render())
+            if path.exists() and not path.is_file():
+                path.write_bytes(render())  # a pipe, or /dev/stdout
+            else:
+                write_atomically(path, render())
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise InputError(f"{path}: the result cannot be written ({why})") from error
 
 
-def parse_margin(text: str) -> Fraction:
-    """Return a margin as an exact share; 0 % is allowed.
-
-    Raises:
-        ValueError: the text is not a percentage from 0 % to below 100 %.
-    """
-    if text.rstrip("%").strip("0.") == "" and text.endswith("%") and text[0] == "0":
-        return Fraction(0)
-    return parse_objective(text)
+def make_history(folder: Path, pairs: Sequence[RunPair]) -> History:
+    """Return a function that reads the history of these pairs; see `read_history`."""
+    judged = {
+        path.resolve()
+        for pair in pairs
+        for path in (pair.candidate, pair.baseline)
+        if path is not None
+    }
+    return lambda run: read_history(folder, run, judged)
 
 
 def _pairs(
@@ -191,8 +211,12 @@ def _pairs(
                 f"replay gate: {recordings[0]} already has the runs of both builds; give it alone"
             )
         recording = read_recording(recordings[0])
-        if not recording.pairs:
-            raise InputError(f"{recordings[0]}: no pair of runs is complete; record it again")
+        done, planned = len(recording.pairs), recording.looks[0]
+        if done < planned:
+            raise InputError(
+                f"{recordings[0]}: {done} of {planned} planned pairs are complete; the plan was "
+                "fixed so that no good moment is chosen to stop, so record it again"
+            )
         return recording.run_pairs(recordings[0]), recording
     if baselines is None:
         return [RunPair(candidate=run) for run in runs], None

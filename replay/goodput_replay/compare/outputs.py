@@ -34,6 +34,11 @@ _BADGES: Final = {
 }
 _LEFT_OUT: Final = ("gained", "lost")
 """Columns that a narrow terminal leaves out."""
+# Entities end mentions, references to issues, and addresses that would become links.
+_ESCAPES: Final = {
+    **{ord(mark): f"\\{mark}" for mark in "\\|*_`[]~"},
+    **{ord(mark): f"&#{ord(mark)};" for mark in "&<>@#:"},
+}
 _SEVERITY: Final = (VerdictKind.PASS, VerdictKind.INCONCLUSIVE, VerdictKind.FAIL)
 
 
@@ -186,10 +191,7 @@ def _describe(result: GateResult) -> str:
 
 def _escape(text: str) -> str:
     """Escape Markdown's and HTML's special characters, so that names stay text."""
-    text = printable(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;")
-    for mark in "|*_`[]":
-        text = text.replace(mark, f"\\{mark}")
-    return text
+    return printable(text).translate(_ESCAPES)
 
 
 def _xml_text(text: str) -> str:

@@ -1,7 +1,7 @@
 """Differences of latency quantiles between two runs, with intervals.
 
 Latencies of neighbouring requests depend on each other, so blocks of seconds are resampled, not
-requests. If the runs are paired, both lose and gain the same blocks. Blocks of several lengths are
+requests. If the runs are paired, the same blocks are drawn for both. Blocks of several lengths are
 tried, and the widest bounds are used. The latencies are counted in bins for each block, so that the
 cost of a draw does not grow with the number of requests.
 """
@@ -23,15 +23,24 @@ __all__ = ["LatencySample", "QuantileDifference", "quantile_differences"]
 _BLOCK_COUNTS: Final = (60, 30, 15)
 _DRAWS: Final = 500
 _BINS: Final = 1024
+_MIN_WINDOW_S: Final = 20
+_MIN_BEYOND: Final = 5  # requests above the quantile
 _SEED: Final = 20_261_123
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencySample:
-    """Finite latencies of one run, nanoseconds, and the second of the window of each request."""
+    """Finite latencies of one run.
+
+    Args:
+        values_ns: the latencies; shape [num_requests].
+        seconds: second of the window of each request.
+        window_s: length of the window.
+    """
 
     values_ns: NDArray[np.float64]
     seconds: NDArray[np.int64]
+    window_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +50,13 @@ class QuantileDifference:
     Args:
         baseline_ns: quantile of the baseline, nearest rank.
         candidate_ns: quantile of the candidate.
-        lower_ns: lower bound of candidate less baseline.
-        upper_ns: upper bound.
+        bounds_ns: lower and upper bound of candidate less baseline; None if a window is too short
+            or has too few requests beyond the quantile.
     """
 
     baseline_ns: float
     candidate_ns: float
-    lower_ns: float
-    upper_ns: float
+    bounds_ns: tuple[float, float] | None
 
 
 def quantile_differences(
@@ -56,7 +64,6 @@ def quantile_differences(
     candidate: LatencySample,
     levels: Sequence[float],
     *,
-    window_s: int,
     confidence: float,
     paired: bool,
 ) -> list[QuantileDifference] | None:
@@ -66,7 +73,6 @@ def quantile_differences(
         baseline: latencies of the first run.
         candidate: latencies of the second run.
         levels: quantiles, such as 0.99.
-        window_s: length of the longer window.
         confidence: one-sided confidence of each bound.
         paired: True if the runs served the same trace.
 
@@ -75,11 +81,13 @@ def quantile_differences(
     """
     if not len(baseline.values_ns) or not len(candidate.values_ns):
         return None
+    samples = (baseline, candidate)
     edges = _edges(baseline.values_ns, candidate.values_ns)
     rng = np.random.default_rng(_SEED)
     spreads = []
-    for blocks in sorted({min(window_s, count) for count in _BLOCK_COUNTS}):
-        tables = [_count(sample, edges, blocks, window_s) for sample in (baseline, candidate)]
+    shortest_s = min(sample.window_s for sample in samples)
+    for blocks in sorted({min(shortest_s, count) for count in _BLOCK_COUNTS}):
+        tables = [_count(sample, edges, blocks) for sample in samples]
         draws = [rng.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS) for _ in tables]
         if paired:
             draws[1] = draws[0]
@@ -88,17 +96,16 @@ def quantile_differences(
     results = []
     for number, level in enumerate(levels):
         first, second = (
-            float(np.quantile(sample.values_ns, level, method="inverted_cdf"))
-            for sample in (baseline, candidate)
+            float(np.quantile(sample.values_ns, level, method="inverted_cdf")) for sample in samples
         )
-        results.append(
-            QuantileDifference(
-                baseline_ns=first,
-                candidate_ns=second,
-                lower_ns=second - first + min(0.0, *(spread[number][0] for spread in spreads)),
-                upper_ns=second - first + max(0.0, *(spread[number][1] for spread in spreads)),
+        beyond = min(len(sample.values_ns) for sample in samples) * (1 - level)
+        bounds = None
+        if shortest_s >= _MIN_WINDOW_S and beyond >= _MIN_BEYOND:
+            bounds = (
+                second - first + min(0.0, *(spread[number][0] for spread in spreads)),
+                second - first + max(0.0, *(spread[number][1] for spread in spreads)),
             )
-        )
+        results.append(QuantileDifference(baseline_ns=first, candidate_ns=second, bounds_ns=bounds))
     return results
 
 
@@ -110,7 +117,9 @@ def _spread(
 ) -> tuple[float, float]:
     """Return the bounds of a resampled difference, relative to its median."""
     first, second = (edges[_rank(one, level)] for one in counts)
-    difference = second - first
+    # A draw of blocks without a request has no quantile.
+    drawn = (counts[0][:, -1] > 0) & (counts[1][:, -1] > 0)
+    difference = (second - first)[drawn]
     low, high = np.quantile(difference - np.median(difference), [1 - confidence, confidence])
     return float(low), float(high)
 
@@ -124,11 +133,9 @@ def _edges(*samples: NDArray[np.float64]) -> NDArray[np.float64]:
     return edges
 
 
-def _count(
-    sample: LatencySample, edges: NDArray[np.float64], blocks: int, window_s: int
-) -> NDArray[np.float64]:
+def _count(sample: LatencySample, edges: NDArray[np.float64], blocks: int) -> NDArray[np.float64]:
     """Count the values in each block and bin; shape [blocks, num_bins]."""
-    block = np.minimum(sample.seconds * blocks // window_s, blocks - 1)
+    block = np.minimum(sample.seconds * blocks // sample.window_s, blocks - 1)
     bins = np.minimum(np.searchsorted(edges, sample.values_ns), len(edges) - 1)
     counts = np.bincount(block * len(edges) + bins, minlength=blocks * len(edges))
     # Floating point, because numpy multiplies matrices of integers slowly.

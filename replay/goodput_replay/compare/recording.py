@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +15,14 @@ from goodput_core.errors import InputError
 from goodput_core.files import write_atomically
 from goodput_core.slo.looks import look_confidences
 from goodput_core.slo.pairs import RunSpread
-from goodput_replay.compare.gate import RunPair, class_differences
+from goodput_core.slo.targets import parse_confidence, parse_margin
+from goodput_replay.compare.gate import RunPair
+from goodput_replay.compare.runs import difference_between, load_run, match
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from goodput_replay.compare.runs import LoadedRun
 
 __all__ = [
     "AB_FILE",
@@ -30,6 +38,9 @@ AB_FILE: Final = "ab.json"
 _VERSION: Final = "1"
 _MAX_BYTES: Final = 1 << 20
 _MAX_RECORDINGS: Final = 1000
+_MAX_PAIRS: Final = 100
+# A look that spends less of the permitted error decides nothing.
+_MAX_LEVEL: Final = 1 - 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +90,7 @@ class ABRecording:
             return confidence
         levels = look_confidences(self.looks, float(confidence))
         at = next((i for i, look in enumerate(self.looks) if look >= len(self.pairs)), -1)
-        return Fraction(levels[at]).limit_denominator(10**9)
+        return Fraction(min(levels[at], _MAX_LEVEL)).limit_denominator(10**9)
 
     def run_pairs(self, folder: Path) -> list[RunPair]:
         """Return the recorded pairs of the recording in `folder`."""
@@ -118,25 +129,23 @@ def read_recording(folder: Path) -> ABRecording:
         if len(data) > _MAX_BYTES:
             raise msgspec.DecodeError("the file is too large")
         recording = msgspec.json.decode(data, type=ABRecording)
-        if recording.version != _VERSION:
-            raise msgspec.DecodeError(f"version {recording.version[:20]!r} is unknown")
-        for name in (n for pair in recording.pairs for n in (pair.baseline, pair.candidate)):
-            # A recording from elsewhere must not name files outside its folder.
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise msgspec.DecodeError(f"{name[:80]!r} lies outside the folder")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _check(recording)
+    except (msgspec.DecodeError, ValueError) as error:
         raise InputError(f"{path}: not a recording of `replay ab` ({error})") from error
     return recording
 
 
-def read_history(folder: Path) -> dict[str, RunSpread]:
+def read_history(folder: Path, like: LoadedRun, judged: Collection[Path]) -> dict[str, RunSpread]:
     """Return the spread between recorded A/A pairs by class.
 
     Args:
         folder: a recording of `replay ab`, or a folder of recordings.
+        like: a run that is judged; those of the history must have served the same requests.
+        judged: folders of the judged runs, which must not be part of the history.
 
     Raises:
-        InputError: there are no recordings, or one compares two different builds.
+        InputError: there are no recordings, one compares two different builds, or a run of one is
+            invalid, judged itself, or of other requests.
     """
     folders = [folder] if is_recording(folder) else _recordings(folder)
     differences: dict[str, list[float]] = {}
@@ -147,12 +156,62 @@ def read_history(folder: Path) -> dict[str, RunSpread]:
                 f"{one}: compares {recording.baseline} and {recording.candidate}; a history needs "
                 "pairs of one build with itself, such as `replay ab -f a.yaml -f a.yaml`"
             )
-        for name, values in class_differences(recording.run_pairs(one)).items():
-            differences.setdefault(name, []).extend(values)
+        for pair in recording.run_pairs(one):
+            for name, value in _differences(pair, like, judged).items():
+                differences.setdefault(name, []).append(value)
     spreads = {name: RunSpread.of(v) for name, v in differences.items() if len(v) > 1}
     if not spreads:
         raise InputError(f"{folder}: a history needs at least two recorded pairs of one build")
     return spreads
+
+
+def _differences(pair: RunPair, like: LoadedRun, judged: Collection[Path]) -> dict[str, float]:
+    """Return the difference of each class in one pair of a history."""
+    assert pair.baseline is not None
+    runs = [load_run(pair.baseline), load_run(pair.candidate)]
+    for run in runs:
+        if run.folder.resolve() in judged:
+            raise InputError(f"{run.folder}: a judged run cannot be part of its own history")
+        if not run.summary.validity.valid:
+            raise InputError(f"{run.folder}: an invalid run cannot be part of a history")
+        if reason := difference_between(like, run):
+            raise InputError(
+                f"{run.folder} cannot be the history of {like.folder}: {reason}; record the "
+                "history with the same trace and options"
+            )
+    matching = match(*runs)
+    differences = {}
+    for name in runs[0].columns.class_names:
+        counts = matching.counts(name)
+        if total := sum(counts.total):
+            differences[name] = (sum(counts.gained) - sum(counts.lost)) / total
+    return differences
+
+
+def _check(recording: ABRecording) -> None:
+    """Reject values that `replay ab` does not write.
+
+    Raises:
+        ValueError: a value is invalid.
+    """
+    if recording.version != _VERSION:
+        raise ValueError(f"version {recording.version[:20]!r} is unknown")
+    parse_confidence(recording.confidence)
+    parse_margin(recording.margin)
+    looks = recording.looks
+    if (
+        not looks
+        or looks[0] < 1
+        or looks[-1] > _MAX_PAIRS
+        or any(a >= b for a, b in pairwise(looks))
+    ):
+        raise ValueError("the looks do not increase")
+    if len(recording.pairs) > looks[-1]:
+        raise ValueError("there are more pairs than looks")
+    for name in (n for pair in recording.pairs for n in (pair.baseline, pair.candidate)):
+        # A recording from elsewhere must not name files outside its folder.
+        if "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name[:80]!r} lies outside the folder")
 
 
 def _recordings(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ not judged in both runs is dropped and counted. Memory is about two hundred byte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,22 +15,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from goodput_core.errors import InputError
 from goodput_core.slo.attainment import SecondCounts
-from goodput_core.slo.judging import JudgementKind
+from goodput_core.slo.judging import JudgementKind, judge, targets_for, without_lag
 from goodput_core.slo.pairs import PairCounts
-from goodput_core.slo.targets import parse_objective
+from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
-from goodput_replay.run.columns import RunColumns, load_columns
-from goodput_replay.run.records import open_records
+from goodput_replay.run.columns import KINDS, RunColumns, load_columns
+from goodput_replay.run.files import SUMMARY_FILE
+from goodput_replay.run.records import open_records, read_records
 from goodput_replay.run.summary import Summary, read_summary
+from goodput_replay.run.summary_builder import read_stalls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from fractions import Fraction
+
+    from goodput_core.slo.record import Outcome
 
 
 __all__ = ["LoadedRun", "Matching", "difference_between", "load_run", "match"]
 
 _MAX_LISTED: Final = 80
+_MAX_WINDOW_S: Final = 366 * 86_400
 _SAMPLED: Final = ("--rate-scale", "--session-arrivals")
 
 
@@ -83,6 +90,39 @@ class LoadedRun:
             if promise.name == name and promise.objective is not None:
                 return parse_objective(promise.objective)
         return None
+
+    def slo_classes(self) -> list[SLOClass]:
+        """Return the classes of the run's SLO."""
+        return [
+            SLOClass(
+                name=promise.name,
+                ttft_ms=promise.ttft_ms,
+                tpot_ms=promise.tpot_ms,
+                tbt_p99_ms=promise.tbt_p99_ms,
+                e2e_ms=promise.e2e_ms,
+                objective=self.objective(promise.name),
+                priority=promise.priority,
+                weight=promise.weight,
+            )
+            for promise in self.summary.promises
+        ]
+
+    def ids_of_outcome(self, outcome: Outcome) -> list[str]:
+        """Return the ids of the requests with an outcome."""
+        ids: list[str] = self.ids.filter(pa.array(self.columns.of_outcome(outcome))).to_pylist()
+        return ids
+
+    def judged_without_lag(self) -> LoadedRun:
+        """Return the run, judged as if the client had sent and read on time."""
+        stalls = read_stalls(self.summary.client)
+        classes = {one.name: one for one in self.slo_classes()}
+        missed = self.columns.of_kind(JudgementKind.MISSED)
+        kinds = self.columns.kind_code.copy()
+        for index, record in enumerate(read_records(self.folder, gaps=False)):
+            if missed[index]:
+                judgement = judge(without_lag(record, stalls), targets_for(record, classes))
+                kinds[index] = KINDS.index(judgement.kind)
+        return replace(self, columns=replace(self.columns, kind_code=kinds))
 
     def second_counts(self, name: str) -> SecondCounts:
         """Count the judged requests of a class by second of the window."""
@@ -159,12 +199,32 @@ def load_run(folder: Path) -> LoadedRun:
         InputError: the folder has no complete run, or a file of it is damaged.
     """
     summary = read_summary(folder)
+    _check_summary(folder, summary)
     columns = load_columns(folder)
     with open_records(folder) as opened:
         ids = opened.read(columns=["request_id"])["request_id"].combine_chunks()
     return LoadedRun(
         folder=folder, summary=summary, columns=columns, ids=ids.take(pa.array(columns.row))
     )
+
+
+def _check_summary(folder: Path, summary: Summary) -> None:
+    """Reject a summary whose values no run has.
+
+    Raises:
+        InputError: a value is out of bounds.
+    """
+    window = summary.window
+    try:
+        for promise in summary.promises:
+            if promise.objective is not None:
+                parse_objective(promise.objective)
+        if not (0 < window.length_s <= _MAX_WINDOW_S and abs(window.start_s) <= _MAX_WINDOW_S):
+            raise ValueError("the window is longer than a year")
+        if not 0 <= summary.outage_s <= _MAX_WINDOW_S:
+            raise ValueError("the declared outage is out of bounds")
+    except ValueError as error:
+        raise InputError(f"{folder / SUMMARY_FILE}: not a run's summary ({error})") from error
 
 
 def match(baseline: LoadedRun, candidate: LoadedRun) -> Matching:
@@ -202,15 +262,27 @@ def difference_between(one: LoadedRun, other: LoadedRun) -> str:
         ("the number of rows", first.window.rows_planned, second.window.rows_planned),
         ("--warmup", first.window.warmup_rows, second.window.warmup_rows),
         ("--concurrency", first.run.concurrency, second.run.concurrency),
-        ("the SLO", first.promises, second.promises),
+        *_promises(first, second),
         ("the default class", first.default_class, second.default_class),
         ("slo.outageSeconds", first.outage_s, second.outage_s),
         ("virtual time", one.is_virtual, other.is_virtual),
+        ("--length-pinning", first.target.pinning.value, second.target.pinning.value),
+        ("the endpoint", first.target.endpoint, second.target.endpoint),
+        ("streaming", first.target.streaming, second.target.streaming),
     )
     for name, a, b in pairs:
         if a != b:
             return f"{name} differs: {_shorten(a)} and {_shorten(b)}"
     return ""
+
+
+def _promises(first: Summary, second: Summary) -> Iterator[tuple[str, object, object]]:
+    """Yield every field of the SLO with its values in both runs."""
+    names = [[promise.name for promise in summary.promises] for summary in (first, second)]
+    yield "the classes of the SLO", tuple(names[0]), tuple(names[1])
+    for a, b in zip(first.promises, second.promises, strict=False):
+        for field in fields(a):
+            yield f"{field.name} of {a.name}", getattr(a, field.name), getattr(b, field.name)
 
 
 def _describe_trace(run: LoadedRun) -> str:

@@ -110,8 +110,8 @@ def _latencies(comparison: RunComparison) -> Table:
             format_ms(latency.baseline_ms),
             format_ms(latency.candidate_ms),
             _signed_ms(latency.candidate_ms - latency.baseline_ms),
-            f"{_signed_ms(latency.lower_ms)} … {_signed_ms(latency.upper_ms)}",
-            "" if _spans_zero(latency) else "●",
+            _format_bounds(latency),
+            "●" if _differs(latency) else "",
         ]
         for one in comparison.classes
         for latency in one.latencies
@@ -154,8 +154,15 @@ def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return table
 
 
-def _spans_zero(latency: LatencyComparison) -> bool:
-    return latency.lower_ms <= 0 <= latency.upper_ms
+def _format_bounds(latency: LatencyComparison) -> str:
+    if latency.bounds_ms is None:
+        return "too few requests"
+    low, high = latency.bounds_ms
+    return f"{_signed_ms(low)} … {_signed_ms(high)}"
+
+
+def _differs(latency: LatencyComparison) -> bool:
+    return latency.bounds_ms is not None and not (latency.bounds_ms[0] <= 0 <= latency.bounds_ms[1])
 
 
 def _change(before: float | None, after: float | None) -> str:

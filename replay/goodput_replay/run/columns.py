@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from fractions import Fraction
     from pathlib import Path
 
-__all__ = ["GapCounts", "RunColumns", "count_errors", "count_gaps", "load_columns"]
+__all__ = ["KINDS", "GapCounts", "RunColumns", "count_errors", "count_gaps", "load_columns"]
 
 _READ: Final = (
     "slo_class", "warmup", "outcome", "judgement", "miss_reasons", "scheduled_ns", "sent_ns",
     "first_token_ns", "last_token_ns", "end_ns", "input_tokens", "output_tokens", "tbt_p99_us",
 )  # fmt: skip
 _OUTCOMES: Final = tuple(Outcome)
-_KINDS: Final = tuple(JudgementKind)
+KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
 _NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 
@@ -110,7 +110,7 @@ class RunColumns:
 
     def of_kind(self, kind: JudgementKind) -> NDArray[np.bool_]:
         """Mask of the requests with this judgement."""
-        return _equals(self.kind_code, _KINDS.index(kind))
+        return _equals(self.kind_code, KINDS.index(kind))
 
 
 def load_columns(folder: Path) -> RunColumns:
@@ -130,7 +130,7 @@ def load_columns(folder: Path) -> RunColumns:
         class_names=class_names,
         class_code=_encode(table["slo_class"], class_names),
         outcome_code=_encode(table["outcome"], [o.value for o in _OUTCOMES]),
-        kind_code=_encode(table["judgement"], [k.value for k in _KINDS]),
+        kind_code=_encode(table["judgement"], [k.value for k in KINDS]),
         reason_code=_encode_first_reasons(table["miss_reasons"]),
         scheduled_ns=_to_floats(table["scheduled_ns"]),
         sent_ns=_to_floats(table["sent_ns"]),

@@ -35,6 +35,7 @@ def chat_run(
     cancelled: Collection[int] = (),
     absent: Collection[int] = (),
     rejected: Collection[int] = (),
+    late: Collection[int] = (),
     seconds: int = 60,
     per_s: int = 10,
     ttft_ms: float = 100,
@@ -50,6 +51,7 @@ def chat_run(
         cancelled: numbers of the requests that the trace cancelled.
         absent: numbers of the requests without a record.
         rejected: numbers of the requests that the server rejected with 400.
+        late: numbers of the requests with a TTFT of 504 ms, 495 ms of it after the send.
         seconds: length of the window.
         per_s: requests per second.
         ttft_ms: TTFT of the others.
@@ -62,8 +64,8 @@ def chat_run(
         _record(
             number,
             number * NS_PER_S // per_s,
-            ttft_ms=800 if number in missed else ttft_ms,
-            lag_ms=lag_ms,
+            ttft_ms=800 if number in missed else 504 if number in late else ttft_ms,
+            lag_ms=9 if number in late else lag_ms,
             cancelled=number in cancelled,
             rejected=number in rejected,
         )

@@ -109,7 +109,7 @@ def sample(rng: random.Random, *, shift: float = 0.0, count: int = 3000) -> Late
     seconds = [i * 300 // count for i in range(count)]
     level = [rng.gauss(0, 20) for _ in range(30)]
     values = [100 + shift + level[s // 10] + rng.expovariate(1 / 30) for s in seconds]
-    return LatencySample(values_ns=np.array(values), seconds=np.array(seconds))
+    return LatencySample(values_ns=np.array(values), seconds=np.array(seconds), window_s=300)
 
 
 def test_bounds_of_a_quantile_hold_about_as_often_as_stated() -> None:
@@ -118,27 +118,38 @@ def test_bounds_of_a_quantile_hold_about_as_often_as_stated() -> None:
     outside = {0.5: 0, 0.99: 0}
     for _ in range(trials):
         differences = quantile_differences(
-            sample(rng), sample(rng), [0.5, 0.99], window_s=300, confidence=0.95, paired=True
+            sample(rng), sample(rng), [0.5, 0.99], confidence=0.95, paired=True
         )
         assert differences is not None
         for level, one in zip(outside, differences, strict=True):
-            outside[level] += one.lower_ns > 0 or one.upper_ns < 0
+            assert one.bounds_ns is not None
+            outside[level] += one.bounds_ns[0] > 0 or one.bounds_ns[1] < 0
     assert all(count <= 0.2 * trials for count in outside.values()), outside
 
 
 def test_a_shift_beyond_the_noise_is_found() -> None:
     rng = random.Random(4)
     differences = quantile_differences(
-        sample(rng), sample(rng, shift=80), [0.5], window_s=300, confidence=0.95, paired=True
+        sample(rng), sample(rng, shift=80), [0.5], confidence=0.95, paired=True
     )
     assert differences is not None
-    assert differences[0].lower_ns > 0
+    bounds = differences[0].bounds_ns
+    assert bounds is not None
+    assert bounds[0] > 0
+
+
+def test_a_quantile_beyond_the_requests_has_no_bounds() -> None:
+    rng = random.Random(6)
+    few = sample(rng, count=300)
+    differences = quantile_differences(few, few, [0.5, 0.99], confidence=0.95, paired=True)
+    assert differences is not None
+    assert differences[0].bounds_ns is not None
+    assert differences[1].bounds_ns is None
 
 
 def test_runs_without_a_latency_have_no_quantiles() -> None:
-    empty = LatencySample(values_ns=np.array([]), seconds=np.array([], dtype=np.int64))
-    rng = random.Random(5)
-    assert (
-        quantile_differences(empty, sample(rng), [0.5], window_s=9, confidence=0.9, paired=True)
-        is None
+    empty = LatencySample(
+        values_ns=np.array([]), seconds=np.array([], dtype=np.int64), window_s=300
     )
+    rng = random.Random(5)
+    assert quantile_differences(empty, sample(rng), [0.5], confidence=0.9, paired=True) is None

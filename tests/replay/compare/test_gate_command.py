@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from tests.replay.compare.recorded import chat_run
+from tests.replay.compare.recorded import CHAT, chat_run
 
 from goodput_core.errors import InputError, UsageError
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
 from goodput_replay.run.files import RECORDS_FILE, SUMMARY_FILE
+from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,6 +158,118 @@ def test_requests_that_both_reject_stay_the_clients_fault(
         str(chat_run(tmp_path / name, seconds=120, rejected=spread(240))) for name in ("a", "b")
     ]
     assert gate([runs[0], "--baseline", runs[1]], capsys)[0] == 3
+
+
+def test_requests_that_both_reject_do_not_fail_a_build_that_fixes_other_misses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rejected = set(spread(40))
+    fixed = chat_run(tmp_path / "new", seconds=120, rejected=rejected)
+    slow = set(spread(60, 7)) - rejected
+    before = chat_run(tmp_path / "old", seconds=120, rejected=rejected, missed=slow)
+    assert gate([str(fixed), "--baseline", str(before)], capsys)[0] == 3
+
+
+def test_lag_that_decides_only_over_several_runs_makes_the_comparison_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No run alone has enough requests for a verdict, with or without its lag."""
+    old = [str(chat_run(tmp_path / f"old-{i}", seconds=60, per_s=4)) for i in range(8)]
+    late = range(5, 240, 48)
+    new = [str(chat_run(tmp_path / f"new-{i}", seconds=60, per_s=4, late=late)) for i in range(8)]
+    code, result = gate([*new, "--baseline", *old], capsys)
+    assert code == 3
+    assert "without the client's lag" in result["sentence"]
+
+
+def test_a_class_that_could_not_be_judged_is_not_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(chat_run(tmp_path / "run", seconds=120, cancelled=range(1200)))
+    code, result = gate([run], capsys)
+    assert (code, result["reason"]) == (2, "NoRows")
+
+
+def test_an_unfinished_recording_is_not_judged(tmp_path: Path) -> None:
+    write_recording(tmp_path, _recording(same_build=False, pairs=2, folder=tmp_path, looks=(4,)))
+    with pytest.raises(InputError, match="2 of 4 planned pairs are complete"):
+        main([str(tmp_path)])
+
+
+def test_many_looks_do_not_exhaust_the_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = tuple(range(4, 46, 2))
+    write_recording(tmp_path, _recording(same_build=False, pairs=4, folder=tmp_path, looks=looks))
+    code, result = gate([str(tmp_path)], capsys)
+    assert code == 2
+    assert result["confidence"] < 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"slo": replace(CHAT, outage_s=5)}, "slo.outageSeconds differs"),
+        ({"lag_ms": 90}, "an invalid run cannot be part of a history"),
+    ],
+    ids=["other SLO", "invalid"],
+)
+def test_a_history_of_other_or_invalid_runs_is_refused(
+    tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    arguments = pairs(tmp_path, count=1)
+    recording = _recording(same_build=True, pairs=2, folder=tmp_path, looks=(2,))
+    shutil.rmtree(tmp_path / "history" / "b-1")
+    chat_run(tmp_path / "history" / "b-1", seconds=120, **changes)
+    write_recording(tmp_path, recording)
+    with pytest.raises(InputError, match=text):
+        main([*arguments, "--history", str(tmp_path)])
+
+
+def test_judged_runs_are_no_history_of_themselves(tmp_path: Path) -> None:
+    write_recording(tmp_path, _recording(same_build=True, pairs=4, folder=tmp_path))
+    with pytest.raises(InputError, match="part of its own history"):
+        main([str(tmp_path), "--history", str(tmp_path)])
+
+
+def test_baselines_may_be_named_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("b-1", "b-2", "a-1", "a-2")
+    b1, b2, a1, a2 = (str(chat_run(tmp_path / name, seconds=120)) for name in names)
+    _, result = gate([b1, b2, "--baseline", a1, "--baseline", a2], capsys)
+    assert result["baselines"] == [a1, a2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"confidence": "10%"},
+        {"margin": "nope"},
+        {"looks": ()},
+        {"looks": (8, 4)},
+        {"looks": (0, 4)},
+        {"version": "2"},
+    ],
+)
+def test_a_tampered_recording_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    recording = _recording(same_build=False, pairs=1, folder=tmp_path, looks=(1,))
+    write_recording(tmp_path, replace(recording, **changes))
+    with pytest.raises(InputError, match=r"ab\.json: not a recording"):
+        main([str(tmp_path)])
+
+
+def test_a_device_file_is_written_and_not_replaced(tmp_path: Path) -> None:
+    run = str(chat_run(tmp_path / "run", seconds=120))
+    (tmp_path / "null").symlink_to("/dev/null")
+    main([run, "--junit", str(tmp_path / "null")])
+    assert (tmp_path / "null").is_symlink()
+
+
+def test_a_run_without_an_slo_is_refused(tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=5, slo=SLOClasses())
+    with pytest.raises(InputError, match="the run has no SLO"):
+        main([str(run)])
 
 
 def test_runs_of_different_slos_are_refused_with_the_field(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ _TRACE = INFO.trace
     [
         ({"trace": replace(_TRACE, digest="sha256:" + "00" * 32)}, "the trace differs"),
         ({"trace": replace(_TRACE, transforms=("--speed 2",))}, "the trace selection differs"),
-        ({"slo": _OTHER_SLO}, "the SLO differs"),
+        ({"slo": _OTHER_SLO}, "ttft_ms of chat differs: 500 and 400"),
         ({"slo": replace(CHAT, outage_s=10)}, "slo.outageSeconds differs: 0 and 10"),
         ({"warmup_rows": 5}, "--warmup differs: 0 and 5"),
         ({"seconds": 61}, "the length of the window differs"),

@@ -55,7 +55,7 @@ def render(planned: PlannedRequest) -> PreparedRequest:
     return PreparedRequest(planned=planned, body=b"{}", input_tokens=1, headers={})
 
 
-class Server:
+class CountingServer:
     """Holds requests until the test ends one of them."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def test_as_many_requests_as_clients_are_in_flight_and_all_are_sent_in_order(
 
 
 async def _check_in_flight(clients: int, requests: int, order: object) -> None:
-    server, pacer, ended = Server(), ManualPacer(), []
+    server, pacer, ended = CountingServer(), ManualPacer(), []
     # One request a minute in the trace, which does not matter.
     planned = (make_planned(i, i * 60 * NS_PER_S, warmup=i == 0) for i in range(requests))
     lookahead = Lookahead(planned, render, ahead_ns=1 << 62)
@@ -123,7 +123,7 @@ async def _check_in_flight(clients: int, requests: int, order: object) -> None:
 
 
 async def test_a_stopped_run_sends_no_more_and_records_the_requests_in_flight() -> None:
-    server, ended = Server(), []
+    server, ended = CountingServer(), []
     lookahead = Lookahead((make_planned(i, i) for i in range(9)), render)
     await lookahead.fill()
     sender = ClosedLoopSender(
