@@ -20,6 +20,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "export": "goodput_replay.export",
     "gate": "goodput_replay.compare.gate_command",
     "report": "goodput_replay.report.command",
+    "watch": "goodput_replay.watch.command",
 }
 
 

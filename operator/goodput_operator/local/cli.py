@@ -7,11 +7,13 @@ import errno
 import os
 import secrets
 import socket
+import subprocess
 import sys
 import time
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
@@ -32,12 +34,14 @@ from goodput_operator.local.reporter import LineWriter, Reporter
 from goodput_operator.local.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from goodput_core.errors import ExitCode
     from goodput_core.spec.llmservice import LLMService
 
 __all__ = ["main", "require_free", "run_up"]
+
+_WATCH_STOP_S: Final = 5.0
 
 
 def main(argv: list[str]) -> int:
@@ -70,6 +74,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
     require_free(options.port, "--port")
     require_free(options.admin_port, "--admin-port")
 
+    page = ExitStack()
     reporter = Reporter(
         out=LineWriter(sys.stdout.fileno()),
         err=LineWriter(sys.stderr.fileno()),
@@ -77,6 +82,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
         colour=_colour(),
         names=_names(service, desired),
         model=service.metadata.name,
+        ui=page.enter_context(_watched(options)),
     )
     try:
         for message in ignored_here(service, device=options.device):
@@ -107,6 +113,39 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                 raise type(error)(sentence) from error
     finally:
         reporter.close()
+        page.close()
+
+
+@contextmanager
+def _watched(options: UpOptions) -> Iterator[LineWriter | None]:
+    """Start the live page of `--ui`, and yield the writer of its events; None without `--ui`.
+
+    The page is served by `replay watch`, which prints its address and ends when its stdin closes.
+    If it fails, the service continues without a page.
+    """
+    if not options.ui:
+        yield None
+        return
+    command = [sys.executable, "-m", "goodput_core", "replay", "watch", "--events"]
+    # A session of its own: Ctrl-C first drains the service, which the page shows.
+    with subprocess.Popen(
+        [*command, "-f", str(options.manifest)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as child:
+        assert child.stdin is not None
+        events = LineWriter(child.stdin.fileno())
+        try:
+            yield events
+        finally:
+            events.close()
+            with suppress(BrokenPipeError):
+                child.stdin.close()
+            try:
+                child.wait(_WATCH_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
 
 
 async def _serve(

@@ -34,6 +34,7 @@ class UpOptions:
         admin_port: admin port of the router; 0 for any free port.
         replicas: number of replicas; None to use the manifest's.
         json: True to write events to stdout.
+        ui: True to serve a live page of the service.
         exit_with_parent: True to stop when stdin closes.
         ready_timeout_ns: time limit for the service to become ready.
         liveness_timeout_ns: time of failed liveness checks after which a process is killed.
@@ -46,6 +47,7 @@ class UpOptions:
     admin_port: int
     replicas: int | None
     json: bool
+    ui: bool
     exit_with_parent: bool
     ready_timeout_ns: int
     liveness_timeout_ns: int
@@ -60,6 +62,7 @@ def make_parser() -> CommandParser:
         examples=(
             "goodput up -f examples/chat.yaml",
             "goodput up -f examples/chat.yaml --replicas 4 --port 9000",
+            "goodput up -f examples/chat.yaml --ui",
             "goodput up -f examples/chat.yaml --json --port 0",
         ),
     )
@@ -86,6 +89,10 @@ def make_parser() -> CommandParser:
         help="number of replicas, instead of the manifest's",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print events as JSON lines on stdout")
+    parser.add_argument(
+        "--ui", action="store_true",
+        help="serve a live page of the service with `replay watch` (needs the extra `replay`)",
+    )  # fmt: skip
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
     duration = argument_type(parse_some_duration, "duration")
     parser.add_argument(

@@ -45,6 +45,7 @@ class Reporter:
         colour: True if prefixes on stderr are coloured.
         names: names of the processes, to align and colour their lines.
         model: name of the model in the example request.
+        ui: stdin of the live page, which gets the JSON events too; None without a page.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class Reporter:
         colour: bool,
         names: Iterable[str],
         model: str,
+        ui: LineWriter | None = None,
     ) -> None:
         self._out = out
         self._err = err
         self._json_events = json_events
+        self._ui = ui
         self._model = model
         self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
         self._width = max(map(len, [_SUPERVISOR, *self._colours]))
@@ -81,8 +84,8 @@ class Reporter:
         self, service: str, router: Address, replicas: tuple[RoutedReplica, ...]
     ) -> None:
         """Report that the service is ready."""
+        self._event(EVENT_READY, **asdict(router), replicas=[asdict(r) for r in replicas])
         if self._json_events:
-            self._event(EVENT_READY, **asdict(router), replicas=[asdict(r) for r in replicas])
             return
         body = {"model": self._model, "prompt": "Hello", "max_tokens": 16, "stream": True}
         data = shlex.quote(json.dumps(body))
@@ -166,8 +169,11 @@ class Reporter:
         self._err.close()
 
     def _event(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"event": event, **fields})
         if self._json_events:
-            self._out.write(json.dumps({"event": event, **fields}))
+            self._out.write(line)
+        if self._ui is not None:
+            self._ui.write(line)
 
 
 class LineWriter:

@@ -35,6 +35,8 @@ class XAxis(StrEnum):
 
     TIME = "time"
     """Seconds. Each value of a step or a stack holds until the next place."""
+    CLOCK = "clock"
+    """Unix time in seconds, shown as the time of day; otherwise as TIME."""
     PERCENTILE = "percentile"
     """Places of `place_of_share`: each further nine has the same width."""
 
@@ -44,6 +46,8 @@ class FigureUnit(StrEnum):
 
     SHARE = "share"
     """0 to 1, drawn as percentages up to 100 %."""
+    PERCENT = "percent"
+    """0 to 1, drawn as percentages from 0."""
     RATE = "rate"
     """Per second, from 0."""
     COUNT = "count"

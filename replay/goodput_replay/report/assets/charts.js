@@ -28,6 +28,10 @@ const goodputPage = (() => {
     return shown.map((part, index) => (index ? String(part).padStart(2, "0") : part)).join(":");
   }
 
+  function timeOfDay(seconds) {
+    return new Date(seconds * 1000).toLocaleTimeString("en-GB");
+  }
+
   // Truncated, so that a missed objective never looks met.
   function percent(share) {
     return `${(Math.floor(Math.round(share * 1e6) / 100) / 100).toFixed(2)}%`;
@@ -39,12 +43,14 @@ const goodputPage = (() => {
 
   const FORMATS = {
     share: percent,
+    percent,
     rate: (value) => `${plain(value)}/s`,
     count: plain,
     ms: (value) => (value < 10000 ? `${plain(value)} ms` : `${plain(value / 1000)} s`),
   };
   const TICKS = {
     share: (value) => `${Number((value * 100).toPrecision(6))}%`,
+    percent: (value) => `${Number((value * 100).toPrecision(6))}%`,
     rate: plain,
     count: plain,
     ms: (value) => (value < 10000 ? plain(value) : `${plain(value / 1000)} s`),
@@ -211,7 +217,8 @@ const goodputPage = (() => {
 
     options(series, bands) {
       const { figure } = this;
-      const time = figure.axis === "time";
+      const percentiles = figure.axis === "percentile";
+      const atTime = figure.axis === "clock" ? timeOfDay : clock;
       const axis = {
         stroke: read("quiet"),
         font: "12px system-ui, sans-serif",
@@ -233,8 +240,8 @@ const goodputPage = (() => {
           y: { distr: log ? 3 : 1, range: verticalRange(this) },
         },
         axes: [
-          time
-            ? { ...bottom, incrs: CLOCK_STEPS, space: 60, values: (plot, ticks) => ticks.map(clock) }
+          !percentiles
+            ? { ...bottom, incrs: CLOCK_STEPS, space: 70, values: (plot, ticks) => ticks.map(atTime) }
             : { ...bottom, splits: percentileTicks, values: (plot, ticks) => ticks.map(percentile) },
           {
             ...axis,
@@ -351,7 +358,9 @@ const goodputPage = (() => {
     describePlace(index) {
       const { axis, x } = this.figure;
       if (axis === "percentile") return percentile(x[index]);
-      return this.holds ? `${clock(x[index])} – ${clock(x[index + 1])}` : clock(x[index]);
+      const atTime = axis === "clock" ? timeOfDay : clock;
+      const end = this.holds ? x[index + 1] : undefined;
+      return end === undefined ? atTime(x[index]) : `${atTime(x[index])} – ${atTime(end)}`;
     }
 
     describe(one, index, value) {

@@ -1,0 +1,1 @@
+"""A live page of a running service, from the admin ports of its router and its engines."""

@@ -1,0 +1,193 @@
+"""`replay watch URL`: serve a live page of a running service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.cli import CommandParser, argument_type, parse_port
+from goodput_core.contract import EVENT_READY
+from goodput_core.errors import ExitCode, Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_replay.watch.history import ServiceHistory
+    from goodput_replay.watch.page import WatchPage
+
+__all__ = ["main", "make_parser"]
+
+_EVERY_S: Final = 1.0
+_MAX_LINE: Final = 1 << 20
+_MAX_TEXT: Final = 500
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve the page until Ctrl-C, or until stdin closes with `--events`.
+
+    Args:
+        argv: the arguments after `replay watch`.
+
+    Raises:
+        UsageError: an argument is invalid, or the port is in use.
+        InputError: the SLO file cannot be read.
+    """
+    given = make_parser().parse_args(argv)
+    if (given.url is None) is not given.events:
+        raise UsageError("replay watch: give the URL of a router's admin port, or --events")
+    with suppress(asyncio.CancelledError):
+        try:
+            asyncio.run(_watch(given))
+        except KeyboardInterrupt:
+            raise Interrupted("stopped watching; the service is not affected") from None
+    return ExitCode.PASS
+
+
+def make_parser() -> CommandParser:
+    """Build the parser of `replay watch`."""
+    parser = CommandParser(
+        "replay watch",
+        summary="Serve a live page of a running service on this machine: attainment of each class "
+        "with its bounds, requests, replicas, token budget and decisions.",
+        examples=(
+            "replay watch http://127.0.0.1:41273 -f examples/chat.yaml",
+            "goodput up -f examples/chat.yaml --ui",
+        ),
+    )
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        type=argument_type(_parse_url, "URL"),
+        help="admin port of the service's router, as `goodput up` prints it",
+    )
+    parser.add_argument(
+        "-f",
+        "--file",
+        "--slo",
+        dest="slo",
+        metavar="FILE",
+        type=Path,
+        help="manifest or SLO file, for targets and objectives",
+    )
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        type=argument_type(parse_port, "PORT"),
+        default=0,
+        help="port of the page (default: any free one)",
+    )
+    parser.add_argument(
+        "--events",
+        action="store_true",
+        help="read the events of `goodput up --json` from stdin, which also names the URL and the "
+        "decisions; end when stdin closes",
+    )
+    return parser
+
+
+def _parse_url(text: str) -> str:
+    from urllib.parse import urlsplit  # noqa: PLC0415
+
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username:
+        raise ValueError(f"{text[:80]!r} is not a URL such as http://127.0.0.1:9080")
+    return text
+
+
+async def _watch(given: Any) -> None:
+    from goodput_replay.live.page import LIVE_SCRIPTS  # noqa: PLC0415 - heavy
+    from goodput_replay.live.server import HOST, LiveServer, open_site  # noqa: PLC0415
+    from goodput_replay.run.slo import SLOClasses, read_slo  # noqa: PLC0415
+    from goodput_replay.watch.history import ServiceHistory  # noqa: PLC0415
+    from goodput_replay.watch.page import WatchPage  # noqa: PLC0415
+
+    slo = SLOClasses() if given.slo is None else read_slo(given.slo)
+    history = ServiceHistory()
+    page = WatchPage(history, slo)
+    server = LiveServer(LIVE_SCRIPTS)
+    server.begin(page)
+    runner, port = await open_site(server.app, given.port, "--port")
+    sys.stderr.write(f"live page: http://{HOST}:{port}/\n")
+    sys.stderr.flush()
+    try:
+        if not given.events:
+            await _poll(given.url, page, history)
+            return
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        reading = asyncio.ensure_future(_read_events(history, url))
+        polling = asyncio.ensure_future(_poll_once_known(url, page, history))
+        await reading
+        polling.cancel()
+    finally:
+        await runner.cleanup()
+
+
+async def _poll_once_known(
+    url: asyncio.Future[str], page: WatchPage, history: ServiceHistory
+) -> None:
+    await _poll(await url, page, history)
+
+
+async def _poll(address: str, page: WatchPage, history: ServiceHistory) -> None:
+    """Read the router and its engines every second."""
+    import aiohttp  # noqa: PLC0415 - heavy
+    from yarl import URL  # noqa: PLC0415
+
+    from goodput_replay.watch.readings import ReadError, StateReader  # noqa: PLC0415
+
+    page.url = address
+    async with aiohttp.ClientSession() as session:
+        reader = StateReader(session, URL(address))
+        while True:
+            try:
+                router = await reader.router(history.next_s)
+                loads = await asyncio.gather(*(reader.engine(one) for one in router.replicas))
+                engines = {
+                    one.name: load
+                    for one, load in zip(router.replicas, loads, strict=True)
+                    if load is not None
+                }
+                history.add(router, engines, time.time())
+                page.router, page.engines, page.problem = router, engines, ""
+            except ReadError as error:
+                page.problem = str(error)
+            await asyncio.sleep(_EVERY_S)
+
+
+async def _read_events(history: ServiceHistory, url: asyncio.Future[str]) -> None:
+    """Read events until stdin closes; other lines are ignored."""
+    from goodput_replay.watch.history import ObservedChange  # noqa: PLC0415 - heavy
+
+    pipe = asyncio.StreamReader(limit=_MAX_LINE)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), sys.stdin)
+    while True:
+        try:
+            line = await pipe.readline()
+        except ValueError:
+            continue  # a line that is longer than the limit was dropped
+        if not line:
+            return
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+            if kind == EVENT_READY and not url.done():
+                url.set_result(_parse_url(event["admin_url"]))
+            elif kind == "change":
+                history.changes.appendleft(
+                    ObservedChange(
+                        at_s=time.time(),
+                        knob=str(event["knob"])[:_MAX_TEXT],
+                        reason=str(event["reason"])[:_MAX_TEXT],
+                        message=str(event["message"])[:_MAX_TEXT],
+                        applied=bool(event["applied"]),
+                    )
+                )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
