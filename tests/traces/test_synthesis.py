@@ -12,7 +12,7 @@ from goodput_core.units import NS_PER_S
 from goodput_traces.describe import describe
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import sample_path
-from goodput_traces.synthesis import SynthesisOptions, synthesize
+from goodput_traces.synthesis.two_classes import SynthesisOptions, synthesize
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from goodput_traces.exporters import EXPORTS
 from goodput_traces.importers import FORMATS
 from goodput_traces.importers.column_map import ColumnMap, parse_filter, parse_pairs
 from goodput_traces.sample import SAMPLE, trace_path
-from goodput_traces.synthesis import SynthesisOptions
+from goodput_traces.synthesis.two_classes import SynthesisOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,15 +168,25 @@ def _add_synthesize(commands: Any) -> None:
     defaults = SynthesisOptions()
     parser = commands.add_parser(
         "synthesize",
-        help="generate a trace with bursts, two classes, sessions and shared prefixes",
-        summary="Generate a trace from a seed: bursts, the classes interactive and batch, sessions "
-        "and shared prefixes. Its metadata labels it as synthetic.",
+        help="generate a trace: like another one, or with bursts, two classes and sessions",
+        summary="Generate a trace from a seed. With --like, arrivals, lengths, classes, prefixes "
+        "and sessions are\nlike those of another trace, and a table shows how like it they are. "
+        "Without --like, the trace\nhas bursts, the classes interactive and batch, sessions and "
+        "shared prefixes. The metadata labels\nthe trace as synthetic.",
         examples=(
+            "goodput trace synthesize --like prod.parquet --out like.parquet --duration 1h",
+            "goodput trace synthesize --like sample --out double.parquet --rate 10 --force",
             "goodput trace synthesize --out load.parquet --seed 1 --duration 10m --rate 20",
             "goodput trace synthesize --out calm.parquet --burst-factor 1 --batch-share 0",
         ),
     )
     _add_out(parser)
+    parser.add_argument(
+        "--like",
+        type=trace_path,
+        metavar="TRACE",
+        help=f"the trace to imitate; `{SAMPLE}` is the one shipped with goodput",
+    )
     parser.add_argument(
         "--seed",
         type=int,
@@ -186,20 +196,21 @@ def _add_synthesize(commands: Any) -> None:
     parser.add_argument(
         "--duration",
         type=argument_type(_duration, "duration"),
-        default=defaults.duration_ns,
-        help="time span of the arrivals (60s)",
+        help="time span of the arrivals (60s; with --like, that of the other trace)",
     )
     parser.add_argument(
         "--rate",
         type=argument_type(_number_between(0.001, 100_000), "rate"),
-        default=defaults.rate_per_s,
-        help="mean requests per second (%(default)s)",
+        help=f"mean requests per second ({defaults.rate_per_s}; with --like, that of the other "
+        "trace)",
     )
-    parser.add_argument(
+    parser.add_argument("--json", action="store_true", help="with --like: print JSON")
+    _add_limit(parser)
+    group = parser.add_argument_group("without --like")
+    group.add_argument(
         "--burst-factor",
         type=argument_type(_number_between(1, 1000), "factor"),
-        default=defaults.burst_factor,
-        help="ratio of the burst rate to the base rate; 1 for no bursts (%(default)s)",
+        help=f"ratio of the burst rate to the base rate; 1 for no bursts ({defaults.burst_factor})",
     )
     for name, default, what in (
         ("--batch-share", defaults.batch_share, "share of requests of class batch"),
@@ -209,11 +220,10 @@ def _add_synthesize(commands: Any) -> None:
             "probability that an interactive request continues a session",
         ),
     ):
-        parser.add_argument(
+        group.add_argument(
             name,
             type=argument_type(_number_between(0, 1), "share"),
-            default=default,
-            help=f"{what} (%(default)s)",
+            help=f"{what} ({default})",
         )
 
 

@@ -17,20 +17,26 @@ from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_traces.describe import describe
 from goodput_traces.describe.view import print_description, to_json
+from goodput_traces.errors import TraceError
 from goodput_traces.exporters.run import export_trace
 from goodput_traces.format.reader import open_trace
-from goodput_traces.format.writer import write_trace
+from goodput_traces.format.schema import Clock
+from goodput_traces.format.writer import reject_existing, write_trace
 from goodput_traces.importers.base import ImportOptions
 from goodput_traces.importers.column_map import ColumnMap, read_map_file
 from goodput_traces.importers.preview import print_preview
 from goodput_traces.importers.run import import_trace, preview_import
 from goodput_traces.sample import SAMPLE, sample_path
-from goodput_traces.synthesis import SynthesisOptions, synthesize, synthetic_metadata
+from goodput_traces.synthesis.like import fit_trace
+from goodput_traces.synthesis.likeness import compare_traces
+from goodput_traces.synthesis.two_classes import SynthesisOptions, synthesize, synthetic_metadata
+from goodput_traces.synthesis.view import comparison_to_json, print_comparison
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from goodput_traces.format.schema import TraceRow
     from goodput_traces.importers.preview import ImportPreview
 
 __all__ = ["COMMANDS"]
@@ -123,14 +129,23 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _synthesize(arguments: argparse.Namespace) -> int:
-    options = SynthesisOptions(
-        seed=arguments.seed,
-        duration_ns=arguments.duration,
-        rate_per_s=arguments.rate,
-        burst_factor=arguments.burst_factor,
-        batch_share=arguments.batch_share,
-        session_share=arguments.session_share,
-    )
+    given = {
+        name: getattr(arguments, name)
+        for name in ("burst_factor", "batch_share", "session_share")
+        if getattr(arguments, name) is not None
+    }
+    if arguments.like is not None:
+        if given:
+            option = "--" + next(iter(given)).replace("_", "-")
+            raise UsageError(f"goodput trace synthesize: {option} has no effect with --like")
+        return _synthesize_like(arguments)
+    if arguments.json:
+        raise UsageError("goodput trace synthesize: --json needs --like")
+    if arguments.duration is not None:
+        given["duration_ns"] = arguments.duration
+    if arguments.rate is not None:
+        given["rate_per_s"] = arguments.rate
+    options = SynthesisOptions(seed=arguments.seed, **given)
     command = shlex.join(
         [
             *("goodput", "trace", "synthesize", "--out", arguments.out.name),
@@ -142,7 +157,7 @@ def _synthesize(arguments: argparse.Namespace) -> int:
     )
     rows = write_trace(
         arguments.out,
-        synthesize(options),
+        _require_rows(synthesize(options), arguments.out),
         synthetic_metadata(command),
         overwrite=arguments.force,
     )
@@ -151,6 +166,52 @@ def _synthesize(arguments: argparse.Namespace) -> int:
         f"{rows:,} synthetic rows over {format_duration(options.duration_ns)}",
     )
     return 0
+
+
+def _synthesize_like(arguments: argparse.Namespace) -> int:
+    reject_existing(arguments.out, overwrite=arguments.force)
+    source = open_trace(arguments.like, max_decoded_bytes=arguments.max_decoded_size)
+    has_clock = source.metadata.clock is not Clock.SESSION_RELATIVE
+    if not has_clock and (arguments.rate is None or arguments.duration is None):
+        raise UsageError(
+            f"goodput trace synthesize: the sessions of {arguments.like} share no clock, so they "
+            "have no rate; name --rate and --duration"
+        )
+    options = [f"--seed={arguments.seed}"]
+    duration_ns = source.last_ns - source.first_ns + 1
+    if arguments.duration is not None:
+        duration_ns = arguments.duration
+        options.append(f"--duration={duration_ns / NS_PER_S:g}s")
+    if arguments.rate is not None:
+        options.append(f"--rate={arguments.rate:g}")
+    names = ("--like", arguments.like.name, "--out", arguments.out.name)
+    model = fit_trace(source)
+    drawn = model.rows(seed=arguments.seed, duration_ns=duration_ns, rate_per_s=arguments.rate)
+    rows = write_trace(
+        arguments.out,
+        _require_rows(drawn, arguments.out),
+        model.metadata(shlex.join(["goodput", "trace", "synthesize", *names, *options])),
+        overwrite=arguments.force,
+    )
+    features = compare_traces(source, open_trace(arguments.out), duration_ns, arguments.rate)
+    if arguments.json:
+        sys.stdout.write(json.dumps(comparison_to_json(features), indent=2) + "\n")
+        return 0
+    _report(arguments.out, f"{rows:,} synthetic rows over {format_duration(duration_ns)}")
+    console = Console()
+    with console.capture() as captured:
+        print_comparison(console, features)
+    sys.stdout.write(captured.get())
+    return 0
+
+
+def _require_rows(rows: Iterator[TraceRow], out: Path) -> Iterator[TraceRow]:
+    """Yield the rows; reject a synthetic trace without any."""
+    first = next(rows, None)
+    if first is None:
+        raise TraceError(out, "no request was drawn; raise --rate or --duration")
+    yield first
+    yield from rows
 
 
 @contextmanager

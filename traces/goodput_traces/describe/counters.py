@@ -28,6 +28,7 @@ __all__ = [
     "PrefixCounts",
     "PrefixReuse",
     "SessionCounts",
+    "WindowCounts",
     "integers",
 ]
 
@@ -207,9 +208,9 @@ class ArrivalCounts:
         self._first_ns = trace.first_ns
         self._span_ns = trace.last_ns - trace.first_ns
         self._bins: _Int64 = np.zeros(_TIME_BINS, dtype=np.int64)
-        self._seconds = _WindowCounts(NS_PER_S)
-        self._minutes = _WindowCounts(60 * NS_PER_S)
-        self._times = _WindowCounts(1)
+        self._seconds = WindowCounts(NS_PER_S)
+        self._minutes = WindowCounts(60 * NS_PER_S)
+        self._times = WindowCounts(1)
         self._last_ns: int | None = None
         self._rows = 0
         self._gap_squares_s2 = 0.0
@@ -258,7 +259,7 @@ class ArrivalCounts:
         )
 
 
-class _WindowCounts:
+class WindowCounts:
     """Rows per time window of one width, counted batch by batch from sorted times.
 
     Args:
@@ -268,25 +269,46 @@ class _WindowCounts:
         windows: number of windows with at least one row.
         peak: maximum number of rows in one window.
         shared_rows: number of rows in windows with more than one row.
+        squares: sum of the squared numbers of rows of all windows.
     """
 
     def __init__(self, width_ns: int) -> None:
-        self.windows = self.peak = self.shared_rows = 0
+        self.windows = self.peak = self.shared_rows = self.squares = 0
         self._width_ns = width_ns
+        self._rows = 0
         self._last_window = -1
         self._last_rows = 0
 
     def add(self, since_ns: _Int64) -> None:
+        """Count a batch of times, which must not be empty."""
         windows, rows = np.unique(since_ns // self._width_ns, return_counts=True)
+        self._rows += len(since_ns)
         if int(windows[0]) == self._last_window:
             # The window continues: its rows so far are counted again, together with the new ones.
             rows[0] += self._last_rows
             self.windows -= 1
             self.shared_rows -= self._last_rows if self._last_rows > 1 else 0
+            self.squares -= self._last_rows**2
         self.windows += len(windows)
         self.peak = max(self.peak, int(rows.max()))
         self.shared_rows += int(rows[rows > 1].sum())
+        self.squares += int(np.square(rows).sum())
         self._last_window, self._last_rows = int(windows[-1]), int(rows[-1])
+
+    def dispersion(self, span_ns: int) -> float:
+        """Return the variance of the rows of a window divided by their mean.
+
+        Windows without rows count; the last window does not if the span ends within it.
+
+        Args:
+            span_ns: span of the times; it must contain at least one window with rows.
+        """
+        windows = span_ns // self._width_ns
+        is_partial = self._last_window >= windows
+        rows = self._rows - (self._last_rows if is_partial else 0)
+        squares = self.squares - (self._last_rows**2 if is_partial else 0)
+        mean = rows / windows
+        return (squares / windows - mean**2) / mean
 
 
 class SessionCounts:

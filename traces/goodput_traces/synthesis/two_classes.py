@@ -1,9 +1,7 @@
 """Generate a synthetic trace with bursts, two classes, shared prefixes and sessions from a seed.
 
 The trace is for demonstrations and tests without a production trace. Its metadata labels it as
-synthetic, because results on a synthetic trace are no evidence for real traffic. Every draw comes
-from `random.Random(seed).random()`, whose sequence Python guarantees, so equal options produce
-equal rows on every machine.
+synthetic, because results on a synthetic trace are no evidence for real traffic.
 
 The model:
 
@@ -27,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
+from goodput_traces.synthesis.draws import draw_exponential, draw_normal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +72,7 @@ class _LengthDistribution:
     max_tokens: int
 
     def draw(self, rng: Random) -> int:
-        tokens = round(self.median * math.exp(self.sigma * _draw_normal(rng)))
+        tokens = round(self.median * math.exp(self.sigma * draw_normal(rng)))
         return min(self.max_tokens, max(self.min_tokens, tokens))
 
 
@@ -140,16 +139,16 @@ def _draw_arrivals(rng: Random, options: SynthesisOptions) -> Iterator[int]:
     base_rate = options.rate_per_s / (1 + burst_share * (options.burst_factor - 1))
     burst_rate = base_rate * options.burst_factor
     now_s, in_burst = 0.0, False
-    switch_s = _draw_exponential(rng, _BASE_S)
+    switch_s = draw_exponential(rng, _BASE_S)
     end_s = options.duration_ns / NS_PER_S
     last_ns = -1
     while True:
-        now_s += _draw_exponential(rng, 1 / burst_rate)
+        now_s += draw_exponential(rng, 1 / burst_rate)
         if now_s >= end_s:
             return
         while switch_s <= now_s:
             in_burst = not in_burst
-            switch_s += _draw_exponential(rng, _BURST_S if in_burst else _BASE_S)
+            switch_s += draw_exponential(rng, _BURST_S if in_burst else _BASE_S)
         if in_burst or rng.random() < 1 / options.burst_factor:
             last_ns = max(last_ns + 1, int(now_s * NS_PER_S))
             yield last_ns
@@ -273,13 +272,3 @@ def _make_row(
         slo_class=kind.name,
         **fields,
     )
-
-
-def _draw_exponential(rng: Random, mean: float) -> float:
-    return -mean * math.log(1.0 - rng.random())
-
-
-def _draw_normal(rng: Random) -> float:
-    """Draw a standard normal number by the Box-Muller transform, from two uniform draws."""
-    radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
-    return radius * math.cos(2.0 * math.pi * rng.random())
