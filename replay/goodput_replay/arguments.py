@@ -19,10 +19,11 @@ from goodput_traces.transforms import parse_factor, parse_session_arrivals, pars
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["make_parser"]
+__all__ = ["DEFAULT_TIMEOUT_NS", "make_parser"]
 
 
-_TIMEOUT: Final = "10m"
+DEFAULT_TIMEOUT_NS: Final = 600 * NS_PER_S
+_MAX_RETRIES: Final = 10
 _MAX_CONCURRENCY: Final = 100_000
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _EXAMPLES: Final = (
@@ -71,9 +72,13 @@ def _add_input(parser: CommandParser) -> None:
     group.add_argument("--trace", help="trace file (Parquet), or `sample`")
     group.add_argument(
         "--target",
+        dest="targets",
         metavar="URL",
+        action="append",
+        default=[],
         type=argument_type(parse_target, "URL"),
-        help="URL of a running server with an OpenAI-compatible API",
+        help="URL of a running server with an OpenAI-compatible API; repeatable: each request is "
+        "sent to the next one",
     )
     group.add_argument(
         "-f",
@@ -132,6 +137,12 @@ def _add_input(parser: CommandParser) -> None:
         metavar="NAME",
         type=argument_type(_env_name, "NAME"),
         help="environment variable that holds the bearer token",
+    )
+    group.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        type=Path,
+        help="certificates (PEM) to trust for https targets, in place of the system's",
     )
     group.add_argument(
         "--endpoint",
@@ -265,11 +276,21 @@ def _add_sending(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--timeout",
-        dest="timeout_ns",
-        metavar="TIME",
+        dest="timeouts",
+        metavar="[CLASS=]TIME",
+        action="append",
+        default=[],
         type=argument_type(_timeout, "TIME"),
-        default=_TIMEOUT,
-        help=f"time limit of a request from its scheduled arrival (default: {_TIMEOUT})",
+        help="time limit of a request from its scheduled arrival, or of the requests of one class; "
+        "repeatable (default: 10m)",
+    )
+    group.add_argument(
+        "--retries",
+        metavar="N",
+        type=argument_type(_retries, "N"),
+        default=0,
+        help="send a request that failed before its first token up to N more times; its latencies "
+        "count from its scheduled arrival (default: 0)",
     )
     group.add_argument(
         "--warmup",
@@ -395,11 +416,17 @@ def _concurrency(text: str) -> int:
     return parse_whole(text, 1, _MAX_CONCURRENCY, "a number of clients")
 
 
-def _timeout(text: str) -> int:
-    ns = parse_duration(text)
+def _timeout(text: str) -> tuple[str, int]:
+    """Parse `TIME` or `CLASS=TIME`; the class is empty for all requests."""
+    name, _, time = text.rpartition("=")
+    ns = parse_duration(time)
     if not NS_PER_S // 10 <= ns <= 86_400 * NS_PER_S:
-        raise ValueError(f"{text!r} is out of range; a timeout must be between 100ms and 1d")
-    return ns
+        raise ValueError(f"{time!r} is out of range; a timeout must be between 100ms and 1d")
+    return name, ns
+
+
+def _retries(text: str) -> int:
+    return parse_whole(text, 0, _MAX_RETRIES, "a number of retries")
 
 
 def _outage(text: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
-from goodput_replay.arguments import make_parser
+from goodput_replay.arguments import DEFAULT_TIMEOUT_NS, make_parser
 from goodput_replay.load import LoadArrivals, StatedLoad, parse_spacing
 from goodput_replay.run.summary import LengthPinning
 from goodput_replay.sending.abort import AbortRule
@@ -36,7 +36,7 @@ class ReplayOptions:
         trace: trace file, or `sample`; None with `load`.
         load: synthetic load in place of a trace.
         max_decoded_bytes: maximum decoded size of the trace; None for the default.
-        target: running server; None with `manifest`, `emulate` or `dry_run`.
+        targets: running servers; empty with `manifest`, `emulate` or `dry_run`.
         manifest: manifest of the service to start before the run and stop afterwards.
         emulate: manifest of the service to emulate in virtual time.
         slo: file with the SLO classes, used with `target`.
@@ -53,6 +53,9 @@ class ReplayOptions:
         seed: seed of rate scaling, session starts and the random placement in an emulated fleet.
         pinning: how output lengths are pinned to the trace; None to detect it from the target.
         timeout_ns: time limit of a request from its scheduled arrival.
+        class_timeouts_ns: time limits of the classes that have their own.
+        retries: how often a request that failed before its first token is sent again.
+        ca_file: certificates to trust, PEM; None for those of the system.
         salt: salt of the prompts, which separates them from those of other runs; None for a
             random salt.
         out: run folder; None for a new one in `runs/`.
@@ -66,7 +69,7 @@ class ReplayOptions:
     trace: str | None
     load: StatedLoad | None
     max_decoded_bytes: int | None
-    target: Target | None
+    targets: tuple[Target, ...]
     manifest: Path | None
     emulate: Path | None
     oracle: bool
@@ -97,6 +100,9 @@ class ReplayOptions:
     endpoint: Endpoint
     pinning: LengthPinning | None
     timeout_ns: int
+    class_timeouts_ns: Mapping[str, int]
+    retries: int
+    ca_file: Path | None
     salt: str | None
     out: Path | None
     force: bool
@@ -124,6 +130,8 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
         )
     parsed.models = dict(text.split("=", 1) for text in parsed.model if "=" in text)
     parsed.model = unmapped[0] if unmapped else None
+    parsed.targets = tuple(parsed.targets)
+    parsed.timeout_ns, parsed.class_timeouts_ns = _timeouts(parsed.__dict__.pop("timeouts"))
     parsed.headers = dict(parsed.headers)
     parsed.endpoint = Endpoint(parsed.endpoint)
     parsed.pinning = _pinning(parsed.pinning)
@@ -137,6 +145,17 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     options = ReplayOptions(**vars(parsed))
     _check_combinations(options)
     return options
+
+
+def _timeouts(given: Sequence[tuple[str, int]]) -> tuple[int, dict[str, int]]:
+    """Return the time limit of all requests, and those of classes."""
+    counts = Counter(name for name, _ in given)
+    repeated = next((name for name, count in counts.items() if count > 1), None)
+    if repeated is not None:
+        of_class = f" for class {repeated!r}" if repeated else ""
+        raise UsageError(f"replay: --timeout is given twice{of_class}; remove one")
+    timeouts = dict(given)
+    return timeouts.pop("", DEFAULT_TIMEOUT_NS), timeouts
 
 
 def _load(parsed: Namespace) -> StatedLoad | None:
@@ -209,7 +228,7 @@ def _slo_classes(parsed: Namespace) -> tuple[SLOClass, ...]:
 
 
 def _check_combinations(options: ReplayOptions) -> None:
-    if options.target is not None and options.manifest is not None:
+    if options.targets and options.manifest is not None:
         raise UsageError(
             "replay: --target and -f are mutually exclusive; use --target for a running service"
         )
@@ -240,7 +259,10 @@ def _check_combinations(options: ReplayOptions) -> None:
         raise UsageError("replay: --topology is only supported with --emulate")
     if options.oracle:
         raise UsageError("replay: --oracle is only supported with --emulate")
-    if options.target is None and options.manifest is None and not options.dry_run:
+    https = any(target.url.startswith("https:") for target in options.targets)
+    if options.ca_file is not None and not https:
+        raise UsageError("replay: --ca-file is only supported with an https:// target")
+    if not options.targets and options.manifest is None and not options.dry_run:
         raise UsageError(
             "replay: no target; give --target URL, -f MANIFEST to start a service, "
             "--emulate MANIFEST for virtual time, or --dry-run"
@@ -271,7 +293,7 @@ def _check_closed_loop(options: ReplayOptions) -> None:
 def _check_emulation(options: ReplayOptions) -> None:
     """Reject options that have no effect in virtual time, such as those about sending."""
     for option, is_set, reason in (
-        ("--target", options.target is not None, "choose one of them"),
+        ("--target", bool(options.targets), "choose one of them"),
         ("-f", options.manifest is not None, "choose one of them"),
         ("--slo", options.slo is not None, "the manifest's spec.slo applies"),
         ("--abort-on", options.abort_on is not None, "no target is under load"),
@@ -283,6 +305,9 @@ def _check_emulation(options: ReplayOptions) -> None:
             bool(options.models) or options.model is not None,
             "every request uses the manifest's model",
         ),
+        ("--retries", options.retries > 0, "no request is sent"),
+        ("--timeout CLASS=TIME", bool(options.class_timeouts_ns), "one --timeout TIME applies"),
+        ("--ca-file", options.ca_file is not None, "no request is sent"),
         ("--yes", options.yes, "no target is under load"),
         ("--no-probe", not options.probe, "no request is sent"),
         ("--endpoint", options.endpoint is not Endpoint.COMPLETIONS, "no request is sent"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class RunPlan:
         stats: totals of `requests`.
         trace: description of the trace for the summary.
         headers: headers of every request; may contain a key.
+        tls: TLS settings; None for certificates that the system trusts.
         salt: salt of the prompts.
         service: name of the LLMService; empty with `--target`.
         command: the command line without secrets.
@@ -45,6 +47,7 @@ class RunPlan:
     stats: PlanStats
     trace: TraceSummary
     headers: dict[str, str]
+    tls: ssl.SSLContext | None = None
     salt: str
     service: str
     command: tuple[str, ...]
@@ -106,6 +109,7 @@ class RunPlan:
                 seed=self.options.seed,
                 salt=salt,
                 concurrency=self.options.concurrency,
+                retries=self.options.retries,
                 complete=not stopped,
                 abort_reason=stopped,
             ),

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 import secrets
+import ssl
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -99,6 +100,7 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         _, profile = choose_device(service.spec, device=options.device, source=source)
         require_fit(stats, profile, trace.path)
     _check_rate(options, stats)
+    _check_timeouts(options, stats)
     if options.dry_run:
         _print_plan(options, requests, stats)
         return ExitCode.PASS
@@ -107,8 +109,8 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
             "--gate: the run has no SLO; give --ttft, --tpot and --objective, --slo FILE, "
             "-f MANIFEST, or a trace with targets in its rows"
         )
-    if options.target is not None:
-        require_permission(options.target, granted=options.yes)
+    for target in options.targets:
+        require_permission(target, granted=options.yes)
     raise_open_files()
     plan = RunPlan(
         options=options,
@@ -116,6 +118,7 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         stats=stats,
         trace=_trace_summary(options, trace),
         headers=_headers(options),
+        tls=_tls_context(options.ca_file),
         salt=options.salt if options.salt is not None else secrets.token_hex(8),
         service="" if service is None else service.metadata.name,
         command=("replay", *_without_secrets(argv)),
@@ -129,7 +132,7 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
 def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
     """Run the plan, record it in its folder and print its summary."""
     options = plan.options
-    host = "" if options.target is None else options.target.host
+    host = options.targets[0].host if options.targets else ""
     path = options.out or default_folder(datetime.now(UTC), plan.trace.name, plan.service or host)
     writer = RunWriter(
         path,
@@ -244,6 +247,29 @@ def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:
             f"{format_duration(stats.peak_at_ns)} after its start, has {stats.peak_1s} requests; "
             "raise the limit, or send fewer with --rate-scale"
         )
+
+
+def _check_timeouts(options: ReplayOptions, stats: PlanStats) -> None:
+    for name in options.class_timeouts_ns:
+        if name not in stats.classes:
+            known = ", ".join(printable(one) for one in stats.classes if one)
+            raise UsageError(
+                f"--timeout {name}=…: no request has the class {name!r}; "
+                f"{f'classes are {known}' if known else 'the plan has no classes'}"
+            )
+
+
+def _tls_context(path: Path | None) -> ssl.SSLContext | None:
+    """Return the TLS settings of `--ca-file`; None for those of the system."""
+    if path is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=path)
+    except ssl.SSLError as error:
+        raise InputError(f"{path}: no PEM certificates; give the file of a CA") from error
+    except OSError as error:
+        why = error.strerror or "cannot be read"
+        raise InputError(f"{path}: {why}; check --ca-file") from error
 
 
 def _headers(options: ReplayOptions) -> dict[str, str]:

@@ -66,6 +66,7 @@ class RequestRecord:
         replica: name of the replica that served the request; empty if the response lacks it.
         revision: revision of that replica; empty if the response lacks it.
         cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
+        retries: how often the request was sent again after a failure.
         deviations: ways in which the response does not conform to the API or to the request.
     """
 
@@ -90,6 +91,7 @@ class RequestRecord:
     replica: str = ""
     revision: str = ""
     cached_tokens: int | None = None
+    retries: int = 0
     deviations: tuple[Deviation, ...] = ()
 
     @property

@@ -262,6 +262,7 @@ def difference_between(one: LoadedRun, other: LoadedRun) -> str:
         ("the number of rows", first.window.rows_planned, second.window.rows_planned),
         ("--warmup", first.window.warmup_rows, second.window.warmup_rows),
         ("--concurrency", first.run.concurrency, second.run.concurrency),
+        ("--retries", first.run.retries, second.run.retries),
         *_promises(first, second),
         ("the default class", first.default_class, second.default_class),
         ("slo.outageSeconds", first.outage_s, second.outage_s),

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from fractions import Fraction
     from pathlib import Path
 
-__all__ = ["KINDS", "GapCounts", "RunColumns", "count_errors", "count_gaps", "load_columns"]
+__all__ = [
+    "KINDS",
+    "GapCounts",
+    "RunColumns",
+    "count_errors",
+    "count_gaps",
+    "count_retried",
+    "load_columns",
+]
 
 _READ: Final = (
     "slo_class", "warmup", "outcome", "judgement", "miss_reasons", "scheduled_ns", "sent_ns",
@@ -167,6 +175,18 @@ def count_errors(folder: Path) -> list[tuple[tuple[str, int | None, str], int]]:
             rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
             counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
     return sorted(counts.items(), key=lambda item: (-item[1], item[0][0], item[0][2]))
+
+
+def count_retried(folder: Path) -> int:
+    """Count the judged requests that were sent more than once."""
+    count = 0
+    with open_records(folder) as opened:
+        if "retries" not in opened.schema_arrow.names:
+            return 0  # written by an earlier version
+        for batch in opened.iter_batches(columns=["retries", "warmup"]):
+            retried = pc.and_(pc.greater(batch["retries"], 0), pc.invert(batch["warmup"]))
+            count += retried.true_count
+    return count
 
 
 def _count_batch(batch: Any, counts: dict[str, GapCounts]) -> None:

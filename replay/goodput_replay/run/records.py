@@ -135,6 +135,7 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
             "Nearest-rank p99 of the gaps between tokens, microseconds; null with fewer than two "
             "token times.",
         ),
+        _required("retries", pa.int32(), "How often the request was sent again after a failure."),
         _required(
             "deviations",
             pa.list_(pa.string()),
@@ -151,7 +152,7 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
 )
 
 # Columns that folders of earlier versions lack, and the values of their rows.
-_ADDED: Final[dict[str, object]] = {"most_output_tokens": None, "deviations": ()}
+_ADDED: Final[dict[str, object]] = {"most_output_tokens": None, "retries": 0, "deviations": ()}
 
 # Columns that are computed in `RecordWriter.append`, in its order; every other column but
 # `gaps_us` is an attribute of a `RequestRecord`.

@@ -268,7 +268,7 @@ class TraceSummary:
 class TargetSummary:
     """Target server."""
 
-    url: Annotated[str, _doc("Base URL, without credentials.")]
+    url: Annotated[str, _doc("Base URL, without credentials; several are separated by commas.")]
     endpoint: Annotated[str, _doc("API path.")]
     model: Annotated[str, _doc("Model name in the requests.")]
     service: Annotated[str, _doc("Name of the LLMService; empty with --target.")]
@@ -369,6 +369,9 @@ class RunSummary:
     concurrency: Annotated[
         int | None, _doc("Clients of a closed loop; null if requests were sent on schedule.")
     ] = None
+    retries: Annotated[
+        int, _doc("Maximum number of retries of a request that failed before its first token.")
+    ] = 0
     complete: Annotated[
         bool, _doc("False if the run was interrupted or aborted, or the disk was full.")
     ]
@@ -405,6 +408,7 @@ class Summary:
         tuple[ErrorSummary, ...],
         _doc("Distinct errors of judged requests, most frequent first, at most 10."),
     ] = ()
+    retried: Annotated[int, _doc("Judged requests that were sent more than once.")] = 0
     other_errors: Annotated[
         int, _doc("Requests that ended with an error not listed in errors.")
     ] = 0

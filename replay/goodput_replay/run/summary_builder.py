@@ -22,7 +22,13 @@ from goodput_core.slo.stalls import Stall, Stalls
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.columns import GapCounts, count_errors, count_gaps, load_columns
+from goodput_replay.run.columns import (
+    GapCounts,
+    count_errors,
+    count_gaps,
+    count_retried,
+    load_columns,
+)
 from goodput_replay.run.records import read_records
 from goodput_replay.run.slo import SLOClasses
 from goodput_replay.run.summary import (
@@ -174,6 +180,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
             ErrorSummary(outcome=outcome, status=status, detail=detail, count=count)
             for (outcome, status, detail), count in errors[:_MAX_ERRORS]
         ),
+        retried=count_retried(folder) if info.run.retries else 0,
         other_errors=sum(count for _, count in errors[_MAX_ERRORS:]),
     )
     return _weigh(summary, info.slo)

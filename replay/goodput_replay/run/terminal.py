@@ -72,6 +72,11 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
     if summary.errors:
         console.print(_build_errors(summary))
     console.print(_format_validity(summary))
+    if summary.retried:
+        console.print(
+            f"retries: {format_count(summary.retried)} requests were sent more than once",
+            highlight=False,
+        )
     for deviation in summary.validity.deviations:
         console.print(f"target: {deviation.sentence}", highlight=False, markup=False)
     console.print(

@@ -35,6 +35,7 @@ __all__ = [
     "PROBE_TIMEOUT_NS",
     "ServedModels",
     "choose_models",
+    "join_models",
     "list_models",
     "make_probe",
     "send_probes",
@@ -130,6 +131,30 @@ async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedM
     return ServedModels(
         models=tuple(model.id for model in models),
         goodput=all(model.owned_by == MODEL_OWNER for model in models),
+    )
+
+
+def join_models(served: Mapping[str, ServedModels]) -> ServedModels:
+    """Return the models that every target serves.
+
+    Args:
+        served: models by the URL of the target.
+
+    Raises:
+        UsageError: the targets have no model in common.
+    """
+    (url, first), *others = served.items()
+    common = list(first.models)
+    for other_url, other in others:
+        common = [name for name in common if name in other.models]
+        if not common:
+            one, two = (", ".join(m.models[:_SHOWN_MODELS]) for m in (first, other))
+            raise UsageError(
+                f"--target: {url} serves {one}, and {other_url} serves {two}; give targets with "
+                "the same model"
+            )
+    return ServedModels(
+        models=tuple(common), goodput=all(models.goodput for models in served.values())
     )
 
 

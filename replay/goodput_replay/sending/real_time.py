@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,8 @@ from goodput_replay.run.summary_builder import seconds, summarise_stall
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.body import PreparedRequest, RequestRenderer
 from goodput_replay.sending.client.connection import open_session
-from goodput_replay.sending.client.request import RequestClient
+from goodput_replay.sending.client.redaction import Redaction
+from goodput_replay.sending.client.request import RequestClient, RequestPolicy
 from goodput_replay.sending.local_service import running_service
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import open_pacer
@@ -35,6 +37,7 @@ from goodput_replay.sending.preflight import (
     PROBE_TIMEOUT_NS,
     ServedModels,
     choose_models,
+    join_models,
     list_models,
     make_probe,
     send_probes,
@@ -120,15 +123,21 @@ async def _replay(
     options = plan.options
     async with AsyncExitStack() as stack:
         observer = await _start_observer(plan, stack, console)
-        target = await _start_target(plan, writer, stack, console)
-        session = await stack.enter_async_context(open_session(plan.headers))
-        served = await list_models(session, target)
+        targets = await _start_targets(plan, writer, stack, console)
+        session = await stack.enter_async_context(open_session(plan.headers, plan.tls))
+        served = join_models({t.url: await list_models(session, t) for t in targets})
         names = choose_models(
             served, mapping=options.models, default=options.model, in_trace=plan.stats.models
         )
         pinning = _choose_pinning(options.pinning, served)
-        url = URL(f"{target.url}{options.endpoint.path}")
-        pinned = pinning is not LengthPinning.NONE
+        urls = [URL(f"{target.url}{options.endpoint.path}") for target in targets]
+        policy = RequestPolicy(
+            timeout_ns=options.timeout_ns,
+            class_timeouts_ns=options.class_timeouts_ns,
+            pinned=pinning is not LengthPinning.NONE,
+            retries=options.retries,
+            redaction=Redaction(plan.headers.values()),
+        )
         renderer = RequestRenderer(
             endpoint=options.endpoint,
             prompts=_make_prompts(options.endpoint, plan.salt.encode()),
@@ -140,11 +149,15 @@ async def _replay(
             probes = [
                 renderer.render(make_probe(example)) for example in plan.stats.examples.values()
             ]
-            client = RequestClient(session, url, timeout_ns=PROBE_TIMEOUT_NS, pinned=pinned)
-            for warning in await send_probes(client, probes, str(url)):
-                console.print(warning, soft_wrap=True, highlight=False, markup=False)
+            probe_policy = replace(
+                policy, timeout_ns=PROBE_TIMEOUT_NS, class_timeouts_ns={}, retries=0
+            )
+            for url in urls:
+                client = RequestClient(session, [url], probe_policy)
+                for warning in await send_probes(client, probes, str(url)):
+                    console.print(warning, soft_wrap=True, highlight=False, markup=False)
         target_summary = TargetSummary(
-            url=target.url,
+            url=", ".join(target.url for target in targets),
             endpoint=options.endpoint.path,
             model=", ".join(dict.fromkeys(names(name) for name in plan.stats.models)),
             service=plan.service,
@@ -152,7 +165,7 @@ async def _replay(
             header_names=tuple(plan.headers),
             streaming=True,
         )
-        client = RequestClient(session, url, timeout_ns=options.timeout_ns, pinned=pinned)
+        client = RequestClient(session, urls, policy)
         if observer is not None:
             await observer.wait_ready()
         run = _Run(plan, writer, stopper, target_summary, observer)
@@ -167,13 +180,13 @@ async def _replay(
     return FinishedRun(summary=summary, ended_by=ended_by)
 
 
-async def _start_target(
+async def _start_targets(
     plan: RunPlan, writer: RunWriter, stack: AsyncExitStack, console: Console
-) -> Target:
-    """Return the running target, or start the manifest's service for this run."""
+) -> tuple[Target, ...]:
+    """Return the running targets, or start the manifest's service for this run."""
     options = plan.options
-    if options.target is not None:
-        return options.target
+    if options.targets:
+        return options.targets
     assert options.manifest is not None
     console.print(f"starting {plan.service}", highlight=False)
     url = await stack.enter_async_context(
@@ -185,7 +198,7 @@ async def _start_target(
             decisions=partial_path(writer.path / DECISIONS_FILE),
         )
     )
-    return parse_target(url)
+    return (parse_target(url),)
 
 
 async def _start_observer(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
 __all__ = ["DONE", "StandIn", "delta", "event", "finish", "running", "text", "tokens", "usage"]
@@ -70,6 +71,7 @@ class StandIn:
         compressed: True to compress the responses with gzip.
         keeps_open: True to keep a response open after its last piece.
         pause_s: time between two pieces.
+        model: name of the served model.
     """
 
     answer: Answer
@@ -77,6 +79,11 @@ class StandIn:
     compressed: bool = False
     keeps_open: bool = False
     pause_s: float = 0.0
+    model: str = "m"
+
+    async def list_models(self, _request: web.Request) -> web.Response:
+        models: dict[str, Any] = {"object": "list", "data": [{"id": self.model}]}
+        return web.json_response(models)
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -95,22 +102,17 @@ class StandIn:
         return response
 
 
-async def _list_models(_request: web.Request) -> web.Response:
-    models: dict[str, Any] = {"object": "list", "data": [{"id": "m", "object": "model"}]}
-    return web.json_response(models)
-
-
 @asynccontextmanager
-async def running(server: StandIn) -> AsyncIterator[str]:
-    """Run a server on loopback during the block; yields its URL."""
+async def running(server: StandIn, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Run a server on loopback during the block, with TLS or without; yields its URL."""
     app = web.Application()
-    app.router.add_get("/v1/models", _list_models)
+    app.router.add_get("/v1/models", server.list_models)
     app.router.add_post("/v1/completions", server.respond)
     app.router.add_post("/v1/chat/completions", server.respond)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

@@ -18,8 +18,7 @@ HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
 
 def test_omitted_options_have_defaults() -> None:
     options = parse_options(HERE)
-    assert options.target is not None
-    assert options.target.url == "http://127.0.0.1:1"
+    assert [target.url for target in options.targets] == ["http://127.0.0.1:1"]
     assert options.speed == options.rate_scale == Fraction(1)
     assert options.limit is None
     assert options.timeout_ns == 600 * NS_PER_S
@@ -115,4 +114,4 @@ def test_a_key_on_the_command_line_is_rejected_and_not_printed() -> None:
 
 
 def test_a_dry_run_needs_no_target() -> None:
-    assert parse_options(["--trace", "t", "--dry-run"]).target is None
+    assert parse_options(["--trace", "t", "--dry-run"]).targets == ()

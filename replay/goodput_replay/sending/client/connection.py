@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
 __all__ = ["open_session"]
@@ -17,15 +18,22 @@ _KEEPALIVE_S: Final = 4.0
 _READ_BUFFER: Final = 1 << 18
 
 
-def open_session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
+def open_session(
+    headers: Mapping[str, str], tls: ssl.SSLContext | None = None
+) -> aiohttp.ClientSession:
     """Open a session without a limit of connections, so that sends never wait for responses.
 
     Args:
         headers: headers of every request.
+        tls: TLS settings; None for certificates that the system trusts.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60, happy_eyeballs_delay=None
+            limit=0,
+            keepalive_timeout=_KEEPALIVE_S,
+            ttl_dns_cache=60,
+            happy_eyeballs_delay=None,
+            ssl=True if tls is None else tls,
         ),
         headers={"Accept-Encoding": "identity", **headers},
         cookie_jar=aiohttp.DummyCookieJar(),

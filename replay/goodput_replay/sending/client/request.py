@@ -1,7 +1,8 @@
 """Send one request, record the time of each token, and return the request's record.
 
 A failure of the server is an outcome with a short message, never an exception, because a run
-judges the failures of its target. There are no retries, which would hide failures.
+judges the failures of its target. Retries would hide failures, so they must be asked for, and are
+recorded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import asyncio
 import errno
 import math
 import time
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import aiohttp
 from aiohttp.payload import Payload
@@ -27,10 +31,11 @@ from goodput_replay.sending.client.chunks import (
     status_sentence,
 )
 from goodput_replay.sending.client.reason import reason_of
+from goodput_replay.sending.client.redaction import Redaction
 from goodput_replay.sending.client.stream import ResponseReader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from aiohttp.abc import AbstractStreamWriter
     from aiohttp.http import StreamWriter
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.sending.body import PreparedRequest
 
-__all__ = ["RequestClient"]
+__all__ = ["RequestClient", "RequestPolicy"]
 
 _MAX_ERROR_BODY: Final = 4096
 _MAX_DETAIL: Final = 200
@@ -50,6 +55,13 @@ _LOCAL_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAI
 _FINISH_S: Final = 5.0
 # Time allowed for the end of a stream after [DONE], so that the connection is reused.
 _LINGER_S: Final = 1.0
+# Wait before the first retry, doubled for each further one, unless the server states `Retry-After`.
+_BACKOFF_S: Final = 0.1
+_MAX_DIGITS: Final = 6
+_ANY_TIME_NS: Final = 1 << 62
+# Deviations of the target's set-up, which a retry cannot cure.
+_UNUSABLE: Final = frozenset({Deviation.NOT_STREAMED, Deviation.COMPRESSED})
+_STOPPED: Final = "the run was stopped"
 
 
 class _Body(Payload):
@@ -72,26 +84,61 @@ class _Body(Payload):
             self.sent_ns = time.monotonic_ns()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPolicy:
+    """Rules for all requests of a run.
+
+    Args:
+        timeout_ns: time limit of a request from its scheduled arrival.
+        class_timeouts_ns: time limits of the classes that have their own.
+        pinned: True if outputs must have the length in the trace.
+        retries: how often a request that failed before its first token is sent again.
+        redaction: masks secrets in recorded texts.
+    """
+
+    timeout_ns: int
+    class_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
+    pinned: bool
+    retries: int = 0
+    redaction: Redaction = field(default_factory=Redaction)
+
+
+class _Attempt(NamedTuple):
+    """A request that was sent once.
+
+    Args:
+        record: its record.
+        retry_after_s: time after which the server accepts requests again; None if not stated.
+    """
+
+    record: RequestRecord
+    retry_after_s: float | None
+
+
 class RequestClient:
-    """Sends requests to one endpoint.
+    """Sends requests to one endpoint of one or more servers, to each of them in turn.
 
     Args:
         session: connection pool and headers of every request.
-        url: URL of the endpoint.
-        timeout_ns: time limit of a request from its scheduled arrival.
-        pinned: True if outputs must have the length in the trace.
+        urls: URL of the endpoint at each server.
+        policy: rules for all requests.
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: URL, *, timeout_ns: int, pinned: bool
+        self, session: aiohttp.ClientSession, urls: Sequence[URL], policy: RequestPolicy
     ) -> None:
         self._session = session
-        self._url = url
-        self._timeout_ns = timeout_ns
-        self._pinned = pinned
+        # With one server, its name would only repeat the target of the run.
+        names = (url.authority if len(urls) > 1 else "" for url in urls)
+        self._servers = cycle(list(zip(urls, names, strict=True)))
+        self._policy = policy
 
     async def run(self, request: PreparedRequest, zero_ns: int) -> RequestRecord:
         """Send one request now and read its response to the end.
+
+        A request that fails before its first token is sent again as often as the policy says. Its
+        latencies still count from its scheduled arrival, and the record has the first send and the
+        last response.
 
         Args:
             request: the request.
@@ -101,11 +148,40 @@ class RequestClient:
             The record. If the task is cancelled, the record of the partial response with the
             outcome `cancelled`.
         """
-        planned = request.planned
+        attempt = await self._send(request, zero_ns)
+        record = attempt.record
+        for retry in range(1, self._policy.retries + 1):
+            if not _may_retry(record):
+                break
+            wait_s = attempt.retry_after_s
+            if wait_s is None:
+                wait_s = _BACKOFF_S * 2 ** (retry - 1)
+            limit_ns = min(self._timeout_ns(request), record.cancel_after_ns or _ANY_TIME_NS)
+            sent_again_ns = time.monotonic_ns() - zero_ns + round(wait_s * NS_PER_S)
+            if sent_again_ns >= record.scheduled_ns + limit_ns:
+                break
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                return replace(record, outcome=Outcome.CANCELLED, detail=_STOPPED)
+            attempt = await self._send(request, zero_ns)
+            sent_ns = attempt.record.sent_ns if record.sent_ns is None else record.sent_ns
+            record = replace(attempt.record, sent_ns=sent_ns, retries=retry)
+        return record
+
+    def _timeout_ns(self, request: PreparedRequest) -> int:
+        policy = self._policy
+        return policy.class_timeouts_ns.get(request.planned.slo_class, policy.timeout_ns)
+
+    async def _send(self, request: PreparedRequest, zero_ns: int) -> _Attempt:
+        """Send one request once."""
+        planned, policy = request.planned, self._policy
+        url, server = next(self._servers)
         scheduled_ns = zero_ns + planned.scheduled_ns
-        cancel_ns = planned.cancel_after_ns
-        trace_cancels = cancel_ns is not None and cancel_ns < self._timeout_ns
-        limit_ns = cancel_ns if trace_cancels and cancel_ns is not None else self._timeout_ns
+        cancel_ns, limit_ns = planned.cancel_after_ns, self._timeout_ns(request)
+        trace_cancels = cancel_ns is not None and cancel_ns < limit_ns
+        if trace_cancels and cancel_ns is not None:
+            limit_ns = cancel_ns
         body, stream = _Body(request.body), ResponseReader()
         status: int | None = None
         headers: Mapping[str, str] = {}
@@ -114,7 +190,7 @@ class RequestClient:
         try:
             async with asyncio.timeout(limit_s) as limit:
                 async with self._session.post(
-                    self._url, data=body, headers=request.headers, allow_redirects=False
+                    url, data=body, headers=request.headers, allow_redirects=False
                 ) as response:
                     status, headers = response.status, response.headers
                     outcome, detail = await _read(response, stream, limit)
@@ -125,11 +201,11 @@ class RequestClient:
                 outcome = Outcome.CANCELLED
             else:
                 outcome = Outcome.TIMEOUT
-                detail = f"nothing complete within {self._timeout_ns / NS_PER_S:g} s"
+                detail = f"nothing complete within {limit_ns / NS_PER_S:g} s"
         except asyncio.CancelledError:
             # The run is stopped. The partial response is recorded. The task ends after that, so the
             # cancellation is not raised again.
-            outcome, detail = Outcome.CANCELLED, "the run was stopped"
+            outcome, detail = Outcome.CANCELLED, _STOPPED
         except (aiohttp.ClientError, OSError, ValueError) as error:
             outcome, detail = _failure(error, status=status, tokens=stream.events)
             if stream.done and outcome is Outcome.ERROR:
@@ -138,15 +214,16 @@ class RequestClient:
         if end_ns is None:
             end_ns = time.monotonic_ns()
         count = stream.count(
-            limit=planned.output_tokens if self._pinned else planned.max_output_tokens,
-            pinned=self._pinned,
+            limit=planned.output_tokens if policy.pinned else planned.max_output_tokens,
+            pinned=policy.pinned,
             complete=outcome is Outcome.OK,
         )
         if Deviation.WRONG_USAGE in count.deviations:
             detail = (
                 f"usage reports {stream.usage_tokens} tokens, {stream.events} events have output"
             )
-        return RequestRecord(
+        mask = policy.redaction.mask
+        record = RequestRecord(
             request_id=planned.request_id,
             slo_class=planned.slo_class,
             scheduled_ns=planned.scheduled_ns,
@@ -159,16 +236,33 @@ class RequestClient:
             input_tokens=request.input_tokens,
             output_tokens=count.tokens,
             most_output_tokens=count.most_tokens if count.most_tokens > count.tokens else None,
-            pinned_output_tokens=planned.output_tokens if self._pinned else None,
+            pinned_output_tokens=planned.output_tokens if policy.pinned else None,
             targets=planned.targets,
             cancel_after_ns=cancel_ns,
             status=status,
-            detail=_printable(detail),
-            replica=_printable(headers.get(HEADER_REPLICA, "")),
-            revision=_printable(headers.get(HEADER_REVISION, "")),
+            detail=_printable(mask(detail)),
+            replica=_printable(mask(headers.get(HEADER_REPLICA, ""))) or server,
+            revision=_printable(mask(headers.get(HEADER_REVISION, ""))),
             cached_tokens=stream.cached_tokens,
             deviations=count.deviations,
         )
+        return _Attempt(record, _retry_after_s(headers) if policy.retries else None)
+
+
+def _may_retry(record: RequestRecord) -> bool:
+    """True if a request failed before its first token, for a reason that may pass."""
+    return (
+        record.outcome in {Outcome.ERROR, Outcome.SHED}
+        and record.first_token_ns is None
+        and not record.client_error
+        and _UNUSABLE.isdisjoint(record.deviations)
+    )
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of `Retry-After`; None if it is absent or a date."""
+    text = headers.get("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def _printable(text: str) -> str:

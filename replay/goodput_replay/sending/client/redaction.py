@@ -1,0 +1,40 @@
+"""Keep secrets that a server echoes out of records.
+
+Some servers quote the key of a rejected request in their error message, which is recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["MASK", "Redaction"]
+
+MASK: Final = "***"
+_MIN_LENGTH: Final = 4
+
+
+class Redaction:
+    """Masks the values of headers in texts.
+
+    Args:
+        values: header values. Their last word, such as the token after `Bearer`, is masked too.
+            Values of fewer than four characters are not masked, because they occur by chance.
+    """
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        words = {word for value in values for word in (value.strip(), value.split(" ")[-1])}
+        secrets = (word for word in words if len(word) >= _MIN_LENGTH)
+        self._secrets = sorted(secrets, key=len, reverse=True)
+
+    def mask(self, text: str) -> str:
+        """Return the text without secrets, and without the start of one at its truncated end."""
+        for secret in self._secrets:
+            text = text.replace(secret, MASK)
+            for length in range(min(len(secret) - 1, len(text)), _MIN_LENGTH - 1, -1):
+                if text.endswith(secret[:length]):
+                    text = text[:-length] + MASK
+                    break
+        return text
