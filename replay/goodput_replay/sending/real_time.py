@@ -29,7 +29,7 @@ from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.body import PreparedRequest, RequestRenderer
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.redaction import Redaction
-from goodput_replay.sending.client.request import RequestClient, RequestPolicy
+from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 from goodput_replay.sending.local_service import running_service
 from goodput_replay.sending.lookahead import Lookahead
 from goodput_replay.sending.pacer import open_pacer
@@ -131,7 +131,7 @@ async def _replay(
         )
         pinning = _choose_pinning(options.pinning, served)
         urls = [URL(f"{target.url}{options.endpoint.path}") for target in targets]
-        policy = RequestPolicy(
+        policy = SendingPolicy(
             timeout_ns=options.timeout_ns,
             class_timeouts_ns=options.class_timeouts_ns,
             pinned=pinning is not LengthPinning.NONE,

@@ -32,7 +32,7 @@ class ReadError(Exception):
     """A process that sent no usable state; the message is a sentence for users."""
 
 
-class ClassSeconds(msgspec.Struct, frozen=True):
+class CountedSeconds(msgspec.Struct, frozen=True):
     """Judged requests of a class by second."""
 
     good: _Counts
@@ -44,7 +44,7 @@ class RouterSeconds(msgspec.Struct, frozen=True):
 
     first_s: int
     end_s: int
-    classes: Annotated[dict[_Name, ClassSeconds], msgspec.Meta(max_length=_MAX_CLASSES)]
+    classes: Annotated[dict[_Name, CountedSeconds], msgspec.Meta(max_length=_MAX_CLASSES)]
 
 
 class ReplicaView(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.run.records import read_records
 from goodput_replay.run.summary import read_summary
 from goodput_replay.sending.client.connection import open_session
-from goodput_replay.sending.client.request import RequestClient, RequestPolicy
+from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ async def respond(
         client = RequestClient(
             session,
             [URL(f"{url}/v1/completions")],
-            RequestPolicy(timeout_ns=60 * NS_PER_S, pinned=pinned),
+            SendingPolicy(timeout_ns=60 * NS_PER_S, pinned=pinned),
         )
         return await client.run(request, time.monotonic_ns())
 

@@ -19,7 +19,7 @@ from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.client.connection import open_session
-from goodput_replay.sending.client.request import RequestClient, RequestPolicy
+from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 
 if TYPE_CHECKING:
     from tests.replay.sending.builders import Prepared, Script, Serve
@@ -85,7 +85,7 @@ async def send(
         client = RequestClient(
             session,
             [URL(f"{url}/v1/completions")],
-            RequestPolicy(timeout_ns=timeout_ns, pinned=pinned),
+            SendingPolicy(timeout_ns=timeout_ns, pinned=pinned),
         )
         return await client.run(request, time.monotonic_ns() - lag_ns)
 
@@ -382,7 +382,7 @@ async def test_a_request_without_a_free_file_is_unsent(
 
         monkeypatch.setattr(session, "post", no_files)
         client = RequestClient(
-            session, [URL("http://127.0.0.1:1/")], RequestPolicy(timeout_ns=NS_PER_S, pinned=True)
+            session, [URL("http://127.0.0.1:1/")], SendingPolicy(timeout_ns=NS_PER_S, pinned=True)
         )
         record = await client.run(prepared(), time.monotonic_ns())
     assert record.outcome is Outcome.UNSENT
@@ -399,7 +399,7 @@ async def test_connections_are_reused(serve: Serve, prepared: Prepared) -> None:
     url = await serve(script)
     async with open_session({}) as session:
         client = RequestClient(
-            session, [URL(f"{url}/x")], RequestPolicy(timeout_ns=60 * NS_PER_S, pinned=False)
+            session, [URL(f"{url}/x")], SendingPolicy(timeout_ns=60 * NS_PER_S, pinned=False)
         )
         for number in range(5):
             record = await client.run(prepared(number), time.monotonic_ns())

@@ -40,7 +40,7 @@ from goodput_replay.run.records import read_records
 from goodput_replay.run.summary import read_summary
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.redaction import Redaction
-from goodput_replay.sending.client.request import RequestClient, RequestPolicy
+from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 from goodput_replay.sending.preflight import ServedModels, join_models
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ async def send(
     request = replace(request, body=b'{"max_tokens": 3}')
     async with running(server) as url, open_session({}) as session:
         urls = [URL(f"{url}/v1/completions")]
-        client = RequestClient(session, urls, RequestPolicy(**(rules | policy)))
+        client = RequestClient(session, urls, SendingPolicy(**(rules | policy)))
         return await client.run(request, time.monotonic_ns() - lag_ns)
 
 

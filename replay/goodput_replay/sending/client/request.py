@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.sending.body import PreparedRequest
 
-__all__ = ["RequestClient", "RequestPolicy"]
+__all__ = ["RequestClient", "SendingPolicy"]
 
 _MAX_ERROR_BODY: Final = 4096
 _MAX_DETAIL: Final = 200
@@ -85,7 +85,7 @@ class _Body(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPolicy:
+class SendingPolicy:
     """Rules for all requests of a run.
 
     Args:
@@ -125,7 +125,7 @@ class RequestClient:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, urls: Sequence[URL], policy: RequestPolicy
+        self, session: aiohttp.ClientSession, urls: Sequence[URL], policy: SendingPolicy
     ) -> None:
         self._session = session
         # With one server, its name would only repeat the target of the run.
