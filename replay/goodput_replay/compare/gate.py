@@ -230,11 +230,17 @@ def judge_runs(
 
 def _changes(verdict: GateVerdict, without_lag: GateVerdict) -> list[str]:
     """Return the checks that the lag of the client decides, as ends of a sentence."""
+    # Without its lag, a cancelled request may not count, and with it a check may be gone.
+    kinds = {(check.slo_class, check.rule): check.kind for check in without_lag.checks}
+    changed = [
+        (check, kinds.get((check.slo_class, check.rule), VerdictKind.INCONCLUSIVE))
+        for check in verdict.checks
+    ]
     return [
-        f"without the client's lag, the {one.rule.value} check of {one.slo_class} would be "
-        f"{other.kind.value}, not {one.kind.value}"
-        for one, other in zip(verdict.checks, without_lag.checks, strict=True)
-        if one.kind is not other.kind
+        f"without the client's lag, the {check.rule.value} check of {check.slo_class} would be "
+        f"{kind.value}, not {check.kind.value}"
+        for check, kind in changed
+        if check.kind is not kind
     ]
 
 
