@@ -1,17 +1,14 @@
-"""`replay`: parse the arguments and run the command; heavy modules are imported after parsing."""
+"""`replay`: run the command that the arguments name; modules are imported when it needs them."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from goodput_replay.arguments import make_parser
-from goodput_replay.options import parse_options
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["main", "make_parser"]
+__all__ = ["main"]
 
 _COMMANDS: Final[Mapping[str, str]] = {
     "ab": "goodput_replay.compare.ab",
@@ -39,6 +36,9 @@ def main(argv: list[str]) -> int:
     if argv and (module := _COMMANDS.get(argv[0])):
         command: Callable[[list[str]], int] = import_module(module).main
         return command(argv[1:])
+    # The other commands do not need the options of a replay, whose modules take a while to load.
+    from goodput_replay.options import parse_options  # noqa: PLC0415
+
     options = parse_options(argv)
     from goodput_replay.runner import run  # noqa: PLC0415 - loads numpy and pyarrow
 

@@ -7,7 +7,6 @@ from them. Within one version fields are only added. `summary_builder` computes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -19,6 +18,7 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.run.files import SUMMARY_FILE
+from goodput_replay.run.length_pinning import LengthPinning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,17 +54,6 @@ _MAX_BYTES: Final = 16 << 20
 
 def _doc(description: str) -> Meta:
     return Meta(description=description)
-
-
-class LengthPinning(StrEnum):
-    """How the true output length of a row reached the server."""
-
-    HEADER = "header"
-    """In a header that only the executor of Goodput's engine reads; hidden from its policies."""
-    MAX_TOKENS = "max_tokens"
-    """As `max_tokens` with `ignore_eos`, which the server's scheduler can read."""
-    NONE = "none"
-    """Not sent; the model decides where the output ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,13 @@ from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration, format_number
 from goodput_replay.run.tables import choose_table, open_console
-from goodput_replay.sweep.probe import ProbeRun, replays
 from goodput_replay.sweep.search import RateLevel, SearchLimits, beyond, boundary, next_scale
 from goodput_traces.transforms import parse_factor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from goodput_replay.sweep.probe import ProbeRun  # noqa: TC004 - loads the schema of a summary
 
 __all__ = ["Capacity", "as_json", "conclude", "main", "make_parser", "tables"]
 
@@ -59,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
         Interrupted: by a signal, after the results so far were printed.
     """
     arguments, replay_arguments = make_parser().parse_known_args(argv)
+    from goodput_replay.sweep.probe import replays  # noqa: PLC0415 - loads the schema of a summary
+
     for option, problem in _REJECTED.items():
         if _has(replay_arguments, option):
             raise UsageError(f"replay capacity: {option} {problem}")
