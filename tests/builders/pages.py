@@ -31,7 +31,7 @@ def chromium() -> Iterator[Browser]:
     """Run a browser without a window; skip the test if there is no Chromium on this machine."""
     path = shutil.which("chromium")
     if path is None:
-        pytest.skip("no chromium on this machine: `apt-get install chromium`")
+        pytest.skip("NOT RUN: chromium is missing; install it with `apt-get install chromium`")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))
         try:

@@ -28,6 +28,7 @@ __all__ = [
     "build",
     "cache_folder",
     "folder",
+    "go_environment",
     "is_built",
     "mark_used",
     "version_of",
@@ -146,6 +147,20 @@ def _prune(cache: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
+def go_environment() -> dict[str, str]:
+    """Return the environment of Go, with the caches of this project."""
+    cache = cache_folder() / "go"
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "",
+        "GOWORK": "off",
+        "GOTOOLCHAIN": "local",
+        "GOMODCACHE": str(cache / "mod"),
+        "GOCACHE": str(cache / "build"),
+    }
+
+
 def _compile(package: str, output: Path, module: Path) -> None:
     """Compile one program; without these flags a server reports version v0.0.0-master."""
     version = version_of("k8s.io/kubernetes")
@@ -163,19 +178,10 @@ def _compile(package: str, output: Path, module: Path) -> None:
         flags += "".join(f" -X {name}={value}" for name, value in names.items())
     print(f"building {output.name} …", end=" ", flush=True, file=sys.stderr)
     began = time.monotonic()
-    cache = cache_folder() / "go"
     ended = subprocess.run(
         ["go", "build", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", output, package],
         cwd=module,
-        env={
-            **os.environ,
-            "CGO_ENABLED": "0",
-            "GOFLAGS": "",
-            "GOWORK": "off",
-            "GOTOOLCHAIN": "local",
-            "GOMODCACHE": str(cache / "mod"),
-            "GOCACHE": str(cache / "build"),
-        },
+        env=go_environment(),
         capture_output=True,
         text=True,
         check=False,

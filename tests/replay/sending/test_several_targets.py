@@ -372,7 +372,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a self-signed certificate of 127.0.0.1, with its key in the same file."""
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("openssl is not installed")
+        pytest.skip("NOT RUN: openssl is missing; install it with `apt-get install openssl`")
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
