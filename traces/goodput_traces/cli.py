@@ -15,6 +15,7 @@ from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode
 from goodput_core.units import NS_PER_S, parse_duration, parse_size
 from goodput_traces.exporters import EXPORTS
+from goodput_traces.format.schema import OPTIONAL_COLUMNS
 from goodput_traces.importers import FORMATS
 from goodput_traces.importers.column_map import ColumnMap, parse_filter, parse_pairs
 from goodput_traces.sample import SAMPLE, trace_path
@@ -48,7 +49,7 @@ def make_parser() -> CommandParser:
     """Build the parser of `goodput trace`."""
     parser = CommandParser(
         "goodput trace",
-        summary="Import, export, describe and synthesize traces of requests.",
+        summary="Import, export, describe, synthesize and anonymize traces of requests.",
         examples=(
             "goodput trace describe sample",
             "goodput trace import AzureLLMInferenceTrace_conv.csv.gz --out azure.parquet",
@@ -61,6 +62,7 @@ def make_parser() -> CommandParser:
     _add_export(commands)
     _add_describe(commands)
     _add_synthesize(commands)
+    _add_anonymize(commands)
     return parser
 
 
@@ -225,6 +227,43 @@ def _add_synthesize(commands: Any) -> None:
             type=argument_type(_number_between(0, 1), "share"),
             help=f"{what} ({default})",
         )
+
+
+def _add_anonymize(commands: Any) -> None:
+    parser = commands.add_parser(
+        "anonymize",
+        help="remove texts and hash ids, to share a trace",
+        summary="Write a trace without texts. Ids of requests, sessions and organisations, and the "
+        "hashes of blocks,\nare replaced with keyed hashes. Times, lengths, classes, targets and "
+        "names of models are kept.",
+        examples=(
+            "goodput trace anonymize prod.parquet -o shared.parquet --drop model_name",
+            "goodput trace anonymize prod.parquet -o shared.parquet --key-file trace.key",
+            "goodput trace anonymize prod.parquet -o shared.parquet --relative-times",
+        ),
+    )
+    _add_trace(parser)
+    _add_out(parser)
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help="a secret of 16 to 4096 bytes; the same key gives the same ids, also in another trace "
+        "(default: a random key that is not kept)",
+    )
+    parser.add_argument(
+        "--relative-times",
+        action="store_true",
+        help="count arrivals from the first one, which hides the date and the time of day",
+    )
+    parser.add_argument(
+        "--drop",
+        choices=[name for name in OPTIONAL_COLUMNS if name != "block_size"],
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="leave out this column too, such as model_name; repeatable",
+    )
 
 
 def _add_trace(parser: CommandParser) -> None:

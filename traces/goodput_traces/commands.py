@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from goodput_core.errors import UsageError
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
+from goodput_traces.anonymize import anonymize_trace, read_key
 from goodput_traces.describe import describe
 from goodput_traces.describe.view import print_description, to_json
 from goodput_traces.errors import TraceError
@@ -205,6 +206,21 @@ def _synthesize_like(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _anonymize(arguments: argparse.Namespace) -> int:
+    result = anonymize_trace(
+        arguments.trace,
+        arguments.out,
+        key=None if arguments.key_file is None else read_key(arguments.key_file),
+        drop=arguments.drop,
+        relative_times=arguments.relative_times,
+        overwrite=arguments.force,
+        max_decoded_bytes=arguments.max_decoded_size,
+    )
+    _note(result.notes)
+    _report(arguments.out, f"{result.num_rows:,} rows without texts, with hashed ids")
+    return 0
+
+
 def _require_rows(rows: Iterator[TraceRow], out: Path) -> Iterator[TraceRow]:
     """Yield the rows; reject a synthetic trace without any."""
     first = next(rows, None)
@@ -243,4 +259,5 @@ COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "export": _export,
     "describe": _describe,
     "synthesize": _synthesize,
+    "anonymize": _anonymize,
 }

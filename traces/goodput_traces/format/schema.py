@@ -6,7 +6,7 @@ module must not import pyarrow, because argument parsers load it and must be fas
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -24,6 +24,7 @@ __all__ = [
     "INT_BOUNDS",
     "MAX_HASHES",
     "MAX_TOKENS",
+    "OPTIONAL_COLUMNS",
     "REQUIRED_COLUMNS",
     "ROW_FIELDS",
     "TEXT_BOUNDS",
@@ -200,6 +201,9 @@ class TraceRow:
 
 
 ROW_FIELDS: Final = tuple(field.name for field in fields(TraceRow))
+OPTIONAL_COLUMNS: Final = tuple(
+    field.name for field in fields(TraceRow) if field.default is not MISSING
+)
 
 
 class Clock(StrEnum):
