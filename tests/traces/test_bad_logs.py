@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,11 @@ def record(**changes: object) -> dict[str, object]:
             rows(T).replace("tier", "class"), "arrival=time,slo_class=tier",
             "the map names the column tier for slo_class",
             id="missing optional column of a header",
+        ),
+        pytest.param(
+            "t,input_tokens,output_tokens\n0,5,6\n-5,5,6\n", "arrival=t:s",
+            "line 3, column t: '-5' is before the start of the trace; correct it",
+            id="a negative time since the start",
         ),
         pytest.param(
             rows(T).replace("prompt_tokens", "p"), MAP,
@@ -200,7 +207,7 @@ def test_an_invalid_log_is_rejected(
         (["--map", "input_tokens=a:s"], "input_tokens has no unit"),
         (["--map", "arrival=" + "x" * 600], "is longer than 512 characters"),
         (["--only", "status"], "'status' is not a condition"),
-        (["--only", "status=500"], "nothing was imported (2 records that --only excludes"),
+        (["--only", "tier=silver"], "nothing was imported (2 records that --only excludes"),
         (["--format", "azure", "--map", MAP], "the columns of the format azure are fixed"),
         (["--format", "azure", "--only", "tier=x"], "remove --map and --only"),
     ],
@@ -321,3 +328,52 @@ def test_a_text_log_in_which_no_line_matches_is_rejected(
 def test_a_map_error_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         read_map_file(tmp_path / "missing.yaml")
+
+
+def test_a_condition_on_a_missing_column_of_a_header_is_rejected(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(rows(T))
+    outcome = run_trace("import", path, "--only", "teir=gold", "-o", tmp_path / "o")
+    assert outcome.code == 64
+    assert outcome.err.count("\n") == 1
+    assert "names the column teir in a condition, but the file only has" in outcome.err
+    assert "did you mean tier?" in outcome.err
+
+
+def test_a_wide_header_is_checked_in_linear_time(tmp_path: Path, run_trace: RunTrace) -> None:
+    path = tmp_path / "log.csv"
+    others = ",".join(f"c{at}" for at in range(200_000))
+    path.write_text(f"time,prompt_tokens,completion_tokens,{others}\n{T},5,6{',' * 200_000}\n")
+    start = time.process_time()
+    outcome = run_trace("import", path, "-o", tmp_path / "o")
+    assert outcome.code == 0
+    assert outcome.err.count("c31, …\n") == 1
+    assert time.process_time() - start < 10  # comparing every pair of names takes minutes
+
+
+def test_a_pipe_is_rejected_because_it_can_be_read_only_once(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    outcome = run_trace("import", pipe, "-o", tmp_path / "o")
+    assert outcome.code == 64
+    assert "this is a pipe or a device" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["import"], ["export", "--format", "baseten"]])
+def test_the_source_is_not_replaced_by_the_output(
+    command: list[str], tmp_path: Path, run_trace: RunTrace
+) -> None:
+    path, trace = tmp_path / "log.csv", tmp_path / "trace.parquet"
+    path.write_text(rows(T))
+    assert run_trace("import", path, "-o", trace).code == 0
+    for source in (path, trace) if command == ["import"] else (trace,):
+        before = source.read_bytes()
+        outcome = run_trace(*command, source, "-o", source, "--force")
+        assert outcome.code == 64
+        assert "this is also the file to read; name another file" in outcome.err
+        assert source.read_bytes() == before

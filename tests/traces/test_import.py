@@ -344,5 +344,5 @@ def test_notes_list_changed_and_dropped_values(
     outcome = run_trace("import", write_columns(BASETEN), "--out", tmp_path / "o.parquet")
     assert outcome.code == 0
     assert "note: zero output tokens were replaced with 1 in 1 rows\n" in outcome.err
-    assert "note: columns that a trace does not have were dropped: features\n" in outcome.err
+    assert "note: unused columns were dropped: features\n" in outcome.err
     assert "2 rows from Parquet in the format baseten" in outcome.out

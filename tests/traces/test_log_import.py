@@ -390,3 +390,45 @@ def test_sorting_in_parts_gives_the_order_of_a_stable_sort(
     rows, _ = imported(path, sort=True)
     order = sorted(range(len(times)), key=lambda at: times[at])
     assert [row.request_id for row in rows] == [f"log-{at + 1:07d}" for at in order]
+
+
+def test_columns_that_were_not_chosen_are_named(tmp_path: Path, run_trace: RunTrace) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "time,timestamp,prompt_tokens,completion_tokens,slo_class,tier,\n5,1700158546,5,6,a,b,1\n"
+    )
+    outcome = run_trace("import", path, "--map", "slo_class=tier", "-o", tmp_path / "o")
+    assert outcome.code == 0
+    assert "note: unused columns were dropped: time, slo_class, (unnamed)\n" in outcome.err
+
+
+def test_a_preview_names_no_source_of_ids_that_the_log_lacks(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(lines({"time": 1_700_158_546, "prompt_tokens": 5, "completion_tokens": 6}))
+    shown = run_trace("import", path, "--preview").out
+    assert [line.split() for line in shown.splitlines() if line.startswith(" request_id")] == [
+        ["request_id", "log-0000001"]
+    ]
+
+
+@pytest.mark.parametrize("zone", ["+01", "+0100", "+01:00"])
+def test_a_zone_can_be_hours_alone_as_postgresql_writes_it(zone: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(log(f"2023-11-16 19:15:46.25{zone}"))
+    rows, _ = imported(path)
+    assert rows[0].timestamp_start_unix_ns == START_NS + SECOND // 4
+
+
+def test_a_cancellation_can_be_written_as_a_number_or_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "time,input_tokens,output_tokens,request_canceled\n"
+        + "".join(
+            f"{1_700_158_546 + at},5,6,{word}\n"
+            for at, word in enumerate(["True", "false", "1", "0", ""])
+        )
+    )
+    rows, _ = imported(path)
+    assert [row.request_canceled for row in rows] == [True, False, True, False, None]

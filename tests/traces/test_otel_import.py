@@ -178,7 +178,7 @@ def test_integers_can_be_numbers_and_lists_are_ignored(tmp_path: Path, run_trace
     [
         (batch(chat(0, (-5, 1))), "column resourceSpans[0].scopeSpans[0].spans[0].gen_ai.usage.i"),
         (batch(chat(0), chat(0)), "line 1 has the same request id"),
-        (batch(span(0)), "nothing was imported (there are none)"),
+        (batch(span(0)), "nothing was imported (the records contain no requests)"),
         (batch(chat(0)) + '{"resourceSpans": 5}\n', "line 2, column resourceSpans: the value is n"),
         ('{"resourceSpans": [5]}\n', "column resourceSpans[0]: the value is not an object"),
         (batch({"attributes": chat(0)["attributes"]}), "startTimeUnixNano: the value is missing"),
@@ -211,3 +211,12 @@ def test_no_map_value_that_spans_lack_is_accepted(tmp_path: Path, run_trace: Run
     outcome, _ = run(tmp_path, run_trace, batch(chat(0)), "--map", "slo_class=app.teir")
     assert outcome.code == 64
     assert "no record has a value in the column app.teir" in outcome.err
+
+
+def test_spans_without_an_id_get_one_each(tmp_path: Path, run_trace: RunTrace) -> None:
+    spans = [chat(0), chat(5)]
+    for one in spans:
+        del one["spanId"]
+    outcome, rows = run(tmp_path, run_trace, batch(*spans))
+    assert outcome.code == 0, outcome.err
+    assert [row.request_id for row in rows] == ["otel-0000001", "otel-0000002"]

@@ -67,7 +67,7 @@ def make_parser() -> CommandParser:
 
 
 def _add_import(commands: Any) -> None:
-    formats = "\n".join(f"  {name:<10}{kind.summary}" for name, kind in FORMATS.items())
+    formats = "\n".join(f"  {name:<12}{kind.summary}" for name, kind in FORMATS.items())
     parser = commands.add_parser(
         "import",
         help="turn another format into a trace",
@@ -137,7 +137,7 @@ def _add_import(commands: Any) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    formats = "\n".join(f"  {name:<10}{kind.summary}" for name, kind in EXPORTS.items())
+    formats = "\n".join(f"  {name:<12}{kind.summary}" for name, kind in EXPORTS.items())
     parser = commands.add_parser(
         "export",
         help="write a trace in another tool's format",

@@ -170,7 +170,7 @@ def _synthesize(arguments: argparse.Namespace) -> int:
 
 
 def _synthesize_like(arguments: argparse.Namespace) -> int:
-    reject_existing(arguments.out, overwrite=arguments.force)
+    reject_existing(arguments.out, overwrite=arguments.force, sources=(arguments.like,))
     source = open_trace(arguments.like, max_decoded_bytes=arguments.max_decoded_size)
     has_clock = source.metadata.clock is not Clock.SESSION_RELATIVE
     if not has_clock and (arguments.rate is None or arguments.duration is None):

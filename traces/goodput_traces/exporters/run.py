@@ -51,7 +51,7 @@ def export_trace(
     Raises:
         TraceError: the trace or the output is invalid; no file is left behind.
     """
-    reject_existing(out, overwrite=overwrite)
+    reject_existing(out, overwrite=overwrite, sources=(source,))
     trace = open_trace(source, max_decoded_bytes=max_decoded_bytes)
     if trace.metadata.clock is Clock.SESSION_RELATIVE:
         raise TraceError(

@@ -31,10 +31,12 @@ _GROUP_BYTES: Final = 8 << 20
 _PART_GROUPS: Final = 16
 
 
-def reject_existing(path: Path, *, overwrite: bool) -> None:
-    """Raise a `TraceError` if `path` is a folder, or exists and must not be replaced."""
+def reject_existing(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
+    """Raise a `TraceError` if `path` is a folder, a source, or exists and must not be replaced."""
     if path.is_dir():
         raise TraceError(path, "this is a folder; name a file to write")
+    if path.exists() and any(source.exists() and source.samefile(path) for source in sources):
+        raise TraceError(path, "this is also the file to read; name another file to write")
     if path.exists() and not overwrite:
         raise TraceError(path, "the file exists; name another, or add --force to replace it")
 

@@ -121,7 +121,7 @@ class Importer(ABC):
                 is_empty = False
                 yield record, row
         if record is not None and is_empty:
-            reasons = "; ".join(self.notes()) or "there are none"
+            reasons = "; ".join(self.notes()) or "the records contain no requests"
             raise TraceError(record.path, f"nothing was imported ({reasons}); check the source")
 
     @abstractmethod
@@ -154,8 +154,9 @@ class Importer(ABC):
                 f"zero output tokens were replaced with 1 in {self.floored_output_rows:,} rows"
             )
         if self._dropped:
-            columns = ", ".join(self._dropped)
-            notes.append(f"columns that a trace does not have were dropped: {columns}")
+            shown = [column or "(unnamed)" for column in self._dropped][:_MAX_DROPPED]
+            columns = ", ".join([*shown, *(["…"] if len(self._dropped) > _MAX_DROPPED else [])])
+            notes.append(f"unused columns were dropped: {columns}")
         return notes
 
     def column_uses(self) -> list[ColumnUse]:
@@ -172,5 +173,5 @@ class Importer(ABC):
 
     def _note_dropped(self, record: Record) -> None:
         for column in record.values:
-            if column not in self.read_columns and len(self._dropped) < _MAX_DROPPED:
+            if column not in self.read_columns and len(self._dropped) <= _MAX_DROPPED:
                 self._dropped[column] = None

@@ -25,7 +25,13 @@ from goodput_traces.format.schema import (
     TraceRow,
 )
 from goodput_traces.importers.base import ColumnUse, Importer, ImportOptions
-from goodput_traces.importers.column_map import ARRIVAL, FINISH, SourceColumn, nested_value
+from goodput_traces.importers.column_map import (
+    ARRIVAL,
+    FINISH,
+    ColumnMap,
+    SourceColumn,
+    nested_value,
+)
 from goodput_traces.importers.times import UNITS_NS, ArrivalReader
 
 if TYPE_CHECKING:
@@ -82,7 +88,8 @@ class LogImporter(Importer):
         self._arrivals = ArrivalReader()
         # Parts of the prompt that the hashes of every row so far can cover.
         self._covered = {HashSemantics.FULL_BLOCKS, HashSemantics.LAST_PARTIAL}
-        self._skipped = self._unmatched = self._first_unmatched = 0
+        self._skipped = self._unmatched = self._first_unmatched = self._num_candidates = 0
+        self._given: set[str] = set()
 
     @classmethod
     def recognises(cls, values: Mapping[str, Any]) -> bool:
@@ -98,7 +105,10 @@ class LogImporter(Importer):
         present = first.values if columns is None else columns
         for target, source in self._map.columns.items():
             if columns is not None or target in {*_REQUIRED, FINISH}:
-                _check_column(first, target, source.names[0], present)
+                _check_column(first, f"for {target}", source.names[0], present)
+        for condition in self._map.only:
+            if columns is not None:
+                _check_column(first, "in a condition", condition.column, present)
         sources = dict(self._map.columns)
         required = _REQUIRED[1:] if FINISH in sources else _REQUIRED
         for target in (*required, *_OPTIONAL):
@@ -113,6 +123,8 @@ class LogImporter(Importer):
                 chosen = SourceColumn(names=(target,))  # a later record can have it
             if chosen is not None:
                 sources[target] = chosen
+        used = ColumnMap(columns=sources, only=self._map.only).column_names()
+        self.read_columns = frozenset({*used, *_KNOWN_ARRIVALS})
         self.use_sources(first, sources)
 
     def use_sources(self, first: Record, sources: Mapping[str, SourceColumn]) -> None:
@@ -165,6 +177,7 @@ class LogImporter(Importer):
 
     def convert_values(self, record: Record) -> Iterator[TraceRow]:
         """Convert a record with values, which can be nested, to one request or none."""
+        self._num_candidates += 1
         for condition in self._map.only:
             if not condition.matches(nested_value(record.values, condition.column)):
                 self._skipped += 1
@@ -180,6 +193,7 @@ class LogImporter(Importer):
                     columns[target], values[name] = name, value
                     break
         self._unseen.difference_update(values)
+        self._given.update(columns)
         flat = replace(record, values=values)
         fields = {target: self._read(flat, target, name) for target, name in columns.items()}
         yield self._make_row(flat, columns, fields)
@@ -201,9 +215,11 @@ class LogImporter(Importer):
         return notes + super().notes()
 
     def column_uses(self) -> list[ColumnUse]:
-        """Return the source of every column that is read, and the assumptions about it."""
+        """Return the source of every column that was read, and the assumptions about it."""
         uses = []
         for target, source in self._sources.items():
+            if target not in self._given:
+                continue
             remarks = ["guessed from its name"] if source.guessed else []
             if target in {ARRIVAL, FINISH}:
                 remarks.append(self._arrivals.describe())
@@ -228,8 +244,8 @@ class LogImporter(Importer):
         if target.endswith("_ms"):
             return self._read_ms(record, target, column)
         value = record.values[column]
-        if target == "request_canceled" and isinstance(value, bool):
-            return value
+        if target == "request_canceled" and str(value).lower() in {"true", "false"}:
+            return str(value).lower() == "true"
         number = record.optional_integer(column, target)
         return number == 1 if target == "request_canceled" else number
 
@@ -263,7 +279,7 @@ class LogImporter(Importer):
             self._note_blocks(fields["input_tokens"], size, len(fields["total_hashes"]))
         else:
             fields.pop("block_size", None)
-        fields["request_id"] = fields.get("request_id") or f"{self.name}-{self.num_records:07d}"
+        fields["request_id"] = fields.get("request_id") or f"{self.name}-{self._num_candidates:07d}"
         return TraceRow(**{COLUMN_NS: arrival_ns, **fields})
 
     def _note_blocks(self, tokens: int, block_size: int, hashes: int) -> None:
@@ -342,13 +358,13 @@ def _find_source(
     return None
 
 
-def _check_column(first: Record, target: str, name: str, present: Collection[str]) -> None:
+def _check_column(first: Record, use: str, name: str, present: Collection[str]) -> None:
     """Reject a map with a column that the file does not have, directly or nested in another."""
     parents = [name[:at] for at, character in enumerate(name) if character == "."]
     if not any(column in present for column in (name, *parents)):
         raise TraceError(
             first.path,
-            f"the map names the column {name} for {target}, but the file only has the columns "
+            f"the map names the column {name} {use}, but the file only has the columns "
             f"{_list_columns(present)}{did_you_mean(name, present)}",
         )
 

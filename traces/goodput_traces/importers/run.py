@@ -72,7 +72,7 @@ def import_trace(
         TraceError: a source or the output is invalid; no trace is left behind.
         UsageError: the options do not fit the format.
     """
-    reject_existing(out, overwrite=overwrite)
+    reject_existing(out, overwrite=overwrite, sources=paths)
     opened = _open_import(paths, form, options or ImportOptions(), max_decoded_bytes, on_bytes)
     importer = opened.importer
     sort = sort or importer.sorts

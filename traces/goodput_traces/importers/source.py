@@ -15,6 +15,7 @@ import lzma
 import shutil
 import tempfile
 import zlib
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -178,8 +179,14 @@ def recognise(
         line_format: format of the lines of a log; None if the container is to be recognised.
 
     Raises:
-        TraceError: the file cannot be read, or is empty.
+        TraceError: the file cannot be read, is a pipe, or is empty.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise TraceError(
+            path,
+            "this is a pipe or a device, but an import reads its source several times; write the "
+            "data to a file first",
+        )
     with open_binary(path) as file:
         magic = file.read(8)
     compression = next((name for start, name in _MAGIC.items() if magic.startswith(start)), None)
@@ -420,8 +427,8 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
             continue
         if header is None:
             header = [name.strip() for name in cells]
-            repeated = next((name for name in header if header.count(name) > 1), None)
-            if repeated is not None:
+            repeated, times = Counter(header).most_common(1)[0]
+            if times > 1:
                 first = header.index(repeated)
                 second = header.index(repeated, first + 1)
                 raise TraceError(

@@ -33,7 +33,7 @@ _UNIT_NAMES: Final = {
 }
 _ISO: Final = re.compile(
     r"(\d{4}-\d{2}-\d{2})[ Tt](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,9}))?"
-    r"\s*(Z|z|UTC|GMT|[+-]\d{2}:?\d{2})?",
+    r"\s*(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?",
     re.ASCII,
 )
 _LOG: Final = re.compile(
@@ -196,7 +196,7 @@ class ArrivalReader:
                 "write all times in one form",
             )
         self.resolution_ns = min(self.resolution_ns, tick_ns)
-        return _check_arrival(record, column, ns)
+        return _check_arrival(record, column, ns, form)
 
     def _parse_number(self, record: Record, column: str, value: Any) -> tuple[_Form, int, int]:
         """Return the form of a number, its nanoseconds, and its tick."""
@@ -225,14 +225,15 @@ class ArrivalReader:
         return form, int(number * unit_ns), max(1, unit_ns // 10**digits)
 
 
-def _check_arrival(record: Record, column: str, arrival_ns: int) -> int:
+def _check_arrival(record: Record, column: str, arrival_ns: int, form: _Form) -> int:
     """Return an arrival that the trace format can hold.
 
     Raises:
-        RowError: the time is before 1970 or after 2262.
+        RowError: the time is before 1970 or the start of the trace, or after 2262.
     """
     if not INT_BOUNDS[COLUMN_NS].allow(arrival_ns):
-        side = "before 1970" if arrival_ns < 0 else "after 2262"
+        origin = "1970" if form.since_epoch else "the start of the trace"
+        side = f"before {origin}" if arrival_ns < 0 else "after 2262"
         record.reject(column, f"{_shorten(record.values[column])} is {side}; correct it")
     return arrival_ns
 
