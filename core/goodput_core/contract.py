@@ -127,6 +127,21 @@ METRIC_ROUTER_REPLICA_UP: Final = "goodput_router_replica_ready"
 METRIC_ROUTER_CLIENT_ERRORS: Final = "goodput_router_client_errors_total"
 LABEL_STATUS: Final = "status"
 
+# Bucket bounds in seconds: OpenTelemetry's gen_ai buckets, finer near usual targets. The router and
+# the replayer share them, so that their histograms can be compared.
+BUCKETS_TTFT_S: Final = (
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
+    1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300,
+)  # fmt: skip
+BUCKETS_TPOT_S: Final = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075,
+    0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5,
+)  # fmt: skip
+BUCKETS_E2E_S: Final = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1, 1.5, 2.5, 4, 6, 10, 15, 20, 30, 45, 60, 90,
+    120, 180, 300, 600,
+)  # fmt: skip
+
 # --- metrics of the engine ----------------------------------------------------------------
 METRIC_STEPS: Final = "goodput_engine_steps_total"
 METRIC_STEP_SECONDS: Final = "goodput_engine_step_seconds"
@@ -160,6 +175,34 @@ METRIC_SERVICE_RECOMMENDED_REPLICAS: Final = "goodput_service_recommended_replic
 METRIC_SERVICE_TOKEN_BUDGET: Final = "goodput_service_token_budget"  # noqa: S105 - as above
 # More labels: knob and reason as in a service's status, applied true or false.
 METRIC_SERVICE_DECISIONS: Final = "goodput_service_decisions_total"
+
+# --- metrics of a replay, of its window until now ---------------------------------------------
+METRIC_REPLAY_PLANNED: Final = "goodput_replay_planned_requests"
+METRIC_REPLAY_SENT: Final = "goodput_replay_sent_requests_total"
+METRIC_REPLAY_IN_FLIGHT: Final = "goodput_replay_in_flight_requests"
+# `outcome` as in the records of a run.
+METRIC_REPLAY_REQUESTS: Final = "goodput_replay_requests_total"
+# `result`: attained or missed.
+METRIC_REPLAY_JUDGED: Final = "goodput_replay_judged_requests_total"
+# A request with several reasons counts for each of them.
+METRIC_REPLAY_MISSES: Final = "goodput_replay_misses_total"
+LABEL_REASON: Final = "reason"
+METRIC_REPLAY_ATTAINMENT: Final = "goodput_replay_attainment_ratio"
+METRIC_REPLAY_ATTAINMENT_LOWER: Final = "goodput_replay_attainment_lower_ratio"
+METRIC_REPLAY_ATTAINMENT_UPPER: Final = "goodput_replay_attainment_upper_ratio"
+METRIC_REPLAY_OBJECTIVE: Final = "goodput_replay_objective_ratio"
+METRIC_REPLAY_GOODPUT: Final = "goodput_replay_goodput_requests_per_second"
+METRIC_REPLAY_TTFT: Final = "goodput_replay_ttft_seconds"
+METRIC_REPLAY_TPOT: Final = "goodput_replay_tpot_seconds"
+METRIC_REPLAY_E2E: Final = "goodput_replay_e2e_seconds"
+METRIC_REPLAY_LAG: Final = "goodput_replay_send_lag_seconds"
+METRIC_REPLAY_LAG_LIMIT: Final = "goodput_replay_send_lag_p99_limit_seconds"
+METRIC_REPLAY_LOOP_LAG_P99: Final = "goodput_replay_loop_lag_p99_seconds"
+METRIC_REPLAY_LOOP_LAG_MAX: Final = "goodput_replay_loop_lag_max_seconds"
+METRIC_REPLAY_ELAPSED: Final = "goodput_replay_elapsed_seconds"
+# 1 for the verdict so far, 0 for the others.
+METRIC_REPLAY_VERDICT: Final = "goodput_replay_verdict"
+LABEL_VERDICT: Final = "verdict"
 
 # --- lines on stdout that another process reads ------------------------------------
 # `goodput engine --json` and `goodput router --json` print exactly one line when they listen:

@@ -25,12 +25,14 @@ class DurationHistogram:
 
     Attributes:
         count: durations added.
+        sum_ns: the exact sum.
         max_ns: the exact maximum.
     """
 
     def __init__(self) -> None:
         self._buckets: Counter[int] = Counter()
         self.count = 0
+        self.sum_ns = 0
         self.max_ns = 0
 
     def add(self, ns: int) -> None:
@@ -38,6 +40,7 @@ class DurationHistogram:
         ns = max(ns, 1)
         self._buckets[int(math.log(ns) * _BUCKETS_PER_E)] += 1
         self.count += 1
+        self.sum_ns += ns
         self.max_ns = max(self.max_ns, ns)
 
     def quantile_ns(self, share: float) -> int:
@@ -57,6 +60,23 @@ class DurationHistogram:
             value_ns = min(self.max_ns, int(math.exp((bucket + 0.5) / _BUCKETS_PER_E)))
             steps.append((value_ns, seen / self.count))
         return steps
+
+    def counts_up_to(self, bounds_ns: Iterable[int]) -> list[int]:
+        """Return the number of durations up to each bound; durations within 1 % may be misplaced.
+
+        Args:
+            bounds_ns: bounds in ascending order.
+        """
+        seen, counts = 0, []
+        buckets = iter(sorted(self._buckets))
+        bucket = next(buckets, None)
+        for bound_ns in bounds_ns:
+            last = math.log(bound_ns) * _BUCKETS_PER_E - 0.5
+            while bucket is not None and bucket <= last:
+                seen += self._buckets[bucket]
+                bucket = next(buckets, None)
+            counts.append(seen)
+        return counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

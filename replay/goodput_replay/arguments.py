@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -399,6 +400,12 @@ def _add_judging(parser: CommandParser) -> None:
         help="port of --ui (default: any free one)",
     )
     group.add_argument(
+        "--prometheus",
+        metavar="[ADDRESS:]PORT",
+        type=argument_type(_listen_address, "PORT"),
+        help="serve the metrics of the run for a Prometheus server (default address: 127.0.0.1)",
+    )
+    group.add_argument(
         "--no-report", dest="report", action="store_false", help="do not write report.html"
     )
 
@@ -434,6 +441,18 @@ def _outage(text: str) -> int:
     if ns % NS_PER_S or not NS_PER_S <= ns <= 86_400 * NS_PER_S:
         raise ValueError(f"{text!r} is not an outage; give whole seconds from 1s to 1d")
     return ns // NS_PER_S
+
+
+def _listen_address(text: str) -> tuple[str, int]:
+    """Parse `PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT`; the default address is that of loopback."""
+    host, _, port = text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]") or "127.0.0.1")
+    except ValueError as error:
+        raise ValueError(
+            f"{text[:80]!r} has no IP address before the port; write for example 0.0.0.0:9464"
+        ) from error
+    return str(address), parse_port(port)
 
 
 def _model(text: str) -> str:

@@ -64,6 +64,7 @@ class ReplayOptions:
         confidence: one-sided confidence of each bound of an attainment.
         ui: True to serve a live page.
         ui_port: port of the live page; None for any free one.
+        prometheus: address and port of the metrics page; None for no page.
     """
 
     trace: str | None
@@ -113,6 +114,7 @@ class ReplayOptions:
     confidence: Fraction
     ui: bool
     ui_port: int | None
+    prometheus: tuple[str, int] | None
 
 
 def parse_options(argv: Sequence[str]) -> ReplayOptions:
@@ -298,6 +300,7 @@ def _check_emulation(options: ReplayOptions) -> None:
         ("--slo", options.slo is not None, "the manifest's spec.slo applies"),
         ("--abort-on", options.abort_on is not None, "no target is under load"),
         ("--ui", options.ui, "the run takes seconds; open its report.html"),
+        ("--prometheus", options.prometheus is not None, "the run takes seconds"),
         ("--header", bool(options.headers), "no request is sent"),
         ("--api-key-env", options.api_key_env is not None, "no request is sent"),
         (

@@ -25,6 +25,25 @@ def test_a_quantile_of_durations_is_within_one_per_cent(durations: list[int]) ->
     assert (histogram.count, histogram.max_ns) == (len(durations), max(durations))
 
 
+@given(
+    st.lists(st.integers(1, 10**12), max_size=200),
+    st.lists(st.integers(1, 10**12), min_size=1, max_size=20, unique=True),
+)
+def test_counts_up_to_bounds_are_exact_for_durations_over_one_per_cent_away(
+    durations: list[int], bounds: list[int]
+) -> None:
+    histogram = DurationHistogram()
+    for ns in durations:
+        histogram.add(ns)
+    bounds.sort()
+    counts = histogram.counts_up_to(bounds)
+    assert counts == sorted(counts)
+    for bound, count in zip(bounds, counts, strict=True):
+        assert sum(ns < 0.989 * bound for ns in durations) <= count
+        assert count <= sum(ns < 1.011 * bound for ns in durations)
+    assert histogram.sum_ns == sum(durations)
+
+
 def test_an_empty_histogram_has_quantile_zero() -> None:
     assert DurationHistogram().quantile_ns(0.99) == 0
 

@@ -13,6 +13,9 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from goodput_core.contract import (
+    BUCKETS_E2E_S,
+    BUCKETS_TPOT_S,
+    BUCKETS_TTFT_S,
     CLIENT_OUTCOMES,
     LABEL_LLMSERVICE,
     LABEL_OUTCOME,
@@ -50,21 +53,6 @@ if TYPE_CHECKING:
     from goodput_engine.router.upstream_client import RetryReason
 
 __all__ = ["OutcomeCounts"]
-
-# Bucket bounds in seconds: OpenTelemetry's gen_ai buckets, finer near usual targets.
-_TTFT_S: Final = (
-    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
-    1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300,
-)  # fmt: skip
-_TPOT_S: Final = (
-    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075,
-    0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5,
-)  # fmt: skip
-_E2E_S: Final = (
-    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1, 1.5, 2.5, 4, 6, 10, 15, 20, 30, 45, 60, 90,
-    120, 180, 300, 600,
-)  # fmt: skip
-
 
 _NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
 
@@ -146,16 +134,16 @@ class OutcomeCounts:
         self.ttft: Final = _make_histogram(
             METRIC_TTFT,
             "Time from the end of a request's upload to its first token.",
-            _TTFT_S,
+            BUCKETS_TTFT_S,
             registry,
         )
         self.tpot: Final = _make_histogram(
-            METRIC_TPOT, "Mean time per token after the first.", _TPOT_S, registry
+            METRIC_TPOT, "Mean time per token after the first.", BUCKETS_TPOT_S, registry
         )
         self.e2e: Final = _make_histogram(
             METRIC_E2E,
             "Time from the end of a request's upload to the end of a complete response.",
-            _E2E_S,
+            BUCKETS_E2E_S,
             registry,
         )
         self._in_flight = Gauge(

@@ -44,9 +44,11 @@ class ObserverOptions:
 
     Args:
         ui_port: port of the live page, 0 for any free one; None for no page.
+        prometheus: address and port of the metrics page; None for no page.
     """
 
     ui_port: int | None = None
+    prometheus: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

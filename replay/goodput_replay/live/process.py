@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
+from yarl import URL
 
+from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import GoodputError
+from goodput_replay.live.exporter import MetricsExporter
 from goodput_replay.live.messages import Begin, End, read_message
 from goodput_replay.live.observer import ObserverOptions, ObserverReady
 from goodput_replay.live.page import LIVE_SCRIPTS, LivePage
@@ -46,6 +49,7 @@ async def _observe(options: ObserverOptions) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), sys.stdin)
     async with AsyncExitStack() as stack:
         server: LiveServer | None = None
+        exporter: MetricsExporter | None = None
         lines: list[str] = []
         try:
             if options.ui_port is not None:
@@ -53,11 +57,18 @@ async def _observe(options: ObserverOptions) -> None:
                 runner, port = await open_site(server.app, options.ui_port, "--ui-port")
                 stack.push_async_callback(runner.cleanup)
                 lines.append(f"live page: http://{HOST}:{port}/")
+            if options.prometheus is not None:
+                host, port = options.prometheus
+                exporter = MetricsExporter(host)
+                runner, port = await open_site(exporter.app, port, "--prometheus", host=host)
+                stack.push_async_callback(runner.cleanup)
+                url = URL.build(scheme="http", host=host, port=port, path=PATH_METRICS)
+                lines.append(f"metrics: {url}")
         except GoodputError as error:
             _report(ObserverReady(error=str(error)))
             return
         _report(ObserverReady(lines=tuple(lines)))
-        await _Observation(server, Console(stderr=True)).run(pipe)
+        await _Observation(server, exporter, Console(stderr=True)).run(pipe)
 
 
 def _report(ready: ObserverReady) -> None:
@@ -68,8 +79,11 @@ def _report(ready: ObserverReady) -> None:
 class _Observation:
     """Follows one run from its first message to its last."""
 
-    def __init__(self, server: LiveServer | None, console: Console) -> None:
+    def __init__(
+        self, server: LiveServer | None, exporter: MetricsExporter | None, console: Console
+    ) -> None:
         self._server = server
+        self._exporter = exporter
         self._view = TerminalView(console)
         self._tally: LiveTally | None = None
         self._progress: RunProgress | None = None
@@ -94,6 +108,8 @@ class _Observation:
         self._tally = LiveTally(begin.window)
         if self._server is not None:
             self._server.begin(LivePage(self._tally, begin.info, self._read_progress))
+        if self._exporter is not None:
+            self._exporter.begin(self._tally, lambda: self._progress)
 
     async def _count(self, records: Records) -> None:
         assert self._tally is not None, "the run has begun"

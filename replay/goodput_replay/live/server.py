@@ -183,31 +183,36 @@ def require_local_host(request: web.Request) -> None:
         raise web.HTTPForbidden(text="only for this machine: use the address that was printed\n")
 
 
-async def open_site(app: web.Application, port: int, option: str) -> tuple[web.AppRunner, int]:
-    """Serve an application on the loopback address.
+async def open_site(
+    app: web.Application, port: int, option: str, *, host: str = HOST
+) -> tuple[web.AppRunner, int]:
+    """Serve an application.
 
     Args:
         app: the application.
         port: the port; 0 for any free one.
         option: command-line option that sets the port.
+        host: address to listen on; the loopback address unless the user names another.
 
     Returns:
         The runner, to be cleaned up, and the port.
 
     Raises:
-        UsageError: the port is in use, or the user lacks the permission to use it.
+        UsageError: the port is in use, the user lacks the permission to use it, or the address is
+            not one of this machine.
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, HOST, port).start()
+        await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
         problem = {
             errno.EADDRINUSE: "is in use",
             errno.EACCES: "needs privileges that this user lacks",
+            errno.EADDRNOTAVAIL: "cannot be used, because the address is not of this machine",
         }.get(error.errno or 0, f"cannot be used ({error.strerror})")
         raise UsageError(
-            f"{option}: port {port} on {HOST} {problem}; choose another port, or 0 for any free one"
+            f"{option}: port {port} on {host} {problem}; choose another port, or 0 for any free one"
         ) from error
     return runner, int(runner.addresses[0][1])

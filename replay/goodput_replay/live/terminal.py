@@ -105,7 +105,10 @@ def _build_panel(so_far: RunSoFar) -> Table:
     table.add_row("send lag", _format_lag(so_far))
     table.add_row(
         "so far",
-        Text.assemble((verdict.kind.value, _STYLES[verdict.kind]), f" ({verdict.reason.value})"),
+        Text.assemble(
+            (verdict.kind.value, _STYLES[verdict.kind]),
+            f" ({verdict.reason.value}) {printable(verdict.sentence)}",
+        ),
     )
     return table
 
@@ -118,9 +121,12 @@ def _format_line(so_far: RunSoFar) -> str:
     )
     return (
         f"{_format_time(progress)}: sent {progress.sent} of {progress.planned}, "
-        f"{progress.in_flight} in flight, attained {_format_share(overall)}, "
+        f"{progress.in_flight} in flight, "
+        f"goodput {format_rate(float(so_far.evidence.goodput_per_s))}, "
+        f"attained {_format_share(overall)}, "
         f"misses: {_format_misses(overall)}, "
-        f"send lag {_format_lag(so_far)}, so far {so_far.verdict.kind}"
+        f"send lag {_format_lag(so_far)}, so far {so_far.verdict.kind} "
+        f"({so_far.verdict.reason.value})"
         f"{f', errors: {errors}' if errors else ''}"
     )
 

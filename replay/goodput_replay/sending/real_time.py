@@ -205,7 +205,10 @@ async def _start_observer(
     plan: RunPlan, stack: AsyncExitStack, console: Console
 ) -> RunObserver | None:
     """Start the process that shows the run; None if it would show nothing."""
-    options = ObserverOptions(ui_port=(plan.options.ui_port or 0) if plan.options.ui else None)
+    options = ObserverOptions(
+        ui_port=(plan.options.ui_port or 0) if plan.options.ui else None,
+        prometheus=plan.options.prometheus,
+    )
     long = plan.options.concurrency is not None or plan.stats.last_ns >= LINE_EVERY_NS
     shown = console.is_terminal or long
     if not shown and options == ObserverOptions():

@@ -56,9 +56,17 @@ def test_the_panel_shows_the_essentials_of_the_live_page() -> None:
         "ttft 1, error 1",
         "2 × HTTP 500: boom",
         "of 25 ms allowed, max 2 ms",
-        "FAIL (BelowObjective)",
+        "FAIL (BelowObjective) chat:",
     ):
         assert expected in shown, expected
+
+
+def test_the_line_has_the_goodput_and_the_reason_of_the_verdict() -> None:
+    tally = _tally(SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction("0.99")))
+    tally.add(replace(finished_request(ttft_ms=100), slo_class="chat"))
+    shown = _draw(tally, terminal=False)
+    assert "2 in flight, goodput 0.5/s, attained 100.00% (1 of 1)" in shown
+    assert shown.endswith("so far INCONCLUSIVE (TooFewBlocks)\n")
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["panel", "line"])

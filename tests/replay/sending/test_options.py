@@ -48,7 +48,31 @@ def test_every_option_is_parsed() -> None:
     assert options.rate_scale == Fraction(1, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+    ],
+)
+def test_metrics_are_served_on_the_loopback_address_unless_one_is_given(
+    text: str, address: tuple[str, int]
+) -> None:
+    assert parse_options([*HERE, "--prometheus", text]).prometheus == address
+
+
 WRONG = {
+    "a metrics port with a name": (
+        [*HERE, "--prometheus", "localhost:9464"],
+        "'localhost:9464' has no IP address before the port; write for example 0.0.0.0:9464",
+    ),
+    "a metrics port with letters": ([*HERE, "--prometheus", "1.2.3.4:http"], "is not a port"),
+    "metrics in virtual time": (
+        [*EMULATED, "--prometheus", "9464"],
+        "--prometheus and --emulate are mutually exclusive: the run takes seconds",
+    ),
     "no trace": (["--target", "http://h"], "--trace"),
     "no target": (["--trace", "t"], "no target"),
     "two targets": ([*HERE, "-f", "chat.yaml"], "are mutually exclusive"),
