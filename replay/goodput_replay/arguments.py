@@ -149,8 +149,21 @@ def _add_input(parser: CommandParser) -> None:
         "--endpoint",
         choices=[e.value for e in Endpoint],
         default="completions",
-        help="completions sends token ids, so prompt lengths are exact; chat sends text "
-        "(default: completions)",
+        help="API to call (default: completions)",
+    )
+    group.add_argument(
+        "--prompt",
+        choices=["tokens", "text"],
+        help="tokens sends token ids, whose number is exact on every server that accepts them; "
+        "text sends words, whose number of tokens is exact with --tokenizer (default: tokens for "
+        "completions without --tokenizer, otherwise text)",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="tokenizer of the served model, from whose words prompts of an exact length are made: "
+        "a tokenizer.json, its folder, or the name of a model in the Hugging Face cache; nothing "
+        "is downloaded",
     )
     group.add_argument(
         "--no-probe",

@@ -14,6 +14,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_replay.arguments import DEFAULT_TIMEOUT_NS, make_parser
 from goodput_replay.load import LoadArrivals, StatedLoad, parse_spacing
 from goodput_replay.run.length_pinning import LengthPinning
+from goodput_replay.run.prompt_kind import PromptKind
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
 from goodput_replay.slo_options import OTHER_CLASS
@@ -47,6 +48,8 @@ class ReplayOptions:
         concurrency: number of clients in a closed loop; None for an open loop at the times of the
             trace.
         probe: send one probe request per class before the run.
+        prompt: the form of prompts.
+        tokenizer: file, folder or model name of a tokenizer; None for prompts without one.
         model: served model for rows that `models` does not map.
         models: served model by the trace's model name.
         class_rule_texts: `class_rules` as written on the command line.
@@ -99,6 +102,8 @@ class ReplayOptions:
     headers: Mapping[str, str]
     api_key_env: str | None
     endpoint: Endpoint
+    prompt: PromptKind
+    tokenizer: str | None
     pinning: LengthPinning | None
     timeout_ns: int
     class_timeouts_ns: Mapping[str, int]
@@ -136,6 +141,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     parsed.timeout_ns, parsed.class_timeouts_ns = _timeouts(parsed.__dict__.pop("timeouts"))
     parsed.headers = dict(parsed.headers)
     parsed.endpoint = Endpoint(parsed.endpoint)
+    parsed.prompt = _prompt_kind(parsed)
     parsed.pinning = _pinning(parsed.pinning)
     parsed.load = _load(parsed)
     parsed.slo_classes = _slo_classes(parsed)
@@ -147,6 +153,26 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     options = ReplayOptions(**vars(parsed))
     _check_combinations(options)
     return options
+
+
+def _prompt_kind(parsed: Namespace) -> PromptKind:
+    if parsed.prompt == "tokens":
+        if parsed.endpoint is Endpoint.CHAT:
+            raise UsageError(
+                "replay: --prompt tokens and --endpoint chat are mutually exclusive: the messages "
+                "of a chat are text"
+            )
+        if parsed.tokenizer is not None:
+            raise UsageError(
+                "replay: --prompt tokens and --tokenizer are mutually exclusive: token ids need no "
+                "tokenizer"
+            )
+        return PromptKind.TOKEN_IDS
+    if parsed.tokenizer is not None:
+        return PromptKind.TOKENIZER_WORDS
+    if parsed.prompt == "text" or parsed.endpoint is Endpoint.CHAT:
+        return PromptKind.INVENTED_WORDS
+    return PromptKind.TOKEN_IDS
 
 
 def _timeouts(given: Sequence[tuple[str, int]]) -> tuple[int, dict[str, int]]:
@@ -314,6 +340,8 @@ def _check_emulation(options: ReplayOptions) -> None:
         ("--yes", options.yes, "no target is under load"),
         ("--no-probe", not options.probe, "no request is sent"),
         ("--endpoint", options.endpoint is not Endpoint.COMPLETIONS, "no request is sent"),
+        ("--tokenizer", options.tokenizer is not None, "prompts have no text"),
+        ("--prompt text", options.prompt is not PromptKind.TOKEN_IDS, "prompts have no text"),
         ("--salt", options.salt is not None, "prompts have no text"),
         (
             "--length-pinning",

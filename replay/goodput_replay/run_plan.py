@@ -17,6 +17,7 @@ from goodput_replay.run.summary import (
     TraceSummary,
 )
 from goodput_replay.run.summary_builder import RunInfo
+from goodput_replay.sending.tokenizer import TokenizerVocabulary
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -36,6 +37,7 @@ class RunPlan:
         stats: totals of `requests`.
         trace: description of the trace for the summary.
         headers: headers of every request; may contain a key.
+        tokenizer: words of `--tokenizer`; None without it.
         tls: TLS settings; None for certificates that the system trusts.
         salt: salt of the prompts.
         service: name of the LLMService; empty with `--target`.
@@ -47,6 +49,7 @@ class RunPlan:
     stats: PlanStats
     trace: TraceSummary
     headers: dict[str, str]
+    tokenizer: TokenizerVocabulary | None = None
     tls: ssl.SSLContext | None = None
     salt: str
     service: str

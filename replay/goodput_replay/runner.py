@@ -40,6 +40,7 @@ from goodput_replay.run.summary_builder import summarise_targets
 from goodput_replay.run.terminal import print_summary
 from goodput_replay.run_plan import RunPlan
 from goodput_replay.sending.target import require_permission
+from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import SAMPLE, trace_path
@@ -118,6 +119,7 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         stats=stats,
         trace=_trace_summary(options, trace),
         headers=_headers(options),
+        tokenizer=_read_tokenizer(options.tokenizer),
         tls=_tls_context(options.ca_file),
         salt=options.salt if options.salt is not None else secrets.token_hex(8),
         service="" if service is None else service.metadata.name,
@@ -257,6 +259,10 @@ def _check_timeouts(options: ReplayOptions, stats: PlanStats) -> None:
                 f"--timeout {name}=…: no request has the class {name!r}; "
                 f"{f'classes are {known}' if known else 'the plan has no classes'}"
             )
+
+
+def _read_tokenizer(text: str | None) -> TokenizerVocabulary | None:
+    return None if text is None else read_tokenizer(find_tokenizer(text, os.environ))
 
 
 def _tls_context(path: Path | None) -> ssl.SSLContext | None:

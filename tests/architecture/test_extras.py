@@ -22,7 +22,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # A package that is part of another package's API and is installed with it.
 PART_OF = {"multidict": "aiohttp", "yarl": "aiohttp", "markupsafe": "jinja2"}
 # Extras that only an option of a command needs; the option checks it and names the extra.
-OPTIONAL = {"policies": "plot"}
+OPTIONAL = {"policies": "plot", "replay": "tokenizer"}
 # Commands that a command starts as child processes.
 STARTS = {"up": ("engine", "router")}
 
@@ -153,7 +153,7 @@ EXTRAS_OF = {
     "core": ["completion"],
     "traces": ["replay"],
     "engine": ["engine", "torch"],
-    "replay": ["replay", "plot"],
+    "replay": ["replay", "plot", "tokenizer"],
 }
 
 

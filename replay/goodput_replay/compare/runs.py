@@ -268,6 +268,7 @@ def difference_between(one: LoadedRun, other: LoadedRun) -> str:
         ("slo.outageSeconds", first.outage_s, second.outage_s),
         ("virtual time", one.is_virtual, other.is_virtual),
         ("--length-pinning", first.target.pinning.value, second.target.pinning.value),
+        ("the form of prompts", first.target.prompt, second.target.prompt),
         ("the endpoint", first.target.endpoint, second.target.endpoint),
         ("streaming", first.target.streaming, second.target.streaming),
     )

@@ -19,6 +19,7 @@ from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.run.files import SUMMARY_FILE
 from goodput_replay.run.length_pinning import LengthPinning
+from goodput_replay.run.prompt_kind import PromptKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,7 @@ __all__ = [
     "ErrorSummary",
     "IntervalSummary",
     "LengthPinning",
+    "PromptKind",
     "Quantiles",
     "RunSummary",
     "SLOSummary",
@@ -265,6 +267,14 @@ class TargetSummary:
         LengthPinning,
         _doc("How output lengths were pinned; max_tokens reveals them to the server."),
     ]
+    prompt: Annotated[PromptKind | None, _doc("Form of the prompts; null in virtual time.")] = None
+    prompt_overhead_tokens: Annotated[
+        int | None,
+        Meta(
+            description="Tokens that the target adds to a prompt, such as a chat template, as "
+            "measured before the run; null without --tokenizer."
+        ),
+    ] = None
     header_names: Annotated[tuple[str, ...], _doc("Names of extra headers.")]
     streaming: Annotated[bool, _doc("True if responses were streamed.")]
 

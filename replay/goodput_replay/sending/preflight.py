@@ -207,28 +207,43 @@ def make_probe(planned: PlannedRequest) -> PlannedRequest:
 
 
 async def send_probes(
-    client: RequestClient, requests: Sequence[PreparedRequest], url: str
+    client: RequestClient,
+    requests: Sequence[PreparedRequest],
+    url: str,
+    *,
+    as_text: PreparedRequest | None,
 ) -> list[str]:
     """Send one probe request per class; probes are not recorded and not judged.
 
     A 4xx status other than 408 and 429, and a response that is not streamed or is compressed, would
     apply to every request of the class, so they are errors. Other failures, such as 503 from a
-    starting server, are warnings.
+    starting server, are warnings, unless the same request succeeds with a text as its prompt.
 
     Args:
         client: client of the run's endpoint.
         requests: the probes.
         url: URL of the endpoint, for error messages.
+        as_text: a probe whose prompt is text, if those of `requests` are token ids; otherwise None.
 
     Returns:
         One warning for each of these other failures.
 
     Raises:
-        UsageError: the target rejected a probe, whose message the error quotes, or does not stream.
+        UsageError: the target rejected a probe, whose message the error quotes, or does not stream,
+            or does not accept token ids.
         UnreachableError: the target refused the connection.
     """
     now_ns = time.monotonic_ns()
     records = await asyncio.gather(*(client.run(request, now_ns) for request in requests))
+    failed = next((r for r in records if r.outcome is not Outcome.OK and r.status), None)
+    if as_text is not None and failed is not None:
+        record = await client.run(as_text, time.monotonic_ns())
+        if record.outcome is Outcome.OK:
+            raise UsageError(
+                f"{url}: the target does not accept token ids as a prompt ({failed.detail}); give "
+                "the tokenizer of its model with --tokenizer, or send text of approximate length "
+                "with --prompt text"
+            )
     warnings = []
     for record in records:
         of_class = f" of class {record.slo_class!r}" if record.slo_class else ""

@@ -11,11 +11,17 @@ random numbers, which directly gives the JSON value for the request's body.
 from __future__ import annotations
 
 from hashlib import shake_128
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from goodput_replay.run.prompt_kind import PromptKind
+from goodput_replay.sending.target import Endpoint
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from goodput_replay.plan import PromptKey
@@ -26,6 +32,7 @@ __all__ = [
     "PromptRenderer",
     "TokenIdPrompts",
     "WordPrompts",
+    "make_prompts",
 ]
 
 # Ids of plain text tokens in every vocabulary since GPT-2.
@@ -33,6 +40,31 @@ FIRST_TOKEN_ID: Final = 10_000
 NUM_TOKEN_IDS: Final = 1 << 14
 _CONSONANTS: Final = "bcdfghklmnprstvz"
 _VOWELS: Final = "aeiou"
+
+
+def make_prompts(
+    form: PromptKind,
+    endpoint: Endpoint,
+    salt: str,
+    words: Sequence[str] | None = None,
+    overhead_tokens: int = 0,
+) -> PromptRenderer:
+    """Return the renderer of a run.
+
+    Args:
+        form: form of the prompts.
+        endpoint: the API to call.
+        salt: separates this run's prompts from those of other runs.
+        words: words of the tokenizer; None for other forms.
+        overhead_tokens: tokens that the target adds to a text of these words.
+    """
+    if form is PromptKind.TOKEN_IDS:
+        return TokenIdPrompts(salt.encode())
+    if words is None and endpoint is Endpoint.CHAT:
+        from goodput_engine.tokens import CHAT_MESSAGE_TOKENS, CHAT_REPLY_TOKENS  # noqa: PLC0415
+
+        overhead_tokens = CHAT_MESSAGE_TOKENS + CHAT_REPLY_TOKENS
+    return WordPrompts(salt.encode(), words=words, overhead_tokens=overhead_tokens)
 
 
 class PromptRenderer(Protocol):
@@ -91,25 +123,25 @@ class TokenIdPrompts:
 
 
 class WordPrompts:
-    """Prompts as text of short invented words, each of them one token for emulated devices.
+    """Prompts as text of words that are one token each.
 
     Args:
         salt: separates this run's prompts from those of other runs.
+        words: ASCII words of equal length; their number is a power of two, at most
+            `NUM_TOKEN_IDS`. None for invented words, which are one token each for emulated devices.
         overhead_tokens: tokens that a server adds around the text, such as a chat template. The
             text is shorter by this number of tokens, but at least one word long.
     """
 
-    def __init__(self, salt: bytes, *, overhead_tokens: int = 0) -> None:
+    def __init__(
+        self, salt: bytes, *, words: Sequence[str] | None = None, overhead_tokens: int = 0
+    ) -> None:
         self._salt = salt
         self._overhead = overhead_tokens
-        words = (
-            f" {a}{b}{c}{d}".encode()
-            for a in _CONSONANTS
-            for b in _VOWELS
-            for c in _CONSONANTS
-            for d in _CONSONANTS
-        )
-        self._table = np.array([w for w, _ in zip(words, range(NUM_TOKEN_IDS), strict=False)])
+        if words is None:
+            words = _invent_words()
+        self._table = np.array([f" {word}".encode() for word in words])
+        self._mask = np.uint16(len(words) - 1)
 
     def tokens(self, key: PromptKey) -> int:
         """Return the prompt length of the row, at least the overhead and one word."""
@@ -117,6 +149,18 @@ class WordPrompts:
 
     def render(self, key: PromptKey) -> bytes:
         """Return a JSON string of `input_tokens - overhead_tokens` words."""
-        numbers = token_numbers(self._salt, key)
-        words = max(1, key.input_tokens - self._overhead)
-        return b'"' + self._table[numbers[:words]].tobytes()[1:] + b'"'
+        count = max(1, key.input_tokens - self._overhead)
+        numbers = token_numbers(self._salt, key)[:count] & self._mask
+        text: bytes = self._table[numbers].tobytes()
+        return b'"' + text[1:] + b'"'
+
+
+def _invent_words() -> list[str]:
+    words = (
+        f"{a}{b}{c}{d}"
+        for a in _CONSONANTS
+        for b in _VOWELS
+        for c in _CONSONANTS
+        for d in _CONSONANTS
+    )
+    return list(islice(words, NUM_TOKEN_IDS))

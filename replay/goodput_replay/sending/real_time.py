@@ -23,6 +23,7 @@ from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
 from goodput_replay.run.files import DECISIONS_FILE
 from goodput_replay.run.folder import FinishedRun, stop_on_signals
+from goodput_replay.run.prompt_kind import PromptKind
 from goodput_replay.run.summary import ClientSummary, LengthPinning, TargetSummary
 from goodput_replay.run.summary_builder import seconds, summarise_stall
 from goodput_replay.sending.abort import ErrorRateWatch
@@ -43,9 +44,10 @@ from goodput_replay.sending.preflight import (
     send_probes,
 )
 from goodput_replay.sending.process import LoopWatch, count_cpus, gc_paused
-from goodput_replay.sending.prompts import PromptRenderer, TokenIdPrompts, WordPrompts
+from goodput_replay.sending.prompt_overhead import measure_overhead
+from goodput_replay.sending.prompts import make_prompts
 from goodput_replay.sending.sender import ClosedLoopSender, OpenLoopSender
-from goodput_replay.sending.target import Endpoint, Target, parse_target
+from goodput_replay.sending.target import Target, parse_target
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,6 +123,10 @@ async def _replay(
     plan: RunPlan, writer: RunWriter, stopper: _Stopper, console: Console
 ) -> FinishedRun:
     options = plan.options
+
+    def warn(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
     async with AsyncExitStack() as stack:
         observer = await _start_observer(plan, stack, console)
         targets = await _start_targets(plan, writer, stack, console)
@@ -138,30 +144,49 @@ async def _replay(
             retries=options.retries,
             redaction=Redaction(plan.headers.values()),
         )
+        words = None if plan.tokenizer is None else plan.tokenizer.words
+        prompts = make_prompts(options.prompt, options.endpoint, plan.salt, words)
         renderer = RequestRenderer(
             endpoint=options.endpoint,
-            prompts=_make_prompts(options.endpoint, plan.salt.encode()),
+            prompts=prompts,
             pinning=pinning,
             model_for=names,
             unnamed_class=plan.slo.other,
         )
+        examples = [make_probe(example) for example in plan.stats.examples.values()]
         if options.probe:
-            probes = [
-                renderer.render(make_probe(example)) for example in plan.stats.examples.values()
-            ]
+            as_text = None
+            if options.prompt is PromptKind.TOKEN_IDS:
+                text = make_prompts(PromptKind.INVENTED_WORDS, options.endpoint, plan.salt)
+                as_text = renderer.with_prompts(text).render(examples[0])
             probe_policy = replace(
                 policy, timeout_ns=PROBE_TIMEOUT_NS, class_timeouts_ns={}, retries=0
             )
+            probes = [renderer.render(example) for example in examples]
             for url in urls:
                 client = RequestClient(session, [url], probe_policy)
-                for warning in await send_probes(client, probes, str(url)):
-                    console.print(warning, soft_wrap=True, highlight=False, markup=False)
+                for warning in await send_probes(client, probes, str(url), as_text=as_text):
+                    warn(warning)
+        overhead_tokens = None
+        if plan.tokenizer is not None:
+            if options.probe:
+                model = names(examples[0].model_name)
+                overhead_tokens = await measure_overhead(
+                    session, urls, options.endpoint, model=model, prompts=prompts, warn=warn
+                )
+            if overhead_tokens is None:
+                overhead_tokens = plan.tokenizer.added_tokens
+            renderer = renderer.with_prompts(
+                make_prompts(options.prompt, options.endpoint, plan.salt, words, overhead_tokens)
+            )
         target_summary = TargetSummary(
             url=", ".join(target.url for target in targets),
             endpoint=options.endpoint.path,
             model=", ".join(dict.fromkeys(names(name) for name in plan.stats.models)),
             service=plan.service,
             pinning=pinning,
+            prompt=options.prompt,
+            prompt_overhead_tokens=overhead_tokens,
             header_names=tuple(plan.headers),
             streaming=True,
         )
@@ -358,11 +383,3 @@ class _Run:
             reason = self._error_rate.count(record.outcome, time.monotonic_ns())
             if reason is not None:
                 self._stopper.stop(AbortedRun, reason)
-
-
-def _make_prompts(endpoint: Endpoint, salt: bytes) -> PromptRenderer:
-    if endpoint is Endpoint.COMPLETIONS:
-        return TokenIdPrompts(salt)
-    from goodput_engine.tokens import CHAT_MESSAGE_TOKENS, CHAT_REPLY_TOKENS  # noqa: PLC0415
-
-    return WordPrompts(salt, overhead_tokens=CHAT_MESSAGE_TOKENS + CHAT_REPLY_TOKENS)

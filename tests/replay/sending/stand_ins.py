@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-__all__ = ["DONE", "StandIn", "delta", "event", "finish", "running", "text", "tokens", "usage"]
+__all__ = [
+    "DONE",
+    "Answer",
+    "StandIn",
+    "delta",
+    "event",
+    "finish",
+    "running",
+    "text",
+    "tokens",
+    "usage",
+]
 
 
 def event(value: object) -> bytes:

@@ -75,6 +75,18 @@ WRONG = {
     ),
     "no trace": (["--target", "http://h"], "--trace"),
     "no target": (["--trace", "t"], "no target"),
+    "token ids in a chat": (
+        [*HERE, "--prompt", "tokens", "--endpoint", "chat"],
+        "--prompt tokens and --endpoint chat are mutually exclusive",
+    ),
+    "token ids with a tokenizer": (
+        [*HERE, "--prompt", "tokens", "--tokenizer", "x"],
+        "--prompt tokens and --tokenizer are mutually exclusive",
+    ),
+    "a tokenizer in virtual time": (
+        ["--trace", "t", "--emulate", "chat.yaml", "--tokenizer", "x"],
+        "--tokenizer and --emulate are mutually exclusive",
+    ),
     "two targets": ([*HERE, "-f", "chat.yaml"], "are mutually exclusive"),
     "two SLOs": (
         ["--trace", "t", "-f", "c", "--slo", "s"],
