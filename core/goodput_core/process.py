@@ -1,11 +1,12 @@
-"""Limits of the process that a server raises when it starts."""
+"""Limits of the process: open files, which a server raises when it starts, and processors."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 
-__all__ = ["raise_open_files"]
+__all__ = ["count_cpus", "raise_open_files"]
 
 
 def raise_open_files() -> int:
@@ -20,3 +21,9 @@ def raise_open_files() -> int:
     except (ValueError, OSError):  # macOS refuses "unlimited"
         hard = soft
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def count_cpus() -> int:
+    """Return the number of processors that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not available on macOS
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

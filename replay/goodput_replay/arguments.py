@@ -26,6 +26,7 @@ __all__ = ["DEFAULT_TIMEOUT_NS", "make_parser"]
 DEFAULT_TIMEOUT_NS: Final = 600 * NS_PER_S
 _MAX_RETRIES: Final = 10
 _MAX_CONCURRENCY: Final = 100_000
+_MAX_WORKERS: Final = 256
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _EXAMPLES: Final = (
     "replay --trace sample -f examples/chat.yaml",
@@ -274,6 +275,13 @@ def _add_sending(parser: CommandParser) -> None:
         "its next request when its response has ended; measures throughput and gets no verdict",
     )
     group.add_argument(
+        "--workers",
+        metavar="N",
+        type=argument_type(_workers, "N"),
+        help="number of processes that send, each of them complete sessions (default: one, or more "
+        "if the busiest second of the plan needs them and the machine has the processors)",
+    )
+    group.add_argument(
         "--dry-run", action="store_true", help="print the plan without sending requests"
     )
     group.add_argument(
@@ -434,6 +442,10 @@ def _at_least(minimum: int) -> Callable[[str], int]:
 
 def _concurrency(text: str) -> int:
     return parse_whole(text, 1, _MAX_CONCURRENCY, "a number of clients")
+
+
+def _workers(text: str) -> int:
+    return parse_whole(text, 1, _MAX_WORKERS, "a number of processes")
 
 
 def _timeout(text: str) -> tuple[str, int]:

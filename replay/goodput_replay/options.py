@@ -47,6 +47,7 @@ class ReplayOptions:
             none is declared.
         concurrency: number of clients in a closed loop; None for an open loop at the times of the
             trace.
+        workers: number of processes that send; None for a number that suits the plan.
         probe: send one probe request per class before the run.
         prompt: the form of prompts.
         tokenizer: file, folder or model name of a tokenizer; None for prompts without one.
@@ -92,6 +93,7 @@ class ReplayOptions:
     seed: int
     warmup: int
     concurrency: int | None
+    workers: int | None
     dry_run: bool
     max_rate: int | None
     abort_on: AbortRule | None
@@ -310,6 +312,7 @@ def _check_closed_loop(options: ReplayOptions) -> None:
         ("--emulate", options.emulate is not None, "virtual time has only an open loop yet"),
         ("--ui", options.ui, "the live page needs the times of all requests"),
         ("--gate", options.gate, "a load that adapts to the target gets no verdict"),
+        ("--workers", (options.workers or 1) > 1, "all clients take the next request of one list"),
         ("--speed", options.speed != 1, ignored),
         ("--rate-scale", options.rate_scale != 1, ignored),
         ("--max-rate", options.max_rate is not None, ignored),
@@ -335,6 +338,7 @@ def _check_emulation(options: ReplayOptions) -> None:
             "every request uses the manifest's model",
         ),
         ("--retries", options.retries > 0, "no request is sent"),
+        ("--workers", options.workers is not None, "no request is sent"),
         ("--timeout CLASS=TIME", bool(options.class_timeouts_ns), "one --timeout TIME applies"),
         ("--ca-file", options.ca_file is not None, "no request is sent"),
         ("--yes", options.yes, "no target is under load"),

@@ -6,6 +6,7 @@ finds invalid rows, unknown classes and excessive rates. The second pass sends t
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
 from goodput_replay.run.slo import SLOClasses
+from goodput_replay.shares import ALL
 from goodput_traces.format.reader import Trace
 from goodput_traces.format.schema import Clock
 from goodput_traces.transforms import TransformPlan, apply
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from goodput_engine.device.profile import DeviceProfile
+    from goodput_replay.shares import Share
     from goodput_traces.format.schema import TraceRow
 
 __all__ = [
@@ -36,12 +39,18 @@ __all__ = [
     "PlannedRequest",
     "PromptKey",
     "RequestPlan",
+    "choose_workers",
     "require_fit",
     "survey",
 ]
 
 _MAX_MODELS = 1000
 _MAX_EXAMPLES = 16
+# CPU time of sending one request and of reading one token, measured beside a mock, and the
+# share of a processor up to which one process sends on time.
+_REQUEST_CPU_S = 250e-6
+_TOKEN_CPU_S = 15e-6
+_MAX_BUSY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +86,7 @@ class PlannedRequest:
         cancel_after_ns: time from `scheduled_ns` to the cancellation by the trace; None if none.
         model_name: model name in the trace; empty if none.
         warmup: True if the request is sent but not judged.
+        session_id: session of the request; empty if it has none.
     """
 
     request_id: str
@@ -90,6 +100,7 @@ class PlannedRequest:
     cancel_after_ns: int | None
     model_name: str = ""
     warmup: bool = False
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +152,7 @@ class RequestPlan:
                 cancel_after_ns=row.cancel_after_ns,
                 model_name=row.model_name or "",
                 warmup=number < self.warmup,
+                session_id=row.session_id or "",
             )
 
     def window_ns(self, stats: PlanStats) -> int:
@@ -195,6 +207,8 @@ class PlanStats:
     Args:
         rows: number of requests, including warm-up rows.
         warmup_rows: number of requests that are not judged.
+        own_rows: number of requests in the surveyed share, including warm-up rows.
+        own_warmup_rows: number of requests in the share that are not judged.
         first_judged_ns: arrival of the first judged request; None if there is none.
         last_ns: last arrival.
         peak_1s: maximum number of arrivals within one second.
@@ -215,6 +229,8 @@ class PlanStats:
 
     rows: int = 0
     warmup_rows: int = 0
+    own_rows: int = 0
+    own_warmup_rows: int = 0
     first_judged_ns: int | None = None
     last_ns: int = 0
     peak_1s: int = 0
@@ -232,8 +248,12 @@ class PlanStats:
     examples: dict[str, PlannedRequest] = field(default_factory=dict)
 
 
-def survey(plan: RequestPlan) -> PlanStats:
+def survey(plan: RequestPlan, share: Share = ALL) -> PlanStats:
     """Read the plan once and return its totals; retains eight bytes per row.
+
+    Args:
+        plan: the complete plan.
+        share: the requests that this process sends.
 
     Raises:
         InputError: see `RequestPlan.requests`; also if no row is left to judge, or an id is used
@@ -244,6 +264,9 @@ def survey(plan: RequestPlan) -> PlanStats:
     id_hashes = array("q")
     for request in plan.requests():
         _count(stats, request)
+        if share.holds(request):
+            stats.own_rows += 1
+            stats.own_warmup_rows += request.warmup
         id_hashes.append(hash(request.request_id))
         last_second.append(request.scheduled_ns)
         while last_second[0] <= request.scheduled_ns - NS_PER_S:
@@ -260,6 +283,20 @@ def survey(plan: RequestPlan) -> PlanStats:
         )
     _reject_repeated_ids(plan, np.frombuffer(id_hashes, dtype=np.int64))
     return stats
+
+
+def choose_workers(stats: PlanStats, cpus: int) -> int:
+    """Return the number of sending processes: enough for the busiest second of the plan.
+
+    One processor is left to the process that records.
+
+    Args:
+        stats: totals of the plan.
+        cpus: processors of this machine.
+    """
+    mean_tokens = stats.output_tokens / stats.rows
+    busy_s = stats.peak_1s * (_REQUEST_CPU_S + mean_tokens * _TOKEN_CPU_S)
+    return max(1, min(math.ceil(busy_s / _MAX_BUSY), cpus - 1))
 
 
 def require_fit(stats: PlanStats, profile: DeviceProfile, trace: Path) -> None:

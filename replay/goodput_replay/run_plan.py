@@ -42,6 +42,7 @@ class RunPlan:
         salt: salt of the prompts.
         service: name of the LLMService; empty with `--target`.
         command: the command line without secrets.
+        workers: number of processes that send; with 1, this process sends.
     """
 
     options: ReplayOptions
@@ -54,6 +55,7 @@ class RunPlan:
     salt: str
     service: str
     command: tuple[str, ...]
+    workers: int = 1
 
     @property
     def slo(self) -> SLOClasses:

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import os
 import secrets
-import ssl
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -25,21 +24,21 @@ from rich.table import Table
 from rich.text import Text
 
 from goodput_core.errors import ExitCode, InputError, UsageError
-from goodput_core.process import raise_open_files
+from goodput_core.process import count_cpus, raise_open_files
 from goodput_core.spec.choices import ControlMode
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.load import LOAD
-from goodput_replay.plan import PlanStats, RequestPlan, require_fit, survey
+from goodput_replay.plan import PlanStats, RequestPlan, choose_workers, require_fit, survey
 from goodput_replay.run.folder import RunWriter, default_folder
 from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
 from goodput_replay.run.summary_builder import summarise_targets
 from goodput_replay.run.terminal import print_summary
 from goodput_replay.run_plan import RunPlan
-from goodput_replay.sending.target import require_permission
+from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_traces.format.reader import open_trace
@@ -120,10 +119,11 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         trace=_trace_summary(options, trace),
         headers=_headers(options),
         tokenizer=_read_tokenizer(options.tokenizer),
-        tls=_tls_context(options.ca_file),
+        tls=tls_context(options.ca_file),
         salt=options.salt if options.salt is not None else secrets.token_hex(8),
         service="" if service is None else service.metadata.name,
         command=("replay", *_without_secrets(argv)),
+        workers=_workers(options, stats),
     )
     summary = _run_and_record(plan, fleet)
     if options.gate:
@@ -251,6 +251,13 @@ def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:
         )
 
 
+def _workers(options: ReplayOptions, stats: PlanStats) -> int:
+    if options.workers is not None:
+        return options.workers
+    one = options.concurrency is not None or options.emulate is not None
+    return 1 if one else choose_workers(stats, count_cpus())
+
+
 def _check_timeouts(options: ReplayOptions, stats: PlanStats) -> None:
     for name in options.class_timeouts_ns:
         if name not in stats.classes:
@@ -263,19 +270,6 @@ def _check_timeouts(options: ReplayOptions, stats: PlanStats) -> None:
 
 def _read_tokenizer(text: str | None) -> TokenizerVocabulary | None:
     return None if text is None else read_tokenizer(find_tokenizer(text, os.environ))
-
-
-def _tls_context(path: Path | None) -> ssl.SSLContext | None:
-    """Return the TLS settings of `--ca-file`; None for those of the system."""
-    if path is None:
-        return None
-    try:
-        return ssl.create_default_context(cafile=path)
-    except ssl.SSLError as error:
-        raise InputError(f"{path}: no PEM certificates; give the file of a CA") from error
-    except OSError as error:
-        why = error.strerror or "cannot be read"
-        raise InputError(f"{path}: {why}; check --ca-file") from error
 
 
 def _headers(options: ReplayOptions) -> dict[str, str]:

@@ -80,7 +80,7 @@ def gathered(
         rows_planned=rows_planned,
         incomplete=incomplete,
         outage_s=outage_s,
-        stalls=stalls,
+        stalls={0: stalls},
     )
 
 
@@ -264,6 +264,22 @@ def test_a_failure_caused_by_stalls_is_invalid() -> None:
     assert found.validity.without_lag[0].attainment == Attainment(good=1500, total=1500)
     verdict = decide(found.classes, found.validity)
     assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, Reason.CLIENT_LAG_DECIDES)
+
+
+def test_stalls_of_one_sender_do_not_excuse_the_requests_of_another() -> None:
+    slow = [request(k / 5, ttft_s=0.6 if k % 10 == 0 else 0.15) for k in range(1500)]
+    stalls = Stalls(
+        Stall(start_ns=k * SECOND // 5 + 100 * MS, end_ns=k * SECOND // 5 + 500 * MS,
+              stalled_ns=400 * MS)
+        for k in range(0, 1500, 10)
+    )  # fmt: skip
+    found = gather(
+        [replace(one, sender=number % 2) for number, one in enumerate(slow)],
+        classes=[CHAT], window_ns=300 * SECOND, stalls={1: stalls, 7: stalls},
+    )  # fmt: skip
+    assert found.validity.without_lag[0] == found.classes[0], "the slow ones are those of sender 0"
+    verdict = decide(found.classes, found.validity)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.FAIL, Reason.BELOW_OBJECTIVE)
 
 
 def test_lag_that_changes_no_judgement_leaves_the_evidence_as_it_is() -> None:

@@ -68,6 +68,7 @@ class RequestRecord:
         cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
         retries: how often the request was sent again after a failure.
         deviations: ways in which the response does not conform to the API or to the request.
+        sender: number of the process that sent the request; 0 if one process sent all of them.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class RequestRecord:
     cached_tokens: int | None = None
     retries: int = 0
     deviations: tuple[Deviation, ...] = ()
+    sender: int = 0
 
     @property
     def ttft_ns(self) -> int | None:

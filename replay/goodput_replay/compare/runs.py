@@ -19,6 +19,7 @@ from goodput_core.errors import InputError
 from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.judging import JudgementKind, judge, targets_for, without_lag
 from goodput_core.slo.pairs import PairCounts
+from goodput_core.slo.stalls import NO_STALLS
 from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
 from goodput_replay.run.columns import KINDS, RunColumns, load_columns
@@ -120,7 +121,8 @@ class LoadedRun:
         kinds = self.columns.kind_code.copy()
         for index, record in enumerate(read_records(self.folder, gaps=False)):
             if missed[index]:
-                judgement = judge(without_lag(record, stalls), targets_for(record, classes))
+                own = stalls.get(record.sender, NO_STALLS)
+                judgement = judge(without_lag(record, own), targets_for(record, classes))
                 kinds[index] = KINDS.index(judgement.kind)
         return replace(self, columns=replace(self.columns, kind_code=kinds))
 

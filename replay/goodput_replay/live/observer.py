@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from goodput_core.errors import UsageError
-from goodput_replay.live.messages import Begin, End, encode, encode_records
+from goodput_replay.frames import encode, encode_records
+from goodput_replay.live.messages import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from goodput_core.slo.record import RequestRecord
+    from goodput_replay.live.messages import Begin
     from goodput_replay.live.tally import RunProgress
 
 __all__ = ["ObserverOptions", "ObserverReady", "RunObserver"]

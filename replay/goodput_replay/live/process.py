@@ -10,7 +10,7 @@ import asyncio
 import signal
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
@@ -18,8 +18,9 @@ from yarl import URL
 
 from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import GoodputError
+from goodput_replay.frames import MAX_FRAME, read_message
 from goodput_replay.live.exporter import MetricsExporter
-from goodput_replay.live.messages import Begin, End, read_message
+from goodput_replay.live.messages import Begin, End
 from goodput_replay.live.observer import ObserverOptions, ObserverReady
 from goodput_replay.live.page import LIVE_SCRIPTS, LivePage
 from goodput_replay.live.server import HOST, LiveServer, open_site
@@ -28,11 +29,9 @@ from goodput_replay.live.terminal import TerminalView
 from goodput_replay.report.run_report import render
 
 if TYPE_CHECKING:
-    from goodput_replay.live.messages import Records
+    from goodput_replay.frames import Records
 
 __all__ = ["main"]
-
-_MAX_FRAME: Final = 64 << 20
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 async def _observe(options: ObserverOptions) -> None:
-    pipe = asyncio.StreamReader(limit=_MAX_FRAME)
+    pipe = asyncio.StreamReader(limit=MAX_FRAME)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), sys.stdin)
     async with AsyncExitStack() as stack:

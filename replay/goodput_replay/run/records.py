@@ -137,6 +137,12 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
         ),
         _required("retries", pa.int32(), "How often the request was sent again after a failure."),
         _required(
+            "sender",
+            pa.int32(),
+            "Number of the process that sent the request, from 0: its index in client.senders of "
+            "the summary; 0 if one process sent all requests.",
+        ),
+        _required(
             "deviations",
             pa.list_(pa.string()),
             "Deviations of the response from the API or its request: "
@@ -152,7 +158,12 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
 )
 
 # Columns that folders of earlier versions lack, and the values of their rows.
-_ADDED: Final[dict[str, object]] = {"most_output_tokens": None, "retries": 0, "deviations": ()}
+_ADDED: Final[dict[str, object]] = {
+    "most_output_tokens": None,
+    "retries": 0,
+    "sender": 0,
+    "deviations": (),
+}
 
 # Columns that are computed in `RecordWriter.append`, in its order; every other column but
 # `gaps_us` is an attribute of a `RequestRecord`.

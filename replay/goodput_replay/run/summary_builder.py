@@ -8,6 +8,7 @@ bounds are truncated, so that a missed objective never looks met.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
@@ -71,6 +72,7 @@ __all__ = [
     "summarise_interval",
     "summarise_stall",
     "summarise_targets",
+    "to_ms",
 ]
 
 _PRINTED: Final = (P50, P90, P95, P99)
@@ -278,13 +280,13 @@ def _summarise_validity(
         reason=None if valid else verdict.reason,
         sentence=sentence,
         lag_ms=None if virtual else measures.lag,
-        lag_p99_limit_ms=_to_ms(validity.lag_limit_ns),
-        tightest_ttft_ms=None if tightest_ns is None else _to_ms(tightest_ns),
+        lag_p99_limit_ms=to_ms(validity.lag_limit_ns),
+        tightest_ttft_ms=None if tightest_ns is None else to_ms(tightest_ns),
         unsent_rows=validity.unsent,
         client_errors=validity.client_errors,
         deviations=deviations,
-        loop_lag_p99_ms=_to_ms(info.loop_lag_p99_ns),
-        loop_lag_max_ms=_to_ms(info.loop_lag_max_ns),
+        loop_lag_p99_ms=to_ms(info.loop_lag_p99_ns),
+        loop_lag_max_ms=to_ms(info.loop_lag_max_ns),
     )
 
 
@@ -346,11 +348,11 @@ def _summarise_ns(values_ns: NDArray[np.float64]) -> Quantiles | None:
     )
     return Quantiles(
         count=len(measured),
-        p50=_to_ms(p50),
-        p90=_to_ms(p90),
-        p95=_to_ms(p95),
-        p99=_to_ms(p99),
-        max=_to_ms(largest),
+        p50=to_ms(p50),
+        p90=to_ms(p90),
+        p95=to_ms(p95),
+        p99=to_ms(p99),
+        max=to_ms(largest),
     )
 
 
@@ -363,34 +365,38 @@ def _summarise_gaps(gaps: GapCounts | None) -> Quantiles | None:
     )
 
 
-def _to_ms(ns: int) -> float:
+def to_ms(ns: int) -> float:
+    """Return milliseconds, rounded to a microsecond."""
     return round(ns / NS_PER_MS, 3)
 
 
-def summarise_stall(stall: Stall, zero_ns: int) -> StallSummary:
+def summarise_stall(stall: Stall, zero_ns: int, sender: int = 0) -> StallSummary:
     """Return a stall for the summary.
 
     Args:
         stall: a stall on the monotonic clock.
         zero_ns: time zero of the run on that clock.
+        sender: number of the sender that stalled.
     """
     return StallSummary(
         start_s=seconds(stall.start_ns - zero_ns),
         end_s=seconds(stall.end_ns - zero_ns),
         stalled_s=seconds(stall.stalled_ns),
+        sender=sender,
     )
 
 
-def read_stalls(client: ClientSummary) -> Stalls:
-    """Return the stalls of a summary, on the clock of the run's records."""
-    stalls: list[Stall] = []
+def read_stalls(client: ClientSummary) -> dict[int, Stalls]:
+    """Return the stalls of each sender by its number, on the clock of the run's records."""
+    by_sender: defaultdict[int, list[Stall]] = defaultdict(list)
     for stall in client.stalls:
+        stalls = by_sender[stall.sender]
         start_ns, end_ns = round(stall.start_s * NS_PER_S), round(stall.end_s * NS_PER_S)
         # The times were rounded to a microsecond.
         stalled_ns = min(round(stall.stalled_s * NS_PER_S), end_ns - start_ns)
         if stalled_ns > 0 and (not stalls or start_ns >= stalls[-1].end_ns):
             stalls.append(Stall(start_ns=start_ns, end_ns=end_ns, stalled_ns=stalled_ns))
-    return Stalls(stalls)
+    return {sender: Stalls(stalls) for sender, stalls in by_sender.items()}
 
 
 def seconds(ns: int) -> float:

@@ -254,6 +254,8 @@ def _format_validity(summary: Summary) -> Text:
     if stalls := summary.client.stalls:
         stalled_s = sum(stall.stalled_s for stall in stalls)
         lag += f", stalled for {format_seconds(stalled_s)} in total"
+    if senders := summary.client.senders:
+        lag += f", {len(senders)} senders"
     lengths = ""
     if summary.target.pinning is LengthPinning.MAX_TOKENS:
         lengths = "; output lengths were disclosed by max_tokens"

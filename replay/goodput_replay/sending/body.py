@@ -67,16 +67,6 @@ class RequestRenderer:
         self._model_for = model_for
         self._unnamed_class = unnamed_class
 
-    def with_prompts(self, prompts: PromptRenderer) -> RequestRenderer:
-        """Return a copy with another renderer of prompts."""
-        return RequestRenderer(
-            endpoint=self._endpoint,
-            prompts=prompts,
-            pinning=self._pinning,
-            model_for=self._model_for,
-            unnamed_class=self._unnamed_class,
-        )
-
     def render(self, planned: PlannedRequest) -> PreparedRequest:
         """Render the body and the headers of one request."""
         body = request_body(

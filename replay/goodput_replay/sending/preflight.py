@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from goodput_replay.sending.client.chunks import error_sentence
 from goodput_replay.sending.client.reason import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlannedRequest
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROBE_TIMEOUT_NS",
+    "ModelNames",
     "ServedModels",
     "choose_models",
     "join_models",
@@ -62,6 +64,23 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNames:
+    """Maps a model name of the trace to the model name to send.
+
+    Args:
+        mapping: names to send by the name in the trace.
+        default: name to send for all other requests; None for the name in the trace.
+    """
+
+    mapping: Mapping[str, str]
+    default: str | None
+
+    def __call__(self, name: str) -> str:
+        """Return the model name to send."""
+        return self.mapping.get(name, name if self.default is None else self.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +183,8 @@ def choose_models(
     mapping: Mapping[str, str],
     default: str | None,
     in_trace: Iterable[str],
-) -> Callable[[str], str]:
-    """Return a function from a model name of the trace to the model name to send.
+) -> ModelNames:
+    """Return the map from a model name of the trace to the model name to send.
 
     Args:
         served: models of the target.
@@ -189,7 +208,7 @@ def choose_models(
                 f"the trace has requests {requests}, and the target serves {shown}; choose one "
                 "with --model SERVED or --model TRACE=SERVED"
             )
-    return lambda name: mapping.get(name, name if default is None else default)
+    return ModelNames(mapping=dict(mapping), default=default)
 
 
 def make_probe(planned: PlannedRequest) -> PlannedRequest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import time
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LoopWatch", "count_cpus", "gc_paused"]
+__all__ = ["LoopWatch", "gc_paused"]
 
 _WATCH_NS: Final = 10 * NS_PER_MS
 _STALL_NS: Final = 10 * NS_PER_MS
@@ -93,9 +92,3 @@ class LoopWatch:
         if len(self.stalls) > _MAX_STALLS:
             pairs = zip(self.stalls[::2], self.stalls[1::2], strict=False)
             self.stalls[:] = [*(a.merged(b) for a, b in pairs), *self.stalls[_MAX_STALLS:]]
-
-
-def count_cpus() -> int:
-    """Return the number of processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not available on macOS
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Replay a run plan in real time into a finished run folder, on one event loop.
+"""Replay a run plan in real time into a finished run folder, with one or several senders.
 
 All checks run before the first request. The run's time zero is set once the first requests are
 prepared. The records are closed and judged even if the run fails.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from yarl import URL
 
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
+from goodput_core.process import count_cpus
 from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
@@ -24,16 +26,19 @@ from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
 from goodput_replay.run.files import DECISIONS_FILE
 from goodput_replay.run.folder import FinishedRun, stop_on_signals
 from goodput_replay.run.prompt_kind import PromptKind
-from goodput_replay.run.summary import ClientSummary, LengthPinning, TargetSummary
-from goodput_replay.run.summary_builder import seconds, summarise_stall
+from goodput_replay.run.summary import (
+    ClientSummary,
+    LengthPinning,
+    SenderSummary,
+    TargetSummary,
+)
+from goodput_replay.run.summary_builder import seconds, summarise_stall, to_ms
 from goodput_replay.sending.abort import ErrorRateWatch
-from goodput_replay.sending.body import PreparedRequest, RequestRenderer
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.redaction import Redaction
 from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 from goodput_replay.sending.local_service import running_service
-from goodput_replay.sending.lookahead import Lookahead
-from goodput_replay.sending.pacer import open_pacer
+from goodput_replay.sending.loop import SenderPlan, Senders, SendingLoop
 from goodput_replay.sending.preflight import (
     PROBE_TIMEOUT_NS,
     ServedModels,
@@ -43,26 +48,27 @@ from goodput_replay.sending.preflight import (
     make_probe,
     send_probes,
 )
-from goodput_replay.sending.process import LoopWatch, count_cpus, gc_paused
 from goodput_replay.sending.prompt_overhead import measure_overhead
-from goodput_replay.sending.prompts import make_prompts
-from goodput_replay.sending.sender import ClosedLoopSender, OpenLoopSender
+from goodput_replay.sending.senders import SenderProcesses
 from goodput_replay.sending.target import Target, parse_target
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aiohttp import ClientSession
     from rich.console import Console
 
     from goodput_core.slo.record import RequestRecord
+    from goodput_replay.plan import PlannedRequest
     from goodput_replay.run.folder import RunWriter
     from goodput_replay.run.summary import Summary
     from goodput_replay.run_plan import RunPlan
+    from goodput_replay.sending.loop import SenderUsage
 
 __all__ = ["replay"]
 
 # Time from the start of the sender to the run's time zero.
 _LEAD_NS: Final = 200 * NS_PER_MS
-# Longer than any trace: in a closed loop, the times of the trace do not matter.
-_ANY_TIME_NS: Final = 1 << 62
 # Window of the live display of a closed loop, whose end is not known; later requests count in its
 # last second.
 _CLOSED_LOOP_NS: Final = 3600 * NS_PER_S
@@ -136,49 +142,43 @@ async def _replay(
             served, mapping=options.models, default=options.model, in_trace=plan.stats.models
         )
         pinning = _choose_pinning(options.pinning, served)
-        urls = [URL(f"{target.url}{options.endpoint.path}") for target in targets]
-        policy = SendingPolicy(
-            timeout_ns=options.timeout_ns,
-            class_timeouts_ns=options.class_timeouts_ns,
-            pinned=pinning is not LengthPinning.NONE,
-            retries=options.retries,
-            redaction=Redaction(plan.headers.values()),
-        )
-        words = None if plan.tokenizer is None else plan.tokenizer.words
-        prompts = make_prompts(options.prompt, options.endpoint, plan.salt, words)
-        renderer = RequestRenderer(
+        sender_plan = SenderPlan(
+            requests=plan.requests,
+            urls=tuple(f"{target.url}{options.endpoint.path}" for target in targets),
             endpoint=options.endpoint,
-            prompts=prompts,
+            headers=plan.headers,
+            ca_file=options.ca_file,
+            policy=SendingPolicy(
+                timeout_ns=options.timeout_ns,
+                class_timeouts_ns=options.class_timeouts_ns,
+                pinned=pinning is not LengthPinning.NONE,
+                retries=options.retries,
+                redaction=Redaction(plan.headers.values()),
+            ),
             pinning=pinning,
-            model_for=names,
-            unnamed_class=plan.slo.other,
+            models=names,
+            prompt=options.prompt,
+            words=None if plan.tokenizer is None else plan.tokenizer.words,
+            salt=plan.salt,
+            concurrency=options.concurrency,
         )
         examples = [make_probe(example) for example in plan.stats.examples.values()]
         if options.probe:
-            as_text = None
-            if options.prompt is PromptKind.TOKEN_IDS:
-                text = make_prompts(PromptKind.INVENTED_WORDS, options.endpoint, plan.salt)
-                as_text = renderer.with_prompts(text).render(examples[0])
-            probe_policy = replace(
-                policy, timeout_ns=PROBE_TIMEOUT_NS, class_timeouts_ns={}, retries=0
-            )
-            probes = [renderer.render(example) for example in examples]
-            for url in urls:
-                client = RequestClient(session, [url], probe_policy)
-                for warning in await send_probes(client, probes, str(url), as_text=as_text):
-                    warn(warning)
+            await _probe(sender_plan, examples, session, warn)
         overhead_tokens = None
         if plan.tokenizer is not None:
             if options.probe:
-                model = names(examples[0].model_name)
                 overhead_tokens = await measure_overhead(
-                    session, urls, options.endpoint, model=model, prompts=prompts, warn=warn
+                    session,
+                    [URL(url) for url in sender_plan.urls],
+                    options.endpoint,
+                    model=names(examples[0].model_name),
+                    prompts=sender_plan.make_prompts(),
+                    warn=warn,
                 )
             if overhead_tokens is None:
                 overhead_tokens = plan.tokenizer.added_tokens
-            renderer = renderer.with_prompts(
-                make_prompts(options.prompt, options.endpoint, plan.salt, words, overhead_tokens)
-            )
+            sender_plan = replace(sender_plan, overhead_tokens=overhead_tokens)
         target_summary = TargetSummary(
             url=", ".join(target.url for target in targets),
             endpoint=options.endpoint.path,
@@ -190,11 +190,15 @@ async def _replay(
             header_names=tuple(plan.headers),
             streaming=True,
         )
-        client = RequestClient(session, urls, policy)
         if observer is not None:
             await observer.wait_ready()
         run = _Run(plan, writer, stopper, target_summary, observer)
-        summary = await run.drive(client, renderer)
+        senders: Senders
+        if plan.workers > 1:
+            senders = SenderProcesses(sender_plan, plan.workers, run.record)
+        else:
+            senders = SendingLoop(sender_plan, session, run.record)
+        summary = await run.drive(senders)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.error is Interrupted:
         ended_by = Interrupted(
@@ -203,6 +207,26 @@ async def _replay(
     elif stopper.error is AbortedRun:
         ended_by = AbortedRun(f"aborted: {stopper.reason}; {writer.content_clause}")
     return FinishedRun(summary=summary, ended_by=ended_by)
+
+
+async def _probe(
+    plan: SenderPlan,
+    examples: Sequence[PlannedRequest],
+    session: ClientSession,
+    warn: Callable[[str], None],
+) -> None:
+    """Send one probe request per class to each target."""
+    as_text = None
+    if plan.prompt is PromptKind.TOKEN_IDS:
+        text = replace(plan, prompt=PromptKind.INVENTED_WORDS)
+        as_text = text.make_renderer().render(examples[0])
+    renderer = plan.make_renderer()
+    probes = [renderer.render(example) for example in examples]
+    policy = replace(plan.policy, timeout_ns=PROBE_TIMEOUT_NS, class_timeouts_ns={}, retries=0)
+    for url in plan.urls:
+        client = RequestClient(session, [URL(url)], policy)
+        for warning in await send_probes(client, probes, url, as_text=as_text):
+            warn(warning)
 
 
 async def _start_targets(
@@ -270,52 +294,41 @@ class _Run:
         self._observer = observer
         rule = plan.options.abort_on
         self._error_rate = None if rule is None else ErrorRateWatch(rule)
+        self._recorded: Counter[int] = Counter()
         self.sent = 0
 
-    async def drive(self, client: RequestClient, renderer: RequestRenderer) -> Summary:
+    async def drive(self, senders: Senders) -> Summary:
         """Send all requests and judge the run, even if it ends early."""
         plan = self._plan
-        pacer = open_pacer()
-        clients = plan.options.concurrency
-        requests = plan.requests.requests()
-        if clients is None:
-            sender: OpenLoopSender = OpenLoopSender(client.run, pacer, self._record)
-            lookahead = Lookahead(requests, renderer.render)
-        else:
-            sender = ClosedLoopSender(client.run, pacer, self._record, clients=clients)
-            lookahead = Lookahead(requests, renderer.render, ahead_ns=_ANY_TIME_NS)
-        watch = LoopWatch()
+        closed = plan.options.concurrency is not None
         zero_ns, ended_ns, started, spent_ns = 0, 0, datetime.now(UTC), 0
 
         def read_progress() -> RunProgress:
+            progress = senders.progress()
             return RunProgress(
-                elapsed_ns=pacer.now_ns() - zero_ns,
-                duration_ns=plan.stats.last_ns if clients is None else None,
+                elapsed_ns=time.monotonic_ns() - zero_ns,
+                duration_ns=None if closed else plan.stats.last_ns,
                 planned=plan.stats.rows,
-                sent=sender.sent,
-                in_flight=sender.in_flight,
-                loop_lag_p99_ns=watch.lateness.quantile_ns(0.99),
-                loop_lag_max_ns=watch.lateness.max_ns,
+                sent=progress.sent,
+                in_flight=progress.in_flight,
+                loop_lag_p99_ns=progress.loop_lag_p99_ns,
+                loop_lag_max_ns=progress.loop_lag_max_ns,
             )
 
         failure: Exception | None = None
         try:
-            await lookahead.fill()
-            with gc_paused():
+            async with senders:
                 # Both clocks are read together: `started` is the wall-clock time of `zero_ns`.
                 started = datetime.now(UTC) + timedelta(microseconds=_LEAD_NS // NS_PER_US)
-                zero_ns = pacer.now_ns() + _LEAD_NS
+                zero_ns = time.monotonic_ns() + _LEAD_NS
                 spent_ns = -time.process_time_ns()
-                watch_task = asyncio.ensure_future(watch.run())
                 if self._observer is not None:
                     self._observer.begin(self._describe(started), read_progress)
                 try:
-                    await sender.run(lookahead, zero_ns)
+                    await senders.run(zero_ns)
                 finally:
-                    watch_task.cancel()
-                    await asyncio.wait([watch_task])
                     spent_ns += time.process_time_ns()
-                    ended_ns = pacer.now_ns()
+                    ended_ns = time.monotonic_ns()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
@@ -324,27 +337,21 @@ class _Run:
             task.uncancel()
         except Exception as error:  # noqa: BLE001 - raised again once the records are judged
             failure = error
-        finally:
-            lookahead.close()
-            pacer.close()
-        self.sent = sender.sent
+        usage = senders.usage()
+        self.sent = senders.progress().sent
         span_ns = None
-        if isinstance(sender, ClosedLoopSender):
-            span_ns = (sender.first_judged_ns or 0, ended_ns - zero_ns)
+        if closed:
+            first_ns = usage[0].first_judged_ns if usage else None
+            span_ns = (first_ns or 0, ended_ns - zero_ns)
         info = plan.info(
             target=self._target,
             started=started,
-            client=ClientSummary(
-                cpu_s=seconds(max(0, spent_ns)),
-                cpus=count_cpus(),
-                peak_in_flight=sender.peak_in_flight,
-                stalls=tuple(summarise_stall(stall, zero_ns) for stall in watch.stalls),
-            ),
+            client=self._summarise_client(usage, zero_ns=zero_ns, spent_ns=max(0, spent_ns)),
             salt=plan.salt,
             stopped=self._stopper.reason,
             span_ns=span_ns,
-            loop_lag_p99_ns=watch.lateness.quantile_ns(0.99),
-            loop_lag_max_ns=watch.lateness.max_ns,
+            loop_lag_p99_ns=max((one.loop_lag_p99_ns for one in usage), default=0),
+            loop_lag_max_ns=max((one.loop_lag_max_ns for one in usage), default=0),
         )
         if failure is None:
             summary = self._writer.finish(info)
@@ -353,6 +360,43 @@ class _Run:
             return summary
         self._writer.finish_failed(info, failure)
         raise failure
+
+    def _summarise_client(
+        self, usage: tuple[SenderUsage, ...], *, zero_ns: int, spent_ns: int
+    ) -> ClientSummary:
+        """Describe this process and its senders.
+
+        Args:
+            usage: usage of each sender.
+            zero_ns: time zero of the run, on the monotonic clock.
+            spent_ns: CPU time of this process, which may be the only sender.
+        """
+        several = self._plan.workers > 1
+        if several:
+            spent_ns += sum(one.cpu_ns for one in usage)
+        return ClientSummary(
+            cpu_s=seconds(spent_ns),
+            cpus=count_cpus(),
+            peak_in_flight=sum(one.peak_in_flight for one in usage),
+            stalls=tuple(
+                summarise_stall(stall, zero_ns, number)
+                for number, one in enumerate(usage)
+                for stall in one.stalls
+            ),
+            senders=tuple(
+                SenderSummary(
+                    shard=None,
+                    requests=self._recorded[number],
+                    cpu_s=seconds(one.cpu_ns),
+                    peak_in_flight=one.peak_in_flight,
+                    loop_lag_p99_ms=to_ms(one.loop_lag_p99_ns),
+                    loop_lag_max_ms=to_ms(one.loop_lag_max_ns),
+                )
+                for number, one in enumerate(usage)
+            )
+            if several
+            else (),
+        )
 
     def _describe(self, started: datetime) -> Begin:
         """Describe the run for its live display."""
@@ -374,8 +418,13 @@ class _Run:
             ),
         )
 
-    def _record(self, request: PreparedRequest, record: RequestRecord) -> None:
-        warmup = request.planned.warmup
+    def record(self, record: RequestRecord, warmup: bool) -> None:  # noqa: FBT001 - a callback
+        """Judge, record and show a request that ended; abort the run if too many failed.
+
+        Raises:
+            DiskFullError: the disk is full.
+        """
+        self._recorded[record.sender] += 1
         self._writer.append(record, warmup=warmup)
         if self._observer is not None:
             self._observer.add(record, warmup=warmup)

@@ -7,12 +7,24 @@ import re
 import socket
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS
-from goodput_core.errors import UnreachableError, UsageError
+from goodput_core.errors import InputError, UnreachableError, UsageError
 
-__all__ = ["Endpoint", "Target", "parse_header", "parse_target", "require_permission"]
+if TYPE_CHECKING:
+    import ssl
+    from pathlib import Path
+
+__all__ = [
+    "Endpoint",
+    "Target",
+    "parse_header",
+    "parse_target",
+    "require_permission",
+    "tls_context",
+]
 
 _HEADER: re.Pattern[str] = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([ -~]{0,8000})")
 
@@ -96,6 +108,25 @@ def require_permission(target: Target, *, granted: bool) -> None:
             f"{target.url} is on another machine ({remote[0]}), which a replay would put under "
             "load; add --yes if this is allowed"
         )
+
+
+def tls_context(ca_file: Path | None) -> ssl.SSLContext | None:
+    """Return the TLS settings of `--ca-file`; None for those of the system.
+
+    Raises:
+        InputError: the file cannot be read, or has no certificates.
+    """
+    if ca_file is None:
+        return None
+    import ssl  # noqa: PLC0415 - the arguments need this module, and few runs need TLS
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise InputError(f"{ca_file}: no PEM certificates; give the file of a CA") from error
+    except OSError as error:
+        why = error.strerror or "cannot be read"
+        raise InputError(f"{ca_file}: {why}; check --ca-file") from error
 
 
 def _is_loopback(address: str) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.histogram import DurationHistogram
 from goodput_core.quantiles import P99, quantile
@@ -37,13 +38,15 @@ from goodput_core.slo.verdict import ClassEvidence, ValidityEvidence, class_evid
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from fractions import Fraction
 
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.targets import SLOClass
 
 __all__ = ["EvidenceTally", "RunEvidence", "gather"]
+
+_NEVER_STALLED: Final[Mapping[int, Stalls]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ def gather(
     incomplete: str = "",
     confidence: float = DEFAULT_CONFIDENCE,
     outage_s: int = 0,
-    stalls: Stalls = NO_STALLS,
+    stalls: Mapping[int, Stalls] = _NEVER_STALLED,
     closed_loop: bool = False,
 ) -> RunEvidence:
     """Judge every record and gather the evidence of the run.
@@ -96,7 +99,7 @@ def gather(
             run is complete.
         confidence: confidence of each one-sided bound.
         outage_s: the longest outage that the bounds take into account.
-        stalls: stalls of the client, on the clock of the records.
+        stalls: stalls of each sender by its number, on the clock of the records.
         closed_loop: True if clients sent each request when an earlier response had ended.
 
     Raises:
@@ -125,7 +128,8 @@ class EvidenceTally:
         classes: SLO classes with their targets and objectives.
         window_ns: length of the window, above 0; the last second may be partial.
         window_start_ns: start of the window on the records' clock.
-        stalls: stalls of the client, on the same clock; during a run they are not known yet.
+        stalls: stalls of each sender by its number, on the same clock; during a run they are not
+            known yet.
         exact_lag: if False, keep a histogram of the send lag, whose quantiles are within 1 %,
             instead of eight bytes per request.
 
@@ -144,7 +148,7 @@ class EvidenceTally:
         classes: Sequence[SLOClass],
         window_ns: int,
         window_start_ns: int = 0,
-        stalls: Stalls = NO_STALLS,
+        stalls: Mapping[int, Stalls] = _NEVER_STALLED,
         exact_lag: bool = True,
     ) -> None:
         if window_ns <= 0:
@@ -181,7 +185,8 @@ class EvidenceTally:
             self._add_lag(max(0, lag_ns))
         if kind is JudgementKind.MISSED:
             self._client_errors += record.client_error
-            kind_on_time = judge(without_lag(record, self._stalls), targets).kind
+            stalls = self._stalls.get(record.sender, NO_STALLS)
+            kind_on_time = judge(without_lag(record, stalls), targets).kind
         if record.deviations:
             self._deviations.update(record.deviations)
             kind_conforming = judge_favourably(record, targets).kind

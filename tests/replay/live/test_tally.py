@@ -12,7 +12,8 @@ from tests.replay.conftest import write_run
 from tests.replay.live.builders import make_progress, make_tally, make_window
 
 from goodput_core.units import NS_PER_S
-from goodput_replay.live.messages import Begin, End, encode, encode_records, read_message
+from goodput_replay.frames import encode, encode_records, read_message
+from goodput_replay.live.messages import Begin, End
 from goodput_replay.live.page import LivePage
 from goodput_replay.live.summary import summarise_so_far
 from goodput_replay.live.tally import MAX_CLASSES, LiveTally

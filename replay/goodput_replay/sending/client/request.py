@@ -94,6 +94,7 @@ class SendingPolicy:
         pinned: True if outputs must have the length in the trace.
         retries: how often a request that failed before its first token is sent again.
         redaction: masks secrets in recorded texts.
+        sender: number of the process that sends, for its records.
     """
 
     timeout_ns: int
@@ -101,6 +102,7 @@ class SendingPolicy:
     pinned: bool
     retries: int = 0
     redaction: Redaction = field(default_factory=Redaction)
+    sender: int = 0
 
 
 class _Attempt(NamedTuple):
@@ -245,6 +247,7 @@ class RequestClient:
             revision=_printable(mask(headers.get(HEADER_REVISION, ""))),
             cached_tokens=stream.cached_tokens,
             deviations=count.deviations,
+            sender=policy.sender,
         )
         return _Attempt(record, _retry_after_s(headers) if policy.retries else None)
 

@@ -1,0 +1,65 @@
+"""Divide a plan among several senders: processes of one machine, and shards on several machines.
+
+A session belongs to one share, so that one client sends its requests, in order. The share is a
+function of the session's id alone. Each sender therefore finds its own requests in the trace, and
+no list of requests has to be exchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from goodput_replay.plan import PlannedRequest
+
+__all__ = ["ALL", "MAX_SHARDS", "Share", "parse_shard"]
+
+MAX_SHARDS: Final = 1000
+_SHARD: Final = re.compile(r"(\d{1,4})/(\d{1,4})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One of `count` shares of a plan.
+
+    Args:
+        index: number of the share, from 0.
+        count: number of shares, at least 1.
+    """
+
+    index: int
+    count: int
+
+    def holds(self, request: PlannedRequest) -> bool:
+        """True if a request belongs to this share."""
+        if self.count == 1:
+            return True
+        key = request.session_id or request.request_id
+        digest = blake2b(key.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % self.count == self.index
+
+    def part(self, index: int, count: int) -> Share:
+        """Return one of `count` parts of this share; together they have all of its requests."""
+        return Share(index=self.index + self.count * index, count=self.count * count)
+
+
+ALL: Final = Share(index=0, count=1)
+"""The complete plan."""
+
+
+def parse_shard(text: str) -> Share:
+    """Parse a shard such as `2/4`, the second of four.
+
+    Raises:
+        ValueError: the text is not a shard, or there are too many of them.
+    """
+    match = _SHARD.fullmatch(text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_SHARDS:
+        raise ValueError(
+            f"{text!r} is not a shard; write i/n, such as 2/4 for the second of four; at most "
+            f"{MAX_SHARDS} shards"
+        )
+    return Share(index=int(match[1]) - 1, count=int(match[2]))
