@@ -199,7 +199,7 @@ def server_lateness(log: Path, summary: Any, scheduled_ns: dict[str, int]) -> li
     started = datetime.fromisoformat(summary["run"]["started_at"])
     zero_ns = int(started.timestamp()) * NS_PER_S + started.microsecond * 1000
     lines = (line.split(",") for line in log.read_text().splitlines())
-    return sorted(int(at_ns) - zero_ns - scheduled_ns[name] for name, at_ns in lines)
+    return sorted(int(at_ns) - zero_ns - scheduled_ns[name] for name, at_ns, *_ in lines)
 
 
 def at(values: Sequence[int], share: float) -> float:

@@ -6,8 +6,10 @@ uvloop, responses rendered at start, no routing and no JSON parsing.
     python benchmarks/stand_ins/mock_server.py --port 0 --log arrivals.csv
 
 prints one JSON line with its URL, and at SIGTERM writes one line per request into the log: request
-id, and arrival on the wall clock in nanoseconds. The arrival is the time at which the last byte of
-the request was read.
+id, arrival on the wall clock in nanoseconds, `max_tokens`, and 1 if the response was sent to its
+end. Id and `max_tokens` are empty if the request has none. The arrival is the time at which the
+last byte of the request was read. The length of a response does not depend on `max_tokens`, so that
+this number can identify the rows of a trace for clients that send no ids.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +29,7 @@ import uvloop
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _ID = re.compile(rb"\r\nx-request-id: *([^\r]*)\r\n", re.IGNORECASE)
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": *(\d+)')
 _MODELS = json.dumps({"object": "list", "data": [{"id": "mock", "owned_by": "goodput"}]}).encode()
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -54,6 +58,16 @@ class StreamTemplate:
         self.pieces[0] = _STREAM_HEAD + self.pieces[0]
 
 
+@dataclass(slots=True)
+class Arrival:
+    """A request, and True if its response was sent to its end."""
+
+    request_id: str
+    at_ns: int
+    max_tokens: str
+    complete: bool = False
+
+
 class Connection(asyncio.Protocol):
     """One connection; its requests are sequential."""
 
@@ -79,6 +93,7 @@ class Connection(asyncio.Protocol):
         size = head_end + 4 + (int(match[1]) if match else 0)
         if len(self._buffer) < size:
             return
+        body = self._buffer[head_end + 4 : size]
         self._buffer = self._buffer[size:]
         assert self._transport is not None
         if head.startswith(b"GET "):
@@ -87,8 +102,12 @@ class Connection(asyncio.Protocol):
                 % (len(_MODELS), _MODELS)
             )
             return
-        found = _ID.search(head)
-        self._server.arrived(found[1].decode() if found else "", self)
+        at_ns = time.time_ns()
+        found, length = _ID.search(head), _MAX_TOKENS.search(body)
+        arrival = Arrival(
+            found[1].decode() if found else "", at_ns, length[1].decode() if length else ""
+        )
+        self._server.arrived(arrival, self)
 
     def write(self, data: bytes) -> bool:
         """Send data; return False if the client has disconnected."""
@@ -106,15 +125,19 @@ class MockServer:
         self._ttft_s = ttft_s
         self._gap_s = gap_s
         self._loop = asyncio.get_running_loop()
-        self.arrivals: list[tuple[str, int]] = []
+        self.arrivals: list[Arrival] = []
 
-    def arrived(self, request_id: str, connection: Connection) -> None:
-        self.arrivals.append((request_id, time.time_ns()))
-        self._loop.call_later(self._ttft_s, self._piece, connection, 0)
+    def arrived(self, arrival: Arrival, connection: Connection) -> None:
+        self.arrivals.append(arrival)
+        self._loop.call_later(self._ttft_s, self._piece, arrival, connection, 0)
 
-    def _piece(self, connection: Connection, number: int) -> None:
-        if connection.write(self._pieces[number]) and number + 1 < len(self._pieces):
-            self._loop.call_later(self._gap_s, self._piece, connection, number + 1)
+    def _piece(self, arrival: Arrival, connection: Connection, number: int) -> None:
+        if not connection.write(self._pieces[number]):
+            return
+        if number + 1 < len(self._pieces):
+            self._loop.call_later(self._gap_s, self._piece, arrival, connection, number + 1)
+        else:
+            arrival.complete = True
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -133,7 +156,10 @@ async def serve(options: argparse.Namespace) -> None:
     await stopped.wait()
     server.close()
     if options.log is not None:
-        lines = (f"{request_id},{at_ns}\n" for request_id, at_ns in mock.arrivals)
+        lines = (
+            f"{one.request_id},{one.at_ns},{one.max_tokens},{one.complete:d}\n"
+            for one in mock.arrivals
+        )
         options.log.write_text("".join(lines))
 
 
