@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import control, error_rates, policies_everywhere, refusals
+from benchmarks import control, error_rates, loadgen, policies_everywhere, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
         (error_rates.main, ["--parts", "gate"], "--parts: 'gate' is not one of runs, pairs"),
         (error_rates.main, ["--trials", "0"], "--trials: 0 is less than 1"),
         (control.main, ["--laws", "none"], "--laws: 'none' is not one of"),
+        (loadgen.main, ["--tools", "wrk"], "--tools: 'wrk' is not one of bare, replay,"),
+        (loadgen.main, ["--rates", "100,0"], "--rates: 0 is less than 1"),
+        (loadgen.main, ["--climb", "fast"], "--climb: 'fast' is not a whole number"),
     ],
 )
 def test_a_wrong_argument_is_named(
