@@ -1,33 +1,38 @@
-"""Arguments of `replay`: the parser and the syntax of each option."""
+"""Arguments of `replay`: the parser of all options."""
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from goodput_core.cli import CommandParser, argument_type, parse_port, parse_whole
+from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.slo.targets import parse_confidence, parse_objective
-from goodput_core.units import NS_PER_S, parse_duration, parse_size, parse_some_duration
+from goodput_core.units import NS_PER_S, parse_size, parse_some_duration
 from goodput_replay.load import parse_lengths, parse_rate, parse_spacing
+from goodput_replay.option_values import (
+    at_least,
+    parse_concurrency,
+    parse_env_name,
+    parse_listen_address,
+    parse_model,
+    parse_outage,
+    parse_retries,
+    parse_salt,
+    parse_timeout,
+    parse_workers,
+)
 from goodput_replay.sending.abort import parse_abort_rule
 from goodput_replay.sending.target import Endpoint, parse_header, parse_target
+from goodput_replay.shares import ALL, parse_shard
 from goodput_replay.slo_options import parse_slo_class, parse_target_ms
+from goodput_replay.start_time import parse_instant
 from goodput_traces.transforms import parse_factor, parse_session_arrivals, parse_window
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["DEFAULT_TIMEOUT_NS", "make_parser"]
 
 
 DEFAULT_TIMEOUT_NS: Final = 600 * NS_PER_S
-_MAX_RETRIES: Final = 10
-_MAX_CONCURRENCY: Final = 100_000
-_MAX_WORKERS: Final = 256
-_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _EXAMPLES: Final = (
     "replay --trace sample -f examples/chat.yaml",
     "replay --trace prod.parquet --target http://127.0.0.1:8000 --slo examples/slo.yaml",
@@ -51,13 +56,14 @@ def make_parser() -> CommandParser:
         "replay",
         summary="Replay a trace against a service at its original timestamps, or emulate the "
         "service in virtual time, and judge every request against its SLO. `replay report DIR` "
-        "rebuilds a run's report, `replay export DIR` writes its records as CSV; `replay capacity` "
-        "finds the highest rate that meets the SLO.",
+        "rebuilds a run's report, `replay export DIR` writes its records as CSV, `replay merge` "
+        "joins shards; `replay capacity` finds the highest rate that meets the SLO.",
         usage="replay (--trace TRACE | --rate RATE ...) "
         "(--target URL | -f MANIFEST | --emulate MANIFEST)\n"
         "              [OPTION ...]\n"
         "       replay report DIR\n"
         "       replay export DIR [-o FILE]\n"
+        "       replay merge DIR … -o DIR\n"
         "       replay capacity --trace TRACE … [OPTION ...]",
         examples=_EXAMPLES,
     )
@@ -121,7 +127,7 @@ def _add_input(parser: CommandParser) -> None:
         metavar="[TRACE=]SERVED",
         action="append",
         default=[],
-        type=argument_type(_model, "MODEL"),
+        type=argument_type(parse_model, "MODEL"),
         help="model name to send, or a mapping from the trace's model name; repeatable "
         "(default: the only served model)",
     )
@@ -137,7 +143,7 @@ def _add_input(parser: CommandParser) -> None:
     group.add_argument(
         "--api-key-env",
         metavar="NAME",
-        type=argument_type(_env_name, "NAME"),
+        type=argument_type(parse_env_name, "NAME"),
         help="environment variable that holds the bearer token",
     )
     group.add_argument(
@@ -223,7 +229,7 @@ def _add_transforms(parser: CommandParser) -> None:
         help="for a trace whose sessions share no clock: when sessions start, such as "
         "poisson:0.2/s",
     )
-    group.add_argument("--limit", metavar="N", type=_at_least(1), help="replay at most N requests")
+    group.add_argument("--limit", metavar="N", type=at_least(1), help="replay at most N requests")
     group.add_argument(
         "--max-decoded-size",
         dest="max_decoded_bytes",
@@ -258,7 +264,7 @@ def _add_transforms(parser: CommandParser) -> None:
     group.add_argument(
         "--seed",
         metavar="N",
-        type=_at_least(0),
+        type=at_least(0),
         default=0,
         help="seed of a load, rate scaling, session starts and an emulated fleet's random "
         "placement (default: 0)",
@@ -270,16 +276,32 @@ def _add_sending(parser: CommandParser) -> None:
     group.add_argument(
         "--concurrency",
         metavar="N",
-        type=argument_type(_concurrency, "N"),
+        type=argument_type(parse_concurrency, "N"),
         help="send in a closed loop instead of at the times of the trace: each of N clients sends "
         "its next request when its response has ended; measures throughput and gets no verdict",
     )
     group.add_argument(
         "--workers",
         metavar="N",
-        type=argument_type(_workers, "N"),
+        type=argument_type(parse_workers, "N"),
         help="number of processes that send, each of them complete sessions (default: one, or more "
         "if the busiest second of the plan needs them and the machine has the processors)",
+    )
+    group.add_argument(
+        "--shard",
+        metavar="I/N",
+        type=argument_type(parse_shard, "SHARD"),
+        default=ALL,
+        help="send only the I-th of N shares of the trace, each with complete sessions; every "
+        "machine sends another one, with the same --start-at and --salt; see replay merge",
+    )
+    group.add_argument(
+        "--start-at",
+        dest="start_at_ns",
+        metavar="INSTANT",
+        type=argument_type(parse_instant, "INSTANT"),
+        help="start of the run, such as 2026-03-04T05:06:07Z or seconds since 1970 (default: when "
+        "everything is ready)",
     )
     group.add_argument(
         "--dry-run", action="store_true", help="print the plan without sending requests"
@@ -287,7 +309,7 @@ def _add_sending(parser: CommandParser) -> None:
     group.add_argument(
         "--max-rate",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         help="reject a plan with more than N requests in any second",
     )
     group.add_argument(
@@ -302,14 +324,14 @@ def _add_sending(parser: CommandParser) -> None:
         metavar="[CLASS=]TIME",
         action="append",
         default=[],
-        type=argument_type(_timeout, "TIME"),
+        type=argument_type(parse_timeout, "TIME"),
         help="time limit of a request from its scheduled arrival, or of the requests of one class; "
         "repeatable (default: 10m)",
     )
     group.add_argument(
         "--retries",
         metavar="N",
-        type=argument_type(_retries, "N"),
+        type=argument_type(parse_retries, "N"),
         default=0,
         help="send a request that failed before its first token up to N more times; its latencies "
         "count from its scheduled arrival (default: 0)",
@@ -317,7 +339,7 @@ def _add_sending(parser: CommandParser) -> None:
     group.add_argument(
         "--warmup",
         metavar="N",
-        type=_at_least(0),
+        type=at_least(0),
         default=0,
         help="exclude the first N requests from all results",
     )
@@ -332,7 +354,7 @@ def _add_sending(parser: CommandParser) -> None:
     group.add_argument(
         "--salt",
         metavar="TEXT",
-        type=argument_type(_salt, "TEXT"),
+        type=argument_type(parse_salt, "TEXT"),
         help="salt of the prompts; runs with equal salts send equal prompts (default: random, so "
         "that no run hits another run's prefix cache)",
     )
@@ -379,7 +401,7 @@ def _add_judging(parser: CommandParser) -> None:
         "--outage",
         dest="outage_s",
         metavar="TIME",
-        type=argument_type(_outage, "TIME"),
+        type=argument_type(parse_outage, "TIME"),
         help="with --ttft and --slo-class: length of an outage that a PASS must exclude",
     )
     group.add_argument(
@@ -423,80 +445,9 @@ def _add_judging(parser: CommandParser) -> None:
     group.add_argument(
         "--prometheus",
         metavar="[ADDRESS:]PORT",
-        type=argument_type(_listen_address, "PORT"),
+        type=argument_type(parse_listen_address, "PORT"),
         help="serve the metrics of the run for a Prometheus server (default address: 127.0.0.1)",
     )
     group.add_argument(
         "--no-report", dest="report", action="store_false", help="do not write report.html"
     )
-
-
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,12}", text) or int(text) < minimum:
-            raise ValueError(f"{text!r} must be an integer of at least {minimum}")
-        return int(text)
-
-    return argument_type(parse, "N")
-
-
-def _concurrency(text: str) -> int:
-    return parse_whole(text, 1, _MAX_CONCURRENCY, "a number of clients")
-
-
-def _workers(text: str) -> int:
-    return parse_whole(text, 1, _MAX_WORKERS, "a number of processes")
-
-
-def _timeout(text: str) -> tuple[str, int]:
-    """Parse `TIME` or `CLASS=TIME`; the class is empty for all requests."""
-    name, _, time = text.rpartition("=")
-    ns = parse_duration(time)
-    if not NS_PER_S // 10 <= ns <= 86_400 * NS_PER_S:
-        raise ValueError(f"{time!r} is out of range; a timeout must be between 100ms and 1d")
-    return name, ns
-
-
-def _retries(text: str) -> int:
-    return parse_whole(text, 0, _MAX_RETRIES, "a number of retries")
-
-
-def _outage(text: str) -> int:
-    ns = parse_duration(text)
-    if ns % NS_PER_S or not NS_PER_S <= ns <= 86_400 * NS_PER_S:
-        raise ValueError(f"{text!r} is not an outage; give whole seconds from 1s to 1d")
-    return ns // NS_PER_S
-
-
-def _listen_address(text: str) -> tuple[str, int]:
-    """Parse `PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT`; the default address is that of loopback."""
-    host, _, port = text.rpartition(":")
-    try:
-        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]") or "127.0.0.1")
-    except ValueError as error:
-        raise ValueError(
-            f"{text[:80]!r} has no IP address before the port; write for example 0.0.0.0:9464"
-        ) from error
-    return str(address), parse_port(port)
-
-
-def _model(text: str) -> str:
-    if not text.strip() or text.endswith("=") or len(text) > 512:
-        raise ValueError(f"{text!r} is not a valid model; use SERVED or TRACE=SERVED")
-    return text
-
-
-def _env_name(text: str) -> str:
-    if not _ENV_NAME.fullmatch(text):
-        # The text may be the key itself, so it is not printed.
-        raise ValueError(
-            "not the name of an environment variable; store the key in a variable and give the "
-            "variable's name"
-        )
-    return text
-
-
-def _salt(text: str) -> str:
-    if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", text):
-        raise ValueError(f"{text!r} is not a valid salt; use up to 64 letters, digits, - and _")
-    return text

@@ -16,6 +16,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "compare": "goodput_replay.compare.compare_command",
     "export": "goodput_replay.export",
     "gate": "goodput_replay.compare.gate_command",
+    "merge": "goodput_replay.merge",
     "report": "goodput_replay.report.command",
     "watch": "goodput_replay.watch.command",
 }

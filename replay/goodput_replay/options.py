@@ -17,6 +17,7 @@ from goodput_replay.run.length_pinning import LengthPinning
 from goodput_replay.run.prompt_kind import PromptKind
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
+from goodput_replay.shares import Share
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_traces.transforms import ClassRule, SessionArrivals, Window, parse_class_rules
 
@@ -48,6 +49,9 @@ class ReplayOptions:
         concurrency: number of clients in a closed loop; None for an open loop at the times of the
             trace.
         workers: number of processes that send; None for a number that suits the plan.
+        shard: the requests of the plan that this command sends.
+        start_at_ns: start of the run, nanoseconds since the Unix epoch; None to start when
+            everything is ready.
         probe: send one probe request per class before the run.
         prompt: the form of prompts.
         tokenizer: file, folder or model name of a tokenizer; None for prompts without one.
@@ -94,6 +98,8 @@ class ReplayOptions:
     warmup: int
     concurrency: int | None
     workers: int | None
+    shard: Share
+    start_at_ns: int | None
     dry_run: bool
     max_rate: int | None
     abort_on: AbortRule | None
@@ -280,8 +286,8 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.ui_port is not None and not options.ui:
         raise UsageError("replay: --ui-port is only supported with --ui")
-    if options.concurrency is not None:
-        _check_closed_loop(options)
+    _check_closed_loop(options)
+    _check_shard(options)
     if options.emulate is not None:
         _check_emulation(options)
         return
@@ -307,18 +313,39 @@ def _check_combinations(options: ReplayOptions) -> None:
 
 def _check_closed_loop(options: ReplayOptions) -> None:
     """Reject options that concern the times of the trace, or a verdict."""
+    if options.concurrency is None:
+        return
     ignored = "the times of the trace do not apply"
     for option, is_set, reason in (
         ("--emulate", options.emulate is not None, "virtual time has only an open loop yet"),
         ("--ui", options.ui, "the live page needs the times of all requests"),
         ("--gate", options.gate, "a load that adapts to the target gets no verdict"),
         ("--workers", (options.workers or 1) > 1, "all clients take the next request of one list"),
+        ("--shard", options.shard.count > 1, "all clients take the next request of one list"),
         ("--speed", options.speed != 1, ignored),
         ("--rate-scale", options.rate_scale != 1, ignored),
         ("--max-rate", options.max_rate is not None, ignored),
     ):
         if is_set:
             raise UsageError(f"replay: {option} and --concurrency are mutually exclusive: {reason}")
+
+
+def _check_shard(options: ReplayOptions) -> None:
+    """Reject options with which shards would not form one run."""
+    if options.shard.count == 1:
+        return
+    for option, is_set, reason in (
+        ("-f", options.manifest is not None, "all shards send to one running service"),
+        ("--gate", options.gate, "the verdict is that of the merged run: replay merge --gate"),
+    ):
+        if is_set:
+            raise UsageError(f"replay: {option} and --shard are mutually exclusive: {reason}")
+    for option, value, reason in (
+        ("--start-at", options.start_at_ns, "all shards start at the same instant"),
+        ("--salt", options.salt, "equal prefixes are equal prompts in every shard"),
+    ):
+        if value is None and not options.dry_run:
+            raise UsageError(f"replay: --shard needs {option}: {reason}")
 
 
 def _check_emulation(options: ReplayOptions) -> None:
@@ -339,6 +366,8 @@ def _check_emulation(options: ReplayOptions) -> None:
         ),
         ("--retries", options.retries > 0, "no request is sent"),
         ("--workers", options.workers is not None, "no request is sent"),
+        ("--shard", options.shard.count > 1, "no request is sent"),
+        ("--start-at", options.start_at_ns is not None, "no request is sent"),
         ("--timeout CLASS=TIME", bool(options.class_timeouts_ns), "one --timeout TIME applies"),
         ("--ca-file", options.ca_file is not None, "no request is sent"),
         ("--yes", options.yes, "no target is under load"),

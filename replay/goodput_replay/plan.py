@@ -285,17 +285,18 @@ def survey(plan: RequestPlan, share: Share = ALL) -> PlanStats:
     return stats
 
 
-def choose_workers(stats: PlanStats, cpus: int) -> int:
+def choose_workers(stats: PlanStats, shards: int, cpus: int) -> int:
     """Return the number of sending processes: enough for the busiest second of the plan.
 
     One processor is left to the process that records.
 
     Args:
         stats: totals of the plan.
+        shards: number of machines that divide the plan.
         cpus: processors of this machine.
     """
     mean_tokens = stats.output_tokens / stats.rows
-    busy_s = stats.peak_1s * (_REQUEST_CPU_S + mean_tokens * _TOKEN_CPU_S)
+    busy_s = stats.peak_1s / shards * (_REQUEST_CPU_S + mean_tokens * _TOKEN_CPU_S)
     return max(1, min(math.ceil(busy_s / _MAX_BUSY), cpus - 1))
 
 

@@ -13,11 +13,13 @@ from goodput_replay.run.summary import (
     ClientSummary,
     EmulationSummary,
     RunSummary,
+    ShardSummary,
     TargetSummary,
     TraceSummary,
 )
-from goodput_replay.run.summary_builder import RunInfo
+from goodput_replay.run.summary_builder import RunInfo, to_ms
 from goodput_replay.sending.tokenizer import TokenizerVocabulary
+from goodput_replay.shares import ALL, Share
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -42,6 +44,7 @@ class RunPlan:
         salt: salt of the prompts.
         service: name of the LLMService; empty with `--target`.
         command: the command line without secrets.
+        share: the requests that this command sends.
         workers: number of processes that send; with 1, this process sends.
     """
 
@@ -55,6 +58,7 @@ class RunPlan:
     salt: str
     service: str
     command: tuple[str, ...]
+    share: Share = ALL
     workers: int = 1
 
     @property
@@ -83,6 +87,7 @@ class RunPlan:
         span_ns: tuple[int, int] | None = None,
         loop_lag_p99_ns: int = 0,
         loop_lag_max_ns: int = 0,
+        clock_error_ns: int | None = None,
         emulation: EmulationSummary | None = None,
     ) -> RunInfo:
         """Describe the run for its summary.
@@ -98,6 +103,7 @@ class RunPlan:
                 plan.
             loop_lag_p99_ns: p99 delay of the client's event loop.
             loop_lag_max_ns: maximum delay of the client's event loop.
+            clock_error_ns: bound on the error of the wall clock; None if unknown.
             emulation: emulated fleet and its totals; None in real time.
         """
         stats = self.stats
@@ -115,17 +121,32 @@ class RunPlan:
                 salt=salt,
                 concurrency=self.options.concurrency,
                 retries=self.options.retries,
+                shard=self._summarise_shard(clock_error_ns),
                 complete=not stopped,
                 abort_reason=stopped,
             ),
             slo=self.slo,
             window_start_ns=start_ns,
             window_ns=length_ns,
-            rows_planned=stats.rows - stats.warmup_rows,
-            warmup_rows=stats.warmup_rows,
+            rows_planned=stats.own_rows - stats.own_warmup_rows,
+            warmup_rows=stats.own_warmup_rows,
             confidence=float(self.options.confidence),
             client=client,
             loop_lag_p99_ns=loop_lag_p99_ns,
             loop_lag_max_ns=loop_lag_max_ns,
             emulation=emulation,
+        )
+
+    def _summarise_shard(self, clock_error_ns: int | None) -> ShardSummary | None:
+        share, stats = self.share, self.stats
+        if share.count == 1:
+            return None
+        return ShardSummary(
+            number=share.index + 1,
+            count=share.count,
+            rows_planned=stats.rows - stats.warmup_rows,
+            warmup_rows=stats.warmup_rows,
+            window_start_ns=self.window_start_ns,
+            window_ns=self.window_ns,
+            clock_error_ms=None if clock_error_ns is None else to_ms(clock_error_ns),
         )

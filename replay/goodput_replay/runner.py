@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import sys
+import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +42,7 @@ from goodput_replay.run_plan import RunPlan
 from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
 from goodput_replay.slo_options import OTHER_CLASS
+from goodput_replay.start_time import require_ahead
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import SAMPLE, trace_path
 from goodput_traces.transforms import TransformPlan
@@ -94,7 +96,9 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
     requests = RequestPlan(
         trace=trace, transforms=_transforms(options, trace), slo=slo, warmup=options.warmup
     )
-    stats = survey(requests)
+    if options.start_at_ns is not None:
+        require_ahead(options.start_at_ns, time.time_ns())
+    stats = survey(requests, options.shard)
     if service is not None:
         source = str(options.manifest or options.emulate)
         _, profile = choose_device(service.spec, device=options.device, source=source)
@@ -123,6 +127,7 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         salt=options.salt if options.salt is not None else secrets.token_hex(8),
         service="" if service is None else service.metadata.name,
         command=("replay", *_without_secrets(argv)),
+        share=options.shard,
         workers=_workers(options, stats),
     )
     summary = _run_and_record(plan, fleet)
@@ -135,7 +140,10 @@ def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
     """Run the plan, record it in its folder and print its summary."""
     options = plan.options
     host = options.targets[0].host if options.targets else ""
-    path = options.out or default_folder(datetime.now(UTC), plan.trace.name, plan.service or host)
+    where = plan.service or host
+    if plan.share.count > 1:
+        where += f"-shard-{plan.share.index + 1}-of-{plan.share.count}"
+    path = options.out or default_folder(datetime.now(UTC), plan.trace.name, where)
     writer = RunWriter(
         path,
         slo=plan.slo,
@@ -255,7 +263,7 @@ def _workers(options: ReplayOptions, stats: PlanStats) -> int:
     if options.workers is not None:
         return options.workers
     one = options.concurrency is not None or options.emulate is not None
-    return 1 if one else choose_workers(stats, count_cpus())
+    return 1 if one else choose_workers(stats, options.shard.count, count_cpus())
 
 
 def _check_timeouts(options: ReplayOptions, stats: PlanStats) -> None:
@@ -359,6 +367,7 @@ def _plan_totals(plan: RequestPlan, stats: PlanStats) -> dict[str, Any]:
     window_ns = plan.window_ns(stats)
     return {
         "requests": stats.rows,
+        **({"requests_of_shard": stats.own_rows} if stats.own_rows < stats.rows else {}),
         "warmup_requests": stats.warmup_rows,
         "duration_s": window_ns / NS_PER_S,
         "requests_per_s": round(stats.rows * NS_PER_S / window_ns, 6),
@@ -393,6 +402,7 @@ def _plan_rows(totals: dict[str, Any]) -> list[tuple[str, str]]:
     if any(totals["models"]):
         rows.append(("models", _format_counts(totals["models"])))
     optional = {
+        "of this shard": totals.get("requests_of_shard", 0),
         "prefix hashes": totals["requests_with_shared_prefixes"],
         "own targets": totals["requests_with_own_targets"],
         "cancelled": totals["requests_cancelled_by_trace"],

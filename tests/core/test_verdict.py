@@ -338,6 +338,16 @@ def test_a_closed_loop_gets_no_verdict_on_any_class_but_may_be_invalid() -> None
     assert decide([found], replace(closed, unsent=1)).reason is Reason.UNSENT_ROWS
 
 
+def test_a_shard_gets_no_verdict_on_any_class_but_may_be_invalid() -> None:
+    found = evidence(0, 1000)
+    shard = replace(valid(found), shard="2 of 4")
+    verdict = decide([found, evidence(name="batch")], shard)
+    assert (verdict.kind, verdict.reason) == (INCONCLUSIVE, Reason.SHARD)
+    assert (verdict.classes, verdict.skipped) == ((), ())
+    assert "shard 2 of 4" in verdict.sentence
+    assert decide([found], replace(shard, unsent=1)).reason is Reason.UNSENT_ROWS
+
+
 def test_unsent_rows_invalidate_even_a_run_without_objectives() -> None:
     assert decide([], valid(unsent=1)).reason is Reason.UNSENT_ROWS
 
@@ -371,6 +381,7 @@ def test_reasons_never_change() -> None:
         "NoObjective",
         "NoRows",
         "NonConforming",
+        "Shard",
         "SinglePair",
         "TooFewBlocks",
         "TooFewRequests",

@@ -84,18 +84,19 @@ def test_a_shard_is_counted_from_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "tokens", "cpus", "workers"),
+    ("peak", "tokens", "shards", "cpus", "workers"),
     [
-        pytest.param(5, 200, 16, 1, id="a few requests"),
-        pytest.param(1000, 16, 16, 1, id="one process is enough"),
-        pytest.param(1000, 400, 16, 13, id="many tokens"),
-        pytest.param(1000, 400, 2, 1, id="two processors: one records"),
-        pytest.param(1000, 400, 1, 1, id="one processor"),
-        pytest.param(100_000, 400, 64, 63, id="more than the machine can send"),
+        pytest.param(5, 200, 1, 16, 1, id="a few requests"),
+        pytest.param(1000, 16, 1, 16, 1, id="one process is enough"),
+        pytest.param(1000, 400, 1, 16, 13, id="many tokens"),
+        pytest.param(1000, 400, 4, 16, 4, id="four machines"),
+        pytest.param(1000, 400, 1, 2, 1, id="two processors: one records"),
+        pytest.param(1000, 400, 1, 1, 1, id="one processor"),
+        pytest.param(100_000, 400, 1, 64, 63, id="more than the machine can send"),
     ],
 )
 def test_the_busiest_second_and_the_processors_choose_the_number_of_workers(
-    peak: int, tokens: int, cpus: int, workers: int
+    peak: int, tokens: int, shards: int, cpus: int, workers: int
 ) -> None:
     stats = PlanStats(rows=10, output_tokens=10 * tokens, peak_1s=peak)
-    assert choose_workers(stats, cpus) == workers
+    assert choose_workers(stats, shards, cpus) == workers

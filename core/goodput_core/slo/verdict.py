@@ -100,6 +100,8 @@ class Reason(StrEnum):
     """INVALID: most misses are requests that the server rejected as invalid (4xx)."""
     CLOSED_LOOP = "ClosedLoop"
     """INCONCLUSIVE: the requests were sent in a closed loop, so the load adapted to the service."""
+    SHARD = "Shard"
+    """INCONCLUSIVE: the run is one of several shards; the verdict is that of the merged run."""
     NON_CONFORMING = "NonConforming"
     """INVALID: the verdict on a class depends on responses that do not conform to the API or to
     their requests."""
@@ -168,6 +170,7 @@ class ValidityEvidence:
             in the favour of the service; empty if no response deviates.
         deviations: number of judged responses with each deviation.
         closed_loop: True if clients sent each request when an earlier response had ended.
+        shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
     """
 
     lag_p99_ns: int | None
@@ -180,6 +183,7 @@ class ValidityEvidence:
     if_conforming: tuple[ClassEvidence, ...] = ()
     deviations: Mapping[Deviation, int] = field(default_factory=dict)
     closed_loop: bool = False
+    shard: str = ""
 
     @property
     def lag_limit_ns(self) -> int:
@@ -285,6 +289,13 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
         sentence = (
             "Clients sent the requests in a closed loop: a slow service received fewer of them, so "
             "the run shows its throughput, and not whether it keeps an objective under traffic."
+        )
+    elif validity is not None and validity.shard:
+        verdicts, skipped = (), ()
+        kind, reason = VerdictKind.INCONCLUSIVE, Reason.SHARD
+        sentence = (
+            f"These are the requests of shard {validity.shard}; merge the runs of all shards with "
+            "`replay merge` for the verdict."
         )
     if skipped:
         sentence += f" Classes without a judged request: {', '.join(skipped)}."

@@ -166,7 +166,7 @@ def compare_runs(runs: Sequence[LoadedRun], *, confidence: float) -> ComparisonR
 
 def compare(baseline: LoadedRun, candidate: LoadedRun, *, confidence: float) -> RunComparison:
     """Compare two runs, paired by request id if they served the same requests."""
-    reason = difference_between(baseline, candidate)
+    reason = difference_between(baseline.summary, candidate.summary)
     matching = None if reason else match(baseline, candidate)
     names = [*baseline.columns.class_names, *candidate.columns.class_names]
     flips, other_flips = ((), 0) if matching is None else _list_flips(matching)

@@ -171,7 +171,7 @@ def judge_runs(
     first = runs[0][0]
     everything = [run for pair in runs for run in pair if run is not None]
     for run in everything[1:]:
-        if difference := difference_between(first, run):
+        if difference := difference_between(first.summary, run.summary):
             raise InputError(
                 f"{first.folder} and {run.folder} cannot be compared: {difference}; replay the "
                 "same trace with the same options and SLO"

@@ -174,7 +174,7 @@ def _differences(pair: RunPair, like: LoadedRun, judged: Collection[Path]) -> di
             raise InputError(f"{run.folder}: a judged run cannot be part of its own history")
         if not run.summary.validity.valid:
             raise InputError(f"{run.folder}: an invalid run cannot be part of a history")
-        if reason := difference_between(like, run):
+        if reason := difference_between(like.summary, run.summary):
             raise InputError(
                 f"{run.folder} cannot be the history of {like.folder}: {reason}; record the "
                 "history with the same trace and options"

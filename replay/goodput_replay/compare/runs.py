@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from goodput_core.slo.record import Outcome
 
 
-__all__ = ["LoadedRun", "Matching", "difference_between", "load_run", "match"]
+__all__ = [
+    "LoadedRun",
+    "Matching",
+    "difference_between",
+    "load_run",
+    "match",
+    "read_checked_summary",
+    "read_classes",
+]
 
 _MAX_LISTED: Final = 80
 _MAX_WINDOW_S: Final = 366 * 86_400
@@ -94,19 +102,7 @@ class LoadedRun:
 
     def slo_classes(self) -> list[SLOClass]:
         """Return the classes of the run's SLO."""
-        return [
-            SLOClass(
-                name=promise.name,
-                ttft_ms=promise.ttft_ms,
-                tpot_ms=promise.tpot_ms,
-                tbt_p99_ms=promise.tbt_p99_ms,
-                e2e_ms=promise.e2e_ms,
-                objective=self.objective(promise.name),
-                priority=promise.priority,
-                weight=promise.weight,
-            )
-            for promise in self.summary.promises
-        ]
+        return read_classes(self.summary)
 
     def ids_of_outcome(self, outcome: Outcome) -> list[str]:
         """Return the ids of the requests with an outcome."""
@@ -198,10 +194,14 @@ def load_run(folder: Path) -> LoadedRun:
     """Load a finished run.
 
     Raises:
-        InputError: the folder has no complete run, or a file of it is damaged.
+        InputError: the folder has no complete run, or a file of it is damaged, or it is one of
+            several shards.
     """
-    summary = read_summary(folder)
-    _check_summary(folder, summary)
+    summary = read_checked_summary(folder)
+    if summary.run.shard is not None:
+        raise InputError(
+            f"{folder}: only shard {summary.run.shard}; join all shards with `replay merge`"
+        )
     columns = load_columns(folder)
     with open_records(folder) as opened:
         ids = opened.read(columns=["request_id"])["request_id"].combine_chunks()
@@ -210,12 +210,13 @@ def load_run(folder: Path) -> LoadedRun:
     )
 
 
-def _check_summary(folder: Path, summary: Summary) -> None:
-    """Reject a summary whose values no run has.
+def read_checked_summary(folder: Path) -> Summary:
+    """Read a summary, and reject values that no run has.
 
     Raises:
-        InputError: a value is out of bounds.
+        InputError: the folder has no summary, or a value is out of bounds.
     """
+    summary = read_summary(folder)
     window = summary.window
     try:
         for promise in summary.promises:
@@ -227,6 +228,24 @@ def _check_summary(folder: Path, summary: Summary) -> None:
             raise ValueError("the declared outage is out of bounds")
     except ValueError as error:
         raise InputError(f"{folder / SUMMARY_FILE}: not a run's summary ({error})") from error
+    return summary
+
+
+def read_classes(summary: Summary) -> list[SLOClass]:
+    """Return the classes of a run's SLO."""
+    return [
+        SLOClass(
+            name=promise.name,
+            ttft_ms=promise.ttft_ms,
+            tpot_ms=promise.tpot_ms,
+            tbt_p99_ms=promise.tbt_p99_ms,
+            e2e_ms=promise.e2e_ms,
+            objective=None if promise.objective is None else parse_objective(promise.objective),
+            priority=promise.priority,
+            weight=promise.weight,
+        )
+        for promise in summary.promises
+    ]
 
 
 def match(baseline: LoadedRun, candidate: LoadedRun) -> Matching:
@@ -247,28 +266,29 @@ def match(baseline: LoadedRun, candidate: LoadedRun) -> Matching:
     )
 
 
-def difference_between(one: LoadedRun, other: LoadedRun) -> str:
+def difference_between(first: Summary, second: Summary) -> str:
     """Return why the requests of two runs cannot be paired; empty if they can.
 
-    The text names the first difference, with the values of both runs.
+    The text names the first difference, with the values of both runs. Two shards can be merged, and
+    only then be paired with another run; here, their rows are those of the complete trace.
     """
-    first, second = one.summary, other.summary
     if first.trace.digest != second.trace.digest:
-        return f"the trace differs: {_describe_trace(one)} and {_describe_trace(other)}"
+        return f"the trace differs: {_describe_trace(first)} and {_describe_trace(second)}"
     is_sampled = any(text.startswith(_SAMPLED) for text in first.trace.transforms)
+    one, other = (summary.run.shard or summary.window for summary in (first, second))
     pairs: tuple[tuple[str, object, object], ...] = (
         ("the trace selection", first.trace.transforms, second.trace.transforms),
         ("--seed", is_sampled and first.run.seed, is_sampled and second.run.seed),
         ("the start of the window", first.window.start_s, second.window.start_s),
         ("the length of the window", first.window.length_s, second.window.length_s),
-        ("the number of rows", first.window.rows_planned, second.window.rows_planned),
-        ("--warmup", first.window.warmup_rows, second.window.warmup_rows),
+        ("the number of rows", one.rows_planned, other.rows_planned),
+        ("--warmup", one.warmup_rows, other.warmup_rows),
         ("--concurrency", first.run.concurrency, second.run.concurrency),
         ("--retries", first.run.retries, second.run.retries),
         *_promises(first, second),
         ("the default class", first.default_class, second.default_class),
         ("slo.outageSeconds", first.outage_s, second.outage_s),
-        ("virtual time", one.is_virtual, other.is_virtual),
+        ("virtual time", first.emulation is not None, second.emulation is not None),
         ("--length-pinning", first.target.pinning.value, second.target.pinning.value),
         ("the form of prompts", first.target.prompt, second.target.prompt),
         ("the endpoint", first.target.endpoint, second.target.endpoint),
@@ -289,8 +309,8 @@ def _promises(first: Summary, second: Summary) -> Iterator[tuple[str, object, ob
             yield f"{field.name} of {a.name}", getattr(a, field.name), getattr(b, field.name)
 
 
-def _describe_trace(run: LoadedRun) -> str:
-    trace = run.summary.trace
+def _describe_trace(summary: Summary) -> str:
+    trace = summary.trace
     return f"{trace.name} ({trace.digest[:19]})"
 
 

@@ -51,6 +51,7 @@ class LiveWindow:
         length_ns: length of the window.
         confidence: one-sided confidence of each bound of an attainment.
         closed_loop: True if clients send each request when an earlier response has ended.
+        shard: the shard that is sent, as in "2 of 4"; empty if all requests are sent.
     """
 
     slo: SLOClasses
@@ -58,6 +59,7 @@ class LiveWindow:
     length_ns: int
     confidence: float
     closed_loop: bool = False
+    shard: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +200,7 @@ class LiveTally:
             confidence=window.confidence,
             outage_s=window.slo.outage_s,
             closed_loop=window.closed_loop,
+            shard=window.shard,
             until_ns=self.elapsed_ns(progress),
         )
         errors = tuple(self._errors.most_common(_SHOWN_ERRORS))

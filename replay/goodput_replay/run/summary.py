@@ -17,6 +17,7 @@ from goodput_core.files import write_atomically
 from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
+from goodput_replay.run.client_summary import ClientSummary, SenderSummary, StallSummary
 from goodput_replay.run.files import SUMMARY_FILE
 from goodput_replay.run.length_pinning import LengthPinning
 from goodput_replay.run.prompt_kind import PromptKind
@@ -38,6 +39,7 @@ __all__ = [
     "RunSummary",
     "SLOSummary",
     "SenderSummary",
+    "ShardSummary",
     "StallSummary",
     "Summary",
     "TargetSummary",
@@ -281,59 +283,6 @@ class TargetSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallSummary:
-    """A span in which the client's event loop did not run."""
-
-    start_s: Annotated[float, _doc("Start, seconds since time zero of the run.")]
-    end_s: Annotated[float, _doc("End, seconds since time zero of the run.")]
-    stalled_s: Annotated[
-        float,
-        Meta(
-            description="Time in the span during which the loop did not run, seconds; less than "
-            "its length if several stalls were merged."
-        ),
-    ]
-    sender: Annotated[int, _doc("Number of the sender, as in records.parquet.")] = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SenderSummary:
-    """One of several processes that sent the requests of a run."""
-
-    shard: Annotated[
-        int | None, _doc("Number of the shard that it belongs to, from 1; null without shards.")
-    ]
-    requests: Annotated[int, _doc("Requests that it recorded, warm-up requests included.")]
-    cpu_s: Annotated[float, _doc("Its CPU seconds.")]
-    peak_in_flight: Annotated[int, _doc("Maximum number of its requests in flight.")]
-    loop_lag_p99_ms: Annotated[float, _doc("p99 delay of its event loop, milliseconds.")]
-    loop_lag_max_ms: Annotated[float, _doc("Maximum delay of its event loop, milliseconds.")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSummary:
-    """Resource usage of the client."""
-
-    cpu_s: Annotated[float, _doc("CPU seconds of all processes of the client.")]
-    cpus: Annotated[int, _doc("CPUs available to the client.")]
-    peak_in_flight: Annotated[
-        int,
-        _doc("Maximum number of requests in flight; of several senders, the sum of their maxima."),
-    ]
-    stalls: Annotated[
-        tuple[StallSummary, ...],
-        Meta(
-            description="Stalls of the event loop of at least 10 ms, in order; at most 1,000 of "
-            "each sender, beyond which neighbours are merged."
-        ),
-    ] = ()
-    senders: Annotated[
-        tuple[SenderSummary, ...],
-        _doc("The processes that sent the requests; empty if it was one process."),
-    ] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationSummary:
     """Emulated fleet and its totals. The scheduler is real, the device is emulated."""
 
@@ -374,6 +323,30 @@ class EmulationSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSummary:
+    """The part of a run that one machine sent."""
+
+    number: Annotated[int, _doc("Number of the shard, from 1.")]
+    count: Annotated[int, _doc("Number of shards.")]
+    rows_planned: Annotated[int, _doc("Rows of the trace in the window, of all shards.")]
+    warmup_rows: Annotated[int, _doc("Warm-up rows before the window, of all shards.")]
+    window_start_ns: Annotated[
+        int, _doc("Start of the window, nanoseconds since time zero of the run.")
+    ]
+    window_ns: Annotated[int, _doc("Length of the window, nanoseconds.")]
+    clock_error_ms: Annotated[
+        float | None,
+        Meta(
+            description="The kernel's bound on the error of the wall clock at the start; null if "
+            "no time service disciplines it."
+        ),
+    ]
+
+    def __str__(self) -> str:
+        return f"{self.number} of {self.count}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """Command and start time of the run."""
 
@@ -394,6 +367,9 @@ class RunSummary:
     retries: Annotated[
         int, _doc("Maximum number of retries of a request that failed before its first token.")
     ] = 0
+    shard: Annotated[
+        ShardSummary | None, _doc("The shard that was sent; null if all requests were sent.")
+    ] = None
     complete: Annotated[
         bool, _doc("False if the run was interrupted or aborted, or the disk was full.")
     ]

@@ -140,6 +140,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         confidence=info.confidence,
         stalls=read_stalls(info.client),
         closed_loop=info.run.concurrency is not None,
+        shard="" if info.run.shard is None else str(info.run.shard),
     )
     verdict = decide(evidence.classes, evidence.validity)
     measures = _RunMeasures(folder, info)

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from yarl import URL
@@ -19,7 +19,7 @@ from yarl import URL
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
 from goodput_core.process import count_cpus
-from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from goodput_core.units import NS_PER_MS, NS_PER_S, format_duration
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
@@ -51,6 +51,7 @@ from goodput_replay.sending.preflight import (
 from goodput_replay.sending.prompt_overhead import measure_overhead
 from goodput_replay.sending.senders import SenderProcesses
 from goodput_replay.sending.target import Target, parse_target
+from goodput_replay.start_time import format_instant, read_clock_error_ns, require_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,6 +145,7 @@ async def _replay(
         pinning = _choose_pinning(options.pinning, served)
         sender_plan = SenderPlan(
             requests=plan.requests,
+            share=plan.share,
             urls=tuple(f"{target.url}{options.endpoint.path}" for target in targets),
             endpoint=options.endpoint,
             headers=plan.headers,
@@ -192,6 +194,8 @@ async def _replay(
         )
         if observer is not None:
             await observer.wait_ready()
+        if options.start_at_ns is not None:
+            warn(f"ready; the run starts at {format_instant(options.start_at_ns)}; {_clock_text()}")
         run = _Run(plan, writer, stopper, target_summary, observer)
         senders: Senders
         if plan.workers > 1:
@@ -202,7 +206,7 @@ async def _replay(
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.error is Interrupted:
         ended_by = Interrupted(
-            f"{stopper.reason} after {run.sent} of {plan.stats.rows}; {writer.content_clause}"
+            f"{stopper.reason} after {run.sent} of {plan.stats.own_rows}; {writer.content_clause}"
         )
     elif stopper.error is AbortedRun:
         ended_by = AbortedRun(f"aborted: {stopper.reason}; {writer.content_clause}")
@@ -265,6 +269,31 @@ async def _start_observer(
     return await stack.enter_async_context(RunObserver(options, console))
 
 
+def _clock_text() -> str:
+    error_ns = read_clock_error_ns()
+    if error_ns is None:
+        return "the error of this machine's clock is not known, because no time service corrects it"
+    return f"the error of this machine's clock is at most {format_duration(error_ns)}"
+
+
+async def _wait_for_lead(start_at_ns: int | None) -> int:
+    """Wait until shortly before the start, and return the time until then.
+
+    Args:
+        start_at_ns: start of the run, nanoseconds since the Unix epoch; None to start soon.
+
+    Raises:
+        UsageError: the start has passed.
+    """
+    if start_at_ns is None:
+        return _LEAD_NS
+    # The wall clock may be set while this process waits, so it is read again.
+    while (ahead_ns := start_at_ns - time.time_ns()) > NS_PER_S:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(min(ahead_ns - NS_PER_S, NS_PER_S) / NS_PER_S)
+    require_ahead(start_at_ns, time.time_ns() + _LEAD_NS // 2)
+    return start_at_ns - time.time_ns()
+
+
 def _choose_pinning(option: LengthPinning | None, served: ServedModels) -> LengthPinning:
     if option is None:
         return LengthPinning.HEADER if served.goodput else LengthPinning.MAX_TOKENS
@@ -302,13 +331,14 @@ class _Run:
         plan = self._plan
         closed = plan.options.concurrency is not None
         zero_ns, ended_ns, started, spent_ns = 0, 0, datetime.now(UTC), 0
+        clock_error_ns: int | None = None
 
         def read_progress() -> RunProgress:
             progress = senders.progress()
             return RunProgress(
                 elapsed_ns=time.monotonic_ns() - zero_ns,
                 duration_ns=None if closed else plan.stats.last_ns,
-                planned=plan.stats.rows,
+                planned=plan.stats.own_rows,
                 sent=progress.sent,
                 in_flight=progress.in_flight,
                 loop_lag_p99_ns=progress.loop_lag_p99_ns,
@@ -318,9 +348,12 @@ class _Run:
         failure: Exception | None = None
         try:
             async with senders:
+                lead_ns = await _wait_for_lead(plan.options.start_at_ns)
                 # Both clocks are read together: `started` is the wall-clock time of `zero_ns`.
-                started = datetime.now(UTC) + timedelta(microseconds=_LEAD_NS // NS_PER_US)
-                zero_ns = time.monotonic_ns() + _LEAD_NS
+                zero_ns, now_ns = time.monotonic_ns() + lead_ns, time.time_ns()
+                started_ns = plan.options.start_at_ns or now_ns + lead_ns
+                started = datetime.fromisoformat(format_instant(started_ns))
+                clock_error_ns = read_clock_error_ns()
                 spent_ns = -time.process_time_ns()
                 if self._observer is not None:
                     self._observer.begin(self._describe(started), read_progress)
@@ -329,6 +362,8 @@ class _Run:
                 finally:
                     spent_ns += time.process_time_ns()
                     ended_ns = time.monotonic_ns()
+        except UsageError:
+            raise  # the start was missed, and nothing was sent
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
@@ -352,6 +387,7 @@ class _Run:
             span_ns=span_ns,
             loop_lag_p99_ns=max((one.loop_lag_p99_ns for one in usage), default=0),
             loop_lag_max_ns=max((one.loop_lag_max_ns for one in usage), default=0),
+            clock_error_ns=clock_error_ns,
         )
         if failure is None:
             summary = self._writer.finish(info)
@@ -402,6 +438,12 @@ class _Run:
         """Describe the run for its live display."""
         plan = self._plan
         closed = plan.options.concurrency is not None
+        info = plan.info(
+            target=self._target,
+            started=started,
+            client=ClientSummary(cpu_s=0.0, cpus=count_cpus(), peak_in_flight=0),
+            salt=plan.salt,
+        )
         return Begin(
             window=LiveWindow(
                 slo=plan.slo,
@@ -409,13 +451,9 @@ class _Run:
                 length_ns=_CLOSED_LOOP_NS if closed else plan.window_ns,
                 confidence=float(plan.options.confidence),
                 closed_loop=closed,
+                shard="" if info.run.shard is None else str(info.run.shard),
             ),
-            info=plan.info(
-                target=self._target,
-                started=started,
-                client=ClientSummary(cpu_s=0.0, cpus=count_cpus(), peak_in_flight=0),
-                salt=plan.salt,
-            ),
+            info=info,
         )
 
     def record(self, record: RequestRecord, warmup: bool) -> None:  # noqa: FBT001 - a callback

@@ -85,6 +85,7 @@ def gather(
     outage_s: int = 0,
     stalls: Mapping[int, Stalls] = _NEVER_STALLED,
     closed_loop: bool = False,
+    shard: str = "",
 ) -> RunEvidence:
     """Judge every record and gather the evidence of the run.
 
@@ -101,6 +102,7 @@ def gather(
         outage_s: the longest outage that the bounds take into account.
         stalls: stalls of each sender by its number, on the clock of the records.
         closed_loop: True if clients sent each request when an earlier response had ended.
+        shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
 
     Raises:
         ValueError: a record is scheduled before the window, or the window is empty.
@@ -116,6 +118,7 @@ def gather(
         confidence=confidence,
         outage_s=outage_s,
         closed_loop=closed_loop,
+        shard=shard,
     )
 
 
@@ -214,6 +217,7 @@ class EvidenceTally:
         confidence: float = DEFAULT_CONFIDENCE,
         outage_s: int = 0,
         closed_loop: bool = False,
+        shard: str = "",
         until_ns: int | None = None,
     ) -> RunEvidence:
         """Return the evidence of the counted records.
@@ -224,6 +228,7 @@ class EvidenceTally:
             confidence: as in `gather`.
             outage_s: as in `gather`.
             closed_loop: as in `gather`.
+            shard: as in `gather`.
             until_ns: length of the part of the window to judge, above 0; None for the window.
         """
         window_ns = self._window_ns if until_ns is None else min(until_ns, self._window_ns)
@@ -266,6 +271,7 @@ class EvidenceTally:
             if_conforming=alternative(self._conforming),
             deviations={d: self._deviations[d] for d in Deviation if self._deviations[d]},
             closed_loop=closed_loop,
+            shard=shard,
         )
         return RunEvidence(
             classes=as_measured,

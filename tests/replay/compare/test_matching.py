@@ -82,7 +82,7 @@ def test_runs_of_different_requests_or_targets_cannot_be_paired(
 ) -> None:
     old = load_run(chat_run(tmp_path / "old"))
     new = load_run(chat_run(tmp_path / "new", **changes))
-    assert difference_between(old, new).startswith(text)
+    assert difference_between(old.summary, new.summary).startswith(text)
 
 
 def test_the_name_of_the_trace_file_and_the_salt_do_not_matter(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_name_of_the_trace_file_and_the_salt_do_not_matter(tmp_path: Path) -
             run=replace(INFO.run, salt="other", seed=99),
         )
     )
-    assert difference_between(old, new) == ""
+    assert difference_between(old.summary, new.summary) == ""
 
 
 def test_the_seed_matters_where_rows_are_sampled(tmp_path: Path) -> None:
@@ -102,4 +102,4 @@ def test_the_seed_matters_where_rows_are_sampled(tmp_path: Path) -> None:
     old = load_run(chat_run(tmp_path / "old", trace=scaled))
     other = replace(INFO.run, seed=99)
     new = load_run(chat_run(tmp_path / "new", trace=scaled, run=other))
-    assert difference_between(old, new) == "--seed differs: 7 and 99"
+    assert difference_between(old.summary, new.summary) == "--seed differs: 7 and 99"
