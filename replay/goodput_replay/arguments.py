@@ -346,10 +346,11 @@ def _add_sending(parser: CommandParser) -> None:
     group.add_argument(
         "--length-pinning",
         dest="pinning",
-        choices=["auto", "header", "max-tokens", "none"],
+        choices=["auto", "header", "max-tokens", "limit", "none"],
         default="auto",
-        help="how to pin output lengths: header (Goodput only, hidden from its policies) or "
-        "max-tokens (any server, visible to its scheduler); auto selects by target",
+        help="how to pin output lengths: header (Goodput only, hidden from its policies), "
+        "max-tokens (visible to the server's scheduler), or limit (the same without min_tokens and "
+        "ignore_eos, so outputs may be shorter); auto selects by target",
     )
     group.add_argument(
         "--salt",

@@ -98,6 +98,34 @@ def test_tokens_of_an_output_without_a_required_length_are_counted(
     assert (count.tokens, count.most_tokens, count.deviations) == (tokens, most, deviations)
 
 
+UNFINISHED = Deviation.NO_FINISH_REASON
+# events, usage, limit, pinned: deviations of an output without a finish reason
+ENDLESS: dict[str, tuple[int, int | None, int | None, bool, tuple[Deviation, ...]]] = {
+    "complete": (8, 8, 8, True, ()),
+    "complete, no usage": (8, None, 8, True, (NO_USAGE,)),
+    "interrupted": (3, 3, 8, True, (UNFINISHED,)),
+    "interrupted, no usage": (3, None, 8, True, (UNFINISHED, NO_USAGE)),
+    "interrupted before the first token": (0, None, 8, True, (UNFINISHED, NO_USAGE)),
+    "interrupted, below its limit": (3, 3, 8, False, (UNFINISHED,)),
+    "interrupted, without a limit": (3, 3, None, False, (UNFINISHED,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("events", "usage", "limit", "pinned", "deviations"), ENDLESS.values(), ids=ENDLESS
+)
+def test_an_output_without_a_finish_reason_before_its_limit_is_named(
+    events: int,
+    usage: int | None,
+    limit: int | None,
+    pinned: bool,
+    deviations: tuple[Deviation, ...],
+) -> None:
+    count = count_tokens(events, usage, limit=limit, pinned=pinned, at_limit=False, finished=False)
+    assert count.tokens == events
+    assert count.deviations == deviations
+
+
 COUNTS = st.integers(0, 50)
 
 

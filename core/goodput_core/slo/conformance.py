@@ -22,6 +22,8 @@ class Deviation(StrEnum):
     """The model ended the output before the required length, although the request forbids it."""
     CUT_OFF = "cut_off"
     """The server ended the output for its length, before the required length."""
+    NO_FINISH_REASON = "no_finish_reason"
+    """The output ended without a finish reason, and before the limit in the request."""
     EXCEEDED_LIMIT = "exceeded_limit"
     """The output has more tokens than the limit in the request."""
     WRONG_USAGE = "wrong_usage"
@@ -48,6 +50,9 @@ _TEXTS: Final = {
     "ignore_eos; --length-pinning none accepts the lengths that the model chooses",
     Deviation.CUT_OFF: "outputs were cut off before the length of their rows, by the context "
     "length or by a limit of the target",
+    Deviation.NO_FINISH_REASON: "outputs ended without a finish reason before their limit, as if "
+    "the target interrupts responses; llama_cpp.server does so on the next request, unless it has "
+    "--interrupt_requests false",
     Deviation.EXCEEDED_LIMIT: "outputs have more tokens than max_tokens, which the target ignores",
     Deviation.WRONG_USAGE: "responses report a usage that contradicts their events or max_tokens",
     Deviation.NO_USAGE: "responses have no usage, although the requests asked for it, so "
@@ -81,7 +86,13 @@ class TokenCount:
 
 
 def count_tokens(
-    events: int, usage: int | None, *, limit: int | None, pinned: bool, at_limit: bool
+    events: int,
+    usage: int | None,
+    *,
+    limit: int | None,
+    pinned: bool,
+    at_limit: bool,
+    finished: bool = True,
 ) -> TokenCount:
     """Return the number of output tokens of a complete response.
 
@@ -97,6 +108,7 @@ def count_tokens(
         limit: maximum number of output tokens in the request; None if there was none.
         pinned: True if the output must have exactly `limit` tokens.
         at_limit: True if the server reports that the output ended at the limit.
+        finished: True if the server reports why the output ended.
     """
     expected = limit if pinned or at_limit else None
     reported = usage or None if events else usage
@@ -110,7 +122,9 @@ def count_tokens(
         # With fewer than two tokens a response would have no TPOT, and so could not miss it.
         fewest, most = max(min(events, reported), min(events, 2)), max(events, reported)
     deviations: list[Deviation] = []
-    if pinned and limit is not None and most < limit:
+    if not finished and (limit is None or fewest < limit):
+        deviations.append(Deviation.NO_FINISH_REASON)
+    elif pinned and limit is not None and most < limit:
         deviations.append(Deviation.CUT_OFF if at_limit else Deviation.ENDED_EARLY)
     if limit is not None and fewest > limit:
         deviations.append(Deviation.EXCEEDED_LIMIT)

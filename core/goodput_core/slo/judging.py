@@ -81,6 +81,7 @@ _UNJUDGED: Final = Judgement(kind=JudgementKind.UNJUDGED)
 _INCOMPARABLE: Final = frozenset(
     {Deviation.EXCEEDED_LIMIT, Deviation.NOT_STREAMED, Deviation.COMPRESSED}
 )
+_ENDED: Final = frozenset({Deviation.ENDED_EARLY, Deviation.NO_FINISH_REASON})
 _FAILURES: Final = {
     Outcome.SHED: MissReason.SHED,
     Outcome.ERROR: MissReason.ERROR,
@@ -140,7 +141,7 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
     deviations = record.deviations
     if not deviations or targets.empty:
         return judge(record, targets)
-    no_output = record.first_token_ns is None and Deviation.ENDED_EARLY in deviations
+    no_output = record.first_token_ns is None and not _ENDED.isdisjoint(deviations)
     if no_output or not _INCOMPARABLE.isdisjoint(deviations):
         return _ATTAINED
     tokens = (

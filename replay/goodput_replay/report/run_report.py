@@ -58,6 +58,7 @@ __all__ = [
 _PINNING: Final = {
     LengthPinning.HEADER: "pinned, hidden from the scheduler",
     LengthPinning.MAX_TOKENS: "disclosed by max_tokens",
+    LengthPinning.LIMIT: "limited by max_tokens",
     LengthPinning.NONE: "not pinned",
 }
 _SCALE_STARTS: Final = (0.99, 0.95, 0.9, 0.8, 0.5, 0.0)

@@ -257,7 +257,7 @@ def _format_validity(summary: Summary) -> Text:
     if senders := summary.client.senders:
         lag += f", {len(senders)} senders"
     lengths = ""
-    if summary.target.pinning is LengthPinning.MAX_TOKENS:
+    if summary.target.pinning in {LengthPinning.MAX_TOKENS, LengthPinning.LIMIT}:
         lengths = "; output lengths were disclosed by max_tokens"
     word, style = ("valid", "green") if validity.valid else ("invalid", "bold magenta")
     unsent = f"{format_count(validity.unsent_rows)} rows unsent"

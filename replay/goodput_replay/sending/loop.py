@@ -58,6 +58,7 @@ class SenderPlan:
         ca_file: certificates to trust, PEM; None for those of the system.
         policy: rules for all requests.
         pinning: how output lengths are pinned.
+        uuids: True to send a UUID made from each request id.
         models: model names to send.
         prompt: form of the prompts.
         words: words of the tokenizer; None without one.
@@ -75,6 +76,7 @@ class SenderPlan:
     ca_file: Path | None
     policy: SendingPolicy
     pinning: LengthPinning
+    uuids: bool = False
     models: ModelNames
     prompt: PromptKind
     words: tuple[str, ...] | None = None
@@ -107,6 +109,7 @@ class SenderPlan:
             pinning=self.pinning,
             model_for=self.models,
             unnamed_class=self.requests.slo.other,
+            uuids=self.uuids,
         )
 
 

@@ -20,16 +20,18 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import PromptKey
+from goodput_replay.run.length_pinning import LengthPinning
 from goodput_replay.sending.client.chunks import error_sentence
 from goodput_replay.sending.client.reason import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlannedRequest
-    from goodput_replay.sending.body import PreparedRequest
+    from goodput_replay.sending.body import RequestRenderer
     from goodput_replay.sending.client.request import RequestClient
+    from goodput_replay.sending.prompts import PromptRenderer
     from goodput_replay.sending.target import Target
 
 __all__ = [
@@ -51,7 +53,12 @@ _HINTS: Final[dict[int | None, str]] = {
     403: "give a key with --api-key-env or --header",
     404: "check --model, --endpoint and --target",
 }
-_HINT: Final = "check --model and --endpoint; --length-pinning none sends no extension parameters"
+_HINT: Final = (
+    "check --model and --endpoint; --tokenizer sends no token ids, and --length-pinning none no "
+    "extension parameters"
+)
+# Statuses of a request with a parameter that the target does not accept.
+_INVALID_STATUS: Final = frozenset({400, 422})
 _UNUSABLE: Final = frozenset({Deviation.NOT_STREAMED, Deviation.COMPRESSED})
 _MAX_BYTES: Final = 1 << 20
 _SHOWN_MODELS: Final = 5
@@ -96,8 +103,16 @@ class ServedModels:
     goodput: bool
 
 
-async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedModels:
+async def list_models(
+    session: aiohttp.ClientSession, target: Target, *, stated: Collection[str] = ()
+) -> ServedModels:
     """Read the target's list of models.
+
+    Args:
+        session: session of the run.
+        target: the target.
+        stated: model names on the command line, which replace the list of a target that responds
+            without one.
 
     Raises:
         UnreachableError: the connection failed or timed out, or the response is not a list of
@@ -132,21 +147,26 @@ async def list_models(session: aiohttp.ClientSession, target: Target) -> ServedM
             f"{url}: HTTP {response.status}, a redirect to {' '.join(location.split())[:200]}; "
             "give the address it leads to as --target"
         )
+    models: list[_Model] = []
     if response.status != 200:
         message = error_sentence(body)
-        raise UnreachableError(
-            f"{url}: HTTP {response.status}{f' ({message})' if message else ''}; "
-            "is this an OpenAI-compatible server?"
+        problem = (
+            f"HTTP {response.status}{f' ({message})' if message else ''}; is this an "
+            "OpenAI-compatible server? (with --model it needs no list)"
         )
-    try:
-        models = msgspec.json.decode(body, type=_Models).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreachableError(
-            f"{url}: the response ({response.content_type}) is not a list of models; "
-            "is this an OpenAI-compatible server?"
-        ) from error
+    else:
+        problem = "the target serves no model; wait until one is loaded"
+        try:
+            models = msgspec.json.decode(body, type=_Models).data
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            problem = (
+                f"the response ({response.content_type}) is not a list of models; is this an "
+                "OpenAI-compatible server?"
+            )
     if not models:
-        raise UnreachableError(f"{url}: the target serves no model; wait until one is loaded")
+        if not stated:
+            raise UnreachableError(f"{url}: {problem}")
+        return ServedModels(models=tuple(stated), goodput=False)
     return ServedModels(
         models=tuple(model.id for model in models),
         goodput=all(model.owned_by == MODEL_OWNER for model in models),
@@ -227,11 +247,13 @@ def make_probe(planned: PlannedRequest) -> PlannedRequest:
 
 async def send_probes(
     client: RequestClient,
-    requests: Sequence[PreparedRequest],
+    renderer: RequestRenderer,
+    examples: Sequence[PlannedRequest],
     url: str,
     *,
-    as_text: PreparedRequest | None,
-) -> list[str]:
+    as_text: PromptRenderer | None,
+    may_limit: bool,
+) -> tuple[RequestRenderer, list[str]]:
     """Send one probe request per class; probes are not recorded and not judged.
 
     A 4xx status other than 408 and 429, and a response that is not streamed or is compressed, would
@@ -240,23 +262,26 @@ async def send_probes(
 
     Args:
         client: client of the run's endpoint.
-        requests: the probes.
-        url: URL of the endpoint, for error messages.
-        as_text: a probe whose prompt is text, if those of `requests` are token ids; otherwise None.
+        renderer: renders the requests of the run.
+        examples: the probes, one for each class.
+        url: URL of the endpoint, for messages.
+        as_text: renders text, if the prompts of the run are token ids; otherwise None.
+        may_limit: True if outputs may be shorter than their rows on a target that requires it.
 
     Returns:
-        One warning for each of these other failures.
+        The renderer, adapted to the target, and warnings: one for each adaptation and each of these
+        other failures.
 
     Raises:
         UsageError: the target rejected a probe, whose message the error quotes, or does not stream,
             or does not accept token ids.
         UnreachableError: the target refused the connection.
     """
-    now_ns = time.monotonic_ns()
-    records = await asyncio.gather(*(client.run(request, now_ns) for request in requests))
+    adapted, records = await _adapt(client, renderer, examples, may_limit=may_limit)
     failed = next((r for r in records if r.outcome is not Outcome.OK and r.status), None)
     if as_text is not None and failed is not None:
-        record = await client.run(as_text, time.monotonic_ns())
+        text = replace(renderer, prompts=as_text)
+        _, (record, *_) = await _adapt(client, text, examples[:1], may_limit=may_limit)
         if record.outcome is Outcome.OK:
             raise UsageError(
                 f"{url}: the target does not accept token ids as a prompt ({failed.detail}); give "
@@ -264,6 +289,15 @@ async def send_probes(
                 "with --prompt text"
             )
     warnings = []
+    if adapted.uuids and not renderer.uuids:
+        warnings.append(
+            f"{url}: the target rejects the ids of the trace, so X-Request-Id is a UUID of each id"
+        )
+    if adapted.pinning is not renderer.pinning:
+        warnings.append(
+            f"{url}: the target rejects min_tokens and ignore_eos, so outputs are limited by "
+            "max_tokens alone and may be shorter than their rows"
+        )
     for record in records:
         of_class = f" of class {record.slo_class!r}" if record.slo_class else ""
         _require_accepted(record, url, of_class)
@@ -271,7 +305,32 @@ async def send_probes(
             warnings.append(
                 f"the probe request{of_class} failed ({record.detail}); the run starts anyway"
             )
-    return warnings
+    return adapted, warnings
+
+
+async def _adapt(
+    client: RequestClient,
+    renderer: RequestRenderer,
+    examples: Sequence[PlannedRequest],
+    *,
+    may_limit: bool,
+) -> tuple[RequestRenderer, list[RequestRecord]]:
+    """Return the first form of the requests that the target does not reject, and its records.
+
+    If it rejects every form, the form is the first one, and the records are the last ones, because
+    the earlier ones may name a problem that a later form does not have. llama_cpp.server rejects
+    a request id that is not a UUID, and `transformers serve` rejects parameters that OpenAI's API
+    does not have.
+    """
+    forms = [renderer, replace(renderer, uuids=True)]
+    if may_limit and renderer.pinning is LengthPinning.MAX_TOKENS:
+        forms += [replace(form, pinning=LengthPinning.LIMIT) for form in forms]
+    for form in forms:
+        now_ns = time.monotonic_ns()
+        records = await asyncio.gather(*(client.run(form.render(one), now_ns) for one in examples))
+        if not any(record.status in _INVALID_STATUS for record in records):
+            return form, records
+    return renderer, records
 
 
 def _require_accepted(record: RequestRecord, url: str, of_class: str) -> None:

@@ -72,8 +72,8 @@ async def measure_overhead(
         few, many = counts
         if few is None or many is None:
             warn(
-                f"{url}: the target reports no number of prompt tokens, so prompts may be longer "
-                "than their rows by the tokens that it adds"
+                f"{url}: no number of prompt tokens could be read from a response, so prompts may "
+                "be longer than their rows by the tokens that the target adds"
             )
             return None
         if many - few != _MANY - _FEW or few < _FEW:

@@ -73,6 +73,7 @@ _LEAD_NS: Final = 200 * NS_PER_MS
 # Window of the live display of a closed loop, whose end is not known; later requests count in its
 # last second.
 _CLOSED_LOOP_NS: Final = 3600 * NS_PER_S
+_PINNED: Final = frozenset({LengthPinning.HEADER, LengthPinning.MAX_TOKENS})
 _SERVICE_LOG: Final = "service.log"
 
 
@@ -138,7 +139,8 @@ async def _replay(
         observer = await _start_observer(plan, stack, console)
         targets = await _start_targets(plan, writer, stack, console)
         session = await stack.enter_async_context(open_session(plan.headers, plan.tls))
-        served = join_models({t.url: await list_models(session, t) for t in targets})
+        stated = [*options.models.values(), *([options.model] if options.model else ())]
+        served = join_models({t.url: await list_models(session, t, stated=stated) for t in targets})
         names = choose_models(
             served, mapping=options.models, default=options.model, in_trace=plan.stats.models
         )
@@ -153,7 +155,8 @@ async def _replay(
             policy=SendingPolicy(
                 timeout_ns=options.timeout_ns,
                 class_timeouts_ns=options.class_timeouts_ns,
-                pinned=pinning is not LengthPinning.NONE,
+                pinned=pinning in _PINNED,
+                limited=pinning is LengthPinning.LIMIT,
                 retries=options.retries,
                 redaction=Redaction(plan.headers.values()),
             ),
@@ -166,7 +169,9 @@ async def _replay(
         )
         examples = [make_probe(example) for example in plan.stats.examples.values()]
         if options.probe:
-            await _probe(sender_plan, examples, session, warn)
+            sender_plan = await _probe(
+                sender_plan, examples, session, warn, may_limit=options.pinning is None
+            )
         overhead_tokens = None
         if plan.tokenizer is not None:
             if options.probe:
@@ -186,7 +191,7 @@ async def _replay(
             endpoint=options.endpoint.path,
             model=", ".join(dict.fromkeys(names(name) for name in plan.stats.models)),
             service=plan.service,
-            pinning=pinning,
+            pinning=sender_plan.pinning,
             prompt=options.prompt,
             prompt_overhead_tokens=overhead_tokens,
             header_names=tuple(plan.headers),
@@ -218,19 +223,28 @@ async def _probe(
     examples: Sequence[PlannedRequest],
     session: ClientSession,
     warn: Callable[[str], None],
-) -> None:
-    """Send one probe request per class to each target."""
+    *,
+    may_limit: bool,
+) -> SenderPlan:
+    """Send one probe request per class to each target, and adapt the plan to the targets."""
     as_text = None
     if plan.prompt is PromptKind.TOKEN_IDS:
-        text = replace(plan, prompt=PromptKind.INVENTED_WORDS)
-        as_text = text.make_renderer().render(examples[0])
+        as_text = replace(plan, prompt=PromptKind.INVENTED_WORDS).make_prompts()
     renderer = plan.make_renderer()
-    probes = [renderer.render(example) for example in examples]
     policy = replace(plan.policy, timeout_ns=PROBE_TIMEOUT_NS, class_timeouts_ns={}, retries=0)
     for url in plan.urls:
         client = RequestClient(session, [URL(url)], policy)
-        for warning in await send_probes(client, probes, url, as_text=as_text):
+        renderer, warnings = await send_probes(
+            client, renderer, examples, url, as_text=as_text, may_limit=may_limit
+        )
+        for warning in warnings:
             warn(warning)
+    policy = replace(
+        plan.policy,
+        pinned=renderer.pinning in _PINNED,
+        limited=renderer.pinning is LengthPinning.LIMIT,
+    )
+    return replace(plan, policy=policy, pinning=renderer.pinning, uuids=renderer.uuids)
 
 
 async def _start_targets(

@@ -375,6 +375,15 @@ VERDICTS: dict[str, tuple[Answer, int, VerdictKind, Reason]] = {
         lambda n: [*tokens(n - 3), finish(), usage(n - 3), DONE],
         40, VerdictKind.INVALID, Reason.NON_CONFORMING,
     ),
+    "interrupted outputs": (
+        lambda n: [*tokens(n - 3), DONE], 40, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "outputs that were interrupted before their first token": (
+        lambda _: [DONE], 40, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "slow outputs that were interrupted": (
+        lambda n: [*tokens(n - 3), DONE], 400, VerdictKind.FAIL, Reason.BELOW_OBJECTIVE,
+    ),
     "outputs that ended early and were slow": (
         lambda n: [*tokens(n - 3), finish("stop"), usage(n - 3), DONE],
         103, VerdictKind.FAIL, Reason.BELOW_OBJECTIVE,

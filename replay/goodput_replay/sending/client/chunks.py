@@ -107,6 +107,7 @@ class _ErrorBody(msgspec.Struct):
 class _ErrorResponse(msgspec.Struct):
     error: _ErrorBody | str = ""
     message: str = ""
+    detail: str = ""
 
 
 _CHUNK: Final = msgspec.json.Decoder(CompletionChunk)
@@ -156,5 +157,6 @@ def error_sentence(body: bytes) -> str:
         text = body.decode("utf-8", "replace")
     else:
         error = response.error
-        text = (error if isinstance(error, str) else error.message) or response.message
+        text = error if isinstance(error, str) else error.message
+        text = text or response.message or response.detail
     return " ".join(text.split())[:_MAX_DETAIL]

@@ -92,6 +92,7 @@ class SendingPolicy:
         timeout_ns: time limit of a request from its scheduled arrival.
         class_timeouts_ns: time limits of the classes that have their own.
         pinned: True if outputs must have the length in the trace.
+        limited: True if the length in the trace is the maximum, but outputs may be shorter.
         retries: how often a request that failed before its first token is sent again.
         redaction: masks secrets in recorded texts.
         sender: number of the process that sends, for its records.
@@ -100,6 +101,7 @@ class SendingPolicy:
     timeout_ns: int
     class_timeouts_ns: Mapping[str, int] = field(default_factory=dict)
     pinned: bool
+    limited: bool = False
     retries: int = 0
     redaction: Redaction = field(default_factory=Redaction)
     sender: int = 0
@@ -215,8 +217,9 @@ class RequestClient:
         end_ns = stream.end_ns if outcome is Outcome.OK else None
         if end_ns is None:
             end_ns = time.monotonic_ns()
+        has_length = policy.pinned or policy.limited
         count = stream.count(
-            limit=planned.output_tokens if policy.pinned else planned.max_output_tokens,
+            limit=planned.output_tokens if has_length else planned.max_output_tokens,
             pinned=policy.pinned,
             complete=outcome is Outcome.OK,
         )

@@ -141,6 +141,7 @@ class ResponseReader:
                 limit=limit,
                 pinned=pinned,
                 at_limit=self.finish_reason == _AT_LIMIT,
+                finished=self.finish_reason is not None,
             )
         tokens = self.events if self.usage_tokens is None else self.usage_tokens
         return TokenCount(tokens=tokens, most_tokens=tokens, deviations=self.deviations)
