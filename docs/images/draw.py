@@ -1,6 +1,7 @@
-"""Draw the picture of a run's report for the documentation: a screenshot of its top.
+"""Draw pictures of a run's report for the documentation: its top, or one of its sections.
 
     python docs/images/draw.py runs/azure docs/images/report.png
+    python docs/images/draw.py runs/slow docs/images/server-metrics.png --section server
 
 Requires Chromium (`apt-get install chromium`).
 """
@@ -9,21 +10,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-_FLAGS = (
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+from playwright.sync_api import sync_playwright
 
 
 def main() -> None:
@@ -32,6 +22,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a run's folder")
     parser.add_argument("image", type=Path, help="the PNG to write")
     parser.add_argument("--size", default="1200,1500", help="width,height in CSS pixels")
+    parser.add_argument("--section", help="id of a section (default: the top of the page)")
     options = parser.parse_args()
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
@@ -39,21 +30,19 @@ def main() -> None:
     report = (options.run / "report.html").resolve()
     if not report.is_file():
         sys.exit(f"{report} is missing; make it with: replay report {options.run}")
-    with tempfile.TemporaryDirectory() as profile:
-        subprocess.run(
-            [
-                browser,
-                *_FLAGS,
-                # Root has no sandbox; the page is a local file that Goodput wrote.
-                "--no-sandbox",
-                f"--user-data-dir={profile}",
-                f"--window-size={options.size}",
-                f"--screenshot={options.image.resolve()}",
-                report.as_uri(),
-            ],
-            check=True,
-            timeout=120,
-        )
+    width, height = map(int, options.size.split(","))
+    with sync_playwright() as playwright:
+        # Root has no sandbox; the page is a local file that Goodput wrote.
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": width, "height": height}, bypass_csp=True)
+        page.goto(report.as_uri())
+        if options.section is None:
+            page.screenshot(path=options.image)
+        else:
+            # The bar with the switches would cover a part of the section.
+            page.add_style_tag(content=".switches { display: none !important; }")
+            page.locator(f"#{options.section}").screenshot(path=options.image)
+        chromium.close()
 
 
 if __name__ == "__main__":

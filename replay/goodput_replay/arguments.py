@@ -15,6 +15,7 @@ from goodput_replay.option_values import (
     parse_concurrency,
     parse_env_name,
     parse_listen_address,
+    parse_metric_name,
     parse_model,
     parse_outage,
     parse_retries,
@@ -23,7 +24,7 @@ from goodput_replay.option_values import (
     parse_workers,
 )
 from goodput_replay.sending.abort import parse_abort_rule
-from goodput_replay.sending.target import Endpoint, parse_header, parse_target
+from goodput_replay.sending.target import Endpoint, parse_header, parse_page_url, parse_target
 from goodput_replay.shares import ALL, parse_shard
 from goodput_replay.slo_options import parse_slo_class, parse_target_ms
 from goodput_replay.start_time import parse_instant
@@ -442,6 +443,37 @@ def _add_judging(parser: CommandParser) -> None:
         metavar="N",
         type=argument_type(parse_port, "PORT"),
         help="port of --ui (default: any free one)",
+    )
+    group.add_argument(
+        "--scrape",
+        metavar="URL",
+        action="append",
+        default=[],
+        type=argument_type(parse_page_url, "URL"),
+        help="metrics page of the target, such as http://127.0.0.1:8000/metrics: its queue, "
+        "memory and tokens are drawn beside the results; repeatable (with -f, the engines of the "
+        "service are scraped)",
+    )
+    group.add_argument(
+        "--scrape-metric",
+        dest="scrape_metrics",
+        metavar="NAME",
+        action="append",
+        default=[],
+        type=argument_type(parse_metric_name, "NAME"),
+        help="also record this metric of the scraped pages; repeatable",
+    )
+    group.add_argument(
+        "--scrape-key-env",
+        metavar="NAME",
+        type=argument_type(parse_env_name, "NAME"),
+        help="environment variable that holds the bearer token for --scrape",
+    )
+    group.add_argument(
+        "--no-scrape",
+        dest="scrape_service",
+        action="store_false",
+        help="with -f: do not scrape the engines of the service",
     )
     group.add_argument(
         "--prometheus",

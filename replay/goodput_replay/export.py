@@ -1,4 +1,4 @@
-"""`replay export RUN`: write the records of a run as CSV."""
+"""`replay export RUN`: write the records of a run, or the server's metrics, as CSV."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _GAPS: Final = "gaps_us"
 def main(argv: Sequence[str]) -> int:
     """Write one line for each request, with the columns of `records.parquet`.
 
+    With `--server-metrics`, write the rows of `server_metrics.parquet` instead.
+
     Args:
         argv: the arguments after `replay export`.
 
@@ -31,9 +33,13 @@ def main(argv: Sequence[str]) -> int:
         InputError: the folder has no readable run, or the file cannot be written.
     """
     given = make_parser().parse_args(argv)
+    if given.server_metrics:
+        batches = _server_batches(given.folder)
+    else:
+        batches = _batches(given.folder, gaps=given.gaps)
     if given.out is None:
         try:
-            _write_csv(given.folder, sys.stdout.buffer, gaps=given.gaps)
+            _write_csv(batches, sys.stdout.buffer)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader, such as `head`, has enough; Python must not flush into it again.
@@ -41,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         return ExitCode.PASS
     try:
         with given.out.open("wb") as file:
-            _write_csv(given.folder, file, gaps=given.gaps)
+            _write_csv(batches, file)
     except OSError as error:
         if is_disk_full(error):
             raise
@@ -54,10 +60,12 @@ def make_parser() -> CommandParser:
     """Build the parser of `replay export`."""
     parser = CommandParser(
         "replay export",
-        summary="Write the records of a run as CSV, one line for each request.",
+        summary="Write the records of a run as CSV, one line for each request, or the metrics of "
+        "the server.",
         examples=(
             "replay export runs/candidate -o candidate.csv",
             "replay export runs/candidate | head",
+            "replay export runs/candidate --server-metrics -o server.csv",
         ),
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="the run's folder")
@@ -67,14 +75,19 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--gaps", action="store_true", help="add the gaps between tokens, separated by semicolons"
     )
+    parser.add_argument(
+        "--server-metrics",
+        action="store_true",
+        help="write the metrics of the server that were scraped during the run",
+    )
     return parser
 
 
-def _write_csv(folder: Path, sink: BinaryIO, *, gaps: bool) -> None:
+def _write_csv(batches: Iterator[Any], sink: BinaryIO) -> None:
     from pyarrow import csv  # noqa: PLC0415 - heavy
 
     writer: Any = None
-    for batch in _batches(folder, gaps=gaps):
+    for batch in batches:
         if writer is None:
             writer = csv.CSVWriter(sink, batch.schema)
         writer.write(batch)
@@ -93,6 +106,18 @@ def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
         yield _plain(pa.RecordBatch.from_pylist([], schema=pa.schema(fields)))
         for batch in opened.iter_batches(columns=[field.name for field in fields]):
             yield _plain(batch)
+
+
+def _server_batches(folder: Path) -> Iterator[Any]:
+    from goodput_replay.run.server_metrics import read_server_metrics  # noqa: PLC0415 - heavy
+
+    metrics = read_server_metrics(folder)
+    if metrics is None:
+        raise InputError(
+            f"{folder}: has no metrics of the server; run the replay with --scrape URL"
+        )
+    for batch in metrics.table().combine_chunks().to_batches():
+        yield _plain(batch)
 
 
 def _plain(batch: Any) -> Any:

@@ -30,6 +30,7 @@ from goodput_core.errors import (
 from goodput_replay.report.timeline import cut_timeline
 from goodput_replay.run.columns import load_columns
 from goodput_replay.run.records import open_records
+from goodput_replay.run.server_metrics import read_server_metrics
 from goodput_replay.run.summary import ClassSummary, Summary, VerdictSummary, read_summary
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ class NotebookRun:
         """All requests as a `pyarrow.Table` with the columns of docs/run-folder.md."""
         with open_records(self.folder) as opened:
             return opened.read()
+
+    @cached_property
+    def server_metrics(self) -> Any:
+        """Metrics of the server as a `pyarrow.Table`; None if no page was scraped."""
+        metrics = read_server_metrics(self.folder)
+        return None if metrics is None else metrics.table()
 
     @property
     def classes(self) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "parse_concurrency",
     "parse_env_name",
     "parse_listen_address",
+    "parse_metric_name",
     "parse_model",
     "parse_outage",
     "parse_retries",
@@ -31,6 +32,7 @@ __all__ = [
 _MAX_RETRIES: Final = 10
 _MAX_CONCURRENCY: Final = 100_000
 _MAX_WORKERS: Final = 256
+_METRIC_NAME: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,199}")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -87,6 +89,16 @@ def parse_listen_address(text: str) -> tuple[str, int]:
             f"{text[:80]!r} has no IP address before the port; write for example 0.0.0.0:9464"
         ) from error
     return str(address), parse_port(port)
+
+
+def parse_metric_name(text: str) -> str:
+    """Parse the name of a gauge or a counter, without labels."""
+    if not _METRIC_NAME.fullmatch(text) or text.endswith("_bucket"):
+        raise ValueError(
+            f"{text[:80]!r} is not a metric to record; write the name of a gauge or a counter, "
+            "without labels"
+        )
+    return text
 
 
 def parse_model(text: str) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["ReplayOptions", "parse_options"]
 
 _MAX_CLASSES: Final = 16
+_MAX_PAGES: Final = 16
+_MAX_METRICS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,10 @@ class ReplayOptions:
         confidence: one-sided confidence of each bound of an attainment.
         ui: True to serve a live page.
         ui_port: port of the live page; None for any free one.
+        scrape: metrics pages of the target.
+        scrape_metrics: metrics to record besides the known ones.
+        scrape_service: True to scrape the engines of the service that `manifest` starts.
+        scrape_key_env: environment variable of the key for the pages of `scrape`.
         prometheus: address and port of the metrics page; None for no page.
     """
 
@@ -128,6 +134,10 @@ class ReplayOptions:
     ui: bool
     ui_port: int | None
     prometheus: tuple[str, int] | None
+    scrape: tuple[str, ...]
+    scrape_metrics: tuple[str, ...]
+    scrape_service: bool
+    scrape_key_env: str | None
 
 
 def parse_options(argv: Sequence[str]) -> ReplayOptions:
@@ -146,6 +156,11 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     parsed.models = dict(text.split("=", 1) for text in parsed.model if "=" in text)
     parsed.model = unmapped[0] if unmapped else None
     parsed.targets = tuple(parsed.targets)
+    if parsed.manifest is None and not parsed.scrape_service:
+        raise UsageError("replay: --no-scrape is only supported with -f")
+    parsed.scrape_service &= parsed.manifest is not None
+    parsed.scrape = tuple(dict.fromkeys(parsed.scrape))
+    parsed.scrape_metrics = tuple(dict.fromkeys(parsed.scrape_metrics))
     parsed.timeout_ns, parsed.class_timeouts_ns = _timeouts(parsed.__dict__.pop("timeouts"))
     parsed.headers = dict(parsed.headers)
     parsed.endpoint = Endpoint(parsed.endpoint)
@@ -286,6 +301,7 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.ui_port is not None and not options.ui:
         raise UsageError("replay: --ui-port is only supported with --ui")
+    _check_scraping(options)
     _check_closed_loop(options)
     _check_shard(options)
     if options.emulate is not None:
@@ -309,6 +325,19 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.device is not None and options.manifest is None:
         raise UsageError("replay: --device is only supported with -f and --emulate")
+
+
+def _check_scraping(options: ReplayOptions) -> None:
+    for option, given, most in (
+        ("--scrape", options.scrape, _MAX_PAGES),
+        ("--scrape-metric", options.scrape_metrics, _MAX_METRICS),
+    ):
+        if len(given) > most:
+            raise UsageError(f"replay: {option}: {len(given)} are too many; give at most {most}")
+    if options.scrape_key_env is not None and not options.scrape:
+        raise UsageError("replay: --scrape-key-env is only supported with --scrape")
+    if options.scrape_metrics and not options.scrape and not options.scrape_service:
+        raise UsageError("replay: --scrape-metric is only supported with --scrape and -f")
 
 
 def _check_closed_loop(options: ReplayOptions) -> None:
@@ -356,6 +385,7 @@ def _check_emulation(options: ReplayOptions) -> None:
         ("--slo", options.slo is not None, "the manifest's spec.slo applies"),
         ("--abort-on", options.abort_on is not None, "no target is under load"),
         ("--ui", options.ui, "the run takes seconds; open its report.html"),
+        ("--scrape", bool(options.scrape), "no server runs"),
         ("--prometheus", options.prometheus is not None, "the run takes seconds"),
         ("--header", bool(options.headers), "no request is sent"),
         ("--api-key-env", options.api_key_env is not None, "no request is sent"),

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from goodput_core.cli import installed_version
+from goodput_core.files import partial_path
 from goodput_replay.options import ReplayOptions
 from goodput_replay.plan import PlanStats, RequestPlan
+from goodput_replay.run.files import SERVER_METRICS_FILE
 from goodput_replay.run.summary import (
     ClientSummary,
     EmulationSummary,
@@ -18,11 +20,13 @@ from goodput_replay.run.summary import (
     TraceSummary,
 )
 from goodput_replay.run.summary_builder import RunInfo, to_ms
+from goodput_replay.scraping.settings import ScrapeSettings, choose_interval
 from goodput_replay.sending.tokenizer import TokenizerVocabulary
 from goodput_replay.shares import ALL, Share
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
 
     from goodput_replay.run.slo import SLOClasses
 
@@ -39,6 +43,7 @@ class RunPlan:
         stats: totals of `requests`.
         trace: description of the trace for the summary.
         headers: headers of every request; may contain a key.
+        scrape_token: bearer token for the metrics pages; empty for none.
         tokenizer: words of `--tokenizer`; None without it.
         tls: TLS settings; None for certificates that the system trusts.
         salt: salt of the prompts.
@@ -53,6 +58,7 @@ class RunPlan:
     stats: PlanStats
     trace: TraceSummary
     headers: dict[str, str]
+    scrape_token: str = ""
     tokenizer: TokenizerVocabulary | None = None
     tls: ssl.SSLContext | None = None
     salt: str
@@ -75,6 +81,31 @@ class RunPlan:
     def window_ns(self) -> int:
         """Length of the judged window."""
         return max(1, self.requests.window_ns(self.stats) - self.window_start_ns)
+
+    def scrape_settings(
+        self, *, service_url: str | None, zero_ns: int, folder: Path
+    ) -> ScrapeSettings | None:
+        """Return the metrics pages to scrape; None for none.
+
+        Args:
+            service_url: metrics page of the service that was started for the run; None without one.
+            zero_ns: time zero of the run, on the monotonic clock.
+            folder: folder of the run.
+        """
+        options = self.options
+        if not options.scrape and not options.scrape_service:
+            return None
+        closed = options.concurrency is not None
+        return ScrapeSettings(
+            urls=options.scrape,
+            service_url=service_url if options.scrape_service else None,
+            metrics=options.scrape_metrics,
+            token=self.scrape_token,
+            every_ns=choose_interval(None if closed else self.stats.last_ns),
+            zero_ns=zero_ns,
+            # Gets its final name together with the records, when these are complete.
+            file=partial_path(folder / SERVER_METRICS_FILE).resolve(),
+        )
 
     def info(
         self,

@@ -123,6 +123,7 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         trace=_trace_summary(options, trace),
         headers=_headers(options),
         tokenizer=_read_tokenizer(options.tokenizer),
+        scrape_token=_read_key("--scrape-key-env", options.scrape_key_env),
         tls=tls_context(options.ca_file),
         salt=options.salt if options.salt is not None else secrets.token_hex(8),
         service="" if service is None else service.metadata.name,
@@ -283,12 +284,19 @@ def _read_tokenizer(text: str | None) -> TokenizerVocabulary | None:
 def _headers(options: ReplayOptions) -> dict[str, str]:
     headers = dict(options.headers)
     if options.api_key_env is not None:
-        key = os.environ.get(options.api_key_env, "")
-        if not key or not key.isascii() or not key.isprintable():
-            problem = "has characters that a header cannot contain" if key else "is not set"
-            raise UsageError(f"--api-key-env {options.api_key_env}: the variable {problem}")
-        headers["Authorization"] = f"Bearer {key}"
+        headers["Authorization"] = f"Bearer {_read_key('--api-key-env', options.api_key_env)}"
     return headers
+
+
+def _read_key(option: str, name: str | None) -> str:
+    """Return the key in the variable that an option names; empty without the option."""
+    if name is None:
+        return ""
+    key = os.environ.get(name, "")
+    if not key or not key.isascii() or not key.isprintable():
+        problem = "has characters that a header cannot contain" if key else "is not set"
+        raise UsageError(f"{option} {name}: the variable {problem}")
+    return key
 
 
 def _trace_summary(options: ReplayOptions, trace: Trace) -> TraceSummary:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from goodput_replay.run.records import RECORDS_SCHEMA
+from goodput_replay.run.server_metrics import SERVER_METRICS_SCHEMA
 from goodput_replay.run.summary import schema_json
 
 if TYPE_CHECKING:
@@ -20,12 +21,16 @@ _FIRST = ("Summary", "VerdictSummary", "ValiditySummary", "ClassSummary")
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("part", ["fields", "columns"])
+@pytest.mark.parametrize("part", ["fields", "columns", "server columns"])
 def test_the_page_lists_all_fields_and_columns(part: str, request: pytest.FixtureRequest) -> None:
     begin, end = f"<!-- {part}: begin -->\n", f"<!-- {part}: end -->"
     before, _, rest = _PAGE.read_text(encoding="utf-8").partition(begin)
     found, _, after = rest.partition(end)
-    expected = "\n".join(_fields() if part == "fields" else _columns()) + "\n"
+    if part == "fields":
+        lines = _fields()
+    else:
+        lines = _columns(RECORDS_SCHEMA if part == "columns" else SERVER_METRICS_SCHEMA)
+    expected = "\n".join(lines) + "\n"
     if request.config.getoption("--rewrite-golden"):
         _PAGE.write_text(f"{before}{begin}{expected}{end}{after}", encoding="utf-8")
         return
@@ -69,11 +74,11 @@ def _type(rules: dict[str, Any]) -> str:
     return str(rules["type"])
 
 
-def _columns() -> Iterator[str]:
+def _columns(schema: Any) -> Iterator[str]:
     yield ""
     yield "| column | type | meaning |"
     yield "| --- | --- | --- |"
-    for field in RECORDS_SCHEMA:
+    for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         name = f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
         text = field.metadata[b"description"].decode()

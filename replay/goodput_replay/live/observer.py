@@ -19,7 +19,7 @@ import msgspec
 
 from goodput_core.errors import UsageError
 from goodput_replay.frames import encode, encode_records
-from goodput_replay.live.messages import End
+from goodput_replay.live.messages import End, StopScraping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ _BATCH: Final = 128
 # Bytes that the observing process may be behind, some ten thousand records.
 _MAX_BEHIND: Final = 16 << 20
 _CLOSE_S: Final = 10.0
+_SAVE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class RunObserver:
         self._records: list[tuple[RequestRecord, bool]] = []
         self._read_progress: Callable[[], RunProgress] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._scraping = False
 
     async def __aenter__(self) -> Self:
         self._child = await asyncio.create_subprocess_exec(
@@ -131,6 +133,7 @@ class RunObserver:
             read_progress: returns the current progress.
         """
         self._read_progress = read_progress
+        self._scraping = begin.scrape is not None
         self._write(encode(begin))
         self._tick()
 
@@ -139,6 +142,17 @@ class RunObserver:
         self._records.append((record, warmup))
         if len(self._records) >= _BATCH:
             self._flush()
+
+    async def stop_scraping(self) -> None:
+        """Wait until the server's metrics are written, if they are scraped."""
+        child = self._child
+        if not self._scraping or child is None or child.stdout is None:
+            return
+        self._scraping = False
+        self._write(encode(StopScraping()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SAVE_S):
+                await child.stdout.readline()
 
     def end(self, folder: Path) -> None:
         """Show the report of the run in `folder`, which was judged."""

@@ -18,6 +18,7 @@ from goodput_replay.report.run_figures import (
     time_figures,
 )
 from goodput_replay.report.run_report import choose_classes, describe_run, summary_context
+from goodput_replay.report.server_figures import describe_sources, server_figures
 from goodput_replay.report.timeline import attainment_so_far
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from goodput_core.histogram import DurationHistogram
     from goodput_replay.live.tally import LiveTally, RunProgress
     from goodput_replay.report.figures import Figure
+    from goodput_replay.run.server_metrics import ServerMetrics
     from goodput_replay.run.summary import Summary
     from goodput_replay.run.summary_builder import RunInfo
 
@@ -43,14 +45,21 @@ class LivePage:
         tally: counts of the run.
         info: information about the run, known before it starts.
         read_progress: returns the current progress.
+        server: metrics of the server until now, which another task extends; None if no page is
+            scraped.
     """
 
     def __init__(
-        self, tally: LiveTally, info: RunInfo, read_progress: Callable[[], RunProgress]
+        self,
+        tally: LiveTally,
+        info: RunInfo,
+        read_progress: Callable[[], RunProgress],
+        server: ServerMetrics | None = None,
     ) -> None:
         self._tally = tally
         self._info = info
         self._read_progress = read_progress
+        self._server = server
 
     def render(self) -> str:
         """Return the complete page."""
@@ -62,7 +71,8 @@ class LivePage:
     def update(self) -> bytes:
         """Return the changing parts of the page, as JSON for `live.js`."""
         title, context, data = self._make(self._read_progress())
-        parts = {name: load_template(f"parts/{name}.html.j2").render(context) for name in _PARTS}
+        names = _PARTS if self._server is None else (*_PARTS, "scrapes")
+        parts = {name: load_template(f"parts/{name}.html.j2").render(context) for name in names}
         return msgspec.json.encode({"title": title, "parts": parts, "data": data})
 
     def _make(self, progress: RunProgress) -> tuple[str, dict[str, object], PageData]:
@@ -72,15 +82,18 @@ class LivePage:
         names = [one.name for one in shown]
         over_time = list(self._time_figures(summary, progress))
         latencies = list(self._latency_figures(summary, names))
+        server = list(self._server_figures())
         context = {
             **summary_context(summary, shown),
             "live": True,
             "progress": _describe(progress),
             "time_figures": over_time,
             "latency_figures": latencies,
+            "server_figures": server,
+            **describe_sources(self._server),
         }
         data = PageData(
-            groups=[class_label(name) for name in names], figures=[*over_time, *latencies]
+            groups=[class_label(name) for name in names], figures=[*over_time, *server, *latencies]
         )
         return f"{summary.verdict.kind} so far: {describe_run(summary)}", context, data
 
@@ -104,6 +117,14 @@ class LivePage:
             },
             lag_limit_ms=summary.validity.lag_p99_limit_ms,
             length_s=tally.window.length_ns / NS_PER_S,
+        )
+
+    def _server_figures(self) -> Iterator[Figure]:
+        if self._server is None:
+            return iter(())
+        window = self._tally.window
+        return server_figures(
+            self._server, start_s=window.start_ns / NS_PER_S, length_s=window.length_ns / NS_PER_S
         )
 
     def _latency_figures(self, summary: Summary, names: list[str]) -> Iterator[Figure]:

@@ -20,13 +20,14 @@ from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import GoodputError
 from goodput_replay.frames import MAX_FRAME, read_message
 from goodput_replay.live.exporter import MetricsExporter
-from goodput_replay.live.messages import Begin, End
+from goodput_replay.live.messages import Begin, End, StopScraping
 from goodput_replay.live.observer import ObserverOptions, ObserverReady
 from goodput_replay.live.page import LIVE_SCRIPTS, LivePage
 from goodput_replay.live.server import HOST, LiveServer, open_site
 from goodput_replay.live.tally import LiveTally, RunProgress
 from goodput_replay.live.terminal import TerminalView
 from goodput_replay.report.run_report import render
+from goodput_replay.scraping.scraper import MetricsScraper
 
 if TYPE_CHECKING:
     from goodput_replay.frames import Records
@@ -86,6 +87,8 @@ class _Observation:
         self._view = TerminalView(console)
         self._tally: LiveTally | None = None
         self._progress: RunProgress | None = None
+        self._console = console
+        self._scraper: MetricsScraper | None = None
 
     async def run(self, pipe: asyncio.StreamReader) -> None:
         """Read messages until the pipe closes."""
@@ -96,6 +99,8 @@ class _Observation:
                         self._begin(message)
                     case RunProgress():
                         self._show(message)
+                    case StopScraping():
+                        await self._stop_scraping()
                     case End():
                         self._view.close()
                         if self._server is not None and self._server.clients:
@@ -105,10 +110,25 @@ class _Observation:
 
     def _begin(self, begin: Begin) -> None:
         self._tally = LiveTally(begin.window)
+        if begin.scrape is not None:
+            self._scraper = MetricsScraper(begin.scrape, self._warn)
+            self._scraper.start()
         if self._server is not None:
-            self._server.begin(LivePage(self._tally, begin.info, self._read_progress))
+            server = None if self._scraper is None else self._scraper.metrics
+            page = LivePage(self._tally, begin.info, self._read_progress, server)
+            self._server.begin(page)
         if self._exporter is not None:
             self._exporter.begin(self._tally, lambda: self._progress)
+
+    async def _stop_scraping(self) -> None:
+        """Write the server's metrics; the sending process waits for the line on stdout."""
+        assert self._scraper is not None, "pages are scraped"
+        for sentence in await self._scraper.stop():
+            self._warn(sentence)
+        _report(ObserverReady())
+
+    def _warn(self, sentence: str) -> None:
+        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
     async def _count(self, records: Records) -> None:
         assert self._tally is not None, "the run has begun"

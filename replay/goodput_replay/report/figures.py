@@ -52,6 +52,8 @@ class FigureUnit(StrEnum):
     """Per second, from 0."""
     COUNT = "count"
     """A number of things, from 0."""
+    NUMBER = "number"
+    """Any number, from 0."""
     MS = "ms"
     """Milliseconds on a logarithmic axis; values must be above 0."""
 

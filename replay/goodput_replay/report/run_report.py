@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.errors import InputError
 from goodput_core.files import write_atomically
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import MissReason
@@ -25,10 +26,16 @@ from goodput_replay.report.run_figures import (
     run_curves,
     time_figures,
 )
+from goodput_replay.report.server_figures import (
+    describe_sources,
+    server_figures,
+    server_table,
+)
 from goodput_replay.report.slowest import find_slowest
 from goodput_replay.report.timeline import attainment_so_far, count_seconds, cut_timeline
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.files import REPORT_FILE
+from goodput_replay.run.server_metrics import read_server_metrics
 from goodput_replay.run.summary import (
     ClassSummary,
     LengthPinning,
@@ -45,6 +52,7 @@ if TYPE_CHECKING:
     from goodput_replay.report.figures import Figure
     from goodput_replay.report.timeline import Timeline
     from goodput_replay.run.columns import RunColumns
+    from goodput_replay.run.server_metrics import ServerMetrics
 
 __all__ = [
     "ClassCard",
@@ -102,15 +110,25 @@ def render(folder: Path) -> str:
     )
     figures = list(_time_figures(summary, columns, timeline, shown))
     latencies = _latency_figures(summary, folder, columns, names)
+    metrics, unreadable = _read_server_metrics(folder)
+    server = list(_server_figures(summary, metrics))
+    head, rows = server_table(server)
     return render_page(
         "run.html.j2",
         title=f"{summary.verdict.kind}: {describe_run(summary)}",
-        data=PageData(groups=[class_label(name) for name in names], figures=[*figures, *latencies]),
+        data=PageData(
+            groups=[class_label(name) for name in names], figures=[*figures, *server, *latencies]
+        ),
         context={
             **summary_context(summary, shown),
             "live": False,
             "time_figures": figures,
             "latency_figures": latencies,
+            "server_figures": server,
+            "server_head": head,
+            "server_rows": rows,
+            "server_unreadable": unreadable,
+            **describe_sources(metrics),
             "timeline": list(_make_timeline_rows(timeline)),
             "slowest": find_slowest(folder, columns, start_s=summary.window.start_s),
         },
@@ -182,6 +200,22 @@ def _latency_figures(
         for measure in MEASURES
     )
     return [figure for figure in figures if not figure.empty]
+
+
+def _read_server_metrics(folder: Path) -> tuple[ServerMetrics | None, str]:
+    """Return the metrics of the server, and a sentence if their file cannot be read."""
+    try:
+        return read_server_metrics(folder), ""
+    except InputError as error:
+        # They take no part in the verdict, so the report is written without them.
+        return None, str(error)
+
+
+def _server_figures(summary: Summary, metrics: ServerMetrics | None) -> Iterator[Figure]:
+    if metrics is not None:
+        window = summary.window
+        drawn = server_figures(metrics, start_s=window.start_s, length_s=window.length_s)
+        yield from (figure for figure in drawn if not figure.empty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

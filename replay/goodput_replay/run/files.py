@@ -24,6 +24,7 @@ __all__ = [
     "DECISIONS_FILE",
     "RECORDS_FILE",
     "REPORT_FILE",
+    "SERVER_METRICS_FILE",
     "SUMMARY_FILE",
     "DiskFullError",
     "ReservedFile",
@@ -34,6 +35,7 @@ RECORDS_FILE: Final = "records.parquet"
 SUMMARY_FILE: Final = "summary.json"
 REPORT_FILE: Final = "report.html"
 DECISIONS_FILE: Final = "decisions.jsonl"
+SERVER_METRICS_FILE: Final = "server_metrics.parquet"
 
 # One or two row groups of a megabyte each, and the rows of the requests in flight.
 _RESERVE_BYTES: Final = 8 << 20

@@ -27,6 +27,7 @@ from goodput_replay.run.files import (
     DECISIONS_FILE,
     RECORDS_FILE,
     REPORT_FILE,
+    SERVER_METRICS_FILE,
     SUMMARY_FILE,
     DiskFullError,
     ReservedFile,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedRun", "RunWriter", "default_folder", "stop_on_signals"]
 
-_FILES: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE)
+_FILES: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE, SERVER_METRICS_FILE)
 _SUMMARY_BYTES: Final = 1 << 18  # a few kilobytes for each class
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME: Final = 40
@@ -245,14 +246,15 @@ class RunWriter:
                 for name in _FILES:
                     (self._path / name).unlink(missing_ok=True)
                 publish(self._path / RECORDS_FILE)
-                with suppress(FileNotFoundError):
-                    publish(self._path / DECISIONS_FILE)
+                for name in (DECISIONS_FILE, SERVER_METRICS_FILE):
+                    with suppress(FileNotFoundError):
+                        publish(self._path / name)
 
     def _remove(self) -> None:
         """Remove the folder if it is new, else the new files in it."""
         if self._created:
             shutil.rmtree(self._path, ignore_errors=True)
-        for name in (RECORDS_FILE, SUMMARY_FILE, DECISIONS_FILE):
+        for name in (RECORDS_FILE, SUMMARY_FILE, DECISIONS_FILE, SERVER_METRICS_FILE):
             with suppress(OSError):
                 partial_path(self._path / name).unlink()
 

@@ -11,6 +11,7 @@ import asyncio
 import signal
 import sys
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
@@ -22,23 +23,37 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-__all__ = ["running_service"]
+__all__ = ["LocalService", "running_service"]
 
 _STOP_S: Final = 40.0  # beyond the child's own grace period of 30 seconds
 _TAIL_BYTES: Final = 8192
 _MAX_LINE: Final = 1 << 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalService:
+    """A running service.
+
+    Args:
+        url: URL of its router.
+        admin_url: URL of the router's admin port.
+    """
+
+    url: str
+    admin_url: str
+
+
 class _Event(msgspec.Struct):
     event: str
     url: str = ""
+    admin_url: str = ""
     decision: msgspec.Raw = msgspec.Raw()
 
 
 @asynccontextmanager
 async def running_service(
     manifest: Path, *, device: str | None, log: Path, decisions: Path
-) -> AsyncIterator[str]:
+) -> AsyncIterator[LocalService]:
     """Start the service of a manifest on this machine, and stop it when the block ends.
 
     Args:
@@ -48,7 +63,7 @@ async def running_service(
         decisions: file for control decisions, one per line; created with the first decision.
 
     Yields:
-        The URL of the service's router.
+        The running service.
 
     Raises:
         GoodputError: the service did not start; the error has the message and exit code of the
@@ -67,25 +82,25 @@ async def running_service(
             start_new_session=True,
         )
     try:
-        url = await _read_url(child)
-        if url is None:
+        service = await _wait_ready(child)
+        if service is None:
             raise _make_error(await child.wait(), log)
         # stdout is read to its end, because the child would block on a full pipe.
         recorder = asyncio.ensure_future(_record_decisions(child, decisions))
         try:
-            yield url
+            yield service
         finally:
             recorder.cancel()
     finally:
         await _stop(child)
 
 
-async def _read_url(child: asyncio.subprocess.Process) -> str | None:
+async def _wait_ready(child: asyncio.subprocess.Process) -> LocalService | None:
     assert child.stdout is not None
     while line := await child.stdout.readline():
         event = _parse_event(line)
         if event is not None and event.event == EVENT_READY:
-            return event.url
+            return LocalService(url=event.url, admin_url=event.admin_url)
     return None
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "ModelNames",
     "ServedModels",
     "choose_models",
+    "choose_pinning",
     "join_models",
     "list_models",
     "make_probe",
@@ -229,6 +230,26 @@ def choose_models(
                 "with --model SERVED or --model TRACE=SERVED"
             )
     return ModelNames(mapping=dict(mapping), default=default)
+
+
+def choose_pinning(option: LengthPinning | None, served: ServedModels) -> LengthPinning:
+    """Return how output lengths are pinned.
+
+    Args:
+        option: `--length-pinning`; None to choose by the target.
+        served: the served models.
+
+    Raises:
+        UsageError: the target cannot pin lengths in this way.
+    """
+    if option is None:
+        return LengthPinning.HEADER if served.goodput else LengthPinning.MAX_TOKENS
+    if option is LengthPinning.HEADER and not served.goodput:
+        raise UsageError(
+            "--length-pinning header: the target is not a Goodput engine and would ignore the "
+            "header; use max-tokens"
+        )
+    return option
 
 
 def make_probe(planned: PlannedRequest) -> PlannedRequest:

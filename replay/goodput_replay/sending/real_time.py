@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from yarl import URL
 
+from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
 from goodput_core.process import count_cpus
@@ -41,8 +42,8 @@ from goodput_replay.sending.local_service import running_service
 from goodput_replay.sending.loop import SenderPlan, Senders, SendingLoop
 from goodput_replay.sending.preflight import (
     PROBE_TIMEOUT_NS,
-    ServedModels,
     choose_models,
+    choose_pinning,
     join_models,
     list_models,
     make_probe,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from goodput_replay.run.folder import RunWriter
     from goodput_replay.run.summary import Summary
     from goodput_replay.run_plan import RunPlan
+    from goodput_replay.scraping.settings import ScrapeSettings
     from goodput_replay.sending.loop import SenderUsage
 
 __all__ = ["replay"]
@@ -137,14 +139,14 @@ async def _replay(
 
     async with AsyncExitStack() as stack:
         observer = await _start_observer(plan, stack, console)
-        targets = await _start_targets(plan, writer, stack, console)
+        targets, service_url = await _start_targets(plan, writer, stack, console)
         session = await stack.enter_async_context(open_session(plan.headers, plan.tls))
         stated = [*options.models.values(), *([options.model] if options.model else ())]
         served = join_models({t.url: await list_models(session, t, stated=stated) for t in targets})
         names = choose_models(
             served, mapping=options.models, default=options.model, in_trace=plan.stats.models
         )
-        pinning = _choose_pinning(options.pinning, served)
+        pinning = choose_pinning(options.pinning, served)
         sender_plan = SenderPlan(
             requests=plan.requests,
             share=plan.share,
@@ -207,7 +209,7 @@ async def _replay(
             senders = SenderProcesses(sender_plan, plan.workers, run.record)
         else:
             senders = SendingLoop(sender_plan, session, run.record)
-        summary = await run.drive(senders)
+        summary = await run.drive(senders, service_url)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.error is Interrupted:
         ended_by = Interrupted(
@@ -249,14 +251,18 @@ async def _probe(
 
 async def _start_targets(
     plan: RunPlan, writer: RunWriter, stack: AsyncExitStack, console: Console
-) -> tuple[Target, ...]:
-    """Return the running targets, or start the manifest's service for this run."""
+) -> tuple[tuple[Target, ...], str | None]:
+    """Return the running targets, or start the manifest's service for this run.
+
+    Returns:
+        The targets, and the metrics page of a started service.
+    """
     options = plan.options
     if options.targets:
-        return options.targets
+        return options.targets, None
     assert options.manifest is not None
     console.print(f"starting {plan.service}", highlight=False)
-    url = await stack.enter_async_context(
+    service = await stack.enter_async_context(
         running_service(
             options.manifest,
             device=options.device,
@@ -265,7 +271,7 @@ async def _start_targets(
             decisions=partial_path(writer.path / DECISIONS_FILE),
         )
     )
-    return (parse_target(url),)
+    return (parse_target(service.url),), f"{service.admin_url}{PATH_METRICS}"
 
 
 async def _start_observer(
@@ -278,7 +284,8 @@ async def _start_observer(
     )
     long = plan.options.concurrency is not None or plan.stats.last_ns >= LINE_EVERY_NS
     shown = console.is_terminal or long
-    if not shown and options == ObserverOptions():
+    scraped = plan.options.scrape_service or plan.options.scrape
+    if not shown and not scraped and options == ObserverOptions():
         return None
     return await stack.enter_async_context(RunObserver(options, console))
 
@@ -308,17 +315,6 @@ async def _wait_for_lead(start_at_ns: int | None) -> int:
     return start_at_ns - time.time_ns()
 
 
-def _choose_pinning(option: LengthPinning | None, served: ServedModels) -> LengthPinning:
-    if option is None:
-        return LengthPinning.HEADER if served.goodput else LengthPinning.MAX_TOKENS
-    if option is LengthPinning.HEADER and not served.goodput:
-        raise UsageError(
-            "--length-pinning header: the target is not a Goodput engine and would ignore the "
-            "header; use max-tokens"
-        )
-    return option
-
-
 class _Run:
     """The part of a replay during which requests are in flight."""
 
@@ -340,8 +336,13 @@ class _Run:
         self._recorded: Counter[int] = Counter()
         self.sent = 0
 
-    async def drive(self, senders: Senders) -> Summary:
-        """Send all requests and judge the run, even if it ends early."""
+    async def drive(self, senders: Senders, service_url: str | None) -> Summary:
+        """Send all requests and judge the run, even if it ends early.
+
+        Args:
+            senders: send the requests.
+            service_url: metrics page of the service that was started for the run; None without one.
+        """
         plan = self._plan
         closed = plan.options.concurrency is not None
         zero_ns, ended_ns, started, spent_ns = 0, 0, datetime.now(UTC), 0
@@ -370,7 +371,10 @@ class _Run:
                 clock_error_ns = read_clock_error_ns()
                 spent_ns = -time.process_time_ns()
                 if self._observer is not None:
-                    self._observer.begin(self._describe(started), read_progress)
+                    scrape = plan.scrape_settings(
+                        service_url=service_url, zero_ns=zero_ns, folder=self._writer.path
+                    )
+                    self._observer.begin(self._describe(started, scrape), read_progress)
                 try:
                     await senders.run(zero_ns)
                 finally:
@@ -388,6 +392,8 @@ class _Run:
             failure = error
         usage = senders.usage()
         self.sent = senders.progress().sent
+        if self._observer is not None:
+            await self._observer.stop_scraping()
         span_ns = None
         if closed:
             first_ns = usage[0].first_judged_ns if usage else None
@@ -448,7 +454,7 @@ class _Run:
             else (),
         )
 
-    def _describe(self, started: datetime) -> Begin:
+    def _describe(self, started: datetime, scrape: ScrapeSettings | None) -> Begin:
         """Describe the run for its live display."""
         plan = self._plan
         closed = plan.options.concurrency is not None
@@ -468,6 +474,7 @@ class _Run:
                 shard="" if info.run.shard is None else str(info.run.shard),
             ),
             info=info,
+            scrape=scrape,
         )
 
     def record(self, record: RequestRecord, warmup: bool) -> None:  # noqa: FBT001 - a callback

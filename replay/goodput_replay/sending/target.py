@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS
+from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS, PATH_METRICS
 from goodput_core.errors import InputError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = [
     "Endpoint",
     "Target",
     "parse_header",
+    "parse_page_url",
     "parse_target",
     "require_permission",
     "tls_context",
@@ -73,6 +74,17 @@ def parse_target(text: str) -> Target:
         raise ValueError(f"{text!r} has a query or a fragment; leave it out")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return Target(url=f"{parts.scheme}://{parts.netloc}{path}", host=parts.hostname)
+
+
+def parse_page_url(text: str) -> str:
+    """Parse the URL of a metrics page; the default path is `/metrics`.
+
+    Raises:
+        ValueError: as for `parse_target`.
+    """
+    target = parse_target(text)
+    path = urlsplit(target.url).path
+    return target.url if path else f"{target.url}{PATH_METRICS}"
 
 
 def parse_header(text: str) -> tuple[str, str]:

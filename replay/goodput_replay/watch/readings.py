@@ -13,7 +13,14 @@ from goodput_core.contract import PATH_CONTROL_STATE, QUERY_SECONDS_SINCE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EngineLoad", "ReadError", "ReplicaView", "RouterView", "StateReader"]
+__all__ = [
+    "EngineLoad",
+    "ReadError",
+    "ReplicaView",
+    "RouterView",
+    "StateReader",
+    "read_response",
+]
 
 _MAX_BYTES: Final = 4 << 20
 _TOTAL_S: Final = 3.0
@@ -133,23 +140,52 @@ class StateReader:
             return None
 
     async def _read(self, url: URL, query: Mapping[str, str]) -> bytes:
+        path = url.joinpath(PATH_CONTROL_STATE.lstrip("/"))
         try:
-            async with self._session.get(
-                url.joinpath(PATH_CONTROL_STATE.lstrip("/")).with_query(query),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=_TOTAL_S),
-            ) as response:
-                if response.status != 200:
-                    raise ReadError(f"{url}: responded with status {response.status}")
-                body = await response.content.read(_MAX_BYTES + 1)
-                while len(body) <= _MAX_BYTES and (more := await response.content.readany()):
-                    body += more
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            why = "no response in time" if isinstance(error, TimeoutError) else "not reachable"
-            raise ReadError(f"{url}: {why}") from error
-        if len(body) > _MAX_BYTES:
-            raise ReadError(f"{url}: its state is larger than {_MAX_BYTES >> 20} MiB")
+            _, body = await read_response(self._session, path.with_query(query))
+        except ReadError as error:
+            raise ReadError(f"{url}: {error}") from error
         return body
+
+
+async def read_response(
+    session: aiohttp.ClientSession,
+    url: URL,
+    *,
+    headers: Mapping[str, str] | None = None,
+    total_s: float = _TOTAL_S,
+    max_bytes: int = _MAX_BYTES,
+) -> tuple[str, bytes]:
+    """Return the content type and the body of a response with status 200.
+
+    Args:
+        session: HTTP session.
+        url: requested URL; redirects are not followed.
+        headers: headers of the request.
+        total_s: time limit of the complete response.
+        max_bytes: maximum length of the body, which is not read any further.
+
+    Raises:
+        ReadError: there was no such response; the message is a clause without the URL.
+    """
+    try:
+        async with session.get(
+            url,
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=total_s),
+        ) as response:
+            if response.status != 200:
+                raise ReadError(f"responded with status {response.status}")
+            body = bytearray()
+            while len(body) <= max_bytes and (more := await response.content.readany()):
+                body += more
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        late = isinstance(error, TimeoutError)
+        raise ReadError(f"no response within {total_s:g} s" if late else "not reachable") from error
+    if len(body) > max_bytes:
+        raise ReadError(f"its response is larger than {max_bytes >> 20} MiB")
+    return response.content_type, bytes(body)
 
 
 def _decode(decoder: msgspec.json.Decoder[_Content], body: bytes, url: URL) -> _Content:

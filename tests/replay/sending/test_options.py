@@ -63,7 +63,57 @@ def test_metrics_are_served_on_the_loopback_address_unless_one_is_given(
     assert parse_options([*HERE, "--prometheus", text]).prometheus == address
 
 
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000/metrics"),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000/metrics"),
+        ("https://llm.example/prometheus", "https://llm.example/prometheus"),
+    ],
+)
+def test_a_scraped_page_is_at_metrics_unless_it_has_a_path(text: str, url: str) -> None:
+    assert parse_options([*HERE, "--scrape", text, "--scrape", text]).scrape == (url,)
+
+
+def test_only_a_service_that_is_started_is_scraped_by_default() -> None:
+    started = ["--trace", "t.parquet", "-f", "chat.yaml"]
+    assert parse_options(started).scrape_service
+    assert not parse_options([*started, "--no-scrape"]).scrape_service
+    assert not parse_options(HERE).scrape_service
+    assert parse_options([*started, "--scrape-metric", "a:b_c"]).scrape_metrics == ("a:b_c",)
+
+
 WRONG = {
+    "a page with a password": (
+        [*HERE, "--scrape", "http://me:secret@h/metrics"],
+        "the URL contains a user or a password",
+    ),
+    "a page without a host": ([*HERE, "--scrape", "file:///etc/passwd"], "is not an HTTP URL"),
+    "17 pages": (
+        [*HERE, *(arg for n in range(17) for arg in ("--scrape", f"h:{n + 1}"))],
+        "--scrape: 17 are too many; give at most 16",
+    ),
+    "a metric with labels": (
+        [*HERE, "--scrape", "h", "--scrape-metric", 'up{a="b"}'],
+        "is not a metric to record; write the name of a gauge or a counter, without labels",
+    ),
+    "a histogram": (
+        [*HERE, "--scrape", "h", "--scrape-metric", "ttft_seconds_bucket"],
+        "is not a metric to record",
+    ),
+    "a metric of no page": (
+        [*HERE, "--scrape-metric", "up"],
+        "--scrape-metric is only supported with --scrape and -f",
+    ),
+    "a key for no page": (
+        [*HERE, "--scrape-key-env", "KEY"],
+        "--scrape-key-env is only supported with --scrape",
+    ),
+    "no scraping of a target": ([*HERE, "--no-scrape"], "--no-scrape is only supported with -f"),
+    "a page in virtual time": (
+        [*EMULATED, "--scrape", "h"],
+        "--scrape and --emulate are mutually exclusive: no server runs",
+    ),
     "a metrics port with a name": (
         [*HERE, "--prometheus", "localhost:9464"],
         "'localhost:9464' has no IP address before the port; write for example 0.0.0.0:9464",

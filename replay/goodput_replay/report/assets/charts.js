@@ -46,6 +46,7 @@ const goodputPage = (() => {
     percent,
     rate: (value) => `${plain(value)}/s`,
     count: plain,
+    number: plain,
     ms: (value) => (value < 10000 ? `${plain(value)} ms` : `${plain(value / 1000)} s`),
   };
   const TICKS = {
@@ -53,6 +54,7 @@ const goodputPage = (() => {
     percent: (value) => `${Number((value * 100).toPrecision(6))}%`,
     rate: plain,
     count: plain,
+    number: (value) => value.toLocaleString("en", { notation: "compact" }),
     ms: (value) => (value < 10000 ? plain(value) : `${plain(value / 1000)} s`),
   };
 
@@ -194,6 +196,7 @@ const goodputPage = (() => {
         }
         let values = one.values;
         const stacked = one.draw === "stack";
+        if (one.draw === "step") values = hold(values);
         if (stacked && below) values = values.map((value, at) => sum(value, below.values[at]));
         series.push({
           stroke: colour,
@@ -407,6 +410,11 @@ const goodputPage = (() => {
 
   function sum(a, b) {
     return a === null && b === null ? null : (a || 0) + (b || 0);
+  }
+
+  // A step ends where a gap begins, so that a value between two gaps is visible.
+  function hold(values) {
+    return values.map((value, at) => (value === null && at > 0 ? values[at - 1] : value));
   }
 
   function read(name) {

@@ -1,0 +1,1 @@
+"""Scraping of the server's metrics during a run."""
