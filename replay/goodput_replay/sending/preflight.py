@@ -23,6 +23,7 @@ from goodput_replay.plan import PromptKey
 from goodput_replay.run.length_pinning import LengthPinning
 from goodput_replay.sending.client.chunks import error_sentence
 from goodput_replay.sending.client.reason import reason_of
+from goodput_replay.sending.client.redaction import Redaction
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -105,7 +106,11 @@ class ServedModels:
 
 
 async def list_models(
-    session: aiohttp.ClientSession, target: Target, *, stated: Collection[str] = ()
+    session: aiohttp.ClientSession,
+    target: Target,
+    *,
+    stated: Collection[str] = (),
+    redaction: Redaction | None = None,
 ) -> ServedModels:
     """Read the target's list of models.
 
@@ -114,12 +119,14 @@ async def list_models(
         target: the target.
         stated: model names on the command line, which replace the list of a target that responds
             without one.
+        redaction: masks secrets that the server quotes; None if no header has one.
 
     Raises:
         UnreachableError: the connection failed or timed out, or the response is not a list of
             models.
     """
     url = f"{target.url}{PATH_MODELS}"
+    mask = (redaction or Redaction()).mask
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             async with session.get(url, allow_redirects=False) as response:
@@ -144,13 +151,14 @@ async def list_models(
         )
     location = response.headers.get("Location")
     if location is not None and 300 <= response.status < 400:
+        where = mask(" ".join(location.split())[:200])
         raise UnreachableError(
-            f"{url}: HTTP {response.status}, a redirect to {' '.join(location.split())[:200]}; "
+            f"{url}: HTTP {response.status}, a redirect to {where}; "
             "give the address it leads to as --target"
         )
     models: list[_Model] = []
     if response.status != 200:
-        message = error_sentence(body)
+        message = mask(error_sentence(body))
         problem = (
             f"HTTP {response.status}{f' ({message})' if message else ''}; is this an "
             "OpenAI-compatible server? (with --model it needs no list)"

@@ -142,7 +142,13 @@ async def _replay(
         targets, service_url = await _start_targets(plan, writer, stack, console)
         session = await stack.enter_async_context(open_session(plan.headers, plan.tls))
         stated = [*options.models.values(), *([options.model] if options.model else ())]
-        served = join_models({t.url: await list_models(session, t, stated=stated) for t in targets})
+        redaction = Redaction(plan.headers.values())
+        served = join_models(
+            {
+                target.url: await list_models(session, target, stated=stated, redaction=redaction)
+                for target in targets
+            }
+        )
         names = choose_models(
             served, mapping=options.models, default=options.model, in_trace=plan.stats.models
         )
@@ -160,7 +166,7 @@ async def _replay(
                 pinned=pinning in _PINNED,
                 limited=pinning is LengthPinning.LIMIT,
                 retries=options.retries,
-                redaction=Redaction(plan.headers.values()),
+                redaction=redaction,
             ),
             pinning=pinning,
             models=names,

@@ -117,9 +117,10 @@ class StandIn:
 async def running(server: StandIn, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Run a server on loopback during the block, with TLS or without; yields its URL."""
     app = web.Application()
-    app.router.add_get("/v1/models", server.list_models)
-    app.router.add_post("/v1/completions", server.respond)
-    app.router.add_post("/v1/chat/completions", server.respond)
+    for prefix in ("", "/a", "/b"):
+        app.router.add_get(f"{prefix}/v1/models", server.list_models)
+        app.router.add_post(f"{prefix}/v1/completions", server.respond)
+        app.router.add_post(f"{prefix}/v1/chat/completions", server.respond)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -14,6 +14,7 @@ from asyncio.subprocess import PIPE
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pyarrow.parquet as pq
 import pytest
@@ -206,6 +207,9 @@ SECRETS = {
     "the token alone": ("invalid key sk-12345", "invalid key ***"),
     "several": ("sk-12345 sk-12345 hunter2", "*** *** ***"),
     "cut off": ("invalid key sk-12", "invalid key ***"),
+    "cut off before the end": ("to pk-98765432, which", "to ***, which"),
+    "cut off after eight characters": ("to /login?k=a+b/c3==, which", "to /login?k=***, which"),
+    "percent-encoded": ("to ?k=a%2Bb%2Fc3%3D%3Dxyz", "to ?k=***"),
     "too short to be known": ("invalid key sk-", "invalid key sk-"),
     "another text": ("invalid key", "invalid key"),
     "the tenant is short": ("tenant eu", "tenant eu"),
@@ -214,7 +218,8 @@ SECRETS = {
 
 @pytest.mark.parametrize(("found", "masked"), SECRETS.values(), ids=SECRETS)
 def test_secrets_are_masked(found: str, masked: str) -> None:
-    assert Redaction(["Bearer sk-12345", "hunter2", "eu"]).mask(found) == masked
+    keys = ["Bearer sk-12345", "hunter2", "eu", "pk-98765432-long", "a+b/c3==xyz"]
+    assert Redaction(keys).mask(found) == masked
 
 
 def test_targets_must_serve_a_common_model() -> None:
@@ -345,6 +350,44 @@ class Echo(StandIn):
 
 
 ECHOED: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class EchoModels(StandIn):
+    """Quotes the key instead of a list of models, in an error or a redirect."""
+
+    status: int
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        key = request.headers["Authorization"]
+        headers = {"Location": f"/login?key={quote(key)}"} if self.status == 307 else {}
+        message = {"error": {"message": f"wrong key {key}"}}
+        return web.json_response(message, status=self.status, headers=headers)
+
+
+@pytest.mark.parametrize("status", [307, 500])
+async def test_keys_never_reach_the_error_about_a_list_of_models(
+    status: int, trace: Path, tmp_path: Path
+) -> None:
+    async with running(EchoModels(answer=complete, status=status)) as url:
+        code, output = await replay(
+            "--trace", trace, "--target", url, "--out", tmp_path / "run",
+            "--api-key-env", "LLM_KEY", LLM_KEY="sk-very+secret",
+        )  # fmt: skip
+    assert code == 64
+    assert f"HTTP {status}" in output
+    assert "***" in output
+    assert "sk-very" not in output
+
+
+async def test_targets_behind_one_gateway_have_names_with_their_paths(
+    trace: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    async with running(Flaky(answer=complete)) as url:
+        await replay("--trace", trace, "--target", f"{url}/a", "--target", f"{url}/b", "-o", out)
+    host = url.removeprefix("http://")
+    assert {record.replica for record in read_records(out)} == {f"{host}/a", f"{host}/b"}
 
 
 async def test_keys_never_reach_a_run_folder(trace: Path, tmp_path: Path) -> None:

@@ -132,8 +132,11 @@ class RequestClient:
         self, session: aiohttp.ClientSession, urls: Sequence[URL], policy: SendingPolicy
     ) -> None:
         self._session = session
-        # With one server, its name would only repeat the target of the run.
-        names = (url.authority if len(urls) > 1 else "" for url in urls)
+        names = [url.authority for url in urls]
+        if len(set(names)) < len(set(urls)):  # servers behind one gateway have paths of their own
+            names = [f"{url.authority}{url.path.rpartition('/v1/')[0]}" for url in urls]
+        if len(urls) == 1:  # its name would only repeat the target of the run
+            names = [""]
         self._servers = cycle(list(zip(urls, names, strict=True)))
         self._policy = policy
 
