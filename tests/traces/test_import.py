@@ -217,6 +217,40 @@ def test_weka_outcomes_are_recorded_and_think_time_becomes_a_delay(tmp_path: Pat
     assert rows[0].model_name == "m"
 
 
+def test_weka_requests_follow_the_previous_one_of_their_agent(tmp_path: Path) -> None:
+    def request(at_s: float, **fields: object) -> dict[str, object]:
+        return {"t": at_s, "in": 64, "out": 1, "hash_ids": [1], **fields}
+
+    ended = {"api_time": 2.0}
+    source = {
+        "id": "t",
+        "block_size": 64,
+        "requests": [
+            request(0.0, think_time=0.0, **ended),
+            request(5.0, think_time=3.0),  # never ended
+            {"t": 10.0, "type": "subagent", "agent_id": "helper", "requests": [
+                request(0.0, think_time=0.0, **ended),
+                request(4.0, think_time=2.0, **ended),
+            ]},
+            request(12.0, think_time=10.0, **ended),  # counts from the end at 2 s
+            request(15.0, think_time=1.0, **ended),
+        ],
+    }  # fmt: skip
+    (tmp_path / "w.jsonl").write_text(lines(source))
+    rows, _ = imported(tmp_path / "w.jsonl")
+    assert [
+        (row.timestamp_start_unix_ns / NS_PER_S, row.parent_request_id, row.delay_ms)
+        for row in rows
+    ] == [
+        (0, None, 0),
+        (5, "t/00000", 3000),
+        (10, "t/00001", None),
+        (12, "t/00001", None),
+        (14, "t/00002", 2000),
+        (15, "t/00003", 1000),
+    ]
+
+
 def test_baseten_columns_keep_their_meaning(write_columns: WriteColumns) -> None:
     rows, metadata = imported(write_columns(BASETEN))
     first, second = rows

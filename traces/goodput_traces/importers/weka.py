@@ -4,10 +4,16 @@ Source: kv-cache-tester (Callan Fox). The time `t` of a request is in seconds si
 start; `api_time`, `think_time` and `ttft` are durations in seconds; lengths are in tokens. Hashes
 cover full blocks of 64 tokens and are comparable only within a session. Entries of type `subagent`
 are markers that contain requests; the times of these requests count from the time of the marker.
+
+Subagents work beside the main agent. A request follows the previous request of its own agent, and
+the first one of a subagent follows that of the main agent. `think_time` counts from the last
+response of the same agent that has an `api_time`. It is therefore dropped if that response is not
+the one that the request follows.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 from math import gcd
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -62,12 +68,23 @@ class WekaImporter(Importer):
         requests = _get_list(record, "requests")
         flat = sorted(self._flatten(record, requests), key=lambda item: item[0])
         salt = _session_salt(session)
+        latest: dict[str | None, TraceRow] = {}
         for turn, (arrival_ns, agent, request) in enumerate(flat):
             self._tick_ns = gcd(self._tick_ns, arrival_ns)
             self.resolution_ns = self._tick_ns or NS_PER_S
-            yield self._row(
+            row = self._row(
                 session, turn, arrival_ns, agent, request, salt=salt, block_size=block_size
             )
+            before = latest.get(agent) or latest.get(None)
+            if before is not None:
+                counts = agent in latest and before.duration_e2e_ms is not None
+                row = replace(
+                    row,
+                    parent_request_id=before.request_id,
+                    delay_ms=row.delay_ms if counts else None,
+                )
+            latest[agent] = row
+            yield row
 
     def notes(self) -> list[str]:
         """Return the notes of every importer, and notes about markers and the clock."""
