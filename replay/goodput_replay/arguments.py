@@ -305,6 +305,14 @@ def _add_sending(parser: CommandParser) -> None:
         "everything is ready)",
     )
     group.add_argument(
+        "--sessions",
+        choices=["independent", "causal"],
+        default="independent",
+        help="independent sends every request at its time in the trace; causal sends a request "
+        "of a session after the one before it has ended, plus the recorded think time (default: "
+        "independent)",
+    )
+    group.add_argument(
         "--dry-run", action="store_true", help="print the plan without sending requests"
     )
     group.add_argument(

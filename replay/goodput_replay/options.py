@@ -54,6 +54,7 @@ class ReplayOptions:
         shard: the requests of the plan that this command sends.
         start_at_ns: start of the run, nanoseconds since the Unix epoch; None to start when
             everything is ready.
+        causal: True if a request of a session waits for the one before it.
         probe: send one probe request per class before the run.
         prompt: the form of prompts.
         tokenizer: file, folder or model name of a tokenizer; None for prompts without one.
@@ -106,6 +107,7 @@ class ReplayOptions:
     workers: int | None
     shard: Share
     start_at_ns: int | None
+    causal: bool
     dry_run: bool
     max_rate: int | None
     abort_on: AbortRule | None
@@ -166,6 +168,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     parsed.endpoint = Endpoint(parsed.endpoint)
     parsed.prompt = _prompt_kind(parsed)
     parsed.pinning = _pinning(parsed.pinning)
+    parsed.causal = parsed.__dict__.pop("sessions") == "causal"
     parsed.load = _load(parsed)
     parsed.slo_classes = _slo_classes(parsed)
     parsed.class_rule_texts = tuple(parsed.class_rule_texts)
@@ -304,6 +307,7 @@ def _check_combinations(options: ReplayOptions) -> None:
     _check_scraping(options)
     _check_closed_loop(options)
     _check_shard(options)
+    _check_causal(options)
     if options.emulate is not None:
         _check_emulation(options)
         return
@@ -375,6 +379,24 @@ def _check_shard(options: ReplayOptions) -> None:
     ):
         if value is None and not options.dry_run:
             raise UsageError(f"replay: --shard needs {option}: {reason}")
+
+
+def _check_causal(options: ReplayOptions) -> None:
+    """With causal sessions, reject options that need all times before the run, or no sessions."""
+    if not options.causal:
+        return
+    unknown = "the times of requests depend on the responses"
+    for option, is_set, reason in (
+        ("--concurrency", options.concurrency is not None, "clients send when they are free"),
+        ("--ui", options.ui, unknown),
+        ("--max-rate", options.max_rate is not None, unknown),
+        ("--shard", options.shard.count > 1, "the window depends on the responses to all shards"),
+        ("--rate", options.load is not None, "a load without a trace has no sessions"),
+    ):
+        if is_set:
+            raise UsageError(
+                f"replay: {option} and --sessions causal are mutually exclusive: {reason}"
+            )
 
 
 def _check_emulation(options: ReplayOptions) -> None:

@@ -87,6 +87,7 @@ class PlannedRequest:
         model_name: model name in the trace; empty if none.
         warmup: True if the request is sent but not judged.
         session_id: session of the request; empty if it has none.
+        number: position in the plan, from 0.
     """
 
     request_id: str
@@ -101,6 +102,7 @@ class PlannedRequest:
     model_name: str = ""
     warmup: bool = False
     session_id: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,11 @@ class RequestPlan:
             InputError: the trace is session-relative and its sessions have no starts, or the
                 reverse, or a class is not in the SLO.
         """
+        for _, planned in self.rows():
+            yield planned
+
+    def rows(self) -> Iterator[tuple[TraceRow, PlannedRequest]]:
+        """Yield each request with its transformed row; see `requests`."""
         self._require_clock()
         zero_ns = self.zero_ns
         classes = {c.name for c in self.slo.classes}
@@ -135,7 +142,7 @@ class RequestPlan:
         else:
             rows = self.trace.rows()
         for number, row in enumerate(apply(rows, self.transforms)):
-            yield PlannedRequest(
+            planned = PlannedRequest(
                 request_id=row.request_id,
                 scheduled_ns=row.timestamp_start_unix_ns - zero_ns,
                 slo_class=self._class_name(row, classes),
@@ -153,7 +160,9 @@ class RequestPlan:
                 model_name=row.model_name or "",
                 warmup=number < self.warmup,
                 session_id=row.session_id or "",
+                number=number,
             )
+            yield row, planned
 
     def window_ns(self, stats: PlanStats) -> int:
         """Return the length of the replayed window, at least a second so that rates are finite."""

@@ -22,6 +22,7 @@ from goodput_replay.run.summary import (
 from goodput_replay.run.summary_builder import RunInfo, to_ms
 from goodput_replay.scraping.settings import ScrapeSettings, choose_interval
 from goodput_replay.sending.tokenizer import TokenizerVocabulary
+from goodput_replay.sessions import FollowUps, JudgedSpan
 from goodput_replay.shares import ALL, Share
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class RunPlan:
         options: command-line options.
         requests: requests to send.
         stats: totals of `requests`.
+        follow_ups: requests that follow others; None if all arrivals are independent.
         trace: description of the trace for the summary.
         headers: headers of every request; may contain a key.
         scrape_token: bearer token for the metrics pages; empty for none.
@@ -56,6 +58,7 @@ class RunPlan:
     options: ReplayOptions
     requests: RequestPlan
     stats: PlanStats
+    follow_ups: FollowUps | None = None
     trace: TraceSummary
     headers: dict[str, str]
     scrape_token: str = ""
@@ -82,6 +85,12 @@ class RunPlan:
         """Length of the judged window."""
         return max(1, self.requests.window_ns(self.stats) - self.window_start_ns)
 
+    def make_judged_span(self) -> JudgedSpan | None:
+        """Return a window to be measured during the run; None if the plan determines it."""
+        if self.follow_ups is None:
+            return None
+        return JudgedSpan(starts_at_zero=not self.stats.warmup_rows)
+
     def scrape_settings(
         self, *, service_url: str | None, zero_ns: int, folder: Path
     ) -> ScrapeSettings | None:
@@ -95,13 +104,13 @@ class RunPlan:
         options = self.options
         if not options.scrape and not options.scrape_service:
             return None
-        closed = options.concurrency is not None
+        unknown = options.concurrency is not None or self.follow_ups is not None
         return ScrapeSettings(
             urls=options.scrape,
             service_url=service_url if options.scrape_service else None,
             metrics=options.scrape_metrics,
             token=self.scrape_token,
-            every_ns=choose_interval(None if closed else self.stats.last_ns),
+            every_ns=choose_interval(None if unknown else self.stats.last_ns),
             zero_ns=zero_ns,
             # Gets its final name together with the records, when these are complete.
             file=partial_path(folder / SERVER_METRICS_FILE).resolve(),
@@ -151,6 +160,7 @@ class RunPlan:
                 seed=self.options.seed,
                 salt=salt,
                 concurrency=self.options.concurrency,
+                sessions=None if self.follow_ups is None else self.follow_ups.summary,
                 retries=self.options.retries,
                 shard=self._summarise_shard(clock_error_ns),
                 complete=not stopped,

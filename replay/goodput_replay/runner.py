@@ -34,6 +34,7 @@ from goodput_engine.manifest_file import read_manifest
 from goodput_replay.load import LOAD
 from goodput_replay.plan import PlanStats, RequestPlan, choose_workers, require_fit, survey
 from goodput_replay.run.folder import RunWriter, default_folder
+from goodput_replay.run.formatting import describe_sessions
 from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
 from goodput_replay.run.summary_builder import summarise_targets
@@ -41,6 +42,7 @@ from goodput_replay.run.terminal import print_summary
 from goodput_replay.run_plan import RunPlan
 from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
+from goodput_replay.sessions import FollowUps, open_follow_ups
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_replay.start_time import require_ahead
 from goodput_traces.format.reader import open_trace
@@ -75,7 +77,7 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
         GoodputError: the run could not start, or ended early.
     """
     with ExitStack() as stack:
-        return _run(options, _open_trace(options, stack), argv)
+        return _run(options, argv, stack)
 
 
 def _open_trace(options: ReplayOptions, stack: ExitStack) -> Trace:
@@ -90,7 +92,8 @@ def _open_trace(options: ReplayOptions, stack: ExitStack) -> Trace:
     return open_trace(path, max_decoded_bytes=options.max_decoded_bytes)
 
 
-def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
+def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
+    trace = _open_trace(options, stack)
     slo, service = _read_slo_and_service(options)
     fleet = _fleet_settings(options, service)
     requests = RequestPlan(
@@ -105,8 +108,9 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         require_fit(stats, profile, trace.path)
     _check_rate(options, stats)
     _check_timeouts(options, stats)
+    follow_ups = stack.enter_context(open_follow_ups(requests)) if options.causal else None
     if options.dry_run:
-        _print_plan(options, requests, stats)
+        _print_plan(options, requests, stats, follow_ups)
         return ExitCode.PASS
     if options.gate and not slo.classes and not stats.rows_with_targets:
         raise UsageError(
@@ -120,6 +124,7 @@ def _run(options: ReplayOptions, trace: Trace, argv: Sequence[str]) -> int:
         options=options,
         requests=requests,
         stats=stats,
+        follow_ups=follow_ups,
         trace=_trace_summary(options, trace),
         headers=_headers(options),
         tokenizer=_read_tokenizer(options.tokenizer),
@@ -354,11 +359,15 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
     ]
 
 
-def _print_plan(options: ReplayOptions, plan: RequestPlan, stats: PlanStats) -> None:
+def _print_plan(
+    options: ReplayOptions, plan: RequestPlan, stats: PlanStats, follow_ups: FollowUps | None
+) -> None:
     """Print the plan of `--dry-run`, as a table or as a JSON object."""
     console = Console()
     source = str(plan.trace.path) if options.load is None else options.load.description
     totals = {"trace": source, **_plan_totals(plan, stats)}
+    if follow_ups is not None:
+        totals["sessions"] = follow_ups.summary
     if options.json:
         text = msgspec.json.format(msgspec.json.encode(totals), indent=2)
         console.print(text.decode(), soft_wrap=True, highlight=False, markup=False)
@@ -407,6 +416,8 @@ def _plan_rows(totals: dict[str, Any]) -> list[tuple[str, str]]:
         ("output tokens", f"{totals['output_tokens']:,}, at most {totals['max_output_tokens']:,}"),
         ("classes", _format_counts(totals["classes"])),
     ]
+    if "sessions" in totals:
+        rows.append(("sessions", describe_sessions(totals["sessions"])))
     if any(totals["models"]):
         rows.append(("models", _format_counts(totals["models"])))
     optional = {

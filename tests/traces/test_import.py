@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from goodput_core.units import NS_PER_S
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata
 from goodput_traces.format.writer import write_trace

@@ -21,7 +21,13 @@ from goodput_core.slo.intervals import WindowEstimate
 from goodput_core.slo.pairs import DifferenceEstimate
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.compare.quantile_differences import LatencySample, quantile_differences
-from goodput_replay.compare.runs import LoadedRun, Matching, difference_between, match
+from goodput_replay.compare.runs import (
+    LoadedRun,
+    Matching,
+    difference_between,
+    match,
+    require_same_sessions,
+)
 from goodput_replay.run.records import open_records
 from goodput_replay.run.summary_builder import cut_share
 
@@ -143,6 +149,11 @@ _NOTE: Final = (
 )
 _VIRTUAL_NOTE: Final = "The runs were in virtual time, which has no noise between runs."
 
+_CAUSAL_NOTE: Final = (
+    "The runs have causal sessions: a request was sent after the one before it had ended, at "
+    "times that differ between the runs."
+)
+
 
 def encode_comparison(result: ComparisonResult) -> bytes:
     """Encode a result as indented JSON with a trailing newline."""
@@ -155,11 +166,18 @@ def compare_runs(runs: Sequence[LoadedRun], *, confidence: float) -> ComparisonR
     Args:
         runs: at least two runs, the baseline first.
         confidence: one-sided confidence of each bound.
+
+    Raises:
+        InputError: the runs have different modes of sessions.
     """
+    require_same_sessions(runs)
     baseline, *others = runs
+    note = _VIRTUAL_NOTE if all(run.is_virtual for run in runs) else _NOTE
+    if baseline.summary.run.sessions is not None:
+        note = f"{note} {_CAUSAL_NOTE}"
     return ComparisonResult(
         confidence=confidence,
-        note=_VIRTUAL_NOTE if all(run.is_virtual for run in runs) else _NOTE,
+        note=note,
         comparisons=tuple(compare(baseline, other, confidence=confidence) for other in others),
     )
 

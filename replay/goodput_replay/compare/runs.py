@@ -29,7 +29,7 @@ from goodput_replay.run.summary import Summary, read_summary
 from goodput_replay.run.summary_builder import read_stalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
     from goodput_core.slo.record import Outcome
@@ -43,6 +43,7 @@ __all__ = [
     "match",
     "read_checked_summary",
     "read_classes",
+    "require_same_sessions",
 ]
 
 _MAX_LISTED: Final = 80
@@ -279,8 +280,9 @@ def difference_between(first: Summary, second: Summary) -> str:
     pairs: tuple[tuple[str, object, object], ...] = (
         ("the trace selection", first.trace.transforms, second.trace.transforms),
         ("--seed", is_sampled and first.run.seed, is_sampled and second.run.seed),
-        ("the start of the window", first.window.start_s, second.window.start_s),
-        ("the length of the window", first.window.length_s, second.window.length_s),
+        ("--sessions", _session_mode(first), _session_mode(second)),
+        # With causal sessions, the window depends on the responses.
+        *(_windows(first, second) if first.run.sessions is None else ()),
         ("the number of rows", one.rows_planned, other.rows_planned),
         ("--warmup", one.warmup_rows, other.warmup_rows),
         ("--concurrency", first.run.concurrency, second.run.concurrency),
@@ -298,6 +300,31 @@ def difference_between(first: Summary, second: Summary) -> str:
         if a != b:
             return f"{name} differs: {_shorten(a)} and {_shorten(b)}"
     return ""
+
+
+def require_same_sessions(runs: Sequence[LoadedRun]) -> None:
+    """Reject runs of different session modes, which measure different loads.
+
+    Raises:
+        InputError: a run has another mode than the first one.
+    """
+    modes = [_session_mode(run.summary) for run in runs]
+    for run, mode in zip(runs, modes, strict=True):
+        if mode != modes[0]:
+            raise InputError(
+                f"{runs[0].folder} and {run.folder} cannot be compared: one has --sessions "
+                f"{modes[0]}, the other {mode}; replay both with the same --sessions"
+            )
+
+
+def _session_mode(summary: Summary) -> str:
+    """Return the value of `--sessions` of a run."""
+    return "independent" if summary.run.sessions is None else "causal"
+
+
+def _windows(first: Summary, second: Summary) -> Iterator[tuple[str, object, object]]:
+    yield "the start of the window", first.window.start_s, second.window.start_s
+    yield "the length of the window", first.window.length_s, second.window.length_s
 
 
 def _promises(first: Summary, second: Summary) -> Iterator[tuple[str, object, object]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from goodput_replay.emulation.fleet import Actor
     from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
     from goodput_replay.plan import PlannedRequest
+    from goodput_replay.sessions import FollowUps
 
 __all__ = ["emulate"]
 
@@ -25,6 +26,7 @@ def emulate(
     settings: FleetSettings,
     on_record: Callable[[PlannedRequest, RequestRecord], None],
     *,
+    follow_ups: FollowUps | None = None,
     actors: Sequence[Actor] = (),
 ) -> FleetOutcome:
     """Run the fleet until all requests have ended, and return its totals.
@@ -34,6 +36,8 @@ def emulate(
         settings: fleet configuration.
         on_record: called when a request has ended, with the request and its record, in the order of
             end times.
+        follow_ups: requests that follow others, which `requests` does not contain; None if all
+            arrivals are independent.
         actors: components that change the fleet during the run.
 
     Raises:
@@ -43,12 +47,14 @@ def emulate(
     if settings.decode is not None:
         if actors:
             raise ValueError("a fleet of two pools does not support actors")
-        return DisaggregatedFleet(settings, settings.decode, on_record).run(requests, ())
+        return DisaggregatedFleet(settings, settings.decode, on_record).run(
+            requests, (), follow_ups
+        )
     fleet = VirtualFleet(settings, on_record)
     if settings.migration is None:
-        return fleet.run(requests, actors)
+        return fleet.run(requests, actors, follow_ups)
     migration = Migration(settings.migration, settings.profile)
-    outcome = fleet.run(requests, [*actors, migration])
+    outcome = fleet.run(requests, [*actors, migration], follow_ups)
     migration.close()
     return replace(
         outcome,

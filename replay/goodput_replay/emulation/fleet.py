@@ -33,6 +33,7 @@ from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
 from goodput_engine.scheduler.prediction import KnownLengths
+from goodput_replay.emulation.arrivals import ArrivalQueue
 from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
 from goodput_replay.emulation.requests import NO_TIMES, Deadlines, block_keys, make_record
 from goodput_replay.emulation.settings import FleetOutcome
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulingPolicy
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest
+    from goodput_replay.sessions import FollowUps
 
 __all__ = ["Actor", "VirtualFleet", "VirtualRouter"]
 
@@ -100,6 +102,7 @@ class VirtualFleet:
         self._live: dict[int, ReplicaRequest] = {}
         self._ended: list[tuple[int, int, PlannedRequest, RequestRecord]] = []
         self._created = 0
+        self._arrivals = ArrivalQueue(iter(()))
         self._input_open = True
         self._end_ns = 0
         self._peak_in_flight = 0
@@ -110,20 +113,24 @@ class VirtualFleet:
         for _ in range(settings.replicas):
             self._add(0, 0)
 
-    def run(self, requests: Iterator[PlannedRequest], actors: Sequence[Actor]) -> FleetOutcome:
+    def run(
+        self,
+        requests: Iterator[PlannedRequest],
+        actors: Sequence[Actor],
+        follow_ups: FollowUps | None = None,
+    ) -> FleetOutcome:
         """Run from time zero until the last request has ended; see `emulate`."""
         self._peak_replicas = len(self._all_replicas())
-        upcoming = next(requests, None)
-        while upcoming is not None or self._live:
-            now_ns = self._next_event_ns(upcoming, actors)
+        arrivals = self._arrivals = ArrivalQueue(requests, follow_ups)
+        while arrivals.open or self._live:
+            now_ns = self._next_event_ns(actors)
             for replica in self._all_replicas():
                 replica.run(now_ns)
             self._end_removed()
-            while upcoming is not None and upcoming.scheduled_ns <= now_ns:
+            while (planned := arrivals.take(now_ns)) is not None:
                 self.arrived += 1
-                self._receive(upcoming, self.arrived, now_ns)
-                upcoming = next(requests, None)
-            if upcoming is None and self._input_open:
+                self._receive(planned, self.arrived, now_ns)
+            if self._input_open and not arrivals.open:
                 self._input_open = False
                 for replica in self._all_replicas():
                     replica.end_input()
@@ -175,16 +182,19 @@ class VirtualFleet:
         return self.replicas
 
     # --- events ----------------------------------------------------------------------------
-    def _next_event_ns(self, upcoming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
+    def _next_event_ns(self, actors: Iterable[Actor]) -> int:
         times_ns = [actor.next_ns() for actor in actors]
-        if upcoming is not None:
-            times_ns.append(upcoming.scheduled_ns)
+        if self._arrivals.next_ns is not None:
+            times_ns.append(self._arrivals.next_ns)
         deadline_ns = self._deadlines.next_ns(self._live)
         if deadline_ns is not None:
             times_ns.append(deadline_ns)
-        if self._drops_late and (len(self.replicas) > 1 or any(r.draining for r in self.replicas)):
+        dropped_by_steps = self._drops_late and (
+            len(self.replicas) > 1 or any(r.draining for r in self.replicas)
+        )
+        if dropped_by_steps or self._arrivals.depend_on_ends:
             # A step can drop a request, which another replica then receives, or which is the last
-            # one of a draining replica.
+            # one of a draining replica. It can also end a request that others follow.
             times_ns += [r.due_ns for r in self._all_replicas() if r.due_ns is not None]
         return min(times_ns)
 
@@ -356,6 +366,7 @@ class VirtualFleet:
     def _end(self, rid: int, planned: PlannedRequest, record: RequestRecord) -> None:
         self._live.pop(rid, None)
         assert record.end_ns is not None
+        self._arrivals.ended(planned, record.end_ns)
         self._ended.append((record.end_ns, rid, planned, record))
 
     def _report_ended(self) -> None:

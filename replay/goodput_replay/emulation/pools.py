@@ -97,9 +97,9 @@ class DisaggregatedFleet(VirtualFleet):
         return replica
 
     # --- events ----------------------------------------------------------------------------
-    def _next_event_ns(self, upcoming: PlannedRequest | None, actors: Iterable[Actor]) -> int:
+    def _next_event_ns(self, actors: Iterable[Actor]) -> int:
         """Include ends of transfers and prefill steps; while requests wait, also decode steps."""
-        times_ns = [super()._next_event_ns(upcoming, actors)]
+        times_ns = [super()._next_event_ns(actors)]
         if self._ends:
             times_ns.append(self._ends[0][0])
         watched = self._all_replicas() if self._waiting else self.replicas

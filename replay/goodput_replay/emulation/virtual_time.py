@@ -66,6 +66,7 @@ def emulated_run(
     outcome = FleetOutcome()
     stopped = ""
     failure: Exception | None = None
+    span = plan.make_judged_span()
     with stoppable(writer) as check, display(plan.stats, console) as show:
         try:
             with control_loop(settings, writer.path) as loop:
@@ -74,11 +75,19 @@ def emulated_run(
                     if loop is not None:
                         loop.ended(planned, record)
                     check()
+                    if span is not None and not planned.warmup:
+                        span.add(record)
                     writer.append(record, warmup=planned.warmup)
                     show(record)
 
-                actors = [] if loop is None else [loop]
-                outcome = emulate(plan.requests.requests(), settings, on_record, actors=actors)
+                follow_ups = plan.follow_ups
+                outcome = emulate(
+                    plan.requests.requests() if follow_ups is None else follow_ups.starts(),
+                    settings,
+                    on_record,
+                    follow_ups=follow_ups,
+                    actors=[] if loop is None else [loop],
+                )
         except Stopped as stop:
             stopped = str(stop)
         except Exception as error:  # noqa: BLE001 - raised again once the records are judged
@@ -100,6 +109,7 @@ def emulated_run(
         started=_trace_time_of_zero(plan),
         client=ClientSummary(cpu_s=0.0, cpus=0, peak_in_flight=outcome.peak_in_flight),
         stopped=stopped,
+        span_ns=None if span is None else span.span_ns,
         emulation=_emulation_summary(settings, outcome),
     )
     if failure is not None:

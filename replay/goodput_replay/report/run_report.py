@@ -35,6 +35,7 @@ from goodput_replay.report.slowest import find_slowest
 from goodput_replay.report.timeline import attainment_so_far, count_seconds, cut_timeline
 from goodput_replay.run.columns import count_gaps, load_columns
 from goodput_replay.run.files import REPORT_FILE
+from goodput_replay.run.formatting import describe_sessions
 from goodput_replay.run.server_metrics import read_server_metrics
 from goodput_replay.run.summary import (
     ClassSummary,
@@ -152,6 +153,7 @@ def summary_context(summary: Summary, shown: Sequence[ClassSummary]) -> dict[str
         "hidden_classes": len(summary.classes) - len(shown),
         "lag_p99": None if lag is None else lag.p99,
         "lag_max": None if lag is None else lag.max,
+        "sessions": summary.run.sessions and describe_sessions(summary.run.sessions),
         "pinning": _PINNING[summary.target.pinning],
         "quantiles": list(_make_quantile_rows(summary, shown)),
         "rows": rows,

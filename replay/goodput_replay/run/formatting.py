@@ -6,10 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from goodput_replay.run.sessions_summary import SessionsSummary
     from goodput_replay.run.summary import EmulationSummary
 
 __all__ = [
     "describe_emulation",
+    "describe_sessions",
     "format_confidence",
     "format_count",
     "format_ms",
@@ -77,3 +79,23 @@ def describe_emulation(fleet: EmulationSummary) -> str:
         f"{fleet.device}{figures}; {policy}, {fleet.preemption} on preemption, token "
         f"budget {format_count(fleet.token_budget)}, {fleet.placement} placement."
     )
+
+
+def describe_sessions(sessions: SessionsSummary) -> str:
+    """Describe the order of requests and the source of think times in one sentence."""
+    think = (
+        ("recorded", sessions.think_recorded),
+        ("from the recorded end of that request", sessions.think_from_ends),
+        ("from both arrivals, because its duration is unknown", sessions.think_from_arrivals),
+    )
+    sources = ", ".join(f"{format_count(count)} {source}" for source, count in think if count)
+    text = (
+        f"{format_count(sessions.starts)} requests start at their times in the trace, "
+        f"{format_count(sessions.follow_ups)} follow the end of an earlier request; think times: "
+        f"{sources}"
+    )
+    if sessions.overlapping:
+        text += f"; {format_count(sessions.overlapping)} overlapped that request in the trace"
+    if sessions.without_parent:
+        text += f"; {format_count(sessions.without_parent)} have a parent that is not in the plan"
+    return text

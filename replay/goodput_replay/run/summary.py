@@ -21,6 +21,7 @@ from goodput_replay.run.client_summary import ClientSummary, SenderSummary, Stal
 from goodput_replay.run.files import SUMMARY_FILE
 from goodput_replay.run.length_pinning import LengthPinning
 from goodput_replay.run.prompt_kind import PromptKind
+from goodput_replay.run.sessions_summary import SessionsSummary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,7 @@ __all__ = [
     "RunSummary",
     "SLOSummary",
     "SenderSummary",
+    "SessionsSummary",
     "ShardSummary",
     "StallSummary",
     "Summary",
@@ -363,6 +365,10 @@ class RunSummary:
     salt: Annotated[str, _doc("Salt of the prompts; empty in virtual time.")]
     concurrency: Annotated[
         int | None, _doc("Clients of a closed loop; null if requests were sent on schedule.")
+    ] = None
+    sessions: Annotated[
+        SessionsSummary | None,
+        _doc("Order of the requests of sessions; null if all arrivals were independent."),
     ] = None
     retries: Annotated[
         int, _doc("Maximum number of retries of a request that failed before its first token.")

@@ -20,6 +20,7 @@ from goodput_core.text import printable
 from goodput_replay.run.files import REPORT_FILE
 from goodput_replay.run.formatting import (
     describe_emulation,
+    describe_sessions,
     format_count,
     format_ms,
     format_percent,
@@ -65,6 +66,8 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
     console.print(_format_heading(summary))
     if summary.emulation is not None:
         console.print(Text(printable(describe_emulation(summary.emulation))))
+    if summary.run.sessions is not None:
+        console.print(Text(f"sessions: {describe_sessions(summary.run.sessions)}"))
     console.print(_build_attainment(summary, console))
     console.print(_build_latencies(summary, console))
     if summary.overall.misses:
@@ -100,6 +103,8 @@ def _format_heading(summary: Summary) -> Text:
         trace += f", closed loop of {format_count(summary.run.concurrency)} clients"
         tokens_per_s = summary.overall.output_tokens / summary.window.length_s
         tokens = f", {format_count(round(tokens_per_s))} output tokens/s"
+    if summary.run.sessions is not None:
+        trace += ", causal sessions"
     return Text(
         f"{printable(trace)}: {format_count(summary.window.rows_planned)} requests over "
         f"{format_seconds(summary.window.length_s)}, {format_rate(summary.overall.offered_per_s)} "

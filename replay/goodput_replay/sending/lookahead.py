@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
     from goodput_replay.sending.body import PreparedRequest
 
-__all__ = ["Lookahead"]
+__all__ = ["AHEAD_NS", "MAX_BYTES", "Lookahead"]
 
-_AHEAD_NS: Final = 5 * NS_PER_S
-_MAX_BYTES: Final = 256 << 20
+AHEAD_NS: Final = 5 * NS_PER_S
+"""Default time by which requests are prepared ahead."""
+MAX_BYTES: Final = 256 << 20
+"""Default total size of bodies that are prepared ahead."""
 # A full queue is refilled once 1/50 of it has been taken. If the thread woke for every request,
 # every send would switch threads.
 _REFILL_SHARE: Final = 50
@@ -45,8 +47,8 @@ class Lookahead:
         planned: Iterable[PlannedRequest],
         render: Callable[[PlannedRequest], PreparedRequest],
         *,
-        ahead_ns: int = _AHEAD_NS,
-        max_bytes: int = _MAX_BYTES,
+        ahead_ns: int = AHEAD_NS,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._planned = planned
         self._render = render

@@ -28,6 +28,7 @@ from goodput_replay.sending.preflight import ModelNames
 from goodput_replay.sending.process import LoopWatch, gc_paused
 from goodput_replay.sending.prompts import PromptRenderer, make_prompts
 from goodput_replay.sending.sender import ClosedLoopSender, OpenLoopSender
+from goodput_replay.sending.session_lookahead import SessionLookahead
 from goodput_replay.sending.target import Endpoint
 from goodput_replay.shares import ALL, Share
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
     from goodput_core.slo.record import RequestRecord
+    from goodput_replay.sessions import FollowUps
 
 __all__ = ["SenderPlan", "SenderProgress", "SenderUsage", "Senders", "SendingLoop"]
 
@@ -65,6 +67,7 @@ class SenderPlan:
         overhead_tokens: tokens that the target adds to a text of these words.
         salt: salt of the prompts.
         concurrency: number of clients in a closed loop; None for an open loop.
+        causal: True if requests of a session wait for the one before them.
         ahead_bytes: maximum total size of bodies that are prepared and not yet sent.
     """
 
@@ -83,6 +86,7 @@ class SenderPlan:
     overhead_tokens: int = 0
     salt: str
     concurrency: int | None
+    causal: bool = False
     ahead_bytes: int = _AHEAD_BYTES
 
     def part(self, index: int, count: int) -> SenderPlan:
@@ -193,6 +197,7 @@ class SendingLoop:
         session: connection pool with the headers of every request.
         on_record: called in the event loop with each record, and True for a warm-up request; an
             exception ends the run and is raised by `run`.
+        follow_ups: follow-ups of the plan; None if all arrivals are independent.
     """
 
     def __init__(
@@ -200,6 +205,7 @@ class SendingLoop:
         plan: SenderPlan,
         session: ClientSession,
         on_record: Callable[[RequestRecord, bool], None],
+        follow_ups: FollowUps | None = None,
     ) -> None:
         client = RequestClient(session, [URL(url) for url in plan.urls], plan.policy)
         requests = filter(plan.share.holds, plan.requests.requests())
@@ -210,7 +216,15 @@ class SendingLoop:
         self._stack = AsyncExitStack()
         self._usage: tuple[SenderUsage, ...] = ()
         self._first_judged_ns: Callable[[], int | None] = lambda: None
-        if plan.concurrency is None:
+        self._lookahead: Lookahead
+        self._sessions: SessionLookahead | None = None
+        if follow_ups is not None:
+            starts = filter(plan.share.holds, follow_ups.starts())
+            self._sender = OpenLoopSender(client.run, self._pacer, self._record)
+            self._lookahead = self._sessions = SessionLookahead(
+                starts, follow_ups, render, self._pacer, max_bytes=plan.ahead_bytes
+            )
+        elif plan.concurrency is None:
             self._sender = OpenLoopSender(client.run, self._pacer, self._record)
             self._lookahead = Lookahead(requests, render, max_bytes=plan.ahead_bytes)
         else:
@@ -241,6 +255,8 @@ class SendingLoop:
     async def run(self, zero_ns: int) -> None:
         """Send all requests; see `Senders.run`."""
         spent_ns = -time.process_time_ns()
+        if self._sessions is not None:
+            self._sessions.begin(zero_ns)
         watching = asyncio.ensure_future(self._watch.run())
         try:
             await self._sender.run(self._lookahead, zero_ns)
@@ -275,4 +291,7 @@ class SendingLoop:
         return self._usage
 
     def _record(self, request: PreparedRequest, record: RequestRecord) -> None:
+        if self._sessions is not None:
+            assert record.end_ns is not None
+            self._sessions.ended(request.planned, record.end_ns)
         self._on_record(record, request.planned.warmup)

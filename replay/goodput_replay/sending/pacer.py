@@ -27,24 +27,40 @@ _YIELD_EVERY: Final = 32
 
 
 class Pacer:
-    """Monotonic clock with event-loop timers, which are portable and precise to a millisecond."""
+    """Monotonic clock with event-loop timers, which are portable and precise to a millisecond.
+
+    Only one task can wait at a time.
+    """
 
     def __init__(self) -> None:
         self._past_deadlines = 0
+        self._waiter: asyncio.Future[None] | None = None
 
     def now_ns(self) -> int:
         """Return the current time, nanoseconds."""
         return time.monotonic_ns()
 
     async def wait_until(self, deadline_ns: int) -> None:
-        """Wait until the deadline; every 32nd past deadline yields to the event loop."""
+        """Wait until the deadline or `interrupt`; every 32nd past deadline yields to the loop."""
         wait_ns = deadline_ns - time.monotonic_ns()
-        if wait_ns > 0:
-            await asyncio.sleep(wait_ns / NS_PER_S)
+        if wait_ns <= 0:
+            self._past_deadlines += 1
+            if self._past_deadlines % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
             return
-        self._past_deadlines += 1
-        if self._past_deadlines % _YIELD_EVERY == 0:
-            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(wait_ns / NS_PER_S, self.interrupt)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            timer.cancel()
+
+    def interrupt(self) -> None:
+        """End the current wait, if there is one."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def close(self) -> None:
         """Release the resources of the pacer."""
@@ -67,10 +83,9 @@ class TimerFdPacer(Pacer):
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._expired)
-        self._waiter: asyncio.Future[None] | None = None
 
     async def wait_until(self, deadline_ns: int) -> None:
-        """Wait for the kernel timer; if the deadline has passed, do as `Pacer` does."""
+        """Wait for the kernel timer or `interrupt`; for a past deadline, do as `Pacer` does."""
         if deadline_ns <= time.monotonic_ns():
             await super().wait_until(deadline_ns)
             return
@@ -97,8 +112,7 @@ class TimerFdPacer(Pacer):
             os.read(self._fd, 8)
         except BlockingIOError:
             return
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self.interrupt()
 
 
 def open_pacer() -> Pacer:

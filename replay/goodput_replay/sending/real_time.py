@@ -72,9 +72,9 @@ __all__ = ["replay"]
 
 # Time from the start of the sender to the run's time zero.
 _LEAD_NS: Final = 200 * NS_PER_MS
-# Window of the live display of a closed loop, whose end is not known; later requests count in its
-# last second.
-_CLOSED_LOOP_NS: Final = 3600 * NS_PER_S
+# Window of the live display of a run whose end is not known; later requests count in its last
+# second.
+_UNKNOWN_LENGTH_NS: Final = 3600 * NS_PER_S
 _PINNED: Final = frozenset({LengthPinning.HEADER, LengthPinning.MAX_TOKENS})
 _SERVICE_LOG: Final = "service.log"
 
@@ -174,6 +174,7 @@ async def _replay(
             words=None if plan.tokenizer is None else plan.tokenizer.words,
             salt=plan.salt,
             concurrency=options.concurrency,
+            causal=options.causal,
         )
         examples = [make_probe(example) for example in plan.stats.examples.values()]
         if options.probe:
@@ -214,7 +215,7 @@ async def _replay(
         if plan.workers > 1:
             senders = SenderProcesses(sender_plan, plan.workers, run.record)
         else:
-            senders = SendingLoop(sender_plan, session, run.record)
+            senders = SendingLoop(sender_plan, session, run.record, plan.follow_ups)
         summary = await run.drive(senders, service_url)
     ended_by: AbortedRun | Interrupted | None = None
     if stopper.error is Interrupted:
@@ -288,7 +289,7 @@ async def _start_observer(
         ui_port=(plan.options.ui_port or 0) if plan.options.ui else None,
         prometheus=plan.options.prometheus,
     )
-    long = plan.options.concurrency is not None or plan.stats.last_ns >= LINE_EVERY_NS
+    long = plan.options.concurrency or plan.follow_ups or plan.stats.last_ns >= LINE_EVERY_NS
     shown = console.is_terminal or long
     scraped = plan.options.scrape_service or plan.options.scrape
     if not shown and not scraped and options == ObserverOptions():
@@ -340,6 +341,7 @@ class _Run:
         rule = plan.options.abort_on
         self._error_rate = None if rule is None else ErrorRateWatch(rule)
         self._recorded: Counter[int] = Counter()
+        self._judged_span = plan.make_judged_span()
         self.sent = 0
 
     async def drive(self, senders: Senders, service_url: str | None) -> Summary:
@@ -358,7 +360,7 @@ class _Run:
             progress = senders.progress()
             return RunProgress(
                 elapsed_ns=time.monotonic_ns() - zero_ns,
-                duration_ns=None if closed else plan.stats.last_ns,
+                duration_ns=None if closed or plan.follow_ups else plan.stats.last_ns,
                 planned=plan.stats.own_rows,
                 sent=progress.sent,
                 in_flight=progress.in_flight,
@@ -404,6 +406,8 @@ class _Run:
         if closed:
             first_ns = usage[0].first_judged_ns if usage else None
             span_ns = (first_ns or 0, ended_ns - zero_ns)
+        elif self._judged_span is not None:
+            span_ns = self._judged_span.span_ns
         info = plan.info(
             target=self._target,
             started=started,
@@ -464,6 +468,7 @@ class _Run:
         """Describe the run for its live display."""
         plan = self._plan
         closed = plan.options.concurrency is not None
+        unknown = closed or plan.follow_ups is not None
         info = plan.info(
             target=self._target,
             started=started,
@@ -473,8 +478,8 @@ class _Run:
         return Begin(
             window=LiveWindow(
                 slo=plan.slo,
-                start_ns=0 if closed else plan.window_start_ns,
-                length_ns=_CLOSED_LOOP_NS if closed else plan.window_ns,
+                start_ns=0 if unknown else plan.window_start_ns,
+                length_ns=_UNKNOWN_LENGTH_NS if unknown else plan.window_ns,
                 confidence=float(plan.options.confidence),
                 closed_loop=closed,
                 shard="" if info.run.shard is None else str(info.run.shard),
@@ -490,6 +495,8 @@ class _Run:
             DiskFullError: the disk is full.
         """
         self._recorded[record.sender] += 1
+        if self._judged_span is not None and not warmup:
+            self._judged_span.add(record)
         self._writer.append(record, warmup=warmup)
         if self._observer is not None:
             self._observer.add(record, warmup=warmup)

@@ -22,6 +22,7 @@ from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.loop import SendingLoop
 from goodput_replay.sending.senders import SenderEnded, SenderFailed, SenderReady, SenderStart
 from goodput_replay.sending.target import tls_context
+from goodput_replay.sessions import open_follow_ups
 
 if TYPE_CHECKING:
     from goodput_core.slo.record import RequestRecord
@@ -65,7 +66,10 @@ async def _send(plan: SenderPlan, commands: asyncio.StreamReader, output: _Recor
     async with AsyncExitStack() as stack:
         tls = tls_context(plan.ca_file)
         session = await stack.enter_async_context(open_session(plan.headers, tls))
-        sending = await stack.enter_async_context(SendingLoop(plan, session, output.add))
+        follow_ups = stack.enter_context(open_follow_ups(plan.requests)) if plan.causal else None
+        sending = await stack.enter_async_context(
+            SendingLoop(plan, session, output.add, follow_ups)
+        )
         output.write(SenderReady())
         start = await read_message(commands)
         if not isinstance(start, SenderStart):
