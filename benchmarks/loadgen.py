@@ -5,7 +5,7 @@ streams 16 tokens per response and logs all arrivals. A bare aiohttp loop is the
 Measured from outside are the error between intended and actual arrivals, CPU time, memory, lost
 requests and the highest sustained rate; docs/benchmarks.md defines them.
 
-    python -m benchmarks.loadgen --build              # environments of the other tools, 11 GB
+    python -m benchmarks.loadgen --build              # environments of the other tools, 8 GB
     python -m benchmarks.loadgen                      # all tools, three repeats: half an hour
     python -m benchmarks.loadgen --minutes 12         # as many cells as fit into 12 minutes
     python -m benchmarks.loadgen --tools bare,replay  # without other tools
@@ -13,8 +13,8 @@ requests and the highest sustained rate; docs/benchmarks.md defines them.
     python -m benchmarks.loadgen --quick              # bare loop and replay, in seconds
 
 The tools run one after another, in a random order that is new in each repeat. Each result is
-appended to a file at once. A run with the same file continues after the last result, so `--minutes
-0` only prints the tables. A tool that cannot be installed is reported with the reason.
+appended to a file at once. The same command continues after the last result, and `--minutes 0`
+then only prints the tables. A tool that cannot be installed is reported with the reason.
 """
 
 from __future__ import annotations
@@ -88,11 +88,15 @@ def _build(names: Sequence[str]) -> dict[str, str]:
 def _measure_all(
     tools: Sequence[str], options: argparse.Namespace, path: Path
 ) -> list[Measurement]:
-    """Run the cells in order, append each result to a file, and return all results."""
-    done = {one.cell: one for one in _read(path)} if not options.fresh else {}
+    """Run the cells in order, append each result to a file, and return all results.
+
+    Results of traces of another length stay in the file, but are not returned.
+    """
+    earlier = [] if options.fresh else _read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Also removes a line that was cut off when an earlier run was killed.
-    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in done.values()))
+    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in earlier))
+    done = {one.cell: one for one in earlier if one.cell.seconds == options.seconds}
     deadline = time.monotonic() + 60 * options.minutes
     for number, cell in enumerate(_cells(tools, options, done), start=1):
         if time.monotonic() >= deadline:

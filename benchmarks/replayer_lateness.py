@@ -42,8 +42,17 @@ if TYPE_CHECKING:
 
 # An open page, in a process of its own.
 READ_EVENTS = """
-import sys, urllib.request
-with urllib.request.urlopen(sys.argv[1] + "events") as events:
+import sys, time, urllib.error, urllib.request
+while True:
+    try:
+        events = urllib.request.urlopen(sys.argv[1] + "events")
+        break
+    except urllib.error.HTTPError as error:
+        # The run has not started yet.
+        if error.code != 503:
+            raise
+        time.sleep(0.1)
+with events:
     while line := events.readline():
         if line.startswith(b"event: finished"):
             urllib.request.urlopen(sys.argv[1] + "report").read()

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,7 @@ from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
 from goodput_traces.format.writer import write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from benchmarks.peers.tools import Tool
@@ -128,7 +128,7 @@ class Measurement:
         peak_mib: largest proportional set size of the tool and its children, sampled each second.
         wall_s: duration of the complete run.
         lag_p99_ms: p99 of the send lag that `replay` reports; None for other tools.
-        failure: the last line of the output if the tool failed; None otherwise.
+        failure: the reason if the tool failed, such as its last line of output; None otherwise.
         load: the machine's one-minute load average before the run.
     """
 
@@ -335,7 +335,7 @@ class ProcessTree:
 
 
 def _run(tool: Tool, run: Run, timeout_s: float) -> tuple[ProcessTree, str | None]:
-    """Run a tool to its end; also return the last line of its output if it failed."""
+    """Run a tool to its end; also return the reason if it failed."""
     invocation = tool.invoke(tool, run)
     output = run.folder / "output.txt"
     variables = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
@@ -355,8 +355,8 @@ def _run(tool: Tool, run: Run, timeout_s: float) -> tuple[ProcessTree, str | Non
         tree = ProcessTree(child.pid)
         tree.start()
         try:
-            with _open_page(child, output) if tool.page else nullcontext():
-                child.wait(timeout_s)
+            page = _open_page(child, output) if tool.page else None
+            child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return tree, f"did not end within {timeout_s:.0f} s"
         finally:
@@ -364,28 +364,25 @@ def _run(tool: Tool, run: Run, timeout_s: float) -> tuple[ProcessTree, str | Non
             # Also ends workers that survive their parent.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-    if child.returncode in tool.exit_codes:
-        return tree, None
-    lines = [line.strip() for line in output.read_text(errors="replace").splitlines()]
-    last = next((line for line in reversed(lines) if line), "no output")
-    return tree, f"exit code {child.returncode}: {last}"
+    if child.returncode not in tool.exit_codes:
+        lines = [line.strip() for line in output.read_text(errors="replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), "no output")
+        return tree, f"exit code {child.returncode}: {last}"
+    # The server of the page has ended, so the reader of the page ends, too.
+    if tool.page and (page is None or page.wait()):
+        return tree, "the live page could not be read"
+    return tree, None
 
 
-@contextmanager
-def _open_page(child: subprocess.Popen[bytes], output: Path) -> Iterator[None]:
-    """Read the events of the live page in a process of its own, as an open page does."""
-    address = ""
-    while not address and child.poll() is None:
-        time.sleep(SAMPLE_S)
+def _open_page(child: subprocess.Popen[bytes], output: Path) -> subprocess.Popen[bytes] | None:
+    """Read the events of the live page in another process, as an open page does."""
+    while child.poll() is None:
         _, _, rest = output.read_text(errors="replace").partition("live page: ")
-        line, ended, _ = rest.partition("\n")
-        address = line.strip() if ended else ""
-    if not address:
-        yield
-        return
-    with subprocess.Popen([sys.executable, "-c", READ_EVENTS, address]) as page:
-        yield
-        page.wait()
+        address, ended, _ = rest.partition("\n")
+        if ended:
+            return subprocess.Popen([sys.executable, "-c", READ_EVENTS, address.strip()])
+        time.sleep(SAMPLE_S)
+    return None
 
 
 def _own_lag_ms(work: Path) -> float | None:

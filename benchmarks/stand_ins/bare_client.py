@@ -2,7 +2,7 @@
 
 It does what each asyncio client must do, and nothing else: sleep until a request is due, send a
 body that was rendered before the start, and read the lines of the stream to its end. It keeps no
-records, parses no JSON and shows no progress.
+records, parses no JSON and shows no progress, and garbage is not collected while it sends.
 
     python benchmarks/stand_ins/bare_client.py --url http://127.0.0.1:8000 --schedule trace.jsonl
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ def read_schedule(path: Path) -> list[tuple[float, bytes]]:
         row = json.loads(line)
         body = {
             "model": "mock",
-            "prompt": [7] * row["input_length"],
+            "prompt": list(range(10_000, 10_000 + row["input_length"])),
             "max_tokens": row["output_length"],
             "ignore_eos": True,
             "stream": True,
@@ -73,6 +74,9 @@ def main() -> int:
     parser.add_argument("--schedule", type=Path, required=True)
     options = parser.parse_args()
     schedule = read_schedule(options.schedule)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     complete = uvloop.run(run(f"{options.url}/v1/completions", schedule))
     print(json.dumps({"requests": len(schedule), "complete": complete}))
     return 0
