@@ -614,6 +614,49 @@ def test_the_command_compares_the_result_with_its_source(
     )
     scaled = run_trace("synthesize", "--like", "sample", "--out", out, "--rate", "20", "--force")
     assert "at this rate" in scaled.out
+    itself = run_trace("synthesize", "--like", out, "--out", out, "--force")
+    assert (itself.code, "this is also the file to read" in itself.err) == (64, True)
+
+
+def test_differences_from_zero_and_of_missing_classes_are_named(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    # Constant times between arrivals, which no model of bursts has, and equal lengths.
+    rows = [
+        TraceRow(request_id=str(at), timestamp_start_unix_ns=at * NS_PER_S, input_tokens=9,
+                 output_tokens=9, slo_class="late" if at > 2000 else "chat")
+        for at in range(2100)
+    ]  # fmt: skip
+    source, out = write(tmp_path / "source.parquet", rows), tmp_path / "like.parquet"
+    outcome = run_trace("synthesize", "--like", source.path, "--out", out)
+    cv = next(line for line in outcome.out.splitlines() if line.startswith("CV of gaps"))
+    assert cv.split()[3] == "0"
+    assert float(cv.split()[5]) == pytest.approx(0.5, abs=0.2)
+    shown = " ".join(outcome.out.split())
+    assert f"differences above 10% or 0.1: CV of gaps ({cv.split()[5]})" in shown
+    assert "requests a second (" not in shown
+    # The first minutes of the source have no request of the class `late`.
+    features = {
+        one.name: one
+        for one in compare_traces(source, imitate(source, duration_ns=3600 * NS_PER_S),
+                                  600 * NS_PER_S)
+    }  # fmt: skip
+    assert "class.late.share" not in features
+    features = {
+        one.name: one
+        for one in compare_traces(source, imitate(source, duration_ns=600 * NS_PER_S),
+                                  2100 * NS_PER_S)
+    }  # fmt: skip
+    late = features["class.late.share"]
+    assert (late.result, late.expected) == (0.0, pytest.approx(99 / 2100))
+
+
+def test_a_short_result_has_the_rate_over_its_whole_duration(tmp_path: Path) -> None:
+    source = write(tmp_path / "source.parquet", list(make_rows([0, 7, 14, 21, 28, 35])))
+    duration_ns = 100 * NS_PER_S
+    result = imitate(source, duration_ns=duration_ns)
+    features = {one.name: one for one in compare_traces(source, result, duration_ns)}
+    assert features["arrivals.rate_per_s"].result == result.num_rows / 100
 
 
 @pytest.mark.parametrize(

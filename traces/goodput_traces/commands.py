@@ -182,9 +182,9 @@ def _synthesize_like(arguments: argparse.Namespace) -> int:
     duration_ns = source.last_ns - source.first_ns + 1
     if arguments.duration is not None:
         duration_ns = arguments.duration
-        options.append(f"--duration={duration_ns / NS_PER_S:g}s")
+        options.append(f"--duration={duration_ns / NS_PER_S:.12g}s")
     if arguments.rate is not None:
-        options.append(f"--rate={arguments.rate:g}")
+        options.append(f"--rate={arguments.rate:.12g}")
     names = ("--like", arguments.like.name, "--out", arguments.out.name)
     model = fit_trace(source)
     drawn = model.rows(seed=arguments.seed, duration_ns=duration_ns, rate_per_s=arguments.rate)

@@ -108,6 +108,8 @@ class TraceModel:
             if step is not None:
                 choice = self.units[step]
                 drawn = choice[int(rng.random() * len(choice))]
+                if start_ns + drawn.length_ns < 0:
+                    continue  # it ends before the trace starts
                 unit = _OpenTraceUnit(unit=drawn, start_ns=start_ns)
                 heapq.heappush(turns, (start_ns, next(order), unit))
 

@@ -72,7 +72,11 @@ def compare_traces(
         TraceError: a trace is invalid.
     """
     before = measure_trace(source, duration_ns)
-    after = measure_trace(result, duration_ns)
+    after = measure_trace(result, duration_ns, is_complete=True)
+    for name in (*before, *after):
+        if name.startswith("class.") and name.endswith(".share"):  # of a class that one trace lacks
+            before.setdefault(name, 0.0)
+            after.setdefault(name, 0.0)
     source_rate_per_s = before.get("arrivals.rate_per_s")
     factor = 1.0
     if rate_per_s is not None and source_rate_per_s is not None:
@@ -99,10 +103,16 @@ def _scale(name: str, value: float | None, factor: float) -> float | None:
     return None
 
 
-def measure_trace(trace: Trace, duration_ns: int) -> dict[str, float]:
+def measure_trace(trace: Trace, duration_ns: int, *, is_complete: bool = False) -> dict[str, float]:
     """Return the features of the requests in the first part of a trace, by name.
 
     If sessions share no clock, all requests are measured, and arrivals have no features.
+
+    Args:
+        trace: the trace.
+        duration_ns: duration of the part.
+        is_complete: True if the trace covers this duration, even if its last request arrives
+            earlier.
 
     Raises:
         TraceError: the trace is invalid.
@@ -116,7 +126,9 @@ def measure_trace(trace: Trace, duration_ns: int) -> dict[str, float]:
         _SessionFeatures(),
     ]
     if has_clock:
-        span_ns = min(trace.last_ns - trace.first_ns + 1, duration_ns)
+        span_ns = duration_ns
+        if not is_complete:
+            span_ns = min(span_ns, trace.last_ns - trace.first_ns + 1)
         measures.insert(0, _ArrivalFeatures(trace.first_ns, span_ns))
     for row in trace.rows(end_ns=end_ns):
         for measure in measures:

@@ -56,6 +56,11 @@ class TraceUnit:
         """Arrival of the first turn."""
         return self.turns[0].row.timestamp_start_unix_ns
 
+    @property
+    def length_ns(self) -> int:
+        """Time from the first turn to the last."""
+        return self.turns[-1].row.timestamp_start_unix_ns - self.start_ns
+
 
 class UnitSample:
     """Collect units from the rows of a trace.

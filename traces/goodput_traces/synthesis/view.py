@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["comparison_to_json", "print_comparison"]
 
+_CORRELATION: Final = "lengths.rank_correlation"
 _LABELS: Final = {
     "arrivals.rate_per_s": "requests a second",
     "arrivals.peak_minute_per_s": "requests a second, peak minute",
     "arrivals.gap_cv": "CV of gaps",
     "arrivals.tied_share": "requests in ties",
-    "lengths.rank_correlation": "rank correlation of prompt and output",
+    _CORRELATION: "rank correlation of prompt and output",
     "prefixes.reused": "blocks seen before",
     "prefixes.reused_within_1m": "blocks seen in the last minute",
     "sessions.share_of_requests": "requests in sessions",
@@ -35,6 +36,7 @@ _LABELS: Final = {
 }
 _SHARES: Final = ("share", "reused", "reused_within_1m", "tied_share", "share_of_requests")
 _LARGE_DIFFERENCE: Final = 0.1
+_NEARLY_ZERO: Final = 1e-4
 
 
 def comparison_to_json(features: Sequence[Feature]) -> dict[str, Any]:
@@ -55,24 +57,41 @@ def print_comparison(console: Console, features: Sequence[Feature]) -> None:
     large = []
     for feature in features:
         label = printable(_label(feature.name))
-        difference = _difference(feature)
-        if difference is not None and abs(difference) > _LARGE_DIFFERENCE:
-            large.append(f"{label} ({difference:+.0%})")
+        difference, shown = _difference(feature), "–"
+        if difference is not None:
+            in_percent = _is_relative(feature)
+            shown = f"{difference:+.1%}" if in_percent else _format_change(difference)
+            if abs(difference) > _LARGE_DIFFERENCE:
+                large.append(f"{label} ({f'{difference:+.0%}' if in_percent else shown})")
         values = [feature.source, *([feature.expected] if is_scaled else []), feature.result]
         table.add_row(
             Text(label),
             *(_format(feature.name, value) for value in values),
-            "–" if difference is None else f"{difference:+.1%}",
+            shown,
         )
     console.print(table)
     if large:
-        console.print(Text(f"\ndifferences above {_LARGE_DIFFERENCE:.0%}: {', '.join(large)}"))
+        limit = f"{_LARGE_DIFFERENCE:.0%} or {_LARGE_DIFFERENCE:g}"
+        console.print(Text(f"\ndifferences above {limit}: {', '.join(large)}"))
 
 
 def _difference(feature: Feature) -> float | None:
-    if not feature.expected or feature.result is None:
+    """Return the difference as a share of the expected value, or in the unit of the feature."""
+    if feature.expected is None or feature.result is None:
         return None
-    return feature.result / feature.expected - 1
+    difference = feature.result - feature.expected
+    return difference / feature.expected if _is_relative(feature) else difference
+
+
+def _is_relative(feature: Feature) -> bool:
+    """True unless a share of the expected value has no meaning, because it is 0 or nearly 0."""
+    if feature.name == _CORRELATION:
+        return False
+    return feature.expected is not None and abs(feature.expected) >= _NEARLY_ZERO
+
+
+def _format_change(change: float) -> str:
+    return "0" if abs(change) < _NEARLY_ZERO else f"{change:+.2g}"
 
 
 def _label(name: str) -> str:
