@@ -95,6 +95,7 @@ def _parse_url(text: str) -> str:
     from urllib.parse import urlsplit  # noqa: PLC0415
 
     parts = urlsplit(text)
+    _ = parts.port  # raises a ValueError if it is out of range
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username:
         raise ValueError(f"{text[:80]!r} is not a URL such as http://127.0.0.1:9080")
     return text

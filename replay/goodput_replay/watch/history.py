@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.attainment import SecondCounts
+from goodput_replay.watch.readings import MAX_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,15 +95,21 @@ class ServiceHistory:
         if router.epoch != self._epoch:
             self._epoch = router.epoch
             self._seconds.clear()
-        for name, counts in router.seconds.classes.items():
+        seconds = router.seconds
+        first_s, self._end_s = seconds.end_s - WINDOW_S, seconds.end_s
+        for name, mine in list(self._seconds.items()):
+            for second in [s for s in mine if not first_s <= s < seconds.end_s]:
+                del mine[second]
+            if not mine:
+                del self._seconds[name]
+        for name, counts in seconds.classes.items():
+            if name not in self._seconds and len(self._seconds) >= MAX_CLASSES:
+                continue
             mine = self._seconds.setdefault(name, {})
             pairs = zip(counts.good, counts.total, strict=True)
-            for second, pair in enumerate(pairs, start=router.seconds.first_s):
-                mine[second] = pair
-        self._end_s = router.seconds.end_s
-        for mine in self._seconds.values():
-            for second in [s for s in mine if s < self._end_s - WINDOW_S]:
-                del mine[second]
+            for second, pair in enumerate(pairs, start=seconds.first_s):
+                if second >= first_s:
+                    mine[second] = pair
         sample = _make_sample(router, engines, at_s)
         if self.samples:
             self.changes.extendleft(_compare(self.samples[-1], sample))

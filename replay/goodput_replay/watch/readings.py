@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "MAX_CLASSES",
     "EngineLoad",
     "ReadError",
     "ReplicaView",
@@ -25,7 +26,8 @@ __all__ = [
 _MAX_BYTES: Final = 4 << 20
 _TOTAL_S: Final = 3.0
 _MAX_REPLICAS: Final = 256
-_MAX_CLASSES: Final = 64
+MAX_CLASSES: Final = 64
+"""Largest number of classes that are shown."""
 _MAX_SECONDS: Final = 3700
 _MAX_NAME: Final = 256
 
@@ -51,7 +53,7 @@ class RouterSeconds(msgspec.Struct, frozen=True):
 
     first_s: int
     end_s: int
-    classes: Annotated[dict[_Name, CountedSeconds], msgspec.Meta(max_length=_MAX_CLASSES)]
+    classes: Annotated[dict[_Name, CountedSeconds], msgspec.Meta(max_length=MAX_CLASSES)]
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
@@ -118,9 +120,11 @@ class StateReader:
         view = _decode(_router, body, self._url)
         if view.role != "router" or view.seconds is None:
             raise ReadError(f"{self._url}: not the admin port of a router; see `goodput up`")
+        seconds = view.seconds
         if any(
-            len(one.good) != len(one.total) or any(map(int.__gt__, one.good, one.total))
-            for one in view.seconds.classes.values()
+            not seconds.end_s - seconds.first_s == len(one.good) == len(one.total)
+            or any(map(int.__gt__, one.good, one.total))
+            for one in seconds.classes.values()
         ):
             raise ReadError(f"{self._url}: the counts of its seconds are not consistent")
         return view

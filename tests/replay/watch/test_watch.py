@@ -24,7 +24,13 @@ from goodput_core.slo.targets import SLOClass
 from goodput_replay.run.slo import SLOClasses
 from goodput_replay.watch.history import WINDOW_S, ServiceHistory
 from goodput_replay.watch.page import WatchPage
-from goodput_replay.watch.readings import EngineLoad, ReadError, RouterView, StateReader
+from goodput_replay.watch.readings import (
+    MAX_CLASSES,
+    EngineLoad,
+    ReadError,
+    RouterView,
+    StateReader,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -104,10 +110,14 @@ async def test_a_router_is_read_from_the_requested_second_on() -> None:
         json.dumps(_state(seconds={"first_s": 0, "end_s": 1, "classes": {"chat": {"good": [2],
                                                                                "total": []}}})
                    ).encode(),
+        json.dumps(_state(seconds={"first_s": 10**9, "end_s": 1, "classes": {"chat": {"good": [1],
+                                                                                   "total": [1]}}})
+                   ).encode(),
         b'"' + b"x" * (100 << 20) + b'"',
     ],
     ids=["empty", "HTML", "nested", "engine", "no seconds", "replicas", "negative", "huge",
-         "more good than total", "lengths", "100 MB"],
+         "more good than total", "lengths", "other seconds",
+         "100 MB"],
 )  # fmt: skip
 async def test_a_state_that_cannot_be_used_is_a_sentence(body: bytes) -> None:
     async def respond(_: web.Request) -> web.Response:
@@ -142,6 +152,19 @@ def test_the_history_keeps_a_window_and_starts_again_after_a_restart() -> None:
     assert (len(counts.total), sum(counts.good), sum(counts.total)) == (WINDOW_S, 900, 1800)
     history.add(_view(epoch="b"), {}, 5000.0)
     assert {name: list(one.total) for name, one in history.counts().items()} == {"chat": [2, 2]}
+
+
+def test_a_history_is_bounded_if_every_reading_has_other_classes_and_seconds() -> None:
+    history = ServiceHistory()
+    for reading in range(300):
+        end_s = reading * 50 % 7_000  # the clock of the router also goes back
+        counts = {"good": [1] * 50, "total": [1] * 50}
+        classes = {f"c{reading}-{at}": counts for at in range(20)}
+        seconds = {"first_s": end_s - 50, "end_s": end_s, "classes": classes}
+        history.add(_view(seconds=seconds), {}, float(reading))
+        kept = history.counts()
+        assert 0 < len(kept) <= MAX_CLASSES
+        assert all(len(one.total) <= WINDOW_S for one in kept.values())
 
 
 def test_changes_of_replicas_and_budget_are_observed() -> None:
@@ -189,6 +212,7 @@ def test_a_service_that_was_not_read_yet_has_a_page() -> None:
         ([], "give the URL of a router's admin port, or --events"),
         (["http://127.0.0.1:1", "--events"], "give the URL of a router's admin port, or --events"),
         (["file:///etc/passwd"], "is not a URL such as"),
+        (["http://127.0.0.1:99999"], "Port out of range"),
         (["http://127.0.0.1:1", "-f", "/nowhere.yaml"], "/nowhere.yaml"),
     ],
 )
