@@ -65,6 +65,7 @@ class RequestRecord:
         detail: the problem in one short sentence, without any text of the prompt.
         replica: name of the replica that served the request; empty if the response lacks it.
         revision: revision of that replica; empty if the response lacks it.
+        reported_input_tokens: prompt tokens that the server counted; None if not reported.
         cached_tokens: prompt tokens found in the server's prefix cache; None if not reported.
         retries: how often the request was sent again after a failure.
         deviations: ways in which the response does not conform to the API or to the request.
@@ -91,6 +92,7 @@ class RequestRecord:
     detail: str = ""
     replica: str = ""
     revision: str = ""
+    reported_input_tokens: int | None = None
     cached_tokens: int | None = None
     retries: int = 0
     deviations: tuple[Deviation, ...] = ()

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "GapCounts",
+    "PromptTokenCounts",
     "RunColumns",
     "count_errors",
     "count_gaps",
+    "count_prompt_tokens",
     "count_retried",
     "load_columns",
 ]
@@ -175,6 +177,44 @@ def count_errors(folder: Path) -> list[tuple[tuple[str, int | None, str], int]]:
             rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
             counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
     return sorted(counts.items(), key=lambda item: (-item[1], item[0][0], item[0][2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokenCounts:
+    """Prompt tokens of the judged requests whose responses report them.
+
+    Args:
+        requests: number of these requests.
+        planned: their prompt tokens, as in the records.
+        reported: their prompt tokens, as the server counted them.
+        max_difference: largest difference of one request, either way.
+    """
+
+    requests: int
+    planned: int
+    reported: int
+    max_difference: int
+
+
+def count_prompt_tokens(folder: Path) -> PromptTokenCounts:
+    """Compare the prompt tokens of judged requests with those that the server counted."""
+    requests = planned = reported = largest = 0
+    with open_records(folder) as opened:
+        names = ["input_tokens", "reported_input_tokens", "warmup"]
+        if names[1] not in opened.schema_arrow.names:
+            return PromptTokenCounts(requests=0, planned=0, reported=0, max_difference=0)
+        for batch in opened.iter_batches(columns=names):
+            found = pc.and_(pc.is_valid(batch[names[1]]), pc.invert(batch["warmup"]))
+            rows = batch.filter(found)
+            counts, claims = (rows[name].to_numpy() for name in names[:2])
+            if len(counts):
+                requests += len(counts)
+                planned += int(counts.sum())
+                reported += int(claims.sum())
+                largest = max(largest, int(np.abs(claims - counts).max()))
+    return PromptTokenCounts(
+        requests=requests, planned=planned, reported=reported, max_difference=largest
+    )
 
 
 def count_retried(folder: Path) -> int:

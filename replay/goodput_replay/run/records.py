@@ -106,6 +106,11 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
             "Required output tokens; fewer is a miss; null if not pinned.",
         ),
         _optional(
+            "reported_input_tokens",
+            pa.int64(),
+            "Prompt tokens that the server counted; null if not reported.",
+        ),
+        _optional(
             "cached_tokens",
             pa.int64(),
             "Prompt tokens found in the server's prefix cache; null if not reported.",
@@ -160,6 +165,7 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
 # Columns that folders of earlier versions lack, and the values of their rows.
 _ADDED: Final[dict[str, object]] = {
     "most_output_tokens": None,
+    "reported_input_tokens": None,
     "retries": 0,
     "sender": 0,
     "deviations": (),

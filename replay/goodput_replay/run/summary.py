@@ -36,6 +36,7 @@ __all__ = [
     "IntervalSummary",
     "LengthPinning",
     "PromptKind",
+    "PromptTokensSummary",
     "Quantiles",
     "RunSummary",
     "SLOSummary",
@@ -185,6 +186,20 @@ class DeviationSummary:
     kind: Annotated[Deviation, _doc("Kind of the deviation; see docs/verdicts.md.")]
     count: Annotated[int, _doc("Responses with this deviation.")]
     sentence: Annotated[str, _doc("Human-readable explanation.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokensSummary:
+    """Prompt tokens that the target counted, beside those of the replayed rows."""
+
+    responses: Annotated[int, _doc("Responses that report a number of prompt tokens.")]
+    planned: Annotated[int, _doc("Prompt tokens of these requests, as planned.")]
+    reported: Annotated[int, _doc("Prompt tokens of these requests, as the target counted them.")]
+    mean_difference: Annotated[float, _doc("(reported − planned) / responses.")]
+    max_difference: Annotated[int, _doc("Largest difference of one request, either way.")]
+    sentence: Annotated[
+        str, _doc("Explanation of a difference of more than 1 %; empty if it is smaller.")
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,6 +427,10 @@ class Summary:
         tuple[ErrorSummary, ...],
         _doc("Distinct errors of judged requests, most frequent first, at most 10."),
     ] = ()
+    prompt_tokens: Annotated[
+        PromptTokensSummary | None,
+        _doc("Prompt tokens counted by the target; null if no response reports them."),
+    ] = None
     retried: Annotated[int, _doc("Judged requests that were sent more than once.")] = 0
     other_errors: Annotated[
         int, _doc("Requests that ended with an error not listed in errors.")

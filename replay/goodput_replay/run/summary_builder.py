@@ -25,8 +25,10 @@ from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.run.columns import (
     GapCounts,
+    PromptTokenCounts,
     count_errors,
     count_gaps,
+    count_prompt_tokens,
     count_retried,
     load_columns,
 )
@@ -40,6 +42,8 @@ from goodput_replay.run.summary import (
     EmulationSummary,
     ErrorSummary,
     IntervalSummary,
+    PromptKind,
+    PromptTokensSummary,
     Quantiles,
     RunSummary,
     SLOSummary,
@@ -78,6 +82,7 @@ __all__ = [
 _PRINTED: Final = (P50, P90, P95, P99)
 _LARGEST: Final = Fraction(1)
 _SHARE_SCALE: Final = 1_000_000
+_PROMPT_TOLERANCE: Final = 0.01
 _MAX_ERRORS: Final = 10
 _NO_CLIENT: Final = ClientSummary(cpu_s=0.0, cpus=0, peak_in_flight=0)
 
@@ -183,6 +188,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
             ErrorSummary(outcome=outcome, status=status, detail=detail, count=count)
             for (outcome, status, detail), count in errors[:_MAX_ERRORS]
         ),
+        prompt_tokens=_summarise_prompts(count_prompt_tokens(folder), info.target.prompt),
         retried=count_retried(folder) if info.run.retries else 0,
         other_errors=sum(count for _, count in errors[_MAX_ERRORS:]),
     )
@@ -288,6 +294,30 @@ def _summarise_validity(
         deviations=deviations,
         loop_lag_p99_ms=to_ms(info.loop_lag_p99_ns),
         loop_lag_max_ms=to_ms(info.loop_lag_max_ns),
+    )
+
+
+def _summarise_prompts(
+    counts: PromptTokenCounts, prompt: PromptKind | None
+) -> PromptTokensSummary | None:
+    if not counts.requests:
+        return None
+    sentence, difference = "", counts.reported - counts.planned
+    if abs(difference) > _PROMPT_TOLERANCE * counts.planned:
+        sentence = (
+            f"the target counted {counts.reported / counts.planned:.2f} times the input tokens of "
+            f"the requests: {counts.reported} in place of {counts.planned} in {counts.requests} "
+            f"responses, a difference of up to {counts.max_difference} tokens in one"
+        )
+        if prompt is PromptKind.INVENTED_WORDS:
+            sentence += "; give the tokenizer of its model with --tokenizer"
+    return PromptTokensSummary(
+        responses=counts.requests,
+        planned=counts.planned,
+        reported=counts.reported,
+        mean_difference=round(difference / counts.requests, 3),
+        max_difference=counts.max_difference,
+        sentence=sentence,
     )
 
 

@@ -80,6 +80,8 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
             f"retries: {format_count(summary.retried)} requests were sent more than once",
             highlight=False,
         )
+    if summary.prompt_tokens is not None and summary.prompt_tokens.sentence:
+        console.print(f"prompts: {summary.prompt_tokens.sentence}", highlight=False, markup=False)
     for deviation in summary.validity.deviations:
         console.print(f"target: {deviation.sentence}", highlight=False, markup=False)
     console.print(

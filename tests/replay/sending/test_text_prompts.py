@@ -145,7 +145,12 @@ async def test_the_server_counts_the_tokens_of_each_row(
     assert {r.request_id: r.input_tokens for r in records} == {
         r.request_id: r.input_tokens for r in ROWS
     }
-    target = read_summary(tmp_path / "run").target
+    assert {r.reported_input_tokens for r in records} == {r.input_tokens for r in records}
+    summary = read_summary(tmp_path / "run")
+    counted = summary.prompt_tokens
+    assert counted is not None
+    assert (counted.responses, counted.max_difference, counted.sentence) == (len(ROWS), 0, "")
+    target = summary.target
     assert target.prompt is PromptKind.TOKENIZER_WORDS
     if overhead is None:
         overhead = len(tokenizer.encode(TEMPLATE.format("the")).ids) - 1
@@ -171,6 +176,35 @@ async def test_a_server_without_token_ids_is_named_before_the_run(
     code, _ = await replayed(server, trace, tmp_path / "run", "--prompt", "text")
     assert code in FINISHED
     assert read_summary(tmp_path / "run").target.prompt is PromptKind.INVENTED_WORDS
+
+
+async def test_prompts_of_another_length_than_their_rows_are_reported(
+    tokenizer: Tokenizer, trace: Path, tmp_path: Path
+) -> None:
+    server = Tokenizing(tokenizer=tokenizer)
+    code, output = await replayed(server, trace, tmp_path / "run", "--endpoint", "chat")
+    assert code in FINISHED, output
+    planned = sum(row.input_tokens for row in ROWS)
+    lengths = {row.request_id: len(server.prompts[row.request_id]) for row in ROWS}
+    counted = read_summary(tmp_path / "run").prompt_tokens
+    assert counted is not None
+    assert (counted.responses, counted.planned) == (len(ROWS), planned)
+    assert counted.reported == sum(lengths.values()) > planned
+    differences = [abs(lengths[row.request_id] - row.input_tokens) for row in ROWS]
+    assert counted.max_difference == max(differences)
+    assert counted.mean_difference == (counted.reported - planned) / len(ROWS)
+    times = f"{counted.reported / planned:.2f}"
+    assert f"prompts: the target counted {times} times the input tokens" in output
+    assert "give the tokenizer of its model with --tokenizer" in output
+
+
+async def test_a_target_without_usage_reports_no_prompt_tokens(
+    tokenizer: Tokenizer, trace: Path, tmp_path: Path
+) -> None:
+    server = Tokenizing(tokenizer=tokenizer, reports_usage=False)
+    _, output = await replayed(server, trace, tmp_path / "run", "--prompt", "text")
+    assert read_summary(tmp_path / "run").prompt_tokens is None
+    assert "prompts:" not in output
 
 
 async def test_the_tokenizer_of_another_model_is_rejected(

@@ -44,6 +44,7 @@ class _PromptDetails(msgspec.Struct):
 class Usage(msgspec.Struct):
     """Token counts reported by the server."""
 
+    prompt_tokens: _Tokens | None = None
     completion_tokens: _Tokens | None = None
     prompt_tokens_details: _PromptDetails | None = None
 

@@ -251,6 +251,7 @@ class RequestClient:
             detail=_printable(mask(detail)),
             replica=_printable(mask(headers.get(HEADER_REPLICA, ""))) or server,
             revision=_printable(mask(headers.get(HEADER_REVISION, ""))),
+            reported_input_tokens=stream.prompt_tokens,
             cached_tokens=stream.cached_tokens,
             deviations=count.deviations,
             sender=policy.sender,

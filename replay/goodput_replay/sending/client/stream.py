@@ -42,6 +42,7 @@ class ResponseReader:
         "last_ns",
         "overloaded",
         "parser",
+        "prompt_tokens",
         "usage_tokens",
     )
 
@@ -53,6 +54,7 @@ class ResponseReader:
         self.gaps_us: list[int] = []
         self.events = 0
         self.usage_tokens: int | None = None
+        self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.finish_reason: str | None = None
         self.done = False
@@ -123,6 +125,8 @@ class ResponseReader:
             usage = decode_usage(chunk.usage)
             if usage.completion_tokens is not None:
                 self.usage_tokens = usage.completion_tokens
+            if usage.prompt_tokens is not None:
+                self.prompt_tokens = usage.prompt_tokens
             if usage.prompt_tokens_details is not None:
                 self.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
