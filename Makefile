@@ -22,7 +22,7 @@ TESTS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
 
-.PHONY: help setup demo test test-torch check lint types arch golden e2e cluster cluster-down bench chart picture clean
+.PHONY: help setup demo test test-torch test-foreign check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ test: $(VENV)/.dev ## run the tests
 
 test-torch: $(VENV)/.torch ## install torch and run the tests that need it
 	$(PYTEST) -m torch $(TESTS) || test $$? -eq 5  # 5: no tests yet
+
+test-foreign: $(VENV)/.dev ## install llama_cpp.server and transformers serve (15 minutes, 6 GB), and replay against them
+	$(BIN)/python -m tools.foreign
+	GOODPUT_FOREIGN=1 $(BIN)/pytest tests/replay/foreign $(TESTS)
 
 check: lint types arch ## lint, types and import contracts
 

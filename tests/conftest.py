@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get("GOODPUT_FOREIGN"):
+        reason = "llama_cpp.server and transformers serve are not tested here: `make test-foreign`"
+        for item in items:
+            if item.get_closest_marker("foreign"):
+                item.add_marker(pytest.mark.skip(reason=reason))
     if find_spec("torch") is None:
         missing = pytest.mark.skip(reason="torch is not installed: `make test-torch`")
         for item in items:
