@@ -40,6 +40,7 @@ from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
 from goodput_replay.run.summary_builder import summarise_targets
 from goodput_replay.run.terminal import print_summary
 from goodput_replay.run_plan import RunPlan
+from goodput_replay.sending.open_streams import count_ports, find_stream_limit
 from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
 from goodput_replay.sessions import FollowUps, open_follow_ups
@@ -119,7 +120,8 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         )
     for target in options.targets:
         require_permission(target, granted=options.yes)
-    raise_open_files()
+    workers = _workers(options, stats)
+    _warn_of_limits(options, stats, workers)
     plan = RunPlan(
         options=options,
         requests=requests,
@@ -134,7 +136,7 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         service="" if service is None else service.metadata.name,
         command=("replay", *_without_secrets(argv)),
         share=options.shard,
-        workers=_workers(options, stats),
+        workers=workers,
     )
     summary = _run_and_record(plan, fleet)
     if options.gate:
@@ -263,6 +265,23 @@ def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:
             f"{format_duration(stats.peak_at_ns)} after its start, has {stats.peak_1s} requests; "
             "raise the limit, or send fewer with --rate-scale"
         )
+
+
+def _warn_of_limits(options: ReplayOptions, stats: PlanStats, workers: int) -> None:
+    """Raise the limit of open files, and warn if the plan may still need more."""
+    files = raise_open_files()
+    if options.emulate is not None or options.concurrency is not None:
+        return
+    warning = find_stream_limit(
+        stats,
+        files=files,
+        senders=workers,
+        ports=count_ports(),
+        targets=max(1, len(options.targets)),
+    )
+    if warning is not None:
+        console = Console(stderr=True)
+        console.print(warning, soft_wrap=True, highlight=False, markup=False)
 
 
 def _workers(options: ReplayOptions, stats: PlanStats) -> int:

@@ -36,10 +36,6 @@ __all__ = [
     "load_columns",
 ]
 
-_READ: Final = (
-    "slo_class", "warmup", "outcome", "judgement", "miss_reasons", "scheduled_ns", "sent_ns",
-    "first_token_ns", "last_token_ns", "end_ns", "input_tokens", "output_tokens", "tbt_p99_us",
-)  # fmt: skip
 _OUTCOMES: Final = tuple(Outcome)
 KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
@@ -130,28 +126,31 @@ def load_columns(folder: Path) -> RunColumns:
         InputError: see `open_records`.
     """
     with open_records(folder) as opened:
-        table = opened.read(columns=list(_READ))
-    judged = np.flatnonzero(~table["warmup"].to_numpy().astype(np.bool_))
-    table = table.take(pa.array(judged))
-    class_names = tuple(
-        str(name) for name in pc.unique(_to_strings(table["slo_class"])).to_pylist()
-    )
-    return RunColumns(
-        class_names=class_names,
-        class_code=_encode(table["slo_class"], class_names),
-        outcome_code=_encode(table["outcome"], [o.value for o in _OUTCOMES]),
-        kind_code=_encode(table["judgement"], [k.value for k in KINDS]),
-        reason_code=_encode_first_reasons(table["miss_reasons"]),
-        scheduled_ns=_to_floats(table["scheduled_ns"]),
-        sent_ns=_to_floats(table["sent_ns"]),
-        first_token_ns=_to_floats(table["first_token_ns"]),
-        last_token_ns=_to_floats(table["last_token_ns"]),
-        end_ns=_to_floats(table["end_ns"]),
-        input_tokens=table["input_tokens"].to_numpy(),
-        output_tokens=table["output_tokens"].to_numpy(),
-        tbt_p99_us=_to_floats(table["tbt_p99_us"]),
-        row=judged.astype(np.int64),
-    )
+        warmup = opened.read(columns=["warmup"])["warmup"].to_numpy().astype(np.bool_)
+        judged = pa.array(np.flatnonzero(~warmup))
+
+        def read(name: str) -> Any:
+            # One column at a time, because the arrays of all together are twice as large.
+            return opened.read(columns=[name])[name].take(judged)
+
+        classes = _to_strings(read("slo_class"))
+        class_names = tuple(str(name) for name in pc.unique(classes).to_pylist())
+        return RunColumns(
+            class_names=class_names,
+            class_code=_encode(classes, class_names),
+            outcome_code=_encode(read("outcome"), [o.value for o in _OUTCOMES]),
+            kind_code=_encode(read("judgement"), [k.value for k in KINDS]),
+            reason_code=_encode_first_reasons(read("miss_reasons")),
+            scheduled_ns=_to_floats(read("scheduled_ns")),
+            sent_ns=_to_floats(read("sent_ns")),
+            first_token_ns=_to_floats(read("first_token_ns")),
+            last_token_ns=_to_floats(read("last_token_ns")),
+            end_ns=_to_floats(read("end_ns")),
+            input_tokens=read("input_tokens").to_numpy(),
+            output_tokens=read("output_tokens").to_numpy(),
+            tbt_p99_us=_to_floats(read("tbt_p99_us")),
+            row=judged.to_numpy().astype(np.int64),
+        )
 
 
 def count_gaps(folder: Path) -> dict[str, GapCounts]:

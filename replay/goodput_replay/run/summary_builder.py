@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from goodput_core.quantiles import P50, P90, P95, P99, quantiles
+from goodput_core.quantiles import P50, P90, P95, P99
 from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.record import Outcome
@@ -56,6 +56,7 @@ from goodput_replay.run.summary import (
     WindowSummary,
 )
 from goodput_replay.statistics.evidence import gather
+from goodput_replay.statistics.ranks import nearest_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -373,9 +374,8 @@ def _summarise_ns(values_ns: NDArray[np.float64]) -> Quantiles | None:
     measured = values_ns[np.isfinite(values_ns)]
     if not len(measured):
         return None
-    # Integers, for the exact quantiles of `goodput_core`.
-    p50, p90, p95, p99, largest = quantiles(
-        np.rint(measured).astype(int).tolist(), (*_PRINTED, _LARGEST)
+    p50, p90, p95, p99, largest = nearest_ranks(
+        np.rint(measured).astype(np.int64), (*_PRINTED, _LARGEST)
     )
     return Quantiles(
         count=len(measured),

@@ -20,7 +20,7 @@ from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
 from goodput_core.process import count_cpus
-from goodput_core.units import NS_PER_MS, NS_PER_S, format_duration
+from goodput_core.units import NS_PER_S
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
@@ -49,10 +49,11 @@ from goodput_replay.sending.preflight import (
     make_probe,
     send_probes,
 )
+from goodput_replay.sending.process import describe_clock, wait_for_start
 from goodput_replay.sending.prompt_overhead import measure_overhead
 from goodput_replay.sending.senders import SenderProcesses
 from goodput_replay.sending.target import Target, parse_target
-from goodput_replay.start_time import format_instant, read_clock_error_ns, require_ahead
+from goodput_replay.start_time import format_instant, read_clock_error_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,8 +71,6 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
-# Time from the start of the sender to the run's time zero.
-_LEAD_NS: Final = 200 * NS_PER_MS
 # Window of the live display of a run whose end is not known; later requests count in its last
 # second.
 _UNKNOWN_LENGTH_NS: Final = 3600 * NS_PER_S
@@ -209,7 +208,8 @@ async def _replay(
         if observer is not None:
             await observer.wait_ready()
         if options.start_at_ns is not None:
-            warn(f"ready; the run starts at {format_instant(options.start_at_ns)}; {_clock_text()}")
+            start = format_instant(options.start_at_ns)
+            warn(f"ready; the run starts at {start}; {describe_clock()}")
         run = _Run(plan, writer, stopper, target_summary, observer)
         senders: Senders
         if plan.workers > 1:
@@ -297,31 +297,6 @@ async def _start_observer(
     return await stack.enter_async_context(RunObserver(options, console))
 
 
-def _clock_text() -> str:
-    error_ns = read_clock_error_ns()
-    if error_ns is None:
-        return "the error of this machine's clock is not known, because no time service corrects it"
-    return f"the error of this machine's clock is at most {format_duration(error_ns)}"
-
-
-async def _wait_for_lead(start_at_ns: int | None) -> int:
-    """Wait until shortly before the start, and return the time until then.
-
-    Args:
-        start_at_ns: start of the run, nanoseconds since the Unix epoch; None to start soon.
-
-    Raises:
-        UsageError: the start has passed.
-    """
-    if start_at_ns is None:
-        return _LEAD_NS
-    # The wall clock may be set while this process waits, so it is read again.
-    while (ahead_ns := start_at_ns - time.time_ns()) > NS_PER_S:  # noqa: ASYNC110 - no event
-        await asyncio.sleep(min(ahead_ns - NS_PER_S, NS_PER_S) / NS_PER_S)
-    require_ahead(start_at_ns, time.time_ns() + _LEAD_NS // 2)
-    return start_at_ns - time.time_ns()
-
-
 class _Run:
     """The part of a replay during which requests are in flight."""
 
@@ -371,7 +346,7 @@ class _Run:
         failure: Exception | None = None
         try:
             async with senders:
-                lead_ns = await _wait_for_lead(plan.options.start_at_ns)
+                lead_ns = await wait_for_start(plan.options.start_at_ns)
                 # Both clocks are read together: `started` is the wall-clock time of `zero_ns`.
                 zero_ns, now_ns = time.monotonic_ns() + lead_ns, time.time_ns()
                 started_ns = plan.options.start_at_ns or now_ns + lead_ns

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from goodput_core.histogram import DurationHistogram
-from goodput_core.quantiles import P99, quantile
+from goodput_core.quantiles import P99
 from goodput_core.slo.attainment import (
     AttainmentTally,
     ClassCounts,
@@ -36,6 +38,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.stalls import NO_STALLS, Stalls
 from goodput_core.slo.verdict import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.units import NS_PER_S
+from goodput_replay.statistics.ranks import nearest_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -291,7 +294,9 @@ class EvidenceTally:
         """Return the p99 of the send lag; None if no request was sent."""
         if self._lags_ns is None:
             return self.lag.quantile_ns(0.99) if self.lag.count else None
-        return quantile(self._lags_ns, P99) if self._lags_ns else None
+        if not self._lags_ns:
+            return None
+        return nearest_ranks(np.frombuffer(self._lags_ns, dtype=np.int64), (P99,))[0]
 
     def _seconds(self, of: dict[str, _ClassSeconds], name: str) -> _ClassSeconds:
         if name not in of:
