@@ -315,9 +315,10 @@ def _check_combinations(options: ReplayOptions) -> None:
         raise UsageError("replay: --topology is only supported with --emulate")
     if options.oracle:
         raise UsageError("replay: --oracle is only supported with --emulate")
-    https = any(target.url.startswith("https:") for target in options.targets)
+    urls = (*(target.url for target in options.targets), *options.scrape)
+    https = any(url.startswith("https:") for url in urls)
     if options.ca_file is not None and not https:
-        raise UsageError("replay: --ca-file is only supported with an https:// target")
+        raise UsageError("replay: --ca-file is only supported with an https:// target or page")
     if not options.targets and options.manifest is None and not options.dry_run:
         raise UsageError(
             "replay: no target; give --target URL, -f MANIFEST to start a service, "

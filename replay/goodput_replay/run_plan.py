@@ -110,6 +110,7 @@ class RunPlan:
             service_url=service_url if options.scrape_service else None,
             metrics=options.scrape_metrics,
             token=self.scrape_token,
+            ca_file=options.ca_file,
             every_ns=choose_interval(None if unknown else self.stats.last_ns),
             zero_ns=zero_ns,
             # Gets its final name together with the records, when these are complete.

@@ -20,6 +20,7 @@ from goodput_core.text import printable
 from goodput_core.units import NS_PER_S
 from goodput_replay.run.server_metrics import ServerMetrics, write_server_metrics
 from goodput_replay.scraping.page_series import PageError, PageSeries, find_samples, is_router
+from goodput_replay.sending.target import tls_context
 from goodput_replay.watch.readings import ReadError, StateReader, read_response
 
 if TYPE_CHECKING:
@@ -92,8 +93,10 @@ class MetricsScraper:
         return sentences
 
     async def _run(self) -> None:
+        connector = aiohttp.TCPConnector(ssl=tls_context(self._settings.ca_file) or True)
         # Compressed bodies could be far longer than the received bytes.
-        async with aiohttp.ClientSession(headers={"Accept-Encoding": "identity"}) as session:
+        headers = {"Accept-Encoding": "identity"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
             await asyncio.gather(
                 *(self._follow(session, url, token) for url, token in self._pages.items())
             )

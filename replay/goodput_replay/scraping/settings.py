@@ -25,6 +25,7 @@ class ScrapeSettings:
         service_url: metrics page of the router that was started for this run; None without one.
         metrics: metrics to record besides the known ones.
         token: bearer token for `urls`; empty for none.
+        ca_file: certificates to trust, PEM; None for those of the system.
         every_ns: interval between scrapes.
         zero_ns: time zero of the run on the monotonic clock of this machine.
         file: file for the values.
@@ -34,6 +35,7 @@ class ScrapeSettings:
     service_url: str | None
     metrics: tuple[str, ...]
     token: str
+    ca_file: Path | None
     every_ns: int
     zero_ns: int
     file: Path

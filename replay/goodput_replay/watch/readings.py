@@ -185,11 +185,18 @@ async def read_response(
             while len(body) <= max_bytes and (more := await response.content.readany()):
                 body += more
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        late = isinstance(error, TimeoutError)
-        raise ReadError(f"no response within {total_s:g} s" if late else "not reachable") from error
+        raise ReadError(_describe(error, total_s)) from error
     if len(body) > max_bytes:
         raise ReadError(f"its response is larger than {max_bytes >> 20} MiB")
     return response.content_type, bytes(body)
+
+
+def _describe(error: Exception, total_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no response within {total_s:g} s"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not trusted"
+    return "not reachable"
 
 
 def _decode(decoder: msgspec.json.Decoder[_Content], body: bytes, url: URL) -> _Content:

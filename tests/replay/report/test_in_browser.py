@@ -10,7 +10,10 @@ from tests.builders.pages import opened
 from tests.replay.conftest import write_run
 
 from goodput_core.slo.targets import SLOClass
+from goodput_core.units import NS_PER_S
 from goodput_replay.report.run_report import write_report
+from goodput_replay.run.files import SERVER_METRICS_FILE
+from goodput_replay.run.server_metrics import ServerMetrics, write_server_metrics
 from goodput_replay.run.slo import SLOClasses
 
 if TYPE_CHECKING:
@@ -57,6 +60,21 @@ def hostile_url(tmp_path_factory: pytest.TempPathFactory, synthetic_run: Synthet
     return (folder / "report.html").as_uri()
 
 
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRun) -> str:
+    """A report with the metrics of a server, one of whose series has only one value."""
+    folder = tmp_path_factory.mktemp("server")
+    write_run(folder, synthetic_run.info, synthetic_run.records, force=True)
+    metrics = ServerMetrics(every_ns=10 * NS_PER_S, metrics=("work_of_a_very_long_name_" * 3,))
+    for at_s in range(0, 300, 10):
+        values = {"running_requests": float(at_s)}
+        if at_s == 100:
+            values |= {"waiting_requests": 5.0, metrics.metrics[0]: 4e9}
+        metrics.add("http://127.0.0.1:8001/metrics", at_s * NS_PER_S, values)
+    write_server_metrics(folder / SERVER_METRICS_FILE, metrics)
+    return write_report(folder).as_uri()
+
+
 def _hover(page: Page, figure: str, share: float) -> Locator:
     """Point at a share of a chart's width, and return the values that are shown."""
     area = page.locator(f"#{figure} .u-over")
@@ -85,6 +103,42 @@ def test_the_page_draws_every_chart_without_errors(browser: Browser, url: str) -
             })"""
         )
         assert all(colours > 3 for colours in drawn), "no canvas is empty"
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_metrics_of_the_server_are_drawn_on_the_time_axis_of_the_run(
+    phone: bool, scheme: str, browser: Browser, server_url: str
+) -> None:
+    with opened(browser, server_url, phone=phone, color_scheme=scheme) as page:
+        assert page.locator("figure .uplot canvas").count() == CHARTS + 3
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width == (390 if phone else 1200)
+        for figure, value in (("server-0", "150"), ("server-1", "")):
+            text = _hover(page, figure, 0.51).inner_text().split()
+            assert text[:3] == ["2:30", "–", "2:40"]
+            assert text[-1] == (value or "2:40")
+        client = _hover(page, "rates", 0.51).inner_text().split()
+        assert client[0] == "2:30", "the client's charts have intervals of 5 s"
+
+
+def test_a_value_between_two_gaps_is_visible(browser: Browser, server_url: str) -> None:
+    with opened(browser, server_url) as page:
+        drawn = page.evaluate(
+            """() => {
+              const canvas = document.querySelector("#server-1 canvas");
+              const { width, height } = canvas;
+              const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+              const blue = (at) => `${data.slice(at, at + 3)}` === "34,102,204";
+              const columns = new Set();
+              for (let at = 0; at < data.length; at += 4) {
+                if (blue(at)) columns.add((at / 4) % width);
+              }
+              return columns.size / width;
+            }"""
+        )
+        # The line of 10 s of the 300 s, in a chart with an axis on its left.
+        assert 0.015 < drawn < 0.06
 
 
 def test_errors_and_violations_of_the_policy_are_found(browser: Browser, url: str) -> None:

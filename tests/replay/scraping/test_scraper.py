@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import ssl
 import time
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -26,14 +27,15 @@ PAGE = "vllm:num_requests_running 3\nvllm:prompt_tokens_total 10\n"
 
 
 @asynccontextmanager
-async def _served(respond: Any, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def _served(respond: Any, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get("/{path:.*}", respond)
     runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     try:
-        yield f"http://{host}:{runner.addresses[0][1]}"
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
@@ -49,7 +51,7 @@ class _Scraping:
         self.warnings: list[str] = []
         self.ended: list[str] = []
         self.folder = folder
-        values = {"service_url": None, "metrics": (), "token": "", **settings}
+        values = {"service_url": None, "metrics": (), "token": "", "ca_file": None, **settings}
         self.settings = ScrapeSettings(
             urls=urls,
             every_ns=every_ms * NS_PER_MS,
@@ -279,6 +281,23 @@ async def test_a_folder_that_vanished_is_a_sentence(tmp_path: Path) -> None:
     assert sentences[-1].endswith(
         "the server's metrics were not written (No such file or directory)"
     )
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "unknown CA"])
+async def test_a_page_with_a_certificate_of_its_own_ca_needs_the_ca_file(
+    trusted: bool, certificate: Path, tmp_path: Path
+) -> None:
+    async def respond(_: web.Request) -> web.Response:
+        return _page()
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    async with _served(respond, tls) as url:
+        ca_file = certificate / "cert.pem" if trusted else None
+        scraping = _Scraping(tmp_path, url, ca_file=ca_file)
+        metrics = await scraping.until(lambda m: _scrapes(m) >= 1)
+    expected = "" if trusted else "its certificate is not trusted"
+    assert metrics.sources[url].problem == expected
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import ssl
-import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE
@@ -408,22 +406,6 @@ async def test_keys_never_reach_a_run_folder(trace: Path, tmp_path: Path) -> Non
     )
     for secret in ("sk-verysecret", "hunter2", "sk-very", "Bearer sk"):
         assert secret not in rows + written + output
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a self-signed certificate of 127.0.0.1, with its key in the same file."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("NOT RUN: openssl is missing; install it with `apt-get install openssl`")
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-         "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return folder
 
 
 async def test_a_target_with_a_certificate_of_its_own_ca_is_trusted_only_with_the_ca_file(
