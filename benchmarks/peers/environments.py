@@ -88,7 +88,7 @@ def build(environment: Environment) -> None:
         return
     uv = _uv()
     mark.touch()
-    python = _interpreter(environment.python)
+    python = _interpreter(uv, environment.python)
     _run([uv, "venv", "--quiet", "--clear", "--python", python, str(environment.folder)])
     # Compiled at once, so that the first run does not start slower than the others.
     install = [uv, "pip", "install", "--quiet", "--compile-bytecode"]
@@ -133,7 +133,7 @@ def _uv() -> str:
     return str(program)
 
 
-def _interpreter(version: str | None) -> str:
+def _interpreter(uv: str, version: str | None) -> str:
     """Return a path or a version for `uv venv --python`."""
     if version is None:
         return sys.executable
@@ -144,7 +144,12 @@ def _interpreter(version: str | None) -> str:
         works = subprocess.run([candidate, "--version"], capture_output=True, check=False)
         if works.returncode == 0:
             return candidate
-    # uv searches further places, and downloads this version if the network allows it.
+    try:
+        _run([uv, "python", "install", version])
+    except BuildError as error:
+        raise BuildError(
+            f"{name} is not installed, and uv cannot download it ({error}); install {name}"
+        ) from None
     return version
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from benchmarks.peers import environments
 from benchmarks.peers.environments import BuildError, Environment, build
 from benchmarks.peers.measuring import (
     Arrivals,
@@ -271,19 +270,38 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     assert path.read_text() == '{"timestamp": 0}\n'
 
 
-def test_an_environment_that_cannot_be_built_names_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def broken_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder whose uv fails."""
     uv = tmp_path / "loadgen" / "uv" / "bin" / "uv"
     uv.parent.mkdir(parents=True)
     uv.write_text("#!/bin/sh\necho 'no such package' >&2\nexit 1\n")
     uv.chmod(0o755)
     monkeypatch.setenv("GOODPUT_CACHE", str(tmp_path))
+    return tmp_path / "loadgen"
+
+
+def test_an_environment_that_cannot_be_built_names_the_reason(broken_uv: Path) -> None:
     environment = Environment(name="tool-1", packages=("tool==1",))
     with pytest.raises(BuildError, match="no such package"):
         build(environment)
     # A build that failed is not taken for a complete one.
+    assert environment.folder == broken_uv / "tool-1"
     environment.folder.mkdir()
     with pytest.raises(BuildError):
         build(environment)
-    assert environments.cache_folder() == tmp_path / "loadgen"
+
+
+@pytest.mark.usefixtures("broken_uv")
+def test_a_missing_python_is_named_and_the_other_tools_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = Environment(name="tool-1", packages=("tool==1",), python="3.99")
+    monkeypatch.setitem(TOOLS, "aiperf", replace(TOOLS["aiperf"], environment=environment))
+    monkeypatch.setattr(loadgen, "measure", lambda _tool, cell, *_: measured(cell.tool))
+    arguments = ["--tools", "bare,aiperf", "--results", str(tmp_path / "results.jsonl")]
+    assert loadgen.main([*arguments, "--repeats", "1"]) == 0
+    printed = capsys.readouterr()
+    assert "bare aiohttp loop" in printed.out
+    assert "AIPerf 0.13.0 is not available: python3.99 is not installed" in printed.out
+    assert "install python3.99" in printed.out
