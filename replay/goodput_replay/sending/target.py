@@ -82,6 +82,8 @@ def parse_page_url(text: str) -> str:
     Raises:
         ValueError: as for `parse_target`.
     """
+    if "@" in text.partition("://")[2].partition("/")[0]:
+        raise ValueError("the URL contains a user or a password; use --scrape-key-env")
     target = parse_target(text)
     path = urlsplit(target.url).path
     return target.url if path else f"{target.url}{PATH_METRICS}"

@@ -86,7 +86,7 @@ def test_only_a_service_that_is_started_is_scraped_by_default() -> None:
 WRONG = {
     "a page with a password": (
         [*HERE, "--scrape", "http://me:secret@h/metrics"],
-        "the URL contains a user or a password",
+        "the URL contains a user or a password; use --scrape-key-env",
     ),
     "a page without a host": ([*HERE, "--scrape", "file:///etc/passwd"], "is not an HTTP URL"),
     "17 pages": (
