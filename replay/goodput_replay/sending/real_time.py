@@ -209,7 +209,7 @@ async def _replay(
             await observer.wait_ready()
         if options.start_at_ns is not None:
             start = format_instant(options.start_at_ns)
-            warn(f"ready; the run starts at {start}; {describe_clock()}")
+            warn(f"the run starts at {start}; {describe_clock()}")
         run = _Run(plan, writer, stopper, target_summary, observer)
         senders: Senders
         if plan.workers > 1:
