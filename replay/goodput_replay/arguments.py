@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from goodput_core.cli import CommandParser, argument_type, parse_port
-from goodput_core.slo.targets import parse_confidence, parse_objective
+from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_objective
 from goodput_core.units import NS_PER_S, parse_size, parse_some_duration
 from goodput_replay.load import parse_lengths, parse_rate, parse_spacing
 from goodput_replay.option_values import (
@@ -26,7 +26,7 @@ from goodput_replay.option_values import (
 from goodput_replay.sending.abort import parse_abort_rule
 from goodput_replay.sending.target import Endpoint, parse_header, parse_page_url, parse_target
 from goodput_replay.shares import ALL, parse_shard
-from goodput_replay.slo_options import parse_slo_class, parse_target_ms
+from goodput_replay.slo_options import add_confidence, parse_slo_class, parse_target_ms
 from goodput_replay.start_time import parse_instant
 from goodput_traces.transforms import parse_factor, parse_session_arrivals, parse_window
 
@@ -419,13 +419,7 @@ def _add_judging(parser: CommandParser) -> None:
         action="store_true",
         help="exit 0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID (without it: 0 valid, 3 invalid)",
     )
-    group.add_argument(
-        "--confidence",
-        metavar="PERCENT",
-        type=argument_type(parse_confidence, "PERCENT"),
-        default=Fraction(95, 100),
-        help="one-sided confidence of a verdict (default: 95%%)",
-    )
+    add_confidence(group, "a verdict", default=USUAL_CONFIDENCE)
     group.add_argument(
         "-o",
         "--out",

@@ -9,14 +9,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.cli import argument_type
 from goodput_core.errors import did_you_mean
-from goodput_core.slo.targets import SLOClass, parse_objective
+from goodput_core.slo.targets import (
+    USUAL_CONFIDENCE,
+    SLOClass,
+    format_objective,
+    parse_confidence,
+    parse_objective,
+)
 from goodput_core.units import NS_PER_MS, parse_duration
 
 if TYPE_CHECKING:
+    import argparse
     from fractions import Fraction
 
-__all__ = ["OTHER_CLASS", "parse_slo_class", "parse_target_ms"]
+__all__ = ["OTHER_CLASS", "add_confidence", "parse_slo_class", "parse_target_ms"]
 
 OTHER_CLASS: Final = "default"
 """Name of the class of `--ttft` and the like."""
@@ -70,3 +78,22 @@ def parse_slo_class(text: str) -> SLOClass:
         lacks = " and no ".join(missing)
         raise ValueError(f"class {name!r} has no {lacks}; write for example {_EXAMPLE}")
     return SLOClass(name=name, objective=objective, **values)
+
+
+def add_confidence(
+    parser: argparse._ActionsContainer, result: str, *, default: Fraction | None
+) -> None:
+    """Add the option `--confidence`.
+
+    Args:
+        parser: parser or group of options.
+        result: result to which the confidence applies, for the help.
+        default: value if the option is not given; None to see that.
+    """
+    parser.add_argument(
+        "--confidence",
+        metavar="PERCENT",
+        type=argument_type(parse_confidence, "PERCENT"),
+        default=default,
+        help=f"one-sided confidence of {result} (default: {format_objective(USUAL_CONFIDENCE)}%)",
+    )

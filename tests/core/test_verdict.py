@@ -381,6 +381,7 @@ def test_reasons_never_change() -> None:
         "NoObjective",
         "NoRows",
         "NonConforming",
+        "RunOrder",
         "Shard",
         "SinglePair",
         "TooFewBlocks",

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.attainment import Attainment, SecondCounts
 from goodput_core.slo.distributions import student_t_quantile
-from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, Interval, WindowEstimate
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.pairs import DifferenceEstimate, DifferenceInterval, RunSpread
 from goodput_core.slo.verdict import (
     ClassEvidence,
     ClassVerdict,
     Reason,
     VerdictKind,
+    class_evidence,
     find_below,
     judge_class,
 )
@@ -31,6 +32,8 @@ from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from goodput_core.slo.intervals import Interval
 
 __all__ = [
     "DEFAULT_MARGIN",
@@ -152,30 +155,26 @@ def attainment_evidence(
         good=[sum(seconds) for seconds in zip(*(run.good for run in runs), strict=True)],
         total=[sum(seconds) for seconds in zip(*(run.total for run in runs), strict=True)],
     )
-    attainment = stacked.attainment
-    interval, tolerated_s = None, 0.0
-    if attainment.total:
-        estimate = WindowEstimate(stacked, outage_s=outage_s, runs=len(runs))
-        interval = estimate.interval(confidence, classes=tests)
-        if not deterministic:
-            interval = _widen(interval, [run.attainment for run in runs], history)
-        if objective is not None:
-            # The spread between the runs leaves less room than the estimate within them.
-            room = (interval.lower - float(objective)) * len(stacked.total) * len(runs)
-            tolerated_s = estimate.tolerated_outage_s(objective, confidence)
-            if room < tolerated_s and not deterministic and len(runs) > 1:
-                tolerated_s = max(0.0, room)
-    return ClassEvidence(
-        name=name,
-        objective=objective,
-        attainment=attainment,
-        interval=interval,
+    evidence = class_evidence(
+        name,
+        objective,
+        stacked,
+        confidence=confidence,
+        classes=tests,
+        outage_s=outage_s,
+        runs=len(runs),
         unjudged=unjudged,
         short=short,
-        window_ns=len(stacked.total) * NS_PER_S,
-        outage_ns=outage_s * NS_PER_S,
-        tolerated_outage_ns=int(tolerated_s * NS_PER_S),
     )
+    if evidence.interval is None or deterministic:
+        return evidence
+    interval = _widen(evidence.interval, [run.attainment for run in runs], history)
+    tolerated_ns = evidence.tolerated_outage_ns
+    if objective is not None and len(runs) > 1:
+        # The spread between the runs leaves less room than the estimate within them.
+        room_s = (interval.lower - float(objective)) * len(stacked.total) * len(runs)
+        tolerated_ns = min(tolerated_ns, max(0, int(room_s * NS_PER_S)))
+    return replace(evidence, interval=interval, tolerated_outage_ns=tolerated_ns)
 
 
 def decide_gate(
@@ -185,6 +184,7 @@ def decide_gate(
     confidence: float = DEFAULT_CONFIDENCE,
     with_baseline: bool,
     is_single_run: bool = False,
+    is_confounded: bool = False,
     invalid: Sequence[str] = (),
 ) -> GateVerdict:
     """Return the verdict on a candidate.
@@ -199,6 +199,8 @@ def decide_gate(
         confidence: confidence of each one-sided bound.
         with_baseline: True if the difference to a baseline is judged.
         is_single_run: True if the candidate has one run, and its runs have a spread.
+        is_confounded: True if all runs of one build came before those of the other, so that the
+            difference includes any drift of the machine.
         invalid: for each invalid run, the reason as the end of a sentence.
     """
     judged = [c for c in classes if c.candidate.objective is not None]
@@ -211,16 +213,15 @@ def decide_gate(
         for c in judged
         if with_baseline and c.difference is not None
     }
-    failed = _find_failed(judged, intervals, margin)
+    failed = _find_failed(judged, {} if is_confounded else intervals, margin)
     checks = [_check_unjudged(c) for c in without if c.rows]
     for one in judged:
         name = one.candidate.name
         checks.append(_check_objective(one.candidate, failed.get((name, GateRule.OBJECTIVE))))
         if with_baseline:
             failed_at = failed.get((name, GateRule.DIFFERENCE))
-            checks.append(
-                _check_difference(one, intervals.get(name), margin, failed_at, confidence)
-            )
+            check = _check_difference(one, intervals.get(name), margin, failed_at, confidence)
+            checks.append(_reject_order(check) if is_confounded else check)
     kind, reason, sentence = _combine(checks, any_objective=bool(checks or skipped))
     if skipped:
         sentence += f" Classes without a judged request: {', '.join(skipped)}."
@@ -358,6 +359,21 @@ def _check_difference(
         f"{format_points(interval.uppers[-1], up=True)}, each bound {stated}; {advice}",
         difference=interval,
         pairs_to_decide=needed,
+    )
+
+
+def _reject_order(check: GateCheck) -> GateCheck:
+    """Return the check without a decision, because the difference can be a drift."""
+    if check.difference is None:
+        return check
+    return replace(
+        check,
+        kind=VerdictKind.INCONCLUSIVE,
+        reason=Reason.RUN_ORDER,
+        sentence=f"{check.slo_class}: {format_points(check.difference.difference)} against the "
+        "baseline, but all runs of one build came before those of the other, so this can be a "
+        "drift of the machine; alternate the builds, as replay ab does",
+        pairs_to_decide=None,
     )
 
 

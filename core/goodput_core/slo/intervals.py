@@ -26,6 +26,7 @@ from goodput_core.slo.distributions import (
     normal_quantile,
     student_t_quantile,
 )
+from goodput_core.slo.targets import USUAL_CONFIDENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ __all__ = [
     "requests_needed",
 ]
 
-DEFAULT_CONFIDENCE: Final = 0.95
+DEFAULT_CONFIDENCE: Final = float(USUAL_CONFIDENCE)
 LEAST_CONFIDENCE: Final = 0.5
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
 # t/z is 0/0 at a confidence of 0.5 and nearly constant below 0.75, so lower confidences use its

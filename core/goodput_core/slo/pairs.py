@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
+    "MAX_PAIRS",
+    "USUAL_PAIRS",
     "DifferenceEstimate",
     "DifferenceInterval",
     "PairCounts",
@@ -37,8 +39,10 @@ __all__ = [
 ]
 
 _PRECISION: Final = 1e-9
-_MAX_PAIRS: Final = 100
-_MIN_PAIRS: Final = 4
+MAX_PAIRS: Final = 100
+"""Largest number of pairs that are compared or advised."""
+USUAL_PAIRS: Final = 4
+"""Pairs that are compared, unless the user states another number; fewer are not advised."""
 _NO_CHANGES: Final = BlockScale(blocks=1, variance=0.0, highest=0.0, lowest=0.0)
 
 
@@ -208,7 +212,7 @@ class DifferenceEstimate:
         if self._spread is not None:
             variance = max(variance, self._spread.variance)
         distances = [self._within_distance(confidence, sign) for sign in (-1, 1)]
-        for pairs in range(max(_MIN_PAIRS, self.pairs + 1), _MAX_PAIRS + 1):
+        for pairs in range(max(USUAL_PAIRS, self.pairs + 1), MAX_PAIRS + 1):
             between = student_t_quantile(confidence, pairs - 1) * math.sqrt(variance / pairs)
             shrunk = math.sqrt(self.pairs / pairs)
             below, above = (max(between, distance * shrunk) for distance in distances)

@@ -13,6 +13,7 @@ from goodput_core.units import NS_PER_MS
 
 __all__ = [
     "MAX_PRIORITY",
+    "USUAL_CONFIDENCE",
     "SLOClass",
     "Targets",
     "format_objective",
@@ -22,6 +23,8 @@ __all__ = [
     "percentage_field",
 ]
 
+USUAL_CONFIDENCE: Final = Fraction(95, 100)
+"""One-sided confidence of a verdict, unless the user states another."""
 MAX_PRIORITY: Final = 2**31 - 1
 """Largest priority of a request or class; the smallest of a class is its negative."""
 _MAX_WEIGHT: Final = 1_000_000

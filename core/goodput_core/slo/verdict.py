@@ -113,6 +113,9 @@ class Reason(StrEnum):
     """INCONCLUSIVE: the margin lies between the bounds of the difference to the baseline."""
     SINGLE_PAIR = "SinglePair"
     """INCONCLUSIVE: one pair of runs shows nothing about the spread between runs."""
+    RUN_ORDER = "RunOrder"
+    """INCONCLUSIVE: all runs of one build came before those of the other, so that a drift of the
+    machine would look like a difference between the builds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +232,7 @@ def class_evidence(
     confidence: float = DEFAULT_CONFIDENCE,
     classes: int = 1,
     outage_s: int = 0,
+    runs: int = 1,
     unjudged: int = 0,
     short: int = 0,
 ) -> ClassEvidence:
@@ -242,13 +246,14 @@ def class_evidence(
         confidence: confidence of each one-sided bound.
         classes: number of classes that share the permitted error probability of FAIL.
         outage_s: the longest outage that the bounds take into account, `slo.outageSeconds`.
+        runs: number of runs of the same window whose counts are summed.
         unjudged: requests whose records do not suffice to judge them.
         short: requests missed because the output had fewer tokens than the replayed row.
     """
     attainment = counts.attainment
     interval, tolerated_s = None, 0.0
     if attainment.total:
-        estimate = WindowEstimate(counts, outage_s=outage_s)
+        estimate = WindowEstimate(counts, outage_s=outage_s, runs=runs)
         interval = estimate.interval(confidence, classes=classes)
         if objective is not None:
             tolerated_s = estimate.tolerated_outage_s(objective, confidence)

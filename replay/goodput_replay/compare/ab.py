@@ -22,7 +22,8 @@ from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.files import is_disk_full
 from goodput_core.slo.gate import DEFAULT_MARGIN
-from goodput_core.slo.targets import format_objective, parse_objective
+from goodput_core.slo.pairs import MAX_PAIRS, USUAL_PAIRS
+from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective, parse_objective
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_replay.child import child_replays
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "make_parser", "plan_looks", "plan_orders"]
 
-_DEFAULT_PAIRS: Final = 4
-_MAX_PAIRS: Final = 100
 _PAIRS_BETWEEN_LOOKS: Final = 2
 _SIDES: Final = ("-f", "--target", "--emulate")
 _SET_BY_AB: Final = "is set for each run; remove it"
@@ -116,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
         candidate=candidate.value,
         same_build=baseline.identity == candidate.identity,
         looks=looks,
-        confidence=format_objective(given.confidence or parse_objective("95%")),
+        confidence=format_objective(given.confidence or USUAL_CONFIDENCE),
         margin=format_objective(margin),
     )
     console = Console(stderr=True)
@@ -167,7 +166,7 @@ def make_parser() -> CommandParser:
         "--pairs",
         metavar="N",
         type=argument_type(_number_of_pairs, "N"),
-        help=f"pairs of runs (default: {_DEFAULT_PAIRS}; 1 in virtual time, which has no noise)",
+        help=f"pairs of runs (default: {USUAL_PAIRS}; 1 in virtual time, which has no noise)",
     )
     group.add_argument(
         "--max-pairs",
@@ -206,7 +205,7 @@ def plan_looks(pairs: int | None, max_pairs: int | None, *, virtual: bool) -> tu
                 "first; remove --pairs and --max-pairs"
             )
         return (1,)
-    first = _DEFAULT_PAIRS if pairs is None else pairs
+    first = USUAL_PAIRS if pairs is None else pairs
     if max_pairs is None:
         return (first,)
     if max_pairs < first:
@@ -399,4 +398,4 @@ def _sides(given: argparse.Namespace) -> tuple[_Side, _Side]:
 
 
 def _number_of_pairs(text: str) -> int:
-    return parse_whole(text, 1, _MAX_PAIRS, "a number of pairs")
+    return parse_whole(text, 1, MAX_PAIRS, "a number of pairs")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from goodput_core.cli import CommandParser, argument_type
+from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.files import write_atomically
-from goodput_core.slo.targets import parse_confidence
+from goodput_core.slo.targets import USUAL_CONFIDENCE
 from goodput_replay.compare.comparison import compare_runs, encode_comparison
 from goodput_replay.compare.page import render_comparison
 from goodput_replay.compare.runs import load_run
 from goodput_replay.compare.view import print_comparisons
 from goodput_replay.run.tables import open_console
+from goodput_replay.slo_options import add_confidence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,13 +65,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, the baseline first"
     )
-    parser.add_argument(
-        "--confidence",
-        metavar="PERCENT",
-        type=argument_type(parse_confidence, "PERCENT"),
-        default=Fraction(95, 100),
-        help="one-sided confidence of each bound (default: 95%%)",
-    )
+    add_confidence(parser, "each bound", default=USUAL_CONFIDENCE)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
         "--html",

@@ -26,7 +26,7 @@ from goodput_core.slo.gate import (
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
 from goodput_core.slo.record import Outcome
-from goodput_core.slo.targets import format_objective
+from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
 from goodput_core.slo.verdict import Reason, VerdictKind, decide
 from goodput_core.units import NS_PER_S
 from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match
@@ -149,7 +149,7 @@ def judge_runs(
     pairs: Sequence[RunPair],
     *,
     margin: Fraction = DEFAULT_MARGIN,
-    confidence: Fraction = Fraction(95, 100),
+    confidence: Fraction = USUAL_CONFIDENCE,
     history: Callable[[LoadedRun], Mapping[str, RunSpread]] | None = None,
 ) -> GateResult:
     """Judge a candidate by its runs, against a baseline if the pairs have one.
@@ -210,6 +210,7 @@ def judge_runs(
             confidence=float(confidence),
             with_baseline=bool(matchings),
             is_single_run=len(runs) == 1 and not first.is_virtual and not matchings,
+            is_confounded=_is_confounded(runs),
             invalid=invalid,
         )
         return verdict, evidence, matchings
@@ -226,6 +227,20 @@ def judge_runs(
     return _build_result(
         verdict, evidence, runs, matchings, margin=margin, confidence=float(confidence)
     )
+
+
+def _is_confounded(runs: Sequence[tuple[LoadedRun, LoadedRun | None]]) -> bool:
+    """True if all runs of one build in several pairs started before those of the other.
+
+    In one pair, one of the builds is always the first.
+    """
+    pairs = [(candidate, baseline) for candidate, baseline in runs if baseline is not None]
+    if len(pairs) < 2:
+        return False
+    # Times in UTC with equal numbers of digits are ordered as texts.
+    new = [candidate.summary.run.started_at for candidate, _ in pairs]
+    old = [baseline.summary.run.started_at for _, baseline in pairs]
+    return max(new) < min(old) or max(old) < min(new)
 
 
 def _changes(verdict: GateVerdict, without_lag: GateVerdict) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,12 @@ from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.errors import InputError, UsageError
 from goodput_core.files import write_atomically
 from goodput_core.slo.gate import DEFAULT_MARGIN
-from goodput_core.slo.targets import parse_confidence, parse_margin, parse_objective
+from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objective
 from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
 from goodput_replay.compare.recording import is_recording, read_history, read_recording
 from goodput_replay.run.tables import open_console
+from goodput_replay.slo_options import add_confidence
 
 if TYPE_CHECKING:
     import argparse
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     result = judge_runs(
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
-        confidence=given.confidence or Fraction(95, 100),
+        confidence=given.confidence or USUAL_CONFIDENCE,
         history=None if given.history is None else make_history(given.history, pairs),
     )
     write_outputs(result, given)
@@ -123,12 +123,7 @@ def add_rule_options(parser: CommandParser) -> None:
         help="acceptable loss of attainment against the baseline, in percentage points "
         "(default: 1%%)",
     )
-    group.add_argument(
-        "--confidence",
-        metavar="PERCENT",
-        type=argument_type(parse_confidence, "PERCENT"),
-        help="one-sided confidence of the verdict (default: 95%%)",
-    )
+    add_confidence(group, "the verdict", default=None)
     group.add_argument(
         "--history",
         metavar="DIR",

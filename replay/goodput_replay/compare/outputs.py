@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from goodput_replay.compare.comparison import ClassComparison
     from goodput_replay.compare.gate import GateClassResult, GateResult
 
 __all__ = ["junit_xml", "markdown", "print_result"]
@@ -146,25 +147,24 @@ def _row(one: GateClassResult, *, compared: bool, judged: bool) -> list[str]:
     verdict = "–" if worst is None or not judged else worst.value
     if not compared:
         return [one.name or "–", format_percent(one.attainment), *shared, verdict]
-    difference = bounds = "–"
-    if (
-        one.difference is not None
-        and one.difference_lower is not None
-        and one.difference_upper is not None
-    ):
-        difference = cut_points(one.difference)
-        bounds = f"{cut_points(one.difference_lower)} … {cut_points(one.difference_upper, up=True)}"
     return [
         one.name or "–",
         format_percent(one.baseline_attainment),
         format_percent(one.attainment),
         *shared,
-        difference,
-        bounds,
+        *difference_cells(one),
         f"{sum(pair.gained for pair in one.pairs):,}",
         f"{sum(pair.lost for pair in one.pairs):,}",
         verdict,
     ]
+
+
+def difference_cells(one: GateClassResult | ClassComparison) -> tuple[str, str]:
+    """Return the difference in attainment and its bounds, in percentage points."""
+    if one.difference is None or one.difference_lower is None or one.difference_upper is None:
+        return "–", "–"
+    lower, upper = cut_points(one.difference_lower), cut_points(one.difference_upper, up=True)
+    return cut_points(one.difference), f"{lower} … {upper}"
 
 
 def _describe(result: GateResult) -> str:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from goodput_core.errors import InputError
 from goodput_core.files import write_atomically
 from goodput_core.slo.looks import look_confidences
-from goodput_core.slo.pairs import RunSpread
+from goodput_core.slo.pairs import MAX_PAIRS, RunSpread
 from goodput_core.slo.targets import parse_confidence, parse_margin
 from goodput_replay.compare.gate import RunPair
 from goodput_replay.compare.runs import difference_between, load_run, match
@@ -38,7 +38,6 @@ AB_FILE: Final = "ab.json"
 _VERSION: Final = "1"
 _MAX_BYTES: Final = 1 << 20
 _MAX_RECORDINGS: Final = 1000
-_MAX_PAIRS: Final = 100
 # A look that spends less of the permitted error decides nothing.
 _MAX_LEVEL: Final = 1 - 1e-6
 
@@ -202,7 +201,7 @@ def _check(recording: ABRecording) -> None:
     if (
         not looks
         or looks[0] < 1
-        or looks[-1] > _MAX_PAIRS
+        or looks[-1] > MAX_PAIRS
         or any(a >= b for a, b in pairwise(looks))
     ):
         raise ValueError("the looks do not increase")

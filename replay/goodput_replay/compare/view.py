@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from goodput_core.slo.gate import cut_points
 from goodput_core.text import printable
+from goodput_replay.compare.outputs import difference_cells
 from goodput_replay.run.formatting import (
     format_confidence,
     format_count,
@@ -80,20 +80,11 @@ def _attainment(comparison: RunComparison) -> Table:
 
 
 def _attainment_row(comparison: RunComparison, one: ClassComparison) -> list[str]:
-    difference = bounds = "–"
-    if (
-        one.difference is not None
-        and one.difference_lower is not None
-        and one.difference_upper is not None
-    ):
-        difference = cut_points(one.difference)
-        bounds = f"{cut_points(one.difference_lower)} … {cut_points(one.difference_upper, up=True)}"
     row = [
         one.name or "–",
         format_percent(one.baseline_attainment),
         format_percent(one.candidate_attainment),
-        difference,
-        bounds,
+        *difference_cells(one),
         f"{format_rate(one.baseline_goodput_per_s)} → {format_rate(one.candidate_goodput_per_s)}",
     ]
     if comparison.paired:

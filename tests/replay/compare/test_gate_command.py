@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from tests.replay.compare.recorded import CHAT, chat_run
+from tests.replay.conftest import INFO
 
 from goodput_core.errors import InputError, UsageError
 from goodput_replay.compare.gate_command import main
@@ -20,20 +21,39 @@ from goodput_replay.run.slo import SLOClasses
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from goodput_replay.run.summary import RunSummary
+
 
 def spread(count: int, offset: int = 0) -> range:
     """Return evenly spread numbers of requests of a run of two minutes."""
     return range(offset, 1200, 1200 // count)
 
 
-def pairs(folder: Path, *, lost: int = 0, count: int = 4) -> list[str]:
-    """Record pairs in which the candidate misses more requests; return the arguments."""
-    old, new = [], []
+def pairs(folder: Path, *, lost: int = 0, count: int = 4, order: str = "") -> list[str]:
+    """Record pairs in which the candidate misses more requests; return the arguments.
+
+    Args:
+        folder: parent of the runs.
+        lost: requests that only the candidate misses.
+        count: number of pairs.
+        order: builds in the order of their runs, A for the baseline; all at once if empty.
+    """
+    old: list[str] = []
+    new: list[str] = []
+    minutes = {build: [at for at, one in enumerate(order) if one == build] for build in "AB"}
+
+    def at(build: str, number: int) -> RunSummary:
+        minute = minutes[build][number] if order else 0
+        return replace(INFO.run, started_at=f"2026-03-04T05:{minute:02}:07.000000+00:00")
+
     for number in range(count):
         before = set(spread(6, number))
         after = before | set(spread(lost, number + 5) if lost else ())
-        old.append(str(chat_run(folder / f"old-{number}", missed=before, seconds=120)))
-        new.append(str(chat_run(folder / f"new-{number}", missed=after, seconds=120)))
+        for runs, name, missed, build in ((old, "old", before, "A"), (new, "new", after, "B")):
+            run = at(build, number)
+            runs.append(
+                str(chat_run(folder / f"{name}-{number}", missed=missed, seconds=120, run=run))
+            )
     return [*new, "--baseline", *old]
 
 
@@ -58,6 +78,32 @@ def test_equal_builds_pass_and_a_worse_one_fails(
         "WorseThanBaseline",
     }
     assert all(pair["lost"] == 60 for pair in chat["pairs"])
+
+
+@pytest.mark.parametrize("order", ["AAAABBBB", "BBBBAAAA"])
+@pytest.mark.parametrize("lost", [0, 60])
+def test_runs_of_one_build_after_the_other_show_no_difference_between_builds(
+    order: str, lost: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*pairs(tmp_path / order, lost=lost, order=order), "--margin", "2%"]
+    code, result = gate(arguments, capsys)
+    (chat,) = result["classes"]
+    checks = {check["rule"]: check for check in chat["checks"]}
+    difference = checks["difference"]
+    assert (difference["verdict"], difference["reason"]) == ("INCONCLUSIVE", "RunOrder")
+    assert "alternate the builds, as replay ab does" in difference["sentence"]
+    assert chat["difference"] == pytest.approx(-lost / 1200)
+    # The order says nothing about the objective of the candidate, which is judged by itself.
+    assert checks["objective"]["verdict"] == ("FAIL" if lost else "PASS")
+    assert code == (1 if lost else 2)
+
+
+@pytest.mark.parametrize("order", ["ABBAABBA", "ABABABAB", "AABABBAB"])
+def test_runs_of_both_builds_in_turn_are_judged(
+    order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = gate([*pairs(tmp_path, order=order), "--margin", "2%"], capsys)
+    assert (code, result["reason"]) == (0, "Attained")
 
 
 def test_one_pair_is_inconclusive_until_a_history_shows_the_noise(
