@@ -18,6 +18,7 @@ from yarl import URL
 
 from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import GoodputError
+from goodput_core.text import printable
 from goodput_replay.frames import MAX_FRAME, read_message
 from goodput_replay.live.exporter import MetricsExporter
 from goodput_replay.live.messages import Begin, End, StopScraping
@@ -128,7 +129,8 @@ class _Observation:
         _report(ObserverReady())
 
     def _warn(self, sentence: str) -> None:
-        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        # The names of engines come from a server.
+        self._console.print(printable(sentence), soft_wrap=True, highlight=False, markup=False)
 
     async def _count(self, records: Records) -> None:
         assert self._tally is not None, "the run has begun"

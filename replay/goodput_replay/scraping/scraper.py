@@ -131,14 +131,13 @@ class MetricsScraper:
         # Two routers may have engines of the same name.
         named = str(url) != self._settings.service_url and len(self._pages) > 1
         prefix = f"{url.authority}/" if named else ""
-        pages = []
+        pages = {}
         for replica in view.replicas:
             admin = _parse(replica.admin_url or "")
             ready = replica.ready or replica.draining
             if ready and admin is not None and admin.host == url.host:
-                page = str(admin.with_path(PATH_METRICS))
-                pages.append(self._scrape(session, f"{prefix}{replica.name}", page, {}))
-        await asyncio.gather(*pages)
+                pages[f"{prefix}{replica.name}"] = str(admin.with_path(PATH_METRICS))
+        await asyncio.gather(*(self._scrape(session, *page, {}) for page in pages.items()))
 
     async def _scrape(
         self, session: aiohttp.ClientSession, name: str, url: str, headers: Mapping[str, str]

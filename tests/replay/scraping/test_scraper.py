@@ -250,6 +250,7 @@ async def test_the_key_is_for_the_named_pages_and_not_for_engines(tmp_path: Path
                 {"name": "file", "admin_url": "file:///etc/passwd", "ready": True},
                 {"name": "starting", "admin_url": engines, "ready": False},
                 {"name": "unknown", "admin_url": None, "ready": True},
+                {"name": "here", "admin_url": engines, "ready": True},
             ]  # fmt: skip
             seconds = {"first_s": 0, "end_s": 0, "classes": {}}
             return web.json_response(
