@@ -186,14 +186,16 @@ async def test_a_second_ctrl_c_ends_all_workers(
     assert len(stuck) == 3
     for process in stuck:
         process.send_signal(signal.SIGSTOP)
-    child.send_signal(signal.SIGINT)
-    await asyncio.sleep(0.2)
-    child.send_signal(signal.SIGINT)
-    assert child.stderr is not None
-    line = await asyncio.wait_for(child.stderr.readline(), 60)
-    assert line.startswith(b"error: ended immediately by Ctrl-C; run holds")
-    for process in stuck:  # they hold the pipes open
-        process.send_signal(signal.SIGCONT)
+    try:
+        child.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.2)
+        child.send_signal(signal.SIGINT)
+        assert child.stderr is not None
+        line = await asyncio.wait_for(child.stderr.readline(), 60)
+        assert line.startswith(b"error: ended immediately by Ctrl-C; run holds")
+    finally:
+        for process in stuck:  # they hold the pipes open, and would stay forever
+            process.send_signal(signal.SIGCONT)
     assert await asyncio.wait_for(child.wait(), 60) == 130
     _, alive = await asyncio.to_thread(psutil.wait_procs, stuck, timeout=10)
     assert alive == []
