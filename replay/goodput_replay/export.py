@@ -45,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
             # The reader, such as `head`, has enough; Python must not flush into it again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
+    if given.out.suffix != ".csv" and given.out.resolve().parent == given.folder.resolve():
+        raise InputError(f"--out {given.out}: may be a file of the run; name another, with .csv")
     try:
         with given.out.open("wb") as file:
             _write_csv(batches, file)
@@ -100,8 +102,13 @@ def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
 
     from goodput_replay.run.records import RECORDS_SCHEMA, open_records  # noqa: PLC0415 - heavy
 
-    fields = [field for field in RECORDS_SCHEMA if gaps or field.name != _GAPS]
     with open_records(folder) as opened:
+        written = opened.schema_arrow.names  # records of earlier versions lack some columns
+        fields = [
+            field
+            for field in RECORDS_SCHEMA
+            if field.name in written and (gaps or field.name != _GAPS)
+        ]
         # The writer writes the header with the first batch.
         yield _plain(pa.RecordBatch.from_pylist([], schema=pa.schema(fields)))
         for batch in opened.iter_batches(columns=[field.name for field in fields]):

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 from tests.replay.conftest import write_run
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
 from goodput_replay.notebook import open_run, run
+from goodput_replay.run.files import RECORDS_FILE
 
 if TYPE_CHECKING:
     from tests.replay.conftest import SyntheticRun
@@ -93,6 +95,43 @@ def test_a_run_without_requests_is_exported_as_a_header(
     (header,) = out.read_text().splitlines()
     assert header.startswith('"request_id","slo_class"')
     assert "gaps_us" not in header
+
+
+def test_records_without_the_latest_columns_are_exported(
+    tmp_path: Path, synthetic_run: SyntheticRun
+) -> None:
+    folder, out = tmp_path / "run", tmp_path / "run.csv"
+    write_run(folder, synthetic_run.info, synthetic_run.records[:5])
+    table = pq.read_table(folder / RECORDS_FILE)
+    earlier = table.drop_columns(["sender", "reported_input_tokens"])
+    pq.write_table(earlier, folder / RECORDS_FILE)
+    # In a process of its own, because the CSV writer can end the process at wrong columns.
+    command = [
+        sys.executable,
+        "-m",
+        "goodput_core",
+        "replay",
+        "export",
+        str(folder),
+        "-o",
+        str(out),
+    ]
+    assert subprocess.run(command, check=False).returncode == 0
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert len(rows) == 5
+    assert "sender" not in rows[0]
+
+
+def test_an_export_never_replaces_a_file_of_the_run(
+    tmp_path: Path, synthetic_run: SyntheticRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, synthetic_run.info, synthetic_run.records[:5])
+    before = (folder / RECORDS_FILE).read_bytes()
+    assert run_command(["replay", "export", str(folder), "-o", str(folder / RECORDS_FILE)]) == 64
+    assert "may be a file of the run" in capsys.readouterr().err
+    assert (folder / RECORDS_FILE).read_bytes() == before
+    assert run_command(["replay", "export", str(folder), "-o", str(folder / "records.csv")]) == 0
 
 
 def test_a_closed_pipe_ends_the_export_quietly(tmp_path: Path, synthetic_run: SyntheticRun) -> None:

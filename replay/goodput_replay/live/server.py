@@ -60,7 +60,6 @@ class LiveServer:
         self._latest_s = 0.0
         self._policy = f"{policy(scripts, live=True)}; frame-ancestors 'none'"
         self._clients = 0
-        self._waiting_for_end: set[asyncio.Event] = set()
         self._ended = asyncio.Event()
         self._unread = 0
         self._all_read = asyncio.Event()
