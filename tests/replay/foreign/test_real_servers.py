@@ -10,10 +10,14 @@ import os
 import subprocess
 import sys
 import urllib.request
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.builders.traces import trace_row, write_rows
+from tokenizers import Tokenizer
 from tools.foreign.servers import MODEL, ForeignServer, folder, running, snapshot
 
 from goodput_core.slo.conformance import Deviation
@@ -123,7 +127,7 @@ def test_every_request_is_served_with_a_prompt_of_its_length(
     assert target.prompt is PromptKind.TOKENIZER_WORDS
     assert target.prompt_overhead_tokens == (TEMPLATE_TOKENS if endpoint == "chat" else 0)
     if kind == "llama_cpp":
-        # It streams no usage, rejects request ids that are no UUIDs, and knows no ignore_eos.
+        # It streams no usage and rejects request ids that are no UUIDs. It honours min_tokens.
         assert "X-Request-Id is a UUID" in output
         assert target.pinning is LengthPinning.MAX_TOKENS
         assert summary.prompt_tokens is None
@@ -145,6 +149,21 @@ def test_a_text_has_the_tokens_that_the_server_counts(server: ForeignServer, *, 
     for tokens in (31, 32, 33, 100, 500):
         key = PromptKey(request_id="a", input_tokens=tokens, hashes=(1, 2, 3), block_size=16)
         assert count_prompt(server, json.loads(prompts.render(key)), chat=chat) == tokens
+
+
+@given(tokens=st.integers(1, 300), hashes=st.lists(st.integers(), max_size=8))
+@settings(deadline=None)
+def test_any_text_has_the_tokens_of_its_row(tokens: int, hashes: list[int]) -> None:
+    file, words = smollm2()
+    key = PromptKey(request_id="a", input_tokens=tokens, hashes=hashes, block_size=16)
+    text = json.loads(WordPrompts(b"salt", words=words).render(key))
+    assert len(file.encode(text).ids) == tokens
+
+
+@cache
+def smollm2() -> tuple[Tokenizer, tuple[str, ...]]:
+    path = snapshot() / "tokenizer.json"
+    return Tokenizer.from_file(str(path)), read_tokenizer(path).words
 
 
 def test_token_ids_are_rejected_before_the_run(server: ForeignServer, tmp_path: Path) -> None:
