@@ -24,6 +24,7 @@ import msgspec
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from goodput_core.text import printable
 from goodput_replay.report.figures import COLOURS, Figure
 from goodput_replay.run.formatting import (
     describe_emulation,
@@ -51,6 +52,7 @@ _FILTERS: Final[dict[str, Callable[..., str]]] = {
     "percent": format_percent,
     "rate": format_rate,
 }
+_SPACES: Final = "\n\t\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
 # In a script element, `<` could begin `</script>` or `<!--`, and scripts once ended a line at
 # U+2028 and U+2029.
 _ESCAPED: Final = {
@@ -130,6 +132,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FunctionLoader(_read),
         autoescape=True,
+        finalize=_escape_controls,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -137,6 +140,14 @@ def _environment() -> Environment:
     environment.filters.update(_FILTERS)
     environment.globals["colours"] = COLOURS
     return environment
+
+
+def _escape_controls(value: object) -> object:
+    """Return a text with escapes for characters that can hide or reorder what a page shows."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    # Spaces that no line break replaces are used in numbers.
+    return "".join(one if one in _SPACES else printable(one) for one in value)
 
 
 def _encode(data: PageData) -> str:

@@ -116,6 +116,18 @@ def test_an_update_escapes_hostile_texts_and_fits_in_a_line(synthetic_run: Synth
     assert "</script><img" not in page.render()
 
 
+def test_a_page_shows_overrides_of_the_text_direction_as_escapes(
+    synthetic_run: SyntheticRun,
+) -> None:
+    tally = LiveTally(make_window(synthetic_run))
+    for record in synthetic_run.records[:300]:
+        tally.add(replace(record, slo_class="\u202eevil", detail="a\u2066b"))
+    html = LivePage(tally, synthetic_run.info, lambda: make_progress(synthetic_run, 100)).render()
+    texts = html.partition("<body")[2].partition("<script")[0]
+    assert r"\u202eevil" in texts
+    assert not {"\u202e", "\u2066"} & set(texts)
+
+
 def test_an_update_of_a_day_is_small_and_quick(synthetic_run: SyntheticRun) -> None:
     window = replace(make_window(synthetic_run), length_ns=86_400 * NS_PER_S)
     tally = LiveTally(window)
