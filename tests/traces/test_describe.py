@@ -73,6 +73,11 @@ def test_every_number_equals_a_plain_recomputation(rows: list[TraceRow], tmp_pat
     assert arrivals.span_ns == since[-1]
     assert arrivals.peak_1s == max(Counter(s // NS_PER_S for s in since).values())
     assert arrivals.peak_60s == max(Counter(s // (60 * NS_PER_S) for s in since).values())
+    for width_ns, peak, start_ns in (
+        (NS_PER_S, arrivals.peak_1s, arrivals.peak_1s_start_ns),
+        (60 * NS_PER_S, arrivals.peak_60s, arrivals.peak_60s_start_ns),
+    ):
+        assert sum(start_ns <= one < start_ns + width_ns for one in since) == peak
     assert sum(arrivals.histogram) == len(rows)
     instants = Counter(times)
     assert arrivals.distinct_instants == len(instants)

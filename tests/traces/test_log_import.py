@@ -432,3 +432,47 @@ def test_a_cancellation_can_be_written_as_a_number_or_a_word(tmp_path: Path) -> 
     )
     rows, _ = imported(path)
     assert [row.request_canceled for row in rows] == [True, False, True, False, None]
+
+
+def test_a_condition_on_a_column_that_no_record_has_is_named(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"ts": 1700000000, "resp": {"code": 200}, "in": 3, "out": 4}\n' * 3)
+    maps = ("--map", "arrival=ts,input_tokens=in,output_tokens=out")
+    result = run_trace("import", log, *maps, "--only", "code=200", "--out", tmp_path / "t.parquet")
+    assert result.code == 64
+    assert "no record has a value in the column code of --only" in result.err
+    other = run_trace(
+        "import", log, *maps, "--only", "resp.code=500", "--out", tmp_path / "t.parquet"
+    )
+    assert "of --only" not in other.err
+
+
+def test_the_preview_shows_a_mapped_column_without_values(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"ts": 1700000000, "input_tokens": 3, "output_tokens": 4}\n' * 9)
+    result = run_trace("import", log, "--map", "arrival=ts,slo_class=tier", "--preview")
+    assert result.code == 0
+    assert re.search(r"slo_class +tier +no value in the first rows", result.out)
+
+
+def test_an_error_about_unknown_columns_lists_nested_ones(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"ts": 1700000000, "llm": {"use": {"in": 3, "out": 4}}, "x": {}}\n')
+    result = run_trace("import", log, "--map", "arrival=ts", "--preview")
+    assert "(columns: ts, llm.use.in, llm.use.out, x)" in result.err
+
+
+def test_a_preview_in_a_pipe_cuts_no_value(tmp_path: Path, run_trace: RunTrace) -> None:
+    log = tmp_path / "log.jsonl"
+    name = "a-model-with-a-long-name-of-36-chars"
+    log.write_text(
+        f'{{"ts": 1700000000.5, "input_tokens": 3, "output_tokens": 4, "model": "{name}"}}\n' * 4
+    )
+    result = run_trace("import", log, "--preview")
+    assert result.out.count(name) == 4

@@ -65,6 +65,8 @@ class Arrivals:
         mean_rate_per_s: rows over the span; None if all rows have the same arrival.
         peak_1s: maximum number of arrivals in a second; seconds count from the first arrival.
         peak_60s: maximum number of arrivals in a minute; minutes count from the first arrival.
+        peak_1s_start_ns, peak_60s_start_ns: start of that second and minute, since the first
+            arrival.
         longest_gap_ns: longest time without an arrival.
         longest_gap_start_ns: start of the longest gap, counted from the first arrival.
         gap_cv: coefficient of variation of the gaps between arrivals: 1 for a Poisson process,
@@ -79,6 +81,8 @@ class Arrivals:
     mean_rate_per_s: float | None
     peak_1s: int
     peak_60s: int
+    peak_1s_start_ns: int
+    peak_60s_start_ns: int
     longest_gap_ns: int
     longest_gap_start_ns: int
     gap_cv: float | None
@@ -249,6 +253,8 @@ class ArrivalCounts:
             mean_rate_per_s=self._rows / span_s if span_s > 0 else None,
             peak_1s=self._seconds.peak,
             peak_60s=self._minutes.peak,
+            peak_1s_start_ns=self._seconds.peak_window * NS_PER_S,
+            peak_60s_start_ns=self._minutes.peak_window * 60 * NS_PER_S,
             longest_gap_ns=self._longest_gap_ns,
             longest_gap_start_ns=self._longest_gap_start_ns,
             gap_cv=cv,
@@ -268,12 +274,13 @@ class WindowCounts:
     Attributes:
         windows: number of windows with at least one row.
         peak: maximum number of rows in one window.
+        peak_window: number of the first window with this maximum, from 0.
         shared_rows: number of rows in windows with more than one row.
         squares: sum of the squared numbers of rows of all windows.
     """
 
     def __init__(self, width_ns: int) -> None:
-        self.windows = self.peak = self.shared_rows = self.squares = 0
+        self.windows = self.peak = self.peak_window = self.shared_rows = self.squares = 0
         self._width_ns = width_ns
         self._rows = 0
         self._last_window = -1
@@ -290,7 +297,9 @@ class WindowCounts:
             self.shared_rows -= self._last_rows if self._last_rows > 1 else 0
             self.squares -= self._last_rows**2
         self.windows += len(windows)
-        self.peak = max(self.peak, int(rows.max()))
+        busiest = int(rows.argmax())
+        if rows[busiest] > self.peak:
+            self.peak, self.peak_window = int(rows[busiest]), int(windows[busiest])
         self.shared_rows += int(rows[rows > 1].sum())
         self.squares += int(np.square(rows).sum())
         self._last_window, self._last_rows = int(windows[-1]), int(rows[-1])

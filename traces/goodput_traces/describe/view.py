@@ -88,21 +88,28 @@ def _facts_table(title: str, description: TraceDescription) -> Table:
     return table
 
 
+def _format_start(start_ns: int) -> str:
+    return f"{format_duration(start_ns)} after the first arrival" if start_ns else "at the start"
+
+
 def _add_arrival_facts(table: Table, arrivals: Arrivals) -> None:
     table.add_row("span", format_duration(arrivals.span_ns))
     rate = arrivals.mean_rate_per_s
     table.add_row("mean rate", "all at once" if rate is None else f"{rate:.3g} req/s")
-    table.add_row("peak second", f"{arrivals.peak_1s:,} requests")
     table.add_row(
-        "peak minute", f"{arrivals.peak_60s:,} requests ({arrivals.peak_60s / 60:.3g} req/s)"
+        "peak second",
+        f"{arrivals.peak_1s:,} requests, {_format_start(arrivals.peak_1s_start_ns)}",
+    )
+    table.add_row(
+        "peak minute",
+        f"{arrivals.peak_60s:,} requests ({arrivals.peak_60s / 60:.3g} req/s), "
+        f"{_format_start(arrivals.peak_60s_start_ns)}",
     )
     if arrivals.longest_gap_ns:
-        start_ns = arrivals.longest_gap_start_ns
-        offset = f"{format_duration(start_ns)} " if start_ns else ""
         table.add_row(
             "longest gap",
-            f"{format_duration(arrivals.longest_gap_ns)} without arrivals, {offset}after the first "
-            "arrival",
+            f"{format_duration(arrivals.longest_gap_ns)} without arrivals, "
+            f"{_format_start(arrivals.longest_gap_start_ns)}",
         )
     if arrivals.gap_cv is not None:
         cv = arrivals.gap_cv

@@ -85,6 +85,7 @@ class LogImporter(Importer):
         self._map = options.column_map
         self._sources: dict[str, SourceColumn] = {}
         self._unseen: set[str] = set()
+        self._unseen_conditions = {one.column for one in options.column_map.only}
         self._arrivals = ArrivalReader()
         # Parts of the prompt that the hashes of every row so far can cover.
         self._covered = {HashSemantics.FULL_BLOCKS, HashSemantics.LAST_PARTIAL}
@@ -117,7 +118,7 @@ class LogImporter(Importer):
                 raise NotATraceError(
                     first.path,
                     f"no column is known to give {target}; name it with --map {target}=COLUMN "
-                    f"(columns: {_list_columns(present)})",
+                    f"(columns: {_list_columns(_leaf_names(first.values) or present)})",
                 )
             if chosen is None and columns is None:
                 chosen = SourceColumn(names=(target,))  # a later record can have it
@@ -179,7 +180,10 @@ class LogImporter(Importer):
         """Convert a record with values, which can be nested, to one request or none."""
         self._num_candidates += 1
         for condition in self._map.only:
-            if not condition.matches(nested_value(record.values, condition.column)):
+            value = nested_value(record.values, condition.column)
+            if value is not None:
+                self._unseen_conditions.discard(condition.column)
+            if not condition.matches(value):
                 self._skipped += 1
                 return
         columns: dict[str, str] = {}
@@ -207,6 +211,10 @@ class LogImporter(Importer):
         notes = []
         if self._skipped:
             notes.append(f"{self._skipped:,} records that --only excludes were skipped")
+            notes += [
+                f"no record has a value in the column {name} of --only"
+                for name in sorted(self._unseen_conditions)
+            ]
         if self._unmatched:
             notes.append(
                 f"{self._unmatched:,} lines that do not match the line format were skipped, first "
@@ -219,6 +227,11 @@ class LogImporter(Importer):
         uses = []
         for target, source in self._sources.items():
             if target not in self._given:
+                if target in self._map.columns:
+                    remark = "no value in the first rows"
+                    uses.append(
+                        ColumnUse(target=target, source=" or ".join(source.names), remark=remark)
+                    )
                 continue
             remarks = ["guessed from its name"] if source.guessed else []
             if target in {ARRIVAL, FINISH}:
@@ -367,6 +380,15 @@ def _check_column(first: Record, use: str, name: str, present: Collection[str]) 
             f"the map names the column {name} {use}, but the file only has the columns "
             f"{_list_columns(present)}{did_you_mean(name, present)}",
         )
+
+
+def _leaf_names(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the names of all columns, those of nested objects joined by dots."""
+    names = []
+    for name, value in values.items():
+        nested = _leaf_names(value, f"{prefix}{name}.") if isinstance(value, dict) else []
+        names += nested or [f"{prefix}{name}"]
+    return names
 
 
 def _list_columns(columns: Collection[str]) -> str:

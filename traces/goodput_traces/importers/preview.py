@@ -25,6 +25,7 @@ __all__ = ["PREVIEW_ROWS", "ImportPreview", "print_preview"]
 
 PREVIEW_ROWS: Final = 4
 _MAX_CELL: Final = 36
+_ROWS_TITLE: Final = "first rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,30 +58,41 @@ def print_preview(console: Console, preview: ImportPreview) -> None:
         for title in ("column", "from", ""):
             columns.add_column(title, overflow="fold")
         for use in preview.uses:
-            if use.target in filled or use.target not in ROW_FIELDS:
-                cells = (use.target, use.source, use.remark)
-                columns.add_row(*(Text(printable(cell)) for cell in cells))
+            cells = (use.target, use.source, use.remark)
+            columns.add_row(*(Text(printable(cell)) for cell in cells))
         console.print(columns)
-    rows = Table(box=None, padding=(0, 1))
-    rows.add_column("first rows", no_wrap=True, min_width=max(map(len, filled)))
-    for _ in preview.rows:
-        rows.add_column("", no_wrap=True, overflow="ellipsis")
-    for name in filled:
-        if name == COLUMN_NS:
-            rows.add_row("arrival", *_format_arrivals(preview))
-        else:
-            rows.add_row(name, *(_format(name, getattr(row, name)) for row in preview.rows))
-    console.print(rows)
+    lines = [
+        ["arrival", *_format_arrivals(preview)]
+        if name == COLUMN_NS
+        else [name, *(_format(name, getattr(row, name)) for row in preview.rows)]
+        for name in filled
+    ]
+    console.print(_make_rows(lines, console), crop=False)
 
 
-def _format(name: str, value: Any) -> Text:
+def _make_rows(lines: list[list[str]], console: Console) -> Table:
+    """Return a table of the rows side by side: as many as fit on a terminal, else all."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    widths[0] = max(widths[0], len(_ROWS_TITLE))
+    shown = len(widths)
+    while console.is_terminal and shown > 2 and sum(widths[:shown]) + 2 * shown > console.width:
+        shown -= 1
+    table = Table(box=None, padding=(0, 1))
+    for title, width in zip((_ROWS_TITLE, *[""] * (shown - 1)), widths, strict=False):
+        table.add_column(title, no_wrap=True, min_width=width)
+    for cells in lines:
+        table.add_row(*map(Text, cells[:shown]))
+    return table
+
+
+def _format(name: str, value: Any) -> str:
     if value is None or value == ():
-        return Text("-")
+        return "-"
     if name == "total_hashes":
-        return Text(f"{len(value):,} hashes")
+        return f"{len(value):,} hashes"
     if isinstance(value, int) and not isinstance(value, bool) and name.endswith("_tokens"):
-        return Text(f"{value:,}")
-    return Text(printable(str(value)[:_MAX_CELL]))
+        return f"{value:,}"
+    return printable(str(value)[:_MAX_CELL])
 
 
 def _format_arrivals(preview: ImportPreview) -> Iterator[str]:
