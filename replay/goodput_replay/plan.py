@@ -46,7 +46,7 @@ __all__ = [
 
 _MAX_MODELS = 1000
 _MAX_EXAMPLES = 16
-# CPU time of sending one request and of reading one token, measured beside a mock, and the
+# Estimated CPU time of sending one request and of reading one token, and the
 # share of a processor up to which one process sends on time.
 _REQUEST_CPU_S = 250e-6
 _TOKEN_CPU_S = 15e-6

@@ -26,6 +26,9 @@ from rich.text import Text
 
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.process import count_cpus, raise_open_files
+from goodput_core.slo.intervals import requests_needed
+from goodput_core.slo.targets import format_objective
+from goodput_core.slo.verdict import MIN_BLOCKS
 from goodput_core.spec.choices import ControlMode
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
@@ -111,6 +114,7 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
     _check_timeouts(options, stats)
     follow_ups = stack.enter_context(open_follow_ups(requests)) if options.causal else None
     if options.dry_run:
+        _warn_of_evidence(options, requests, stats)
         _print_plan(options, requests, stats, follow_ups)
         return ExitCode.PASS
     if options.gate and not slo.classes and not stats.rows_with_targets:
@@ -120,6 +124,8 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         )
     for target in options.targets:
         require_permission(target, granted=options.yes)
+    if options.gate:
+        _warn_of_evidence(options, requests, stats)
     workers = _workers(options, stats)
     _warn_of_limits(options, stats, workers)
     plan = RunPlan(
@@ -256,6 +262,28 @@ def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:
         speed=options.speed,
         first_ns=trace.first_ns,
     )
+
+
+def _warn_of_evidence(options: ReplayOptions, plan: RequestPlan, stats: PlanStats) -> None:
+    """State on stderr what the plan lacks for a PASS, before time is spent on it."""
+    if options.concurrency is not None:  # no verdict
+        return
+    notes = []
+    if not options.causal and (window_ns := plan.window_ns(stats)) < MIN_BLOCKS * NS_PER_S:
+        window = format_duration(window_ns)
+        notes.append(f"the window is {window} long, and a PASS requires at least {MIN_BLOCKS} s")
+    for slo in plan.slo.classes:
+        rows = stats.classes[slo.name]
+        if slo.objective is None:
+            continue
+        needed = requests_needed(slo.objective, float(options.confidence))
+        if 0 < rows < needed:
+            notes.append(
+                f"the plan has {rows:,} requests of class {slo.name}, and a PASS at its objective "
+                f"of {format_objective(slo.objective)} requires at least {needed:,}"
+            )
+    for note in notes:
+        sys.stderr.write(f"note: {note}; choose a longer window\n")
 
 
 def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:

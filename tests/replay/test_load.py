@@ -203,6 +203,26 @@ def test_a_dry_run_prints_the_plan_of_a_load(capsys: pytest.CaptureFixture[str])
     )
 
 
+@pytest.mark.parametrize(
+    ("rate", "duration", "missing"),
+    [
+        ("5/s", "200s", []),
+        ("2/s", "100s", ["requests of class default, and a PASS at its objective of 99%"]),
+        ("90/s", "15s", ["the window is 15 s long, and a PASS requires at least 20 s"]),
+        ("1/s", "15s", ["the window", "a PASS at its objective of 99% requires at least 300"]),
+    ],
+)
+def test_a_plan_that_cannot_pass_is_named_before_it_is_sent(
+    rate: str, duration: str, missing: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--rate", rate, "--duration", duration, "--input-tokens", "9", "--output-tokens", "9"]
+    promises = ["--ttft", "1s", "--tpot", "1s", "--objective", "99%"]
+    assert run_command(["replay", *load, *promises, "--dry-run"]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == len(missing)
+    assert all(part in note for part, note in zip(missing, notes, strict=True))
+
+
 def emulated(folder: Path, *more: str) -> Any:
     manifest = str(ROOT / "examples" / "chat.yaml")
     command = ["replay", *OPTIONS, "--emulate", manifest, "--out", str(folder), "--no-report"]
