@@ -32,7 +32,7 @@ from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import RequestPlan
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import trace_path
 from goodput_traces.transforms import TransformPlan, parse_class_rules, parse_window

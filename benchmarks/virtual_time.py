@@ -40,7 +40,7 @@ from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import fleet_settings
 from goodput_replay.plan import RequestPlan
-from goodput_replay.run.slo import slo_classes
+from goodput_replay.runs.slo import slo_classes
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import trace_path
 from goodput_traces.transforms import TransformPlan

@@ -27,7 +27,7 @@ from goodput_engine.device.load import load_profile
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import FleetSettings
 from goodput_replay.plan import PlannedRequest, PromptKey
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -100,7 +100,7 @@ def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
     """Yield batches, at least one, so that memory does not grow with the run."""
     import pyarrow as pa  # noqa: PLC0415 - heavy
 
-    from goodput_replay.run.records import RECORDS_SCHEMA, open_records  # noqa: PLC0415 - heavy
+    from goodput_replay.runs.records import RECORDS_SCHEMA, open_records  # noqa: PLC0415 - heavy
 
     with open_records(folder) as opened:
         written = opened.schema_arrow.names  # records of earlier versions lack some columns
@@ -116,7 +116,7 @@ def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
 
 
 def _server_batches(folder: Path) -> Iterator[Any]:
-    from goodput_replay.run.server_metrics import read_server_metrics  # noqa: PLC0415 - heavy
+    from goodput_replay.runs.server_metrics import read_server_metrics  # noqa: PLC0415 - heavy
 
     metrics = read_server_metrics(folder)
     if metrics is None:

@@ -18,8 +18,8 @@ from goodput_core.errors import ExitCode, InputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from goodput_replay.run.summary import ClientSummary, ShardSummary, Summary
-    from goodput_replay.run.summary_builder import RunInfo
+    from goodput_replay.runs.summary import ClientSummary, ShardSummary, Summary
+    from goodput_replay.runs.summary_builder import RunInfo
 
 __all__ = ["main", "make_parser", "merge_runs"]
 
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     # Imported after the arguments are parsed, because they load numpy and pyarrow.
     from rich.console import Console  # noqa: PLC0415
 
-    from goodput_replay.run.summary import encode_summary  # noqa: PLC0415
-    from goodput_replay.run.terminal import print_summary  # noqa: PLC0415
+    from goodput_replay.runs.summary import encode_summary  # noqa: PLC0415
+    from goodput_replay.runs.terminal import print_summary  # noqa: PLC0415
 
     summary = merge_runs(
         folders, given.out, partial=given.partial, force=given.force, report=given.report
@@ -130,8 +130,8 @@ def merge_runs(
         DiskFullError: the disk is full.
     """
     from goodput_replay.report.run_report import write_report  # noqa: PLC0415
-    from goodput_replay.run.folder import RunWriter  # noqa: PLC0415
-    from goodput_replay.run.records import read_judged  # noqa: PLC0415
+    from goodput_replay.runs.folder import RunWriter  # noqa: PLC0415
+    from goodput_replay.runs.records import read_judged  # noqa: PLC0415
 
     runs = _read_shards(folders)
     missing = _find_missing(runs)
@@ -230,8 +230,8 @@ def _describe(runs: Sequence[_ShardRun], missing: Sequence[int]) -> RunInfo:
     from goodput_core.slo.intervals import DEFAULT_CONFIDENCE  # noqa: PLC0415
     from goodput_core.units import NS_PER_MS  # noqa: PLC0415
     from goodput_replay.compare.runs import read_classes  # noqa: PLC0415
-    from goodput_replay.run.slo import SLOClasses  # noqa: PLC0415
-    from goodput_replay.run.summary_builder import RunInfo  # noqa: PLC0415
+    from goodput_replay.runs.slo import SLOClasses  # noqa: PLC0415
+    from goodput_replay.runs.summary_builder import RunInfo  # noqa: PLC0415
 
     first, whole = runs[0].summary, runs[0].shard
     problems = [
@@ -280,7 +280,7 @@ def _confidence(summary: Summary) -> float | None:
 
 def _merge_clients(runs: Sequence[_ShardRun]) -> ClientSummary:
     """Join the senders of all shards; their stalls keep their owners."""
-    from goodput_replay.run.summary import ClientSummary, SenderSummary  # noqa: PLC0415
+    from goodput_replay.runs.summary import ClientSummary, SenderSummary  # noqa: PLC0415
 
     clients = [run.summary.client for run in runs]
     senders: list[SenderSummary] = []

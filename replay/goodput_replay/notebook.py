@@ -3,7 +3,7 @@
 `run` and `open_run` are for notebooks and scripts. A replay runs in a process of its own, because
 it needs an event loop with little else in it, and so that Ctrl-C in a notebook ends it in order.
 
-    result = run(trace="sample", emulate="examples/chat.yaml")
+    result = goodput_replay.run(trace="sample", emulate="examples/chat.yaml")
     result.classes["attainment"]
 """
 
@@ -28,10 +28,10 @@ from goodput_core.errors import (
     UsageError,
 )
 from goodput_replay.report.timeline import cut_timeline
-from goodput_replay.run.columns import load_columns
-from goodput_replay.run.records import open_records
-from goodput_replay.run.server_metrics import read_server_metrics
-from goodput_replay.run.summary import ClassSummary, Summary, VerdictSummary, read_summary
+from goodput_replay.runs.columns import load_columns
+from goodput_replay.runs.records import open_records
+from goodput_replay.runs.server_metrics import read_server_metrics
+from goodput_replay.runs.summary import ClassSummary, Summary, VerdictSummary, read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,8 +13,8 @@ from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.arguments import DEFAULT_TIMEOUT_NS, make_parser
 from goodput_replay.load import LoadArrivals, StatedLoad, parse_spacing
-from goodput_replay.run.length_pinning import LengthPinning
-from goodput_replay.run.prompt_kind import PromptKind
+from goodput_replay.runs.length_pinning import LengthPinning
+from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.sending.abort import AbortRule
 from goodput_replay.sending.target import Endpoint, Target
 from goodput_replay.shares import Share

@@ -18,7 +18,7 @@ import numpy as np
 from goodput_core.errors import InputError
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.shares import ALL
 from goodput_traces.format.reader import Trace
 from goodput_traces.format.schema import Clock

@@ -10,8 +10,8 @@ from goodput_core.cli import installed_version
 from goodput_core.files import partial_path
 from goodput_replay.options import ReplayOptions
 from goodput_replay.plan import PlanStats, RequestPlan
-from goodput_replay.run.files import SERVER_METRICS_FILE
-from goodput_replay.run.summary import (
+from goodput_replay.runs.files import SERVER_METRICS_FILE
+from goodput_replay.runs.summary import (
     ClientSummary,
     EmulationSummary,
     RunSummary,
@@ -19,7 +19,7 @@ from goodput_replay.run.summary import (
     TargetSummary,
     TraceSummary,
 )
-from goodput_replay.run.summary_builder import RunInfo, to_ms
+from goodput_replay.runs.summary_builder import RunInfo, to_ms
 from goodput_replay.scraping.settings import ScrapeSettings, choose_interval
 from goodput_replay.sending.tokenizer import TokenizerVocabulary
 from goodput_replay.sessions import FollowUps, JudgedSpan
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from goodput_replay.run.slo import SLOClasses
+    from goodput_replay.runs.slo import SLOClasses
 
 __all__ = ["RunPlan"]
 

@@ -36,13 +36,13 @@ from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.load import LOAD
 from goodput_replay.plan import PlanStats, RequestPlan, choose_workers, require_fit, survey
-from goodput_replay.run.folder import RunWriter, default_folder
-from goodput_replay.run.formatting import describe_sessions
-from goodput_replay.run.slo import SLOClasses, read_slo, slo_classes
-from goodput_replay.run.summary import Summary, TraceSummary, encode_summary
-from goodput_replay.run.summary_builder import summarise_targets
-from goodput_replay.run.terminal import print_summary
 from goodput_replay.run_plan import RunPlan
+from goodput_replay.runs.folder import RunWriter, default_folder
+from goodput_replay.runs.formatting import describe_sessions
+from goodput_replay.runs.slo import SLOClasses, read_slo, slo_classes
+from goodput_replay.runs.summary import Summary, TraceSummary, encode_summary
+from goodput_replay.runs.summary_builder import summarise_targets
+from goodput_replay.runs.terminal import print_summary
 from goodput_replay.sending.open_streams import count_ports, find_stream_limit
 from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.options import ReplayOptions
-    from goodput_replay.run.folder import FinishedRun
+    from goodput_replay.runs.folder import FinishedRun
     from goodput_traces.format.reader import Trace
 
 __all__ = ["run"]

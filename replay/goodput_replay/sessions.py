@@ -31,8 +31,8 @@ from goodput_core.errors import InputError
 from goodput_core.files import is_disk_full
 from goodput_core.units import NS_PER_S, ms_to_ns
 from goodput_replay.plan import PlannedRequest
-from goodput_replay.run.files import DiskFullError
-from goodput_replay.run.sessions_summary import SessionsSummary
+from goodput_replay.runs.files import DiskFullError
+from goodput_replay.runs.sessions_summary import SessionsSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

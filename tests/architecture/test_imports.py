@@ -92,7 +92,7 @@ def test_every_contract_is_kept() -> None:
         pytest.param("replay", "goodput_replay/planted.py", "import torch", id="torch in replay"),
         pytest.param(
             "replay",
-            "goodput_replay/run/planted.py",
+            "goodput_replay/runs/planted.py",
             "def late():\n    from goodput_replay.report import page",
             id="the report in run, hidden in a function",
         ),

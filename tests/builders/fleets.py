@@ -16,7 +16,7 @@ from goodput_engine.messages import Configure
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import FleetOutcome, FleetSettings
 from goodput_replay.plan import PlannedRequest, PromptKey
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

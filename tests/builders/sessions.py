@@ -9,7 +9,7 @@ from tests.builders.traces import trace_row, write_rows
 
 from goodput_core.units import NS_PER_MS
 from goodput_replay.plan import RequestPlan
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.sessions import open_follow_ups
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock

@@ -15,16 +15,16 @@ from tests.builders.pages import chromium
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.slo import SLOClasses
-from goodput_replay.run.summary import (
+from goodput_replay.runs.folder import RunWriter
+from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.runs.summary import (
     ClientSummary,
     LengthPinning,
     RunSummary,
     TargetSummary,
     TraceSummary,
 )
-from goodput_replay.run.summary_builder import RunInfo
+from goodput_replay.runs.summary_builder import RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-    from goodput_replay.run.summary import Summary
+    from goodput_replay.runs.summary import Summary
 
 SLO = SLOClasses(
     classes=(

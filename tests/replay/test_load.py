@@ -27,7 +27,7 @@ from goodput_replay.load import (
     parse_spacing,
 )
 from goodput_replay.options import parse_options
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.summary import read_summary
 
 ROOT = Path(__file__).parents[2]
 ARRIVALS = LoadArrivals(

@@ -29,9 +29,9 @@ from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.compare.runs import load_run
 from goodput_replay.merge import merge_runs
-from goodput_replay.run.records import read_judged
-from goodput_replay.run.summary import SenderSummary, ShardSummary, StallSummary
-from goodput_replay.run.summary_builder import RunInfo, build_summary
+from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.summary import SenderSummary, ShardSummary, StallSummary
+from goodput_replay.runs.summary_builder import RunInfo, build_summary
 from goodput_replay.shares import Share
 
 if TYPE_CHECKING:

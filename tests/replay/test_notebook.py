@@ -17,8 +17,8 @@ from tests.replay.conftest import write_run
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
-from goodput_replay.notebook import open_run, run
-from goodput_replay.run.files import RECORDS_FILE
+from goodput_replay import open_run, run
+from goodput_replay.runs.files import RECORDS_FILE
 
 if TYPE_CHECKING:
     from tests.replay.conftest import SyntheticRun

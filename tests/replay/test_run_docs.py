@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from goodput_replay.run.records import RECORDS_SCHEMA
-from goodput_replay.run.server_metrics import SERVER_METRICS_SCHEMA
-from goodput_replay.run.summary import schema_json
+from goodput_replay.runs.records import RECORDS_SCHEMA
+from goodput_replay.runs.server_metrics import SERVER_METRICS_SCHEMA
+from goodput_replay.runs.summary import schema_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

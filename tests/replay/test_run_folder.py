@@ -19,7 +19,7 @@ from goodput_core.errors import ExitCode, InputError
 from goodput_core.files import write_atomically
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.report.run_report import write_report
-from goodput_replay.run.files import (
+from goodput_replay.runs.files import (
     DECISIONS_FILE,
     RECORDS_FILE,
     REPORT_FILE,
@@ -28,10 +28,10 @@ from goodput_replay.run.files import (
     ReservedFile,
     reserve_file,
 )
-from goodput_replay.run.folder import RunWriter, default_folder
-from goodput_replay.run.records import read_judged, read_records
-from goodput_replay.run.slo import SLOClasses
-from goodput_replay.run.summary import read_summary, write_summary
+from goodput_replay.runs.folder import RunWriter, default_folder
+from goodput_replay.runs.records import read_judged, read_records
+from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.runs.summary import read_summary, write_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.replay.conftest import SyntheticRun
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_replay.run.summary import Summary
+    from goodput_replay.runs.summary import Summary
 
 
 def _record(folder: Path, run: SyntheticRun, *, report: bool = False) -> Summary:
@@ -244,7 +244,7 @@ def test_a_run_is_complete_if_its_report_does_not_fit(
         write_summary(folder, summary)
         _fill(tiny_disk)
 
-    monkeypatch.setattr("goodput_replay.run.folder.write_summary", fill_then)
+    monkeypatch.setattr("goodput_replay.runs.folder.write_summary", fill_then)
     with pytest.raises(DiskFullError, match="no space for its report; free some space and run"):
         _record(tiny_disk / "run", synthetic_run, report=True)
     assert _names(tiny_disk / "run") == {RECORDS_FILE, SUMMARY_FILE}

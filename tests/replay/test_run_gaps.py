@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.quantiles import quantile
-from goodput_replay.run.columns import GapCounts
+from goodput_replay.runs.columns import GapCounts
 
 _GAPS = st.lists(
     st.integers(0, 5000) | st.integers(0, 2**31 - 1) | st.just(2**31 - 1), min_size=1, max_size=60

@@ -18,8 +18,8 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason, judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
-from goodput_replay.run.files import RECORDS_FILE
-from goodput_replay.run.records import (
+from goodput_replay.runs.files import RECORDS_FILE
+from goodput_replay.runs.records import (
     RECORDS_SCHEMA,
     RecordWriter,
     read_judged,

@@ -24,20 +24,20 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS
-from goodput_replay.run.columns import count_gaps, load_columns
-from goodput_replay.run.files import SUMMARY_FILE
-from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.formatting import format_percent
-from goodput_replay.run.slo import SLOClasses
-from goodput_replay.run.summary import (
+from goodput_replay.runs.columns import count_gaps, load_columns
+from goodput_replay.runs.files import SUMMARY_FILE
+from goodput_replay.runs.folder import RunWriter
+from goodput_replay.runs.formatting import format_percent
+from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.runs.summary import (
     Summary,
     encode_summary,
     read_summary,
     schema_json,
     write_summary,
 )
-from goodput_replay.run.summary_builder import cut_share
-from goodput_replay.run.terminal import print_summary
+from goodput_replay.runs.summary_builder import cut_share
+from goodput_replay.runs.terminal import print_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,7 +249,7 @@ def test_a_summary_is_read_back_as_it_was_written(tmp_path: Path, summary: Summa
 
 @pytest.mark.golden
 def test_the_shipped_schema_matches_the_code(request: pytest.FixtureRequest) -> None:
-    shipped = files("goodput_replay.run").joinpath("summary.schema.json")
+    shipped = files("goodput_replay.runs").joinpath("summary.schema.json")
     if request.config.getoption("--rewrite-golden"):
         from pathlib import Path
 

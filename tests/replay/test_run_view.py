@@ -12,8 +12,8 @@ from tests.replay.conftest import write_run
 
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.summary import ErrorSummary, LengthPinning
-from goodput_replay.run.terminal import print_summary
+from goodput_replay.runs.summary import ErrorSummary, LengthPinning
+from goodput_replay.runs.terminal import print_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
-    from goodput_replay.run.summary import Summary
+    from goodput_replay.runs.summary import Summary
 
 
 @pytest.fixture(scope="module")

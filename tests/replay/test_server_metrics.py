@@ -17,8 +17,8 @@ from goodput_core.units import NS_PER_S
 from goodput_replay.live.page import LivePage
 from goodput_replay.report.run_report import render
 from goodput_replay.report.server_figures import server_figures
-from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.server_metrics import (
+from goodput_replay.runs.folder import RunWriter
+from goodput_replay.runs.server_metrics import (
     SERVER_METRICS_SCHEMA,
     ServerMetrics,
     read_server_metrics,
@@ -101,7 +101,7 @@ def test_a_file_of_another_program_is_rejected(tmp_path: Path) -> None:
 
 
 def test_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goodput_replay.run.server_metrics._MAX_VALUES", 100)
+    monkeypatch.setattr("goodput_replay.runs.server_metrics._MAX_VALUES", 100)
     metrics = _metrics()
     assert metrics.table().num_rows == 100
     assert metrics.sources["chat-0"].scrapes == 151

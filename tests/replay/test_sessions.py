@@ -14,7 +14,7 @@ from tests.builders.sessions import follow_ups_of, plan_of_rows, session_row
 
 from goodput_core.errors import InputError
 from goodput_core.units import NS_PER_MS
-from goodput_replay.run.files import DiskFullError
+from goodput_replay.runs.files import DiskFullError
 from goodput_replay.sessions import _write, open_follow_ups
 from goodput_traces.format.schema import Clock
 from goodput_traces.transforms import Window, parse_session_arrivals

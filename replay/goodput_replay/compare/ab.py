@@ -41,7 +41,7 @@ from goodput_replay.compare.recording import (
     RecordedPair,
     write_recording,
 )
-from goodput_replay.run.summary import Summary, read_summary
+from goodput_replay.runs.summary import Summary, read_summary
 from goodput_replay.sending.target import parse_target
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from goodput_replay.compare.comparison import compare_runs, encode_comparison
 from goodput_replay.compare.page import render_comparison
 from goodput_replay.compare.runs import load_run
 from goodput_replay.compare.view import print_comparisons
-from goodput_replay.run.tables import open_console
+from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
 
 if TYPE_CHECKING:

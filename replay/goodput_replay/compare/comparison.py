@@ -28,8 +28,8 @@ from goodput_replay.compare.runs import (
     match,
     require_same_sessions,
 )
-from goodput_replay.run.records import open_records
-from goodput_replay.run.summary_builder import cut_share
+from goodput_replay.runs.records import open_records
+from goodput_replay.runs.summary_builder import cut_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,8 +30,8 @@ from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
 from goodput_core.slo.verdict import Reason, VerdictKind, decide
 from goodput_core.units import NS_PER_S
 from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match
-from goodput_replay.run.records import read_records
-from goodput_replay.run.summary_builder import cut_share, read_stalls
+from goodput_replay.runs.records import read_records
+from goodput_replay.runs.summary_builder import cut_share, read_stalls
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objec
 from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
 from goodput_replay.compare.recording import is_recording, read_history, read_recording
-from goodput_replay.run.tables import open_console
+from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from rich.text import Text
 from goodput_core.slo.gate import cut_points, format_points
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.text import printable
-from goodput_replay.run.formatting import format_confidence, format_percent
-from goodput_replay.run.tables import choose_table
-from goodput_replay.run.terminal import VERDICT_STYLES
+from goodput_replay.runs.formatting import format_confidence, format_percent
+from goodput_replay.runs.tables import choose_table
+from goodput_replay.runs.terminal import VERDICT_STYLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -18,7 +18,7 @@ from goodput_replay.report.figures import (
 from goodput_replay.report.page import PageData, render_page
 from goodput_replay.report.run_figures import MEASURES, class_label, latency_figure, run_curves
 from goodput_replay.report.timeline import cut_timeline
-from goodput_replay.run.formatting import format_ms, format_seconds
+from goodput_replay.runs.formatting import format_ms, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,11 +22,11 @@ from goodput_core.slo.pairs import PairCounts
 from goodput_core.slo.stalls import NO_STALLS
 from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
-from goodput_replay.run.columns import KINDS, RunColumns, load_columns
-from goodput_replay.run.files import SUMMARY_FILE
-from goodput_replay.run.records import open_records, read_records
-from goodput_replay.run.summary import Summary, read_summary
-from goodput_replay.run.summary_builder import read_stalls
+from goodput_replay.runs.columns import KINDS, RunColumns, load_columns
+from goodput_replay.runs.files import SUMMARY_FILE
+from goodput_replay.runs.records import open_records, read_records
+from goodput_replay.runs.summary import Summary, read_summary
+from goodput_replay.runs.summary_builder import read_stalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

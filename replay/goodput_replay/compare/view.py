@@ -10,7 +10,7 @@ from rich.text import Text
 
 from goodput_core.text import printable
 from goodput_replay.compare.outputs import difference_cells
-from goodput_replay.run.formatting import (
+from goodput_replay.runs.formatting import (
     format_confidence,
     format_count,
     format_ms,

@@ -35,7 +35,7 @@ from goodput_core.files import partial_path
 from goodput_core.histogram import LengthMix
 from goodput_core.slo.judging import judge
 from goodput_engine.messages import Limits, SetLimits
-from goodput_replay.run.files import DECISIONS_FILE
+from goodput_replay.runs.files import DECISIONS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,7 @@ from goodput_engine.device.profile import DeviceProfile
 from goodput_engine.manifest_file import read_document
 from goodput_engine.messages import Configure
 from goodput_engine.scheduler.policy import SchedulingPolicy
-from goodput_replay.run.slo import SLOClasses, slo_classes
+from goodput_replay.runs.slo import SLOClasses, slo_classes
 
 if TYPE_CHECKING:
     from pathlib import Path

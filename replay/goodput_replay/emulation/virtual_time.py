@@ -18,14 +18,14 @@ from goodput_core.units import NS_PER_S, NS_PER_US, format_duration
 from goodput_replay.emulation.control import control_loop
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import FleetOutcome
-from goodput_replay.run.folder import FinishedRun, stop_on_signals
-from goodput_replay.run.summary import (
+from goodput_replay.runs.folder import FinishedRun, stop_on_signals
+from goodput_replay.runs.summary import (
     ClientSummary,
     EmulationSummary,
     LengthPinning,
     TargetSummary,
 )
-from goodput_replay.run.summary_builder import seconds
+from goodput_replay.runs.summary_builder import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.emulation.settings import FleetSettings
     from goodput_replay.plan import PlannedRequest, PlanStats
-    from goodput_replay.run.folder import RunWriter
     from goodput_replay.run_plan import RunPlan
+    from goodput_replay.runs.folder import RunWriter
 
 __all__ = ["Stopped", "display", "emulated_run", "stoppable"]
 

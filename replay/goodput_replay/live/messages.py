@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from goodput_replay.live.tally import LiveWindow
-from goodput_replay.run.summary_builder import RunInfo
+from goodput_replay.runs.summary_builder import RunInfo
 from goodput_replay.scraping.settings import ScrapeSettings
 
 __all__ = ["Begin", "End", "StopScraping"]

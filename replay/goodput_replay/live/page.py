@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from goodput_core.histogram import DurationHistogram
     from goodput_replay.live.tally import LiveTally, RunProgress
     from goodput_replay.report.figures import Figure
-    from goodput_replay.run.server_metrics import ServerMetrics
-    from goodput_replay.run.summary import Summary
-    from goodput_replay.run.summary_builder import RunInfo
+    from goodput_replay.runs.server_metrics import ServerMetrics
+    from goodput_replay.runs.summary import Summary
+    from goodput_replay.runs.summary_builder import RunInfo
 
 __all__ = ["LIVE_SCRIPTS", "LivePage"]
 

@@ -8,7 +8,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.summary import (
+from goodput_replay.runs.summary import (
     SUMMARY_VERSION,
     ClassSummary,
     ErrorSummary,
@@ -18,7 +18,7 @@ from goodput_replay.run.summary import (
     VerdictSummary,
     WindowSummary,
 )
-from goodput_replay.run.summary_builder import (
+from goodput_replay.runs.summary_builder import (
     cut_share,
     seconds,
     summarise_interval,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from goodput_core.slo.attainment import ClassCounts
     from goodput_core.slo.verdict import ClassEvidence
     from goodput_replay.live.tally import RunSoFar
-    from goodput_replay.run.summary_builder import RunInfo
+    from goodput_replay.runs.summary_builder import RunInfo
 
 __all__ = ["summarise_so_far"]
 

@@ -20,7 +20,7 @@ from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.verdict import ValidityEvidence, Verdict, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_replay.report.timeline import ClassTimeline, Timeline, interval_edges
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.statistics.evidence import EvidenceTally, RunEvidence
 
 if TYPE_CHECKING:

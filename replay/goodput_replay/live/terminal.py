@@ -12,7 +12,7 @@ from goodput_core.slo.verdict import VerdictKind
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_replay.live.tally import LINE_EVERY_NS
-from goodput_replay.run.formatting import format_percent, format_rate
+from goodput_replay.runs.formatting import format_percent, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from goodput_core.text import printable
 from goodput_replay.report.figures import COLOURS, Figure
-from goodput_replay.run.formatting import (
+from goodput_replay.runs.formatting import (
     describe_emulation,
     format_confidence,
     format_count,

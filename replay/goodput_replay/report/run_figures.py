@@ -22,15 +22,15 @@ from goodput_replay.report.figures import (
     numbers,
     place_of_share,
 )
-from goodput_replay.run.columns import RunColumns
-from goodput_replay.run.formatting import format_ms, format_seconds
-from goodput_replay.run.summary import SLOSummary
+from goodput_replay.runs.columns import RunColumns
+from goodput_replay.runs.formatting import format_ms, format_seconds
+from goodput_replay.runs.summary import SLOSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from goodput_replay.report.timeline import SoFar, Timeline
-    from goodput_replay.run.columns import GapCounts
+    from goodput_replay.runs.columns import GapCounts
 
 __all__ = ["MEASURES", "Curve", "class_label", "latency_figure", "run_curves", "time_figures"]
 

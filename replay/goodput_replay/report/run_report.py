@@ -33,11 +33,11 @@ from goodput_replay.report.server_figures import (
 )
 from goodput_replay.report.slowest import find_slowest
 from goodput_replay.report.timeline import attainment_so_far, count_seconds, cut_timeline
-from goodput_replay.run.columns import count_gaps, load_columns
-from goodput_replay.run.files import REPORT_FILE
-from goodput_replay.run.formatting import describe_sessions
-from goodput_replay.run.server_metrics import read_server_metrics
-from goodput_replay.run.summary import (
+from goodput_replay.runs.columns import count_gaps, load_columns
+from goodput_replay.runs.files import REPORT_FILE
+from goodput_replay.runs.formatting import describe_sessions
+from goodput_replay.runs.server_metrics import read_server_metrics
+from goodput_replay.runs.summary import (
     ClassSummary,
     LengthPinning,
     Quantiles,
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from goodput_replay.report.figures import Figure
     from goodput_replay.report.timeline import Timeline
-    from goodput_replay.run.columns import RunColumns
-    from goodput_replay.run.server_metrics import ServerMetrics
+    from goodput_replay.runs.columns import RunColumns
+    from goodput_replay.runs.server_metrics import ServerMetrics
 
 __all__ = [
     "ClassCard",

@@ -16,15 +16,15 @@ from goodput_replay.report.figures import (
     XAxis,
     numbers,
 )
-from goodput_replay.run.formatting import format_percent, format_rate, format_seconds
-from goodput_replay.run.server_metrics import SERIES, SeriesKind, ServerSeries, is_counter
+from goodput_replay.runs.formatting import format_percent, format_rate, format_seconds
+from goodput_replay.runs.server_metrics import SERIES, SeriesKind, ServerSeries, is_counter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from goodput_replay.run.server_metrics import ServerMetrics
+    from goodput_replay.runs.server_metrics import ServerMetrics
 
 __all__ = ["describe_sources", "server_figures", "server_table"]
 

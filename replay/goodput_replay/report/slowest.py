@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from goodput_core.slo.judging import JudgementKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.records import open_records
+from goodput_replay.runs.records import open_records
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from goodput_replay.run.columns import RunColumns
+    from goodput_replay.runs.columns import RunColumns
 
 __all__ = ["SlowRequest", "find_slowest"]
 

@@ -22,7 +22,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
-    from goodput_replay.run.columns import RunColumns
+    from goodput_replay.runs.columns import RunColumns
 
 __all__ = [
     "ClassTimeline",

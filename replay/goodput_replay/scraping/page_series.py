@@ -24,7 +24,7 @@ from goodput_core.contract import (
     METRIC_WAITING,
 )
 from goodput_core.units import NS_PER_S
-from goodput_replay.run.server_metrics import SERIES, SeriesKind, is_counter
+from goodput_replay.runs.server_metrics import SERIES, SeriesKind, is_counter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,7 +18,7 @@ from yarl import URL
 from goodput_core.contract import PATH_METRICS
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S
-from goodput_replay.run.server_metrics import ServerMetrics, write_server_metrics
+from goodput_replay.runs.server_metrics import ServerMetrics, write_server_metrics
 from goodput_replay.scraping.page_series import PageError, PageSeries, find_samples, is_router
 from goodput_replay.sending.target import tls_context
 from goodput_replay.watch.readings import ReadError, StateReader, read_response

@@ -13,7 +13,7 @@ from uuid import NAMESPACE_OID, uuid5
 from goodput_engine.openai.bodies import request_body
 from goodput_engine.openai.headers import write_headers
 from goodput_replay.plan import PlannedRequest
-from goodput_replay.run.summary import LengthPinning
+from goodput_replay.runs.summary import LengthPinning
 from goodput_replay.sending.prompts import PromptRenderer
 from goodput_replay.sending.target import Endpoint
 

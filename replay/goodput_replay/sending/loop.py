@@ -18,8 +18,8 @@ from yarl import URL
 
 from goodput_core.slo.stalls import Stall
 from goodput_replay.plan import RequestPlan
-from goodput_replay.run.length_pinning import LengthPinning
-from goodput_replay.run.prompt_kind import PromptKind
+from goodput_replay.runs.length_pinning import LengthPinning
+from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.sending.body import PreparedRequest, RequestRenderer
 from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 from goodput_replay.sending.lookahead import Lookahead

@@ -20,7 +20,7 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import PromptKey
-from goodput_replay.run.length_pinning import LengthPinning
+from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.sending.client.chunks import error_sentence
 from goodput_replay.sending.client.reason import reason_of
 from goodput_replay.sending.client.redaction import Redaction

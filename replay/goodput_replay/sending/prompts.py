@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from goodput_replay.run.prompt_kind import PromptKind
+from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.sending.target import Endpoint
 
 if TYPE_CHECKING:

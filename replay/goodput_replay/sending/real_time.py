@@ -24,16 +24,16 @@ from goodput_core.units import NS_PER_S
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
-from goodput_replay.run.files import DECISIONS_FILE
-from goodput_replay.run.folder import FinishedRun, stop_on_signals
-from goodput_replay.run.prompt_kind import PromptKind
-from goodput_replay.run.summary import (
+from goodput_replay.runs.files import DECISIONS_FILE
+from goodput_replay.runs.folder import FinishedRun, stop_on_signals
+from goodput_replay.runs.prompt_kind import PromptKind
+from goodput_replay.runs.summary import (
     ClientSummary,
     LengthPinning,
     SenderSummary,
     TargetSummary,
 )
-from goodput_replay.run.summary_builder import seconds, summarise_stall, to_ms
+from goodput_replay.runs.summary_builder import seconds, summarise_stall, to_ms
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.redaction import Redaction
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlannedRequest
-    from goodput_replay.run.folder import RunWriter
-    from goodput_replay.run.summary import Summary
     from goodput_replay.run_plan import RunPlan
+    from goodput_replay.runs.folder import RunWriter
+    from goodput_replay.runs.summary import Summary
     from goodput_replay.scraping.settings import ScrapeSettings
     from goodput_replay.sending.loop import SenderUsage
 

@@ -19,7 +19,7 @@ from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration, format_number
-from goodput_replay.run.tables import choose_table, open_console
+from goodput_replay.runs.tables import choose_table, open_console
 from goodput_replay.sweep.search import RateLevel, SearchLimits, beyond, boundary, next_scale
 from goodput_traces.transforms import parse_factor
 

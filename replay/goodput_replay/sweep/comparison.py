@@ -26,7 +26,7 @@ from goodput_core.text import printable
 from goodput_engine.device.choice import budget_problem, choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.emulation.settings import read_topology
-from goodput_replay.run.tables import choose_table, open_console
+from goodput_replay.runs.tables import choose_table, open_console
 from goodput_replay.sweep.candidates import Candidate, Evaluation, SweepInput, evaluate, grid
 from goodput_replay.sweep.recommendation import as_json, label, recommend, tables
 from goodput_traces.sample import trace_path

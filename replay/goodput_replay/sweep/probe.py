@@ -14,7 +14,7 @@ from goodput_core.errors import ExitCode
 from goodput_core.slo.targets import parse_objective
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.child import ChildReplays, child_replays
-from goodput_replay.run.summary import Summary, read_summary
+from goodput_replay.runs.summary import Summary, read_summary
 from goodput_replay.sweep.search import Probe, RateLevel
 
 if TYPE_CHECKING:

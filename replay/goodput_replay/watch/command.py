@@ -104,7 +104,7 @@ def _parse_url(text: str) -> str:
 async def _watch(given: Any) -> None:
     from goodput_replay.live.page import LIVE_SCRIPTS  # noqa: PLC0415 - heavy
     from goodput_replay.live.server import HOST, LiveServer, open_site  # noqa: PLC0415
-    from goodput_replay.run.slo import SLOClasses, read_slo  # noqa: PLC0415
+    from goodput_replay.runs.slo import SLOClasses, read_slo  # noqa: PLC0415
     from goodput_replay.watch.history import ServiceHistory  # noqa: PLC0415
     from goodput_replay.watch.page import WatchPage  # noqa: PLC0415
 

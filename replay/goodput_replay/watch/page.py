@@ -25,7 +25,7 @@ from goodput_replay.report.figures import (
 )
 from goodput_replay.report.page import PageData, load_template, render_page
 from goodput_replay.report.run_figures import class_label
-from goodput_replay.run.formatting import format_seconds
+from goodput_replay.runs.formatting import format_seconds
 from goodput_replay.watch.history import WINDOW_S
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.attainment import SecondCounts
     from goodput_core.slo.verdict import ClassEvidence
-    from goodput_replay.run.slo import SLOClasses
+    from goodput_replay.runs.slo import SLOClasses
     from goodput_replay.watch.history import ServiceHistory
     from goodput_replay.watch.readings import EngineLoad, RouterView
 

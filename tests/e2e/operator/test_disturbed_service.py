@@ -19,7 +19,7 @@ from tools.e2e.clients import replay_load
 from tools.e2e.installation import ChartRelease, conditions_of
 
 from goodput_core.contract import PATH_CONTROL_STATE
-from goodput_replay.run.records import read_judged
+from goodput_replay.runs.records import read_judged
 
 if TYPE_CHECKING:
     from pathlib import Path

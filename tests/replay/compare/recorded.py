@@ -12,7 +12,7 @@ from tests.replay.conftest import INFO, write_run
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -15,7 +15,7 @@ from tests.builders.manifests import write_manifest
 from goodput_core.errors import UsageError
 from goodput_replay.compare.ab import main, plan_looks, plan_orders
 from goodput_replay.compare.recording import read_recording
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,13 +15,13 @@ from tests.replay.conftest import INFO
 from goodput_core.errors import InputError, UsageError
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
-from goodput_replay.run.files import RECORDS_FILE, SUMMARY_FILE
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from goodput_replay.run.summary import RunSummary
+    from goodput_replay.runs.summary import RunSummary
 
 
 def spread(count: int, offset: int = 0) -> range:

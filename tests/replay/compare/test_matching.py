@@ -14,7 +14,7 @@ from tests.replay.conftest import INFO
 
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.compare.runs import difference_between, load_run, match
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from pathlib import Path

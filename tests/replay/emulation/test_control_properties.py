@@ -24,7 +24,7 @@ from goodput_core.steptime import RooflineForm, UnitForm
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.control import ControlLoop
 from goodput_replay.emulation.emulate import emulate
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from goodput_core.slo.record import RequestRecord

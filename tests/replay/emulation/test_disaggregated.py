@@ -16,7 +16,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.emulation.pools import DisaggregatedFleet
 from goodput_replay.emulation.settings import DecodePool, apply_topology, read_topology
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from goodput_core.units import NS_PER_MS
 from goodput_engine.scheduler.admission import Rejection, Removal
 from goodput_engine.scheduler.policies.registry import POLICIES
 from goodput_engine.scheduler.policies.sarathi import SarathiPolicy
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from tests.builders.fleets import FleetRun

@@ -17,7 +17,7 @@ from goodput_core.spec.choices import RouterPolicy
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS
 from goodput_replay.emulation.emulate import emulate
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest

@@ -24,10 +24,10 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.plan import PromptKey
-from goodput_replay.run.length_pinning import LengthPinning
-from goodput_replay.run.prompt_kind import PromptKind
-from goodput_replay.run.records import read_records
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.length_pinning import LengthPinning
+from goodput_replay.runs.prompt_kind import PromptKind
+from goodput_replay.runs.records import read_records
+from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.prompts import WordPrompts
 from goodput_replay.sending.tokenizer import read_tokenizer
 from goodput_traces.format.schema import Clock

@@ -18,7 +18,7 @@ from goodput_replay.live.page import LivePage
 from goodput_replay.live.summary import summarise_so_far
 from goodput_replay.live.tally import MAX_CLASSES, LiveTally
 from goodput_replay.report.timeline import cut_timeline
-from goodput_replay.run.columns import load_columns
+from goodput_replay.runs.columns import load_columns
 
 if TYPE_CHECKING:
     import asyncio

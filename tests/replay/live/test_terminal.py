@@ -15,7 +15,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
 from goodput_replay.live.tally import LiveTally, LiveWindow, RunProgress
 from goodput_replay.live.terminal import TerminalView
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 PROGRESS = RunProgress(
     elapsed_ns=2 * NS_PER_S, duration_ns=5 * NS_PER_S, planned=40, sent=7, in_flight=2

@@ -10,7 +10,7 @@ from tests.replay.conftest import write_run
 from goodput_core.dispatch import run_command
 from goodput_core.errors import ExitCode
 from goodput_replay.report.run_report import write_report
-from goodput_replay.run.files import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
+from goodput_replay.runs.files import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from tests.replay.conftest import write_run
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
 from goodput_replay.report.run_report import write_report
-from goodput_replay.run.files import SERVER_METRICS_FILE
-from goodput_replay.run.server_metrics import ServerMetrics, write_server_metrics
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.files import SERVER_METRICS_FILE
+from goodput_replay.runs.server_metrics import ServerMetrics, write_server_metrics
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page

@@ -15,8 +15,8 @@ from tests.replay.conftest import write_run
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_replay.report.run_report import render, write_report
-from goodput_replay.run.slo import SLOClasses
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
-    from goodput_replay.run.summary_builder import RunInfo
+    from goodput_replay.runs.summary_builder import RunInfo
 
 HOSTILE = "\"><script>alert('1')</script><img src=https://evil.example/x onerror=alert(1)>&amp;"
 _SECTIONS = (

@@ -16,9 +16,9 @@ from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
 from goodput_replay.report.run_figures import MEASURES, Curve, latency_figure
 from goodput_replay.report.timeline import attainment_so_far, cut_timeline
-from goodput_replay.run.columns import RunColumns, load_columns
-from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.summary import SLOSummary
+from goodput_replay.runs.columns import RunColumns, load_columns
+from goodput_replay.runs.folder import RunWriter
+from goodput_replay.runs.summary import SLOSummary
 
 if TYPE_CHECKING:
     from tests.replay.conftest import SyntheticRun

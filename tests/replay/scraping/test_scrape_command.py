@@ -17,8 +17,8 @@ import psutil
 import pytest
 from benchmarks.replayer_lateness import mock_server
 
-from goodput_replay.run.server_metrics import read_server_metrics
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.server_metrics import read_server_metrics
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

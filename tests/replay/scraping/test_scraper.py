@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.server_metrics import UP, ServerMetrics, read_server_metrics
+from goodput_replay.runs.server_metrics import UP, ServerMetrics, read_server_metrics
 from goodput_replay.scraping.scraper import MetricsScraper
 from goodput_replay.scraping.settings import ScrapeSettings, choose_interval
 

@@ -23,9 +23,9 @@ from tests.replay.sending.stand_ins import (
     usage,
 )
 
-from goodput_replay.run.length_pinning import LengthPinning
-from goodput_replay.run.records import read_records
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.length_pinning import LengthPinning
+from goodput_replay.runs.records import read_records
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,7 @@ from goodput_core.contract import (
     HEADER_SLO_TTFT_MS,
 )
 from goodput_core.slo.targets import Targets
-from goodput_replay.run.summary import LengthPinning
+from goodput_replay.runs.summary import LengthPinning
 from goodput_replay.sending.body import RequestRenderer
 from goodput_replay.sending.prompts import TokenIdPrompts, WordPrompts
 from goodput_replay.sending.target import Endpoint

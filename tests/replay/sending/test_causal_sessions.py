@@ -17,8 +17,8 @@ from goodput_core.errors import UsageError
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS
 from goodput_replay.options import parse_options
-from goodput_replay.run.records import read_judged
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from pathlib import Path

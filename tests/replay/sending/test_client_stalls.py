@@ -12,8 +12,8 @@ from tests.builders.traces import steady_rows
 from tests.replay.sending.stand_ins import DONE, StandIn, finish, running, tokens, usage
 
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.summary import read_summary
-from goodput_replay.run.summary_builder import read_stalls
+from goodput_replay.runs.summary import read_summary
+from goodput_replay.runs.summary_builder import read_stalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -31,8 +31,8 @@ from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass
 from goodput_core.slo.verdict import Reason, Verdict, VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.records import read_records
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.records import read_records
+from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 from goodput_replay.statistics.evidence import gather

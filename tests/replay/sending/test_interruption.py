@@ -16,7 +16,7 @@ import pytest
 from tests.builders.traces import steady_rows
 from tests.replay.sending.builders import http_response
 
-from goodput_replay.run.records import read_judged
+from goodput_replay.runs.records import read_judged
 from goodput_replay.sending.local_service import running_service
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ EVENTS = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n
 ENDLESS_JUDGING = """
 import sys, time
 from goodput_core.dispatch import run_command
-from goodput_replay.run import folder
+from goodput_replay.runs import folder
 
 handled = []
 install = folder.handle_stop_signals

@@ -12,7 +12,7 @@ from goodput_core.errors import InputError
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
 from goodput_replay.plan import RequestPlan, survey
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 from goodput_traces.format.reader import open_trace
 from goodput_traces.format.schema import Clock, TraceRow
 from goodput_traces.transforms import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from goodput_core.slo.stalls import Stalls
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.summary import ClientSummary
-from goodput_replay.run.summary_builder import read_stalls, summarise_stall
+from goodput_replay.runs.summary import ClientSummary
+from goodput_replay.runs.summary_builder import read_stalls, summarise_stall
 from goodput_replay.sending.process import LoopWatch
 
 if TYPE_CHECKING:

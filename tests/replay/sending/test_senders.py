@@ -17,9 +17,9 @@ from tests.replay.sending.stand_ins import DONE, StandIn, event, finish, running
 
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.records import read_judged, read_records
-from goodput_replay.run.summary import read_summary
-from goodput_replay.run.summary_builder import read_stalls
+from goodput_replay.runs.records import read_judged, read_records
+from goodput_replay.runs.summary import read_summary
+from goodput_replay.runs.summary_builder import read_stalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.replay.sending.builders import WriteTrace
 
-    from goodput_replay.run.summary import Summary
+    from goodput_replay.runs.summary import Summary
 
 WORKER = "goodput_replay.sending.worker"
 SLO = ("--ttft", "5s", "--tpot", "5s", "--objective", "99%")

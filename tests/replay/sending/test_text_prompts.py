@@ -26,9 +26,9 @@ from tokenizers import Tokenizer
 
 from goodput_core.slo.record import Outcome
 from goodput_replay.options import parse_options
-from goodput_replay.run.prompt_kind import PromptKind
-from goodput_replay.run.records import read_records
-from goodput_replay.run.summary import read_summary
+from goodput_replay.runs.prompt_kind import PromptKind
+from goodput_replay.runs.records import read_records
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from goodput_core.errors import ExitCode
 from goodput_core.slo.verdict import VerdictKind
-from goodput_replay.run.folder import RunWriter
-from goodput_replay.run.tables import choose_table
+from goodput_replay.runs.folder import RunWriter
+from goodput_replay.runs.tables import choose_table
 from goodput_replay.sweep.capacity import _print_result, as_json, conclude, tables
 from goodput_replay.sweep.probe import ProbeRun
 from goodput_replay.sweep.search import RateLevel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.replay.conftest import SyntheticRun
 
-    from goodput_replay.run.summary import Summary
+    from goodput_replay.runs.summary import Summary
 
 KINDS = {
     RateLevel.SHOWN: VerdictKind.PASS,

@@ -14,7 +14,7 @@ from tests.builders.manifests import manifest_path
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.manifest import parse_manifest
-from goodput_replay.run.tables import choose_table
+from goodput_replay.runs.tables import choose_table
 from goodput_replay.sweep.candidates import Candidate, ClassResult, Evaluation, grid
 from goodput_replay.sweep.picture import draw
 from goodput_replay.sweep.recommendation import ranked, recommend, tables

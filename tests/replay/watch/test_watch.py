@@ -21,7 +21,7 @@ from yarl import URL
 
 from goodput_core.dispatch import run_command
 from goodput_core.slo.targets import SLOClass
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.watch.history import WINDOW_S, ServiceHistory
 from goodput_replay.watch.page import WatchPage
 from goodput_replay.watch.readings import (

@@ -16,7 +16,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
 from goodput_replay.emulation import replica
-from goodput_replay.run.slo import SLOClasses
+from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     import pytest

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
-from goodput_replay.run.records import open_records
+from goodput_replay.runs.records import open_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -17,8 +17,8 @@ from rich.text import Text
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.text import printable
-from goodput_replay.run.files import REPORT_FILE
-from goodput_replay.run.formatting import (
+from goodput_replay.runs.files import REPORT_FILE
+from goodput_replay.runs.formatting import (
     describe_emulation,
     describe_sessions,
     format_count,
@@ -27,8 +27,8 @@ from goodput_replay.run.formatting import (
     format_rate,
     format_seconds,
 )
-from goodput_replay.run.summary import ClassSummary, LengthPinning
-from goodput_replay.run.tables import choose_table
+from goodput_replay.runs.summary import ClassSummary, LengthPinning
+from goodput_replay.runs.tables import choose_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from goodput_replay.run.summary import Quantiles, Summary
+    from goodput_replay.runs.summary import Quantiles, Summary
 
 __all__ = ["VERDICT_STYLES", "print_summary"]
 

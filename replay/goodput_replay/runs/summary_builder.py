@@ -23,7 +23,7 @@ from goodput_core.slo.stalls import Stall, Stalls
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.run.columns import (
+from goodput_replay.runs.columns import (
     GapCounts,
     PromptTokenCounts,
     count_errors,
@@ -32,9 +32,9 @@ from goodput_replay.run.columns import (
     count_retried,
     load_columns,
 )
-from goodput_replay.run.records import read_records
-from goodput_replay.run.slo import SLOClasses
-from goodput_replay.run.summary import (
+from goodput_replay.runs.records import read_records
+from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.runs.summary import (
     SUMMARY_VERSION,
     ClassSummary,
     ClientSummary,

@@ -23,7 +23,7 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
-from goodput_replay.run.files import RECORDS_FILE
+from goodput_replay.runs.files import RECORDS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from goodput_core.errors import InputError
-from goodput_replay.run.files import SERVER_METRICS_FILE
+from goodput_replay.runs.files import SERVER_METRICS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from goodput_replay.run.sessions_summary import SessionsSummary
-    from goodput_replay.run.summary import EmulationSummary
+    from goodput_replay.runs.sessions_summary import SessionsSummary
+    from goodput_replay.runs.summary import EmulationSummary
 
 __all__ = [
     "describe_emulation",

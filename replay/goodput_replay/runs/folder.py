@@ -23,7 +23,7 @@ from goodput_core.signals import StopCause, handle_stop_signals
 from goodput_core.slo.judging import judge, targets_for
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.text import printable
-from goodput_replay.run.files import (
+from goodput_replay.runs.files import (
     DECISIONS_FILE,
     RECORDS_FILE,
     REPORT_FILE,
@@ -33,16 +33,16 @@ from goodput_replay.run.files import (
     ReservedFile,
     reserve_file,
 )
-from goodput_replay.run.records import RecordWriter
-from goodput_replay.run.summary import Summary, write_summary
-from goodput_replay.run.summary_builder import RunInfo, build_summary
+from goodput_replay.runs.records import RecordWriter
+from goodput_replay.runs.summary import Summary, write_summary
+from goodput_replay.runs.summary_builder import RunInfo, build_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
     from goodput_core.slo.judging import Judgement
-    from goodput_replay.run.slo import SLOClasses
+    from goodput_replay.runs.slo import SLOClasses
 
 __all__ = ["FinishedRun", "RunWriter", "default_folder", "stop_on_signals"]
 

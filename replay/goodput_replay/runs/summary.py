@@ -17,11 +17,11 @@ from goodput_core.files import write_atomically
 from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.run.client_summary import ClientSummary, SenderSummary, StallSummary
-from goodput_replay.run.files import SUMMARY_FILE
-from goodput_replay.run.length_pinning import LengthPinning
-from goodput_replay.run.prompt_kind import PromptKind
-from goodput_replay.run.sessions_summary import SessionsSummary
+from goodput_replay.runs.client_summary import ClientSummary, SenderSummary, StallSummary
+from goodput_replay.runs.files import SUMMARY_FILE
+from goodput_replay.runs.length_pinning import LengthPinning
+from goodput_replay.runs.prompt_kind import PromptKind
+from goodput_replay.runs.sessions_summary import SessionsSummary
 
 if TYPE_CHECKING:
     from pathlib import Path
