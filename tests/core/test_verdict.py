@@ -314,6 +314,29 @@ def test_deviations_that_decide_a_class_invalidate_and_are_named(
     assert "several tokens per event" not in verdict.sentence
 
 
+@pytest.mark.parametrize(
+    ("good", "ratio", "invalid"),
+    [
+        pytest.param(900, 1.3, True, id="longer-prompts-explain-a-fail"),
+        pytest.param(900, 1.09, False, id="slightly-longer-prompts-do-not"),
+        pytest.param(900, 0.5, False, id="shorter-prompts-explain-no-fail"),
+        pytest.param(900, None, False, id="not-counted"),
+        pytest.param(1000, 0.5, True, id="shorter-prompts-explain-a-pass"),
+        pytest.param(1000, 0.91, False, id="slightly-shorter-prompts-do-not"),
+        pytest.param(1000, 1.3, False, id="longer-prompts-explain-no-pass"),
+        pytest.param(990, 1.3, False, id="nothing-to-explain"),
+    ],
+)
+def test_prompts_of_another_length_invalidate_the_verdict_that_they_explain(
+    good: int, ratio: float | None, invalid: bool
+) -> None:
+    found = evidence(good)
+    verdict = decide([found], replace(valid(found), prompt_ratio=ratio))
+    assert (verdict.reason is Reason.PROMPT_LENGTHS) is invalid
+    assert (verdict.kind is VerdictKind.INVALID) is invalid
+    assert ("--tokenizer" in verdict.sentence) is invalid
+
+
 def test_an_invalid_run_names_every_problem() -> None:
     found = evidence(0, 1000)
     verdict = decide(
@@ -381,6 +404,7 @@ def test_reasons_never_change() -> None:
         "NoObjective",
         "NoRows",
         "NonConforming",
+        "PromptLengths",
         "RunOrder",
         "Shard",
         "SinglePair",

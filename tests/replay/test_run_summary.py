@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.builders.records import finished_request, request_record
-from tests.replay.conftest import write_run
+from tests.replay.conftest import make_run, write_run
 
 from goodput_core.errors import InputError
 from goodput_core.quantiles import P50, P99, quantile
@@ -28,6 +28,7 @@ from goodput_replay.runs.columns import count_gaps, load_columns
 from goodput_replay.runs.files import SUMMARY_FILE
 from goodput_replay.runs.folder import RunWriter
 from goodput_replay.runs.formatting import format_percent
+from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import (
     Summary,
@@ -87,6 +88,20 @@ def test_deviations_of_a_valid_run_are_named(synthetic_run: SyntheticRun, tmp_pa
     shown = StringIO()
     print_summary(summary, Console(file=shown, width=200))
     assert f"target: {deviation.sentence}" in shown.getvalue()
+
+
+@pytest.mark.parametrize("prompt", PromptKind)
+def test_longer_texts_than_in_the_trace_cannot_fail_a_service(
+    prompt: PromptKind, tmp_path: Path
+) -> None:
+    run = make_run(failures=0.5)
+    info = replace(run.info, target=replace(run.info.target, prompt=prompt))
+    assert write_run(tmp_path / "equal", info, run.records).verdict.kind is VerdictKind.FAIL
+    records = [replace(r, reported_input_tokens=2 * r.input_tokens) for r in run.records]
+    summary = write_run(tmp_path / "double", info, records)
+    is_text = prompt is not PromptKind.TOKEN_IDS  # ids have the same length on every server
+    assert (summary.verdict.reason is Reason.PROMPT_LENGTHS) is is_text
+    assert summary.validity.valid is not is_text
 
 
 def test_weights_are_summed_only_if_they_differ(

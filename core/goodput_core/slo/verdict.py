@@ -47,6 +47,7 @@ __all__ = [
 MIN_BLOCKS: Final = 20
 _MIN_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
 _MAX_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
+_PROMPT_TOLERANCE: Final = 0.1
 _LAG_DIVISOR: Final = 20  # 5 % of the tightest TTFT
 _Test = TypeVar("_Test", bound="Hashable")
 
@@ -105,6 +106,9 @@ class Reason(StrEnum):
     NON_CONFORMING = "NonConforming"
     """INVALID: the verdict on a class depends on responses that do not conform to the API or to
     their requests."""
+    PROMPT_LENGTHS = "PromptLengths"
+    """INVALID: the target counted more prompt tokens than the trace has, and a class failed, or
+    fewer, and all classes passed."""
     INVALID_RUN = "InvalidRun"
     """INVALID: a run of a comparison is invalid."""
     WORSE_THAN_BASELINE = "WorseThanBaseline"
@@ -174,6 +178,8 @@ class ValidityEvidence:
         deviations: number of judged responses with each deviation.
         closed_loop: True if clients sent each request when an earlier response had ended.
         shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
+        prompt_ratio: prompt tokens that the target counted, divided by those of the trace; None if
+            it did not count them, or if the prompts were token ids.
     """
 
     lag_p99_ns: int | None
@@ -187,6 +193,7 @@ class ValidityEvidence:
     deviations: Mapping[Deviation, int] = field(default_factory=dict)
     closed_loop: bool = False
     shard: str = ""
+    prompt_ratio: float | None = None
 
     @property
     def lag_limit_ns(self) -> int:
@@ -305,7 +312,7 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
     if skipped:
         sentence += f" Classes without a judged request: {', '.join(skipped)}."
     if validity is not None:
-        problems = list(_validity_problems(verdicts, validity))
+        problems = list(_validity_problems(verdicts, validity, kind))
         if problems:
             kind, reason = VerdictKind.INVALID, problems[0][0]
             sentence = f"The run is invalid: {'; '.join(text for _, text in problems)}."
@@ -439,7 +446,7 @@ def judge_class(evidence: ClassEvidence, failed_at: float | None) -> ClassVerdic
 
 
 def _validity_problems(
-    verdicts: Sequence[ClassVerdict], validity: ValidityEvidence
+    verdicts: Sequence[ClassVerdict], validity: ValidityEvidence, kind: VerdictKind
 ) -> Iterator[tuple[Reason, str]]:
     """Yield every reason why the run is invalid, with the text of each."""
     if validity.incomplete:
@@ -473,6 +480,16 @@ def _validity_problems(
         )
         text = f"{'; '.join(doubts)}; with responses as requested, {', '.join(changes)}"
         yield Reason.NON_CONFORMING, text
+    ratio = 1.0 if validity.prompt_ratio is None else validity.prompt_ratio
+    too_long = kind is VerdictKind.FAIL and ratio > 1 + _PROMPT_TOLERANCE
+    too_short = kind is VerdictKind.PASS and ratio < 1 - _PROMPT_TOLERANCE
+    if too_long or too_short:
+        weight = "heavier" if too_long else "lighter"
+        text = (
+            f"the target counted {ratio:.2f} times the prompt tokens of the trace, so the load was "
+            f"{weight} than the trace; give the tokenizer of its model with --tokenizer"
+        )
+        yield Reason.PROMPT_LENGTHS, text
 
 
 def _changes(

@@ -148,7 +148,11 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         closed_loop=info.run.concurrency is not None,
         shard="" if info.run.shard is None else str(info.run.shard),
     )
-    verdict = decide(evidence.classes, evidence.validity)
+    prompts = count_prompt_tokens(folder)
+    validity = evidence.validity
+    if prompts.reported and info.target.prompt is not PromptKind.TOKEN_IDS:
+        validity = replace(validity, prompt_ratio=prompts.reported / prompts.planned)
+    verdict = decide(evidence.classes, validity)
     measures = _RunMeasures(folder, info)
     by_name = info.slo.by_name()
     verdicts = {v.name: v for v in verdict.classes}
@@ -162,7 +166,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
             skipped=verdict.skipped,
             runs=1,
         ),
-        validity=_summarise_validity(verdict, evidence.validity, measures, info),
+        validity=_summarise_validity(verdict, validity, measures, info),
         overall=measures.overall(evidence.overall),
         classes=tuple(
             measures.of_class(
@@ -189,7 +193,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
             ErrorSummary(outcome=outcome, status=status, detail=detail, count=count)
             for (outcome, status, detail), count in errors[:_MAX_ERRORS]
         ),
-        prompt_tokens=_summarise_prompts(count_prompt_tokens(folder), info.target.prompt),
+        prompt_tokens=_summarise_prompts(prompts, info.target.prompt),
         retried=count_retried(folder) if info.run.retries else 0,
         other_errors=sum(count for _, count in errors[_MAX_ERRORS:]),
     )
