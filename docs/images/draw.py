@@ -1,6 +1,7 @@
-"""Draw pictures of a run's report for the documentation: its top, or one of its sections.
+"""Draw pictures of a report for the documentation: its top, or one of its sections.
 
     python docs/images/draw.py runs/azure docs/images/report.png
+    python docs/images/draw.py compare.html docs/images/compare.png
     python docs/images/draw.py runs/slow docs/images/server-metrics.png --section server
 
 Requires Chromium (`apt-get install chromium`).
@@ -19,7 +20,7 @@ from playwright.sync_api import sync_playwright
 def main() -> None:
     """Save a screenshot of one report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="a run's folder")
+    parser.add_argument("run", type=Path, help="a run's folder, or a page")
     parser.add_argument("image", type=Path, help="the PNG to write")
     parser.add_argument("--size", default="1200,1500", help="width,height in CSS pixels")
     parser.add_argument("--section", help="id of a section (default: the top of the page)")
@@ -27,7 +28,8 @@ def main() -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         sys.exit("no chromium on this machine; install it with: apt-get install chromium")
-    report = (options.run / "report.html").resolve()
+    page_given = options.run.suffix == ".html"
+    report = (options.run if page_given else options.run / "report.html").resolve()
     if not report.is_file():
         sys.exit(f"{report} is missing; make it with: replay report {options.run}")
     width, height = map(int, options.size.split(","))
