@@ -107,8 +107,7 @@ class Reason(StrEnum):
     """INVALID: the verdict on a class depends on responses that do not conform to the API or to
     their requests."""
     PROMPT_LENGTHS = "PromptLengths"
-    """INVALID: the target counted more prompt tokens than the trace has, and a class failed, or
-    fewer, and all classes passed."""
+    """INVALID: the target counted other prompt tokens than the trace has, which explains it."""
     INVALID_RUN = "InvalidRun"
     """INVALID: a run of a comparison is invalid."""
     WORSE_THAN_BASELINE = "WorseThanBaseline"
@@ -178,8 +177,8 @@ class ValidityEvidence:
         deviations: number of judged responses with each deviation.
         closed_loop: True if clients sent each request when an earlier response had ended.
         shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
-        prompt_ratio: prompt tokens that the target counted, divided by those of the trace; None if
-            it did not count them, or if the prompts were token ids.
+        prompt_ratio: prompt tokens that the target counted, divided by those of the trace; None for
+            prompts that were not counted, or that were token ids.
     """
 
     lag_p99_ns: int | None
@@ -458,16 +457,12 @@ def _validity_problems(
         yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as invalid (4xx)"
     if validity.lag_p99_ns is not None and validity.lag_p99_ns > validity.lag_limit_ns:
         lag, limit = format_duration(validity.lag_p99_ns), format_duration(validity.lag_limit_ns)
-        yield (
-            Reason.CLIENT_LAG,
-            f"the p99 of the client's send lag is {lag}, above the limit {limit}",
-        )
+        text = f"the p99 of the client's send lag is {lag}, above the limit {limit}"
+        yield Reason.CLIENT_LAG, text
     for verdict, other in _changes(verdicts, validity.without_lag):
         change = f"{verdict.name} would be {other.kind}, not {verdict.kind}"
-        yield (
-            Reason.CLIENT_LAG_DECIDES,
-            f"without the client's lag (late sends and stalls) {change}",
-        )
+        text = f"without the client's lag (late sends and stalls) {change}"
+        yield Reason.CLIENT_LAG_DECIDES, text
     changes = [
         f"{verdict.name} could be {other.kind} instead of {verdict.kind}"
         for verdict, other in _changes(verdicts, validity.if_conforming)
@@ -480,16 +475,12 @@ def _validity_problems(
         )
         text = f"{'; '.join(doubts)}; with responses as requested, {', '.join(changes)}"
         yield Reason.NON_CONFORMING, text
-    ratio = 1.0 if validity.prompt_ratio is None else validity.prompt_ratio
-    too_long = kind is VerdictKind.FAIL and ratio > 1 + _PROMPT_TOLERANCE
-    too_short = kind is VerdictKind.PASS and ratio < 1 - _PROMPT_TOLERANCE
-    if too_long or too_short:
-        weight = "heavier" if too_long else "lighter"
-        text = (
-            f"the target counted {ratio:.2f} times the prompt tokens of the trace, so the load was "
-            f"{weight} than the trace; give the tokenizer of its model with --tokenizer"
-        )
-        yield Reason.PROMPT_LENGTHS, text
+    ratio = validity.prompt_ratio or 1.0
+    excess = {VerdictKind.FAIL: ratio - 1, VerdictKind.PASS: 1 - ratio}
+    if excess.get(kind, 0.0) > _PROMPT_TOLERANCE:
+        text = f"the target counted {ratio:.2f} times the prompt tokens of the trace, which can"
+        remedy = "give the tokenizer of its model with --tokenizer"
+        yield Reason.PROMPT_LENGTHS, f"{text} explain {kind}; {remedy}"
 
 
 def _changes(

@@ -55,7 +55,7 @@ const goodputPage = (() => {
     rate: plain,
     count: plain,
     number: (value) => value.toLocaleString("en", { notation: "compact" }),
-    ms: (value) => (value < 10000 ? plain(value) : `${plain(value / 1000)} s`),
+    ms: (value) => (value < 1000 ? `${plain(value)} ms` : `${plain(value / 1000)} s`),
   };
 
   // p97.5, p99.75: one more digit for each nine.
