@@ -56,16 +56,20 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         "replay",
         summary="Replay a trace against a service at its original timestamps, or emulate the "
-        "service in virtual time, and judge every request against its SLO. `replay report DIR` "
-        "rebuilds a run's report, `replay export DIR` writes its records as CSV, `replay merge` "
-        "joins shards; `replay capacity` finds the highest rate that meets the SLO.",
+        "service in virtual time, and judge every request against its SLO.\n\nOther commands, each "
+        "with its own --help:\n"
+        "  ab        replay a trace against two builds in pairs of runs, and judge the second\n"
+        "  gate      judge a build by its recorded runs\n"
+        "  compare   show where runs differ\n"
+        "  merge     join the shards of one run\n"
+        "  report    write a run's page again\n"
+        "  export    write a run's records as CSV\n"
+        "  watch     show a running service on a live page\n"
+        "  capacity  find the highest rate that meets the SLO",
         usage="replay (--trace TRACE | --rate RATE ...) "
         "(--target URL | -f MANIFEST | --emulate MANIFEST)\n"
         "              [OPTION ...]\n"
-        "       replay report DIR\n"
-        "       replay export DIR [-o FILE]\n"
-        "       replay merge DIR … -o DIR\n"
-        "       replay capacity --trace TRACE … [OPTION ...]",
+        "       replay {ab,gate,compare,merge,report,export,watch,capacity} ...",
         examples=_EXAMPLES,
     )
     _add_input(parser)
