@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-__all__ = ["chromium", "opened"]
+__all__ = ["chromium", "opened", "wait_until"]
 
 # Root, as in a container, has no sandbox.
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
@@ -65,3 +65,16 @@ def opened(browser: Browser, url: str, *, phone: bool = False, **context: Any) -
             )
     if problems:
         raise AssertionError("; ".join(problems))
+
+
+def wait_until(page: Page, script: str) -> None:
+    """Wait until a script returns true.
+
+    `Page.wait_for_function` cannot be used: from its second attempt on, it evaluates a string
+    inside the page, which the page's content security policy forbids.
+    """
+    for _ in range(200):
+        if page.evaluate(script):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"not true within 10 s: {script}")

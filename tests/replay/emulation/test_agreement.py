@@ -63,6 +63,8 @@ def step_by_hand(
                 result.times += [outputs.at_ns] * output.new_tokens if outputs else []
                 result.reason = output.finish_reason
                 result.cached_tokens += output.cached_tokens
+            for rejected in core.take_rejected():
+                results[requests[rejected.rid].request_id].rejected = True
             event_ns = core.next_event_ns()
             if event_ns is None or event_ns > now_ns:
                 return

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.builders.pages import opened
+from tests.builders.pages import opened, wait_until
 from tests.replay.conftest import write_run
 
 from goodput_core.slo.targets import SLOClass
@@ -234,8 +234,9 @@ def test_a_phone_needs_no_horizontal_scrolling(
 def test_charts_follow_the_width_of_the_window(browser: Browser, url: str) -> None:
     with opened(browser, url) as page:
         page.set_viewport_size({"width": 420, "height": 800})
-        page.wait_for_function(
-            "() => [...document.querySelectorAll('.uplot')].every((one) => one.clientWidth < 420)"
+        wait_until(
+            page,
+            "() => [...document.querySelectorAll('.uplot')].every((one) => one.clientWidth < 420)",
         )
         assert page.evaluate("document.documentElement.scrollWidth") == 420
 
@@ -296,7 +297,7 @@ def test_the_charts_change_colours_with_the_scheme_and_are_light_on_paper(
     with opened(browser, url) as page:
         light = page.evaluate(colour)
         page.emulate_media(color_scheme="dark")
-        page.wait_for_function(f"({colour})() !== '{light}'")
+        wait_until(page, f"({colour})() !== '{light}'")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.evaluate(colour) == light
         page.evaluate("dispatchEvent(new Event('afterprint'))")
