@@ -36,12 +36,13 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not os.environ.get("GOODPUT_FOREIGN"):
-        reason = "llama_cpp.server and transformers serve are not tested here: `make test-foreign`"
+        # Building them takes too long for every change.
+        reason = "NOT RUN: llama_cpp.server and transformers serve; run `make test-foreign`"
         for item in items:
             if item.get_closest_marker("foreign"):
                 item.add_marker(pytest.mark.skip(reason=reason))
     if find_spec("torch") is None:
-        missing = pytest.mark.skip(reason="torch is not installed: `make test-torch`")
+        missing = pytest.mark.skip(reason="NOT RUN: torch is missing; run `make test-torch`")
         for item in items:
             if item.get_closest_marker("torch"):
                 item.add_marker(missing)

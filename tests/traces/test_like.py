@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -13,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.imitations import imitate, make_rows, session_relative, write
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.errors import TraceError
-from goodput_traces.format.reader import Trace, open_trace
-from goodput_traces.format.schema import Clock, HashSemantics, TraceMetadata, TraceRow
-from goodput_traces.format.writer import write_trace
+from goodput_traces.format.reader import open_trace
+from goodput_traces.format.schema import Clock, TraceRow
 from goodput_traces.importers.run import import_trace
 from goodput_traces.sample import sample_path
 from goodput_traces.synthesis import prefixes as prefixes_module
@@ -32,39 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from tests.traces.conftest import RunTrace
 
 HOUR_NS = 3600 * NS_PER_S
-
-
-def make_rows(times_s: Sequence[float], seed: int = 0, **columns: Any) -> Iterator[TraceRow]:
-    rng = Random(seed)
-    for at, time_s in enumerate(times_s):
-        prompt = round(math.exp(rng.gauss(6, 1))) + 1
-        yield TraceRow(
-            request_id=f"source-{at}",
-            timestamp_start_unix_ns=round(time_s * NS_PER_S),
-            input_tokens=prompt,
-            output_tokens=prompt // 4 + rng.randrange(1, 200),
-            **{name: value(rng) for name, value in columns.items()},
-        )
-
-
-def write(path: Path, rows: Iterator[TraceRow] | Sequence[TraceRow], **metadata: Any) -> Trace:
-    defaults = {"clock": Clock.TRACE_RELATIVE, "hash_semantics": HashSemantics.FULL_BLOCKS}
-    write_trace(path, rows, TraceMetadata(**(defaults | metadata)))
-    return open_trace(path)
-
-
-def imitate(
-    source: Trace, *, seed: int = 1, duration_ns: int | None = None, rate: float | None = None
-) -> Trace:
-    model = fit_trace(source)
-    duration_ns = duration_ns or source.last_ns - source.first_ns + 1
-    out = source.path.with_name(f"like-{seed}.parquet")
-    rows = model.rows(seed=seed, duration_ns=duration_ns, rate_per_s=rate)
-    write_trace(out, rows, model.metadata("test"), overwrite=True)
-    return open_trace(out)
 
 
 def poisson(rng: Random) -> list[float]:
@@ -369,23 +337,6 @@ def test_blocks_of_a_session_continue_an_earlier_turn(tmp_path: Path) -> None:
     assert checked > 50
 
 
-def session_relative(tmp_path: Path) -> Trace:
-    rng = Random(1)
-    rows = [
-        TraceRow(
-            request_id=f"{session}/{turn}",
-            timestamp_start_unix_ns=turn * 20 * NS_PER_S,
-            input_tokens=100 + turn,
-            output_tokens=5,
-            provided_session_id=f"s{session:03d}",
-            turn=turn,
-        )
-        for session in range(50)
-        for turn in range(rng.randrange(1, 20))
-    ]
-    return write(tmp_path / "source.parquet", rows, clock=Clock.SESSION_RELATIVE)
-
-
 def test_sessions_without_a_common_clock_start_at_random(tmp_path: Path) -> None:
     source = session_relative(tmp_path)
     result = imitate(source, duration_ns=HOUR_NS, rate=3)
@@ -590,102 +541,3 @@ def test_published_traces_are_imitated(
     if name == "mooncake":
         reuse = next(one for one in features if one.name == "prefixes.reused")
         assert reuse.result == pytest.approx(0.366, abs=0.02)
-
-
-def test_the_command_compares_the_result_with_its_source(
-    tmp_path: Path, run_trace: RunTrace
-) -> None:
-    out = tmp_path / "like.parquet"
-    outcome = run_trace("synthesize", "--like", "sample", "--out", out, "--seed", "3")
-    assert outcome.code == 0
-    assert "synthetic rows over 59.8 s" in outcome.out
-    lines = {line[:36].strip(): line.split() for line in outcome.out.splitlines()}
-    assert lines["requests a second"][-3:-1][0] == "4.67"
-    assert "class interactive, share" in lines
-    again = run_trace(
-        "synthesize", "--like", "sample", "--out", out, "--seed", "3", "--json", "--force"
-    )
-    values = json.loads(again.out)
-    assert values["class.interactive.share"]["source"] == pytest.approx(0.799, abs=0.05)
-    assert set(values["arrivals.rate_per_s"]) == {"source", "expected", "result"}
-    trace = open_trace(out)
-    assert trace.metadata.source.startswith(
-        "synthetic, made by: goodput trace synthesize --like sample.parquet --out like.parquet"
-    )
-    scaled = run_trace("synthesize", "--like", "sample", "--out", out, "--rate", "20", "--force")
-    assert "at this rate" in scaled.out
-    itself = run_trace("synthesize", "--like", out, "--out", out, "--force")
-    assert (itself.code, "this is also the file to read" in itself.err) == (64, True)
-
-
-def test_differences_from_zero_and_of_missing_classes_are_named(
-    tmp_path: Path, run_trace: RunTrace
-) -> None:
-    # Constant times between arrivals, which no model of bursts has, and equal lengths.
-    rows = [
-        TraceRow(request_id=str(at), timestamp_start_unix_ns=at * NS_PER_S, input_tokens=9,
-                 output_tokens=9, slo_class="late" if at > 2000 else "chat")
-        for at in range(2100)
-    ]  # fmt: skip
-    source, out = write(tmp_path / "source.parquet", rows), tmp_path / "like.parquet"
-    outcome = run_trace("synthesize", "--like", source.path, "--out", out)
-    cv = next(line for line in outcome.out.splitlines() if line.startswith("CV of gaps"))
-    assert cv.split()[3] == "0"
-    assert float(cv.split()[5]) == pytest.approx(0.5, abs=0.2)
-    shown = " ".join(outcome.out.split())
-    assert f"differences above 10% or 0.1: CV of gaps ({cv.split()[5]})" in shown
-    assert "requests a second (" not in shown
-    # The first minutes of the source have no request of the class `late`.
-    features = {
-        one.name: one
-        for one in compare_traces(source, imitate(source, duration_ns=3600 * NS_PER_S),
-                                  600 * NS_PER_S)
-    }  # fmt: skip
-    assert "class.late.share" not in features
-    features = {
-        one.name: one
-        for one in compare_traces(source, imitate(source, duration_ns=600 * NS_PER_S),
-                                  2100 * NS_PER_S)
-    }  # fmt: skip
-    late = features["class.late.share"]
-    assert late.result == 0
-    assert late.expected == pytest.approx(99 / 2100)
-
-
-def test_a_short_result_has_the_rate_over_its_whole_duration(tmp_path: Path) -> None:
-    source = write(tmp_path / "source.parquet", list(make_rows([0, 7, 14, 21, 28, 35])))
-    duration_ns = 100 * NS_PER_S
-    result = imitate(source, duration_ns=duration_ns)
-    features = {one.name: one for one in compare_traces(source, result, duration_ns)}
-    assert features["arrivals.rate_per_s"].result == result.num_rows / 100
-
-
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (["--like", "sample", "--burst-factor", "2"], "--burst-factor has no effect with --like"),
-        (["--like", "sample", "--session-share", "0"], "--session-share has no effect"),
-        (["--json"], "--json needs --like"),
-        (["--like", "missing.parquet"], "no such file"),
-        (["--like", "sample", "--rate", "0.001"], "no request was drawn; raise --rate"),
-        (["--rate", "0.001", "--duration", "1s"], "no request was drawn; raise --rate"),
-    ],
-)
-def test_wrong_options_are_rejected(
-    argv: list[str], sentence: str, tmp_path: Path, run_trace: RunTrace
-) -> None:
-    outcome = run_trace("synthesize", *argv, "--out", tmp_path / "out.parquet")
-    assert outcome.code == 64
-    assert sentence in outcome.err
-    assert outcome.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sessions_without_a_common_clock_need_a_rate(tmp_path: Path, run_trace: RunTrace) -> None:
-    source = session_relative(tmp_path)
-    out = tmp_path / "out.parquet"
-    outcome = run_trace("synthesize", "--like", source.path, "--out", out)
-    assert outcome.code == 64
-    assert "share no clock, so they have no rate; name --rate and --duration" in outcome.err
-    named = ("--rate", "2", "--duration", "10m")
-    assert run_trace("synthesize", "--like", source.path, "--out", out, *named).code == 0
