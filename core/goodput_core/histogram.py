@@ -43,6 +43,13 @@ class DurationHistogram:
         self.sum_ns += ns
         self.max_ns = max(self.max_ns, ns)
 
+    def merge(self, other: DurationHistogram) -> None:
+        """Add the durations of another histogram."""
+        self._buckets.update(other._buckets)
+        self.count += other.count
+        self.sum_ns += other.sum_ns
+        self.max_ns = max(self.max_ns, other.max_ns)
+
     def quantile_ns(self, share: float) -> int:
         """Return the nearest-rank quantile within 1 %; 0 if the histogram is empty."""
         rank, seen = math.ceil(share * self.count), 0

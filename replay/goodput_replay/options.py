@@ -352,7 +352,6 @@ def _check_closed_loop(options: ReplayOptions) -> None:
     ignored = "the times of the trace do not apply"
     for option, is_set, reason in (
         ("--emulate", options.emulate is not None, "virtual time has only an open loop yet"),
-        ("--ui", options.ui, "the live page needs the times of all requests"),
         ("--gate", options.gate, "a load that adapts to the target gets no verdict"),
         ("--workers", (options.workers or 1) > 1, "all clients take the next request of one list"),
         ("--shard", options.shard.count > 1, "all clients take the next request of one list"),
@@ -386,11 +385,13 @@ def _check_causal(options: ReplayOptions) -> None:
     """With causal sessions, reject options that need all times before the run, or no sessions."""
     if not options.causal:
         return
-    unknown = "the times of requests depend on the responses"
     for option, is_set, reason in (
         ("--concurrency", options.concurrency is not None, "clients send when they are free"),
-        ("--ui", options.ui, unknown),
-        ("--max-rate", options.max_rate is not None, unknown),
+        (
+            "--max-rate",
+            options.max_rate is not None,
+            "the times of requests depend on the responses",
+        ),
         ("--shard", options.shard.count > 1, "the window depends on the responses to all shards"),
         ("--rate", options.load is not None, "a load without a trace has no sessions"),
     ):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from goodput_core.slo.verdict import Reason
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.live.summary import summarise_so_far
 from goodput_replay.report.page import PageData, load_template, render_page
@@ -82,7 +83,7 @@ class LivePage:
         names = [one.name for one in shown]
         over_time = list(self._time_figures(summary, progress))
         latencies = list(self._latency_figures(summary, names))
-        server = list(self._server_figures())
+        server = list(self._server_figures(progress))
         context = {
             **summary_context(summary, shown),
             "live": True,
@@ -95,7 +96,9 @@ class LivePage:
         data = PageData(
             groups=[class_label(name) for name in names], figures=[*over_time, *server, *latencies]
         )
-        return f"{summary.verdict.kind} so far: {describe_run(summary)}", context, data
+        closed = summary.verdict.reason is Reason.CLOSED_LOOP
+        state = "closed loop" if closed else f"{summary.verdict.kind} so far"
+        return f"{state}: {describe_run(summary)}", context, data
 
     def _time_figures(self, summary: Summary, progress: RunProgress) -> Iterator[Figure]:
         tally = self._tally
@@ -116,15 +119,16 @@ class LivePage:
                 if one.objective is not None
             },
             lag_limit_ms=summary.validity.lag_p99_limit_ms,
-            length_s=tally.window.length_ns / NS_PER_S,
+            length_s=tally.axis_s(progress),
         )
 
-    def _server_figures(self) -> Iterator[Figure]:
+    def _server_figures(self, progress: RunProgress) -> Iterator[Figure]:
         if self._server is None:
             return iter(())
-        window = self._tally.window
         return server_figures(
-            self._server, start_s=window.start_ns / NS_PER_S, length_s=window.length_ns / NS_PER_S
+            self._server,
+            start_s=self._tally.window.start_ns / NS_PER_S,
+            length_s=self._tally.axis_s(progress),
         )
 
     def _latency_figures(self, summary: Summary, names: list[str]) -> Iterator[Figure]:
@@ -141,10 +145,12 @@ class LivePage:
 
 
 def _describe(progress: RunProgress) -> dict[str, Any]:
-    duration_s = (progress.duration_ns or 0) / NS_PER_S
+    elapsed_s = max(0, progress.elapsed_ns) / NS_PER_S
+    duration_s = None if progress.duration_ns is None else progress.duration_ns / NS_PER_S
     return {
-        "elapsed_s": min(max(0, progress.elapsed_ns) / NS_PER_S, duration_s),
+        "elapsed_s": elapsed_s if duration_s is None else min(elapsed_s, duration_s),
         "duration_s": duration_s,
+        "done": progress.done,
         "sent": progress.sent,
         "planned": progress.planned,
         "in_flight": progress.in_flight,

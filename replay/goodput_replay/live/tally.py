@@ -6,6 +6,7 @@ histograms, whose quantiles are within 1 %, and that requests in flight are samp
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.statistics.evidence import EvidenceTally, RunEvidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from goodput_core.slo.attainment import SecondCounts
 
@@ -37,6 +38,8 @@ MAX_CLASSES: Final = 24
 _OTHERS: Final = "other classes"
 _MAX_ERRORS: Final = 100
 _SHOWN_ERRORS: Final = 5
+# Length that is divided into intervals at first if the end of the run is not known.
+_FIRST_LENGTH_S: Final = 120
 _Error = tuple[str, int | None, str]
 _NO_ERRORS: Final = frozenset({Outcome.OK, Outcome.CANCELLED})
 
@@ -48,18 +51,20 @@ class LiveWindow:
     Args:
         slo: SLO classes for judging.
         start_ns: start of the window, nanoseconds since the run's time zero.
-        length_ns: length of the window.
+        length_ns: length of the window; None if the responses determine it.
         confidence: one-sided confidence of each bound of an attainment.
         closed_loop: True if clients send each request when an earlier response has ended.
         shard: the shard that is sent, as in "2 of 4"; empty if all requests are sent.
+        tightest_ttft_ns: smallest TTFT target of the judged requests; None without TTFT targets.
     """
 
     slo: SLOClasses
     start_ns: int
-    length_ns: int
+    length_ns: int | None
     confidence: float
     closed_loop: bool = False
     shard: str = ""
+    tightest_ttft_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,11 @@ class RunProgress:
     in_flight: int
     loop_lag_p99_ns: int = 0
     loop_lag_max_ns: int = 0
+
+    @property
+    def done(self) -> int:
+        """Requests that have ended."""
+        return self.sent - self.in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +140,7 @@ class LiveTally:
             classes=window.slo.classes,
             window_ns=window.length_ns,
             window_start_ns=window.start_ns,
+            tightest_ttft_ns=window.tightest_ttft_ns,
             exact_lag=False,
         )
         self._names = set(window.slo.by_name())
@@ -140,7 +151,10 @@ class LiveTally:
         self._latencies: defaultdict[tuple[str, str], DurationHistogram] = defaultdict(
             DurationHistogram
         )
-        self._edges_s = interval_edges(window.length_ns / NS_PER_S)
+        # None if the end is not known yet.
+        self._length_ns = window.length_ns
+        known_s = None if self._length_ns is None else self._length_ns / NS_PER_S
+        self._edges_s = interval_edges(known_s or _FIRST_LENGTH_S)
         count = len(self._edges_s) - 1
         self._offered = [0] * count
         self._served = [0] * count
@@ -175,6 +189,7 @@ class LiveTally:
         self._output_tokens[name] += record.output_tokens
         for measure, value_ns in _latencies(record):
             self._latencies[measure, name].add(value_ns)
+        self._reach(record.scheduled_ns)
         interval = self._interval(record.scheduled_ns)
         self._offered[interval] += 1
         if record.lag_ns is not None:
@@ -184,14 +199,23 @@ class LiveTally:
             counts[interval] += 1
         if record.outcome is Outcome.OK and record.end_ns is not None:
             end_ns = record.end_ns - self._window.start_ns
-            if end_ns <= self._window.length_ns:
+            self._reach(record.end_ns)
+            if self._length_ns is None or end_ns <= self._length_ns:
                 self._served[self._interval(record.end_ns)] += 1
 
     def sample(self, progress: RunProgress) -> None:
-        """Note the requests in flight at this time."""
-        if 0 <= progress.elapsed_ns - self._window.start_ns < self._window.length_ns:
+        """Note the requests in flight at this time, and the end of the window once it is known.
+
+        Without a closed loop, the window ends with the last scheduled request.
+        """
+        self._reach(progress.elapsed_ns)
+        passed_ns = progress.elapsed_ns - self._window.start_ns
+        if passed_ns >= 0 and (self._length_ns is None or passed_ns < self._length_ns):
             interval = self._interval(progress.elapsed_ns)
             self._in_flight[interval] = max(self._in_flight[interval], progress.in_flight)
+        all_sent = progress.sent >= progress.planned
+        if self._length_ns is None and all_sent and not self._window.closed_loop:
+            self._length_ns = self.elapsed_ns(progress)
 
     def so_far(self, progress: RunProgress) -> RunSoFar:
         """Return the run until now."""
@@ -219,7 +243,13 @@ class LiveTally:
     def elapsed_ns(self, progress: RunProgress) -> int:
         """Return the length of the part of the window that has passed, at least one second."""
         passed_ns = max(NS_PER_S, progress.elapsed_ns - self._window.start_ns)
-        return min(passed_ns, self._window.length_ns)
+        return passed_ns if self._length_ns is None else min(passed_ns, self._length_ns)
+
+    def axis_s(self, progress: RunProgress) -> float:
+        """Return the length of the time axis: the window, or the part that has passed."""
+        if self._window.length_ns is not None:
+            return self._window.length_ns / NS_PER_S
+        return -(-self.elapsed_ns(progress) // NS_PER_S)
 
     def seconds(self, name: str, progress: RunProgress) -> SecondCounts:
         """Return the judged requests of a class by second of the window until now."""
@@ -227,6 +257,7 @@ class LiveTally:
 
     def timeline(self, progress: RunProgress) -> Timeline:
         """Return the part of the window that has passed, by interval."""
+        self._reach(progress.elapsed_ns)
         elapsed_s = self.elapsed_ns(progress) / NS_PER_S
         begun = max(1, int(np.searchsorted(self._edges_s[:-1], elapsed_s)))
         edges_s = np.append(self._edges_s[:begun], min(elapsed_s, self._edges_s[begun]))
@@ -264,11 +295,29 @@ class LiveTally:
             return name
         return _OTHERS
 
+    def _reach(self, at_ns: int) -> None:
+        """If the end of the window is not known, double the intervals until they contain a time."""
+        since_s = (at_ns - self._window.start_ns) / NS_PER_S
+        while self._length_ns is None and since_s >= self._edges_s[-1]:
+            self._edges_s = 2 * self._edges_s
+            for sums in (self._offered, self._served, *self._misses.values()):
+                _fold(sums, operator.add)
+            _fold(self._in_flight, max)
+            lags, self._lags = self._lags, {}
+            for interval, histogram in lags.items():
+                self._lags.setdefault(interval // 2, DurationHistogram()).merge(histogram)
+
     def _interval(self, at_ns: int) -> int:
         """Return the interval of a time since the run's time zero."""
         since_s = (at_ns - self._window.start_ns) / NS_PER_S
         index = int(np.searchsorted(self._edges_s, since_s, side="right")) - 1
         return min(max(index, 0), len(self._offered) - 1)
+
+
+def _fold(counts: list[int], join: Callable[[int, int], int]) -> None:
+    """Join each interval with the next one; the intervals after them are empty."""
+    joined = [join(*pair) for pair in zip(counts[::2], counts[1::2], strict=True)]
+    counts[:] = [*joined, *([0] * len(joined))]
 
 
 def _latencies(record: RequestRecord) -> Iterator[tuple[str, int]]:

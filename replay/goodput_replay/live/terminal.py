@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from goodput_core.slo.verdict import VerdictKind
+from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_replay.live.tally import LINE_EVERY_NS
@@ -89,7 +89,7 @@ def _build_panel(so_far: RunSoFar) -> Table:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     table.add_row("time", _format_time(progress))
-    table.add_row("sent", f"{progress.sent} of {progress.planned}, {progress.in_flight} in flight")
+    table.add_row("requests", _format_requests(progress))
     table.add_row("goodput", format_rate(float(evidence.goodput_per_s)))
     shown = list(zip(evidence.counts, evidence.classes, strict=True))
     for counts, measured in shown[:_SHOWN_CLASSES]:
@@ -104,7 +104,7 @@ def _build_panel(so_far: RunSoFar) -> Table:
         table.add_row("error", Text(f"{count} × {printable(detail or outcome)}", style="red"))
     table.add_row("send lag", _format_lag(so_far))
     table.add_row(
-        "so far",
+        "no verdict" if verdict.reason is Reason.CLOSED_LOOP else "so far",
         Text.assemble(
             (verdict.kind.value, _STYLES[verdict.kind]),
             f" ({verdict.reason.value}) {printable(verdict.sentence)}",
@@ -120,15 +120,20 @@ def _format_line(so_far: RunSoFar) -> str:
         f"{count} × {printable(detail or outcome)}" for (outcome, _, detail), count in frequent
     )
     return (
-        f"{_format_time(progress)}: sent {progress.sent} of {progress.planned}, "
-        f"{progress.in_flight} in flight, "
+        f"{_format_time(progress)}: {_format_requests(progress)}, "
         f"goodput {format_rate(float(so_far.evidence.goodput_per_s))}, "
         f"attained {_format_share(overall)}, "
         f"misses: {_format_misses(overall)}, "
-        f"send lag {_format_lag(so_far)}, so far {so_far.verdict.kind} "
-        f"({so_far.verdict.reason.value})"
+        f"send lag {_format_lag(so_far)}, {_format_verdict(so_far)}"
         f"{f', errors: {errors}' if errors else ''}"
     )
+
+
+def _format_verdict(so_far: RunSoFar) -> str:
+    verdict = so_far.verdict
+    if verdict.reason is Reason.CLOSED_LOOP:
+        return "no verdict (closed loop)"
+    return f"so far {verdict.kind} ({verdict.reason.value})"
 
 
 def _format_time(progress: RunProgress) -> str:
@@ -140,6 +145,11 @@ def _format_time(progress: RunProgress) -> str:
     if remaining > 0:
         return f"{shown}, {format_duration(remaining)} left"
     return f"{shown}, waiting for the last responses"
+
+
+def _format_requests(progress: RunProgress) -> str:
+    text = f"sent {progress.sent} of {progress.planned}, {progress.in_flight} in flight"
+    return f"done {progress.done}, {text}" if progress.duration_ns is None else text
 
 
 def _format_attained(counts: ClassCounts, measured: ClassEvidence) -> Text:

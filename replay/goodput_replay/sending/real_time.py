@@ -20,7 +20,6 @@ from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
 from goodput_core.process import count_cpus
-from goodput_core.units import NS_PER_S
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
@@ -71,9 +70,6 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
-# Window of the live display of a run whose end is not known; later requests count in its last
-# second.
-_UNKNOWN_LENGTH_NS: Final = 3600 * NS_PER_S
 _PINNED: Final = frozenset({LengthPinning.HEADER, LengthPinning.MAX_TOKENS})
 _SERVICE_LOG: Final = "service.log"
 
@@ -454,7 +450,7 @@ class _Run:
             window=LiveWindow(
                 slo=plan.slo,
                 start_ns=0 if unknown else plan.window_start_ns,
-                length_ns=_UNKNOWN_LENGTH_NS if unknown else plan.window_ns,
+                length_ns=None if unknown else plan.window_ns,
                 confidence=float(plan.options.confidence),
                 closed_loop=closed,
                 shard="" if info.run.shard is None else str(info.run.shard),

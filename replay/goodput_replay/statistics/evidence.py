@@ -132,10 +132,12 @@ class EvidenceTally:
 
     Args:
         classes: SLO classes with their targets and objectives.
-        window_ns: length of the window, above 0; the last second may be partial.
+        window_ns: length of the window, above 0; the last second may be partial. None if it is not
+            known yet.
         window_start_ns: start of the window on the records' clock.
         stalls: stalls of each sender by its number, on the same clock; during a run they are not
             known yet.
+        tightest_ttft_ns: smallest TTFT target of the plan, if it is known before the run.
         exact_lag: if False, keep a histogram of the send lag, whose quantiles are within 1 %,
             instead of eight bytes per request.
 
@@ -152,18 +154,18 @@ class EvidenceTally:
         self,
         *,
         classes: Sequence[SLOClass],
-        window_ns: int,
+        window_ns: int | None,
         window_start_ns: int = 0,
         stalls: Mapping[int, Stalls] = _NEVER_STALLED,
+        tightest_ttft_ns: int | None = None,
         exact_lag: bool = True,
     ) -> None:
-        if window_ns <= 0:
+        if window_ns is not None and window_ns <= 0:
             raise ValueError("a window must be longer than 0")
         self._by_name = {c.name: c for c in classes}
         self._window_ns = window_ns
         self._window_start_ns = window_start_ns
         self._stalls = stalls
-        self._length_s = -(-window_ns // NS_PER_S)
         self._measured: dict[str, _ClassSeconds] = {}
         self._on_time: dict[str, _ClassSeconds] = {}
         self._conforming: dict[str, _ClassSeconds] = {}
@@ -171,7 +173,7 @@ class EvidenceTally:
         self._lags_ns = array("q") if exact_lag else None
         self._client_errors = 0
         self.tally = AttainmentTally(self._by_name)
-        self.tightest_ttft_ns: int | None = None
+        self.tightest_ttft_ns = tightest_ttft_ns
         self.lag = DurationHistogram()
 
     def add(self, record: RequestRecord) -> Judgement:
@@ -197,7 +199,8 @@ class EvidenceTally:
             self._deviations.update(record.deviations)
             kind_conforming = judge_favourably(record, targets).kind
         second = (record.scheduled_ns - self._window_start_ns) // NS_PER_S
-        second = min(second, self._length_s - 1)
+        if self._window_ns is not None:
+            second = min(second, (self._window_ns - 1) // NS_PER_S)
         self._seconds(self._measured, record.slo_class).add(second, kind)
         self._seconds(self._on_time, record.slo_class).add(second, kind_on_time)
         self._seconds(self._conforming, record.slo_class).add(second, kind_conforming)
@@ -232,9 +235,11 @@ class EvidenceTally:
             outage_s: as in `gather`.
             closed_loop: as in `gather`.
             shard: as in `gather`.
-            until_ns: length of the part of the window to judge, above 0; None for the window.
+            until_ns: length of the part of the window to judge, above 0; None for the window, whose
+                length is then known.
         """
-        window_ns = self._window_ns if until_ns is None else min(until_ns, self._window_ns)
+        lengths_ns = [ns for ns in (self._window_ns, until_ns) if ns is not None]
+        window_ns = min(lengths_ns)
         length_s = -(-window_ns // NS_PER_S)
         counts, overall = self.tally.by_class(), self.tally.overall()
         judged_classes = max(1, sum(c.objective is not None for c in self._by_name.values()))
@@ -300,28 +305,30 @@ class EvidenceTally:
 
     def _seconds(self, of: dict[str, _ClassSeconds], name: str) -> _ClassSeconds:
         if name not in of:
-            of[name] = _ClassSeconds(self._length_s)
+            of[name] = _ClassSeconds()
         return of[name]
 
 
 class _ClassSeconds:
     """Judged requests of one class by the second of their scheduled arrival."""
 
-    def __init__(self, length_s: int) -> None:
-        self._good = [0] * length_s
-        self._total = [0] * length_s
+    def __init__(self) -> None:
+        self._good: list[int] = []
+        self._total: list[int] = []
 
     def add(self, second: int, kind: JudgementKind) -> None:
         """Count one request."""
         if kind in {JudgementKind.ATTAINED, JudgementKind.MISSED}:
+            if (added := second + 1 - len(self._total)) > 0:
+                self._good += [0] * added
+                self._total += [0] * added
             self._good[second] += kind is JudgementKind.ATTAINED
             self._total[second] += 1
 
     def until(self, length_s: int) -> SecondCounts:
         """Return the counts of the first seconds; later requests count in the last of them."""
-        if length_s >= len(self._total):
-            return SecondCounts(good=self._good, total=self._total)
-        good, total = self._good[:length_s], self._total[:length_s]
+        after = [0] * (length_s - len(self._total))
+        good, total = self._good[:length_s] + after, self._total[:length_s] + after
         good[-1] += sum(self._good[length_s:])
         total[-1] += sum(self._total[length_s:])
         return SecondCounts(good=good, total=total)

@@ -129,12 +129,12 @@ def test_a_page_shows_overrides_of_the_text_direction_as_escapes(
 
 
 def test_an_update_of_a_day_is_small_and_quick(synthetic_run: SyntheticRun) -> None:
-    window = replace(make_window(synthetic_run), length_ns=86_400 * NS_PER_S)
-    tally = LiveTally(window)
+    length_ns = 86_400 * NS_PER_S
+    tally = LiveTally(replace(make_window(synthetic_run), length_ns=length_ns))
     for index, record in enumerate(synthetic_run.records):
         tally.add(replace(record, scheduled_ns=index * 30 * NS_PER_S))
-    progress = replace(make_progress(synthetic_run), elapsed_ns=86_400 * NS_PER_S)
-    info = replace(synthetic_run.info, window_ns=window.length_ns)
+    progress = replace(make_progress(synthetic_run), elapsed_ns=length_ns)
+    info = replace(synthetic_run.info, window_ns=length_ns)
     assert len(LivePage(tally, info, lambda: progress).update()) < 100_000
 
 

@@ -219,7 +219,6 @@ HERE = ["--trace", "t", "--target", "http://127.0.0.1:1", "--sessions", "causal"
 LOAD = ["--rate", "5/s", "--duration", "5m", "--input-tokens", "5", "--output-tokens", "2"]
 REJECTED = {
     "a closed loop": ([*HERE, "--concurrency", "2"], "--concurrency and --sessions causal are"),
-    "a live page": ([*HERE, "--ui"], "the times of requests depend on the responses"),
     "a maximum rate": ([*HERE, "--max-rate", "2"], "--max-rate and --sessions causal"),
     "a shard": (
         [*HERE, "--shard", "1/2", "--start-at", "1", "--salt", "s"],

@@ -144,7 +144,6 @@ LENGTHS = ["--input-tokens", "5", "--output-tokens", "2"]
 REJECTED = {
     "a gate": ([*HERE, "--gate"], "--gate and --concurrency are mutually exclusive: a load that"),
     "virtual time": (["--trace", "t", "--emulate", "m", *HERE[4:]], "--emulate and --concurrency"),
-    "a live page": ([*HERE, "--ui"], "--ui and --concurrency"),
     "a speed": ([*HERE, "--speed", "2"], "--speed and --concurrency"),
     "a rate scale": ([*HERE, "--rate-scale", "2"], "--rate-scale and --concurrency"),
     "a maximum rate": ([*HERE, "--max-rate", "2"], "--max-rate and --concurrency"),
