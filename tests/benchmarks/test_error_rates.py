@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from benchmarks import error_rates
 from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.evidence import class_evidence
 from goodput_core.slo.gate import GateClass, GateRule, attainment_evidence, decide_gate
 from goodput_core.slo.pairs import DifferenceEstimate, PairCounts, RunSpread
-from goodput_core.slo.verdict import VerdictKind, class_evidence, decide
+from goodput_core.slo.verdict import VerdictKind, decide
 
 OBJECTIVES = [Fraction(n, 10_000) for n in (5_003, 8_017, 9_011, 9_507, 9_907, 9_991)]
 """No bound of small counts equals one of them, so rounding decides no verdict."""

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from goodput_core.errors import ExitCode
 from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.conformance import Deviation
+from goodput_core.slo.evidence import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.slo.intervals import Interval, IntervalMethod
 from goodput_core.slo.verdict import (
     MIN_BLOCKS,
-    ClassEvidence,
     Reason,
-    ValidityEvidence,
     Verdict,
     VerdictKind,
-    class_evidence,
     decide,
 )
 
@@ -177,6 +175,21 @@ def test_a_failed_class_no_longer_shares_the_error_probability() -> None:
     sure, unsure = bounds("a", 0.5, 0.5), bounds("b", 0.985, 0.991)
     verdict = verdict_on(sure, unsure)
     assert [v.kind for v in verdict.classes] == [FAIL, FAIL]
+
+
+def test_a_fail_states_the_bound_of_its_class_alone_and_the_corrected_one() -> None:
+    verdict = verdict_on(bounds("a", 0.97214, 0.97847), bounds("b", 1.0, 1.0))
+    assert (
+        "at most 97.21% with 95% confidence, 97.84% with the correction for 2 classes "
+        "(objective 99%)" in verdict.sentence
+    )
+    assert [one.proof for one in verdict.classes] == [0.97847, None]
+
+
+def test_a_fail_states_one_bound_if_no_correction_shows() -> None:
+    alone, equal = bounds("a", 0.97214), bounds("a", 0.97214, 0.97219)
+    for verdict in (verdict_on(alone), verdict_on(equal, bounds("b", 1.0, 1.0))):
+        assert "at most 97.21% with 95% confidence (objective 99%)" in verdict.sentence
 
 
 def test_the_sentence_of_a_single_run_mentions_the_spread_between_runs() -> None:

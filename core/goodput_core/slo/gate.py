@@ -12,19 +12,20 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.attainment import Attainment, SecondCounts
 from goodput_core.slo.distributions import student_t_quantile
+from goodput_core.slo.evidence import ClassEvidence, class_evidence
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.pairs import DifferenceEstimate, DifferenceInterval, RunSpread
 from goodput_core.slo.verdict import (
-    ClassEvidence,
     ClassVerdict,
     Reason,
     VerdictKind,
-    class_evidence,
+    describe_bound,
     find_below,
     judge_class,
 )
@@ -87,6 +88,8 @@ class GateCheck:
         kind: PASS, FAIL or INCONCLUSIVE.
         reason: stable reason.
         sentence: the explanation, without a final period.
+        proof: upper bound that proves the FAIL, corrected for the number of checks; None unless
+            the check fails.
         difference: bounds of the difference; None for the objective.
         pairs_to_decide: number of pairs that would probably decide; None if the rule is decided,
             and if a hundred pairs would probably not decide it.
@@ -97,6 +100,7 @@ class GateCheck:
     kind: VerdictKind
     reason: Reason
     sentence: str
+    proof: float | None = None
     difference: DifferenceInterval | None = None
     pairs_to_decide: int | None = None
 
@@ -219,8 +223,8 @@ def decide_gate(
         name = one.candidate.name
         checks.append(_check_objective(one.candidate, failed.get((name, GateRule.OBJECTIVE))))
         if with_baseline:
-            failed_at = failed.get((name, GateRule.DIFFERENCE))
-            check = _check_difference(one, intervals.get(name), margin, failed_at, confidence)
+            sharers = failed.get((name, GateRule.DIFFERENCE))
+            check = _check_difference(one, intervals.get(name), margin, sharers, confidence)
             checks.append(_reject_order(check) if is_confounded else check)
     kind, reason, sentence = _combine(checks, any_objective=bool(checks or skipped))
     if skipped:
@@ -254,8 +258,8 @@ def _find_failed(
     judged: Sequence[GateClass],
     intervals: dict[str, DifferenceInterval],
     margin: Fraction,
-) -> dict[tuple[str, GateRule], float]:
-    """Return the broken rules and the upper bounds that prove it."""
+) -> dict[tuple[str, GateRule], int]:
+    """Return the broken rules, and how many checks shared the error probability for each."""
     limits: dict[tuple[str, GateRule], tuple[Fraction, tuple[float, ...]]] = {}
     for one in judged:
         candidate = one.candidate
@@ -283,14 +287,15 @@ def _check_unjudged(one: GateClass) -> GateCheck:
     )
 
 
-def _check_objective(candidate: ClassEvidence, failed_at: float | None) -> GateCheck:
-    verdict: ClassVerdict = judge_class(candidate, failed_at)
+def _check_objective(candidate: ClassEvidence, sharers: int | None) -> GateCheck:
+    verdict: ClassVerdict = judge_class(candidate, sharers, tests="checks")
     return GateCheck(
         slo_class=candidate.name,
         rule=GateRule.OBJECTIVE,
         kind=verdict.kind,
         reason=verdict.reason,
         sentence=verdict.sentence,
+        proof=verdict.proof,
     )
 
 
@@ -298,7 +303,7 @@ def _check_difference(
     one: GateClass,
     interval: DifferenceInterval | None,
     margin: Fraction,
-    failed_at: float | None,
+    sharers: int | None,
     confidence: float,
 ) -> GateCheck:
     name, estimate = one.candidate.name, one.difference
@@ -322,12 +327,15 @@ def _check_difference(
             sentence=f"{text}, but {unjudged} requests could not be judged from the records",
             difference=interval,
         )
-    if failed_at is not None:
+    if sharers is not None:
+        uppers, show = interval.uppers, partial(format_points, up=True)
+        bound = describe_bound(uppers, sharers, "checks", confidence, show)
         return replace(
             check,
             kind=VerdictKind.FAIL,
             reason=Reason.WORSE_THAN_BASELINE,
-            sentence=f"{text}, at most {format_points(failed_at, up=True)} {stated}",
+            sentence=f"{text}, {bound} (margin {allowed})",
+            proof=uppers[sharers - 1],
             difference=interval,
         )
     if interval.covers_runs and interval.lower >= -margin:

@@ -6,38 +6,30 @@ functions of counts, so each can be tested with values computed by hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from goodput_core.errors import ExitCode
-from goodput_core.slo.attainment import Attainment, SecondCounts
-from goodput_core.slo.conformance import Deviation, describe_deviation
-from goodput_core.slo.intervals import (
-    DEFAULT_CONFIDENCE,
-    Interval,
-    WindowEstimate,
-    count_blocks,
-    requests_needed,
-)
+from goodput_core.slo.conformance import describe_deviation
+from goodput_core.slo.intervals import requests_needed
 from goodput_core.slo.targets import format_objective
-from goodput_core.units import NS_PER_MS, NS_PER_S, format_duration
+from goodput_core.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from fractions import Fraction
+
+    from goodput_core.slo.evidence import ClassEvidence, ValidityEvidence
 
 __all__ = [
     "MIN_BLOCKS",
-    "ClassEvidence",
     "ClassVerdict",
     "Reason",
-    "ValidityEvidence",
     "Verdict",
     "VerdictKind",
-    "class_evidence",
     "decide",
+    "describe_bound",
     "find_below",
     "format_share",
     "judge_class",
@@ -45,10 +37,7 @@ __all__ = [
 
 # A window of fewer seconds has too few one-second blocks to estimate the spread between blocks.
 MIN_BLOCKS: Final = 20
-_MIN_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
-_MAX_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
 _PROMPT_TOLERANCE: Final = 0.1
-_LAG_DIVISOR: Final = 20  # 5 % of the tightest TTFT
 _Test = TypeVar("_Test", bound="Hashable")
 
 
@@ -122,93 +111,23 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassEvidence:
-    """The evidence about one class in one window; see `class_evidence`.
+class ClassVerdict:
+    """The verdict on one class.
 
     Args:
         name: the class.
-        objective: share of requests that must meet their targets; None if the class is reported but
-            gets no verdict.
-        attainment: counts of requests that met their targets and of judged requests.
-        interval: bounds of the attainment; None if no request was judged.
-        unjudged: requests that count neither as met nor as missed, because their records do not
-            suffice to judge them.
-        short: requests missed because the output had fewer tokens than the replayed row.
-        window_ns: the length of the window.
-        outage_ns: the longest outage that the bounds take into account
-            (`slo.outageSeconds`).
-        tolerated_outage_ns: the longest unobserved outage with which the lower bound still meets
-            the objective.
+        kind: PASS, FAIL or INCONCLUSIVE.
+        reason: stable reason.
+        sentence: the explanation, without a final period.
+        proof: upper bound that proves the FAIL, corrected for the number of tests; None unless
+            the class fails.
     """
-
-    name: str
-    objective: Fraction | None
-    attainment: Attainment
-    interval: Interval | None
-    unjudged: int = 0
-    short: int = 0
-    window_ns: int
-    outage_ns: int = 0
-    tolerated_outage_ns: int = 0
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks at the finest scale of the window."""
-        return count_blocks(-(-self.window_ns // NS_PER_S))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidityEvidence:
-    """The evidence about the client of one run.
-
-    Args:
-        lag_p99_ns: nearest-rank p99 of the send lag; None if no request was sent.
-        tightest_ttft_ns: the smallest TTFT target of any request; None without TTFT targets.
-        unsent: rows of the window that were never sent.
-        missed: number of judged requests that missed.
-        client_errors: number of missed requests that the server rejected as invalid (4xx other
-            than 408 and 429), without those that a baseline answered.
-        incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
-            complete.
-        without_lag: evidence about the same classes, in the same order, computed as if each
-            request had been sent on time, and the client had never stalled.
-        if_conforming: the same, with every question that a deviation of a response raises decided
-            in the favour of the service; empty if no response deviates.
-        deviations: number of judged responses with each deviation.
-        closed_loop: True if clients sent each request when an earlier response had ended.
-        shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
-        prompt_ratio: prompt tokens that the target counted, divided by those of the trace; None for
-            prompts that were not counted, or that were token ids.
-    """
-
-    lag_p99_ns: int | None
-    tightest_ttft_ns: int | None
-    unsent: int
-    missed: int = 0
-    client_errors: int = 0
-    incomplete: str = ""
-    without_lag: tuple[ClassEvidence, ...]
-    if_conforming: tuple[ClassEvidence, ...] = ()
-    deviations: Mapping[Deviation, int] = field(default_factory=dict)
-    closed_loop: bool = False
-    shard: str = ""
-    prompt_ratio: float | None = None
-
-    @property
-    def lag_limit_ns(self) -> int:
-        """Limit of the p99 send lag: max(10 ms, min(5 % of the tightest TTFT, 100 ms))."""
-        share_ns = (self.tightest_ttft_ns or 0) // _LAG_DIVISOR
-        return max(_MIN_LAG_LIMIT_NS, min(share_ns, _MAX_LAG_LIMIT_NS))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassVerdict:
-    """The verdict on one class: PASS, FAIL or INCONCLUSIVE."""
 
     name: str
     kind: VerdictKind
     reason: Reason
     sentence: str
+    proof: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,52 +147,6 @@ class Verdict:
     sentence: str
     classes: tuple[ClassVerdict, ...]
     skipped: tuple[str, ...]
-
-
-def class_evidence(
-    name: str,
-    objective: Fraction | None,
-    counts: SecondCounts,
-    *,
-    confidence: float = DEFAULT_CONFIDENCE,
-    classes: int = 1,
-    outage_s: int = 0,
-    runs: int = 1,
-    unjudged: int = 0,
-    short: int = 0,
-) -> ClassEvidence:
-    """Compute the interval of one class from its per-second counts.
-
-    Args:
-        name: the class.
-        objective: share of requests that must meet their targets; None if the class is reported but
-            gets no verdict.
-        counts: judged requests, one entry per second of the window.
-        confidence: confidence of each one-sided bound.
-        classes: number of classes that share the permitted error probability of FAIL.
-        outage_s: the longest outage that the bounds take into account, `slo.outageSeconds`.
-        runs: number of runs of the same window whose counts are summed.
-        unjudged: requests whose records do not suffice to judge them.
-        short: requests missed because the output had fewer tokens than the replayed row.
-    """
-    attainment = counts.attainment
-    interval, tolerated_s = None, 0.0
-    if attainment.total:
-        estimate = WindowEstimate(counts, outage_s=outage_s, runs=runs)
-        interval = estimate.interval(confidence, classes=classes)
-        if objective is not None:
-            tolerated_s = estimate.tolerated_outage_s(objective, confidence)
-    return ClassEvidence(
-        name=name,
-        objective=objective,
-        attainment=attainment,
-        interval=interval,
-        unjudged=unjudged,
-        short=short,
-        window_ns=len(counts.total) * NS_PER_S,
-        outage_ns=outage_s * NS_PER_S,
-        tolerated_outage_ns=int(tolerated_s * NS_PER_S),
-    )
 
 
 def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) -> Verdict:
@@ -353,8 +226,8 @@ def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]
     )
 
 
-def find_below(limits: Mapping[_Test, tuple[Fraction, Sequence[float]]]) -> dict[_Test, float]:
-    """Return the tests whose upper bounds lie below their limits, with these bounds.
+def find_below(limits: Mapping[_Test, tuple[Fraction, Sequence[float]]]) -> dict[_Test, int]:
+    """Return the tests whose upper bounds lie below their limits.
 
     This is Holm's procedure on bounds. The open tests share the permitted error probability.
     Every test whose upper bound lies below its limit is decided. The remaining ones are then
@@ -364,49 +237,79 @@ def find_below(limits: Mapping[_Test, tuple[Fraction, Sequence[float]]]) -> dict
         limits: for each test its limit and its upper bounds; `uppers[k]` is the bound if k + 1
             tests share the error probability.
 
+    Returns:
+        For each of these tests, the number of tests that shared the error probability when its
+        bound was below its limit.
+
     Source: Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
     """
     still_open = dict(limits)
-    found: dict[_Test, float] = {}
+    found: dict[_Test, int] = {}
     while still_open:
         sharers = len(still_open)
-        below = {
-            key: uppers[sharers - 1]
-            for key, (limit, uppers) in still_open.items()
-            if uppers[sharers - 1] < limit
-        }
+        below = [key for key, (limit, uppers) in still_open.items() if uppers[sharers - 1] < limit]
         if not below:
             break
-        found |= below
         for key in below:
+            found[key] = sharers
             del still_open[key]
     return found
 
 
-def judge_class(evidence: ClassEvidence, failed_at: float | None) -> ClassVerdict:
+def describe_bound(
+    uppers: Sequence[float],
+    sharers: int,
+    tests: str,
+    confidence: float,
+    show: Callable[[float], str],
+) -> str:
+    """Return the upper bound that proves a FAIL, as the end of a sentence.
+
+    Tables and charts show the bound of each test alone. If the bound corrected for the number of
+    tests looks different, the text has both.
+
+    Args:
+        uppers: upper bounds; `uppers[k]` is the bound if k + 1 tests share the error probability.
+        sharers: number of tests that shared it, from `find_below`.
+        tests: the word for several tests.
+        confidence: confidence of each bound alone.
+        show: formats a bound.
+    """
+    alone, corrected = show(uppers[0]), show(uppers[sharers - 1])
+    text = f"at most {alone} with {confidence * 100:.4g}% confidence"
+    if corrected != alone:
+        text += f", {corrected} with the correction for {sharers} {tests}"
+    return text
+
+
+def judge_class(
+    evidence: ClassEvidence, sharers: int | None, *, tests: str = "classes"
+) -> ClassVerdict:
     """Return the verdict on one class with an objective and judged requests.
 
     Args:
         evidence: evidence of the class.
-        failed_at: upper bound that proves the objective missed, from `find_below`; None if no
-            bound does.
+        sharers: number of tests that shared the error probability when the upper bound of the class
+            was below its objective, from `find_below`; None if it was not.
+        tests: the word for several tests.
     """
     objective, interval = evidence.objective, evidence.interval
     assert objective is not None
     assert interval is not None
     good, total = evidence.attainment.good, evidence.attainment.total
-    confidence = (
-        f"with {interval.confidence * 100:.4g}% confidence "
-        f"(objective {format_objective(objective)})"
-    )
+    stated = f"(objective {format_objective(objective)})"
+    confidence = f"with {interval.confidence * 100:.4g}% confidence {stated}"
     outage_ns, tolerated_ns = evidence.outage_ns, evidence.tolerated_outage_ns
     kind, reason = VerdictKind.INCONCLUSIVE, Reason.INTERVAL_SPANS_OBJECTIVE
+    proof = None
     if evidence.unjudged:
         reason = Reason.UNJUDGED
         text = f"but {evidence.unjudged} could not be judged from the records"
-    elif failed_at is not None:
+    elif sharers is not None:
         kind, reason = VerdictKind.FAIL, Reason.BELOW_OBJECTIVE
-        text = f"at most {format_share(failed_at)} {confidence}"
+        proof = interval.uppers[sharers - 1]
+        bound = describe_bound(interval.uppers, sharers, tests, interval.confidence, format_share)
+        text = f"{bound} {stated}"
     elif evidence.blocks < MIN_BLOCKS:
         reason = Reason.TOO_FEW_BLOCKS
         window = format_duration(evidence.window_ns)
@@ -441,7 +344,9 @@ def judge_class(evidence: ClassEvidence, failed_at: float | None) -> ClassVerdic
             "to choose its output lengths, use --length-pinning none"
         )
     sentence = f"{evidence.name}: {good} of {total} requests met their targets, {text}"
-    return ClassVerdict(name=evidence.name, kind=kind, reason=reason, sentence=sentence)
+    return ClassVerdict(
+        name=evidence.name, kind=kind, reason=reason, sentence=sentence, proof=proof
+    )
 
 
 def _validity_problems(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.evidence import ClassEvidence, class_evidence
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
-from goodput_core.slo.verdict import ClassEvidence, Verdict, VerdictKind, class_evidence, decide
+from goodput_core.slo.verdict import Verdict, VerdictKind, decide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

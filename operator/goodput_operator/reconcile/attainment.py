@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from goodput_core.slo.attainment import SecondCounts
+    from goodput_core.slo.evidence import ClassEvidence
     from goodput_core.slo.targets import SLOClass
-    from goodput_core.slo.verdict import ClassEvidence
     from goodput_operator.control.measures import Measures
 
 __all__ = ["AttainmentStatus", "judge_attainment", "reason_of_signal"]

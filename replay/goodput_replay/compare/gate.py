@@ -79,6 +79,13 @@ class CheckResult:
     verdict: Annotated[VerdictKind, _doc("PASS, FAIL or INCONCLUSIVE.")]
     reason: Annotated[Reason, _doc("Stable reason code for scripts.")]
     sentence: Annotated[str, _doc("Human-readable explanation.")]
+    proof: Annotated[
+        float | None,
+        Meta(
+            description="Upper bound that proves the FAIL, corrected for the number of checks; "
+            "null unless FAIL."
+        ),
+    ] = None
     pairs_to_decide: Annotated[
         int | None,
         Meta(
@@ -107,7 +114,7 @@ class GateClassResult:
     total: Annotated[int, _doc("Judged requests of all candidate runs.")]
     attainment: Annotated[float | None, _doc("good / total; null if total is 0.")]
     lower: Annotated[float | None, _doc("Lower bound of the candidate's attainment.")]
-    upper: Annotated[float | None, _doc("Upper bound of the candidate's attainment.")]
+    upper: Annotated[float | None, _doc("Upper bound of the attainment, without correction.")]
     baseline_attainment: Annotated[
         float | None, _doc("Attainment of all baseline runs; null without a baseline.")
     ] = None
@@ -115,7 +122,7 @@ class GateClassResult:
         float | None, _doc("Mean over the pairs of candidate less baseline; null if unknown.")
     ] = None
     difference_lower: Annotated[float | None, _doc("Lower bound of the difference.")] = None
-    difference_upper: Annotated[float | None, _doc("Upper bound of the difference.")] = None
+    difference_upper: Annotated[float | None, _doc("Upper bound, without correction.")] = None
     pairs: Annotated[tuple[PairResult, ...], _doc("Changed requests of each pair.")] = ()
     checks: Annotated[tuple[CheckResult, ...], _doc("Verdicts on the rules.")] = ()
 
@@ -425,6 +432,7 @@ def _build_class(
                 verdict=check.kind,
                 reason=check.reason,
                 sentence=check.sentence,
+                proof=None if check.proof is None else round(check.proof, 6),
                 pairs_to_decide=check.pairs_to_decide,
             )
             for check in verdict.checks

@@ -20,6 +20,7 @@ from goodput_replay.runs.summary import (
 )
 from goodput_replay.runs.summary_builder import (
     cut_share,
+    round_up,
     seconds,
     summarise_interval,
     summarise_targets,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from goodput_core.histogram import DurationHistogram
     from goodput_core.slo.attainment import ClassCounts
-    from goodput_core.slo.verdict import ClassEvidence
+    from goodput_core.slo.evidence import ClassEvidence
     from goodput_replay.live.tally import RunSoFar
     from goodput_replay.runs.summary_builder import RunInfo
 
@@ -73,6 +74,7 @@ def summarise_so_far(so_far: RunSoFar, info: RunInfo) -> Summary:
             verdict=None if judged is None else judged.kind,
             reason=None if judged is None else judged.reason,
             sentence="" if judged is None else judged.sentence,
+            proof=None if judged is None or judged.proof is None else round_up(judged.proof),
             excluded=counts.excluded,
             unjudged=counts.unjudged,
             outcomes={outcome.value: n for outcome, n in counts.outcomes.items()},

@@ -18,7 +18,7 @@ from goodput_core.histogram import DurationHistogram
 from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
-from goodput_core.slo.verdict import ValidityEvidence, Verdict, decide
+from goodput_core.slo.verdict import Verdict, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_replay.report.timeline import ClassTimeline, Timeline, interval_edges
 from goodput_replay.runs.slo import SLOClasses
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from goodput_core.slo.attainment import SecondCounts
+    from goodput_core.slo.evidence import ValidityEvidence
 
 __all__ = ["LINE_EVERY_NS", "MAX_CLASSES", "LiveTally", "LiveWindow", "RunProgress", "RunSoFar"]
 

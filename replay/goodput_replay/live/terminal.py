@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from goodput_core.slo.attainment import ClassCounts
-    from goodput_core.slo.verdict import ClassEvidence
+    from goodput_core.slo.evidence import ClassEvidence
     from goodput_replay.live.tally import RunProgress, RunSoFar
 
 __all__ = ["TerminalView"]

@@ -81,7 +81,9 @@ class IntervalSummary:
     """Two one-sided confidence bounds of an attainment."""
 
     lower: Annotated[float, _doc("Lower bound of the attainment, six decimals.")]
-    upper: Annotated[float, _doc("Upper bound of the attainment, six decimals.")]
+    upper: Annotated[
+        float, _doc("Upper bound of the attainment, six decimals, without correction.")
+    ]
     confidence: Annotated[float, _doc("One-sided confidence of each bound.")]
     effective_requests: Annotated[
         float, _doc("Number of independent requests with the same attainment and variance.")
@@ -134,6 +136,13 @@ class ClassSummary:
     ] = None
     reason: Annotated[Reason | None, _doc("Reason code of the verdict.")] = None
     sentence: Annotated[str, _doc("Human-readable explanation; may be empty.")] = ""
+    proof: Annotated[
+        float | None,
+        Meta(
+            description="Upper bound that proves the FAIL, corrected for the number of classes; "
+            "null unless FAIL."
+        ),
+    ] = None
     excluded: Annotated[int, _doc("Requests cancelled by the trace without a miss.")]
     unjudged: Annotated[int, _doc("Requests without a target, or with too little data.")]
     outcomes: Annotated[

@@ -64,15 +64,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from goodput_core.slo.attainment import ClassCounts
+    from goodput_core.slo.evidence import ValidityEvidence
     from goodput_core.slo.intervals import Interval
     from goodput_core.slo.targets import SLOClass
-    from goodput_core.slo.verdict import ClassVerdict, ValidityEvidence, Verdict
+    from goodput_core.slo.verdict import ClassVerdict, Verdict
 
 __all__ = [
     "RunInfo",
     "build_summary",
     "cut_share",
     "read_stalls",
+    "round_up",
     "seconds",
     "summarise_interval",
     "summarise_stall",
@@ -234,6 +236,7 @@ class _RunMeasures:
             verdict=None if verdict is None else verdict.kind,
             reason=None if verdict is None else verdict.reason,
             sentence="" if verdict is None else verdict.sentence,
+            proof=None if verdict is None or verdict.proof is None else round_up(verdict.proof),
         )
 
     def _summarise(
@@ -366,7 +369,7 @@ def summarise_interval(interval: Interval) -> IntervalSummary:
     """Return an interval as in `summary.json`, with bounds rounded to the safe side."""
     return IntervalSummary(
         lower=cut_share(interval.lower),
-        upper=math.ceil(Fraction(interval.upper) * _SHARE_SCALE) / _SHARE_SCALE,
+        upper=round_up(interval.upper),
         confidence=interval.confidence,
         effective_requests=round(interval.effective, 1),
         method=interval.method,
@@ -442,3 +445,8 @@ def seconds(ns: int) -> float:
 def cut_share(share: Fraction | float) -> float:
     """Truncate to six decimals; the result never exceeds the share."""
     return math.floor(Fraction(share) * _SHARE_SCALE) / _SHARE_SCALE
+
+
+def round_up(share: float) -> float:
+    """Round up to six decimals; the result is never below the share."""
+    return math.ceil(Fraction(share) * _SHARE_SCALE) / _SHARE_SCALE

@@ -24,6 +24,7 @@ from goodput_core.slo.attainment import (
     goodput_per_s,
 )
 from goodput_core.slo.conformance import Deviation
+from goodput_core.slo.evidence import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import (
     Judgement,
@@ -36,7 +37,6 @@ from goodput_core.slo.judging import (
 )
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.stalls import NO_STALLS, Stalls
-from goodput_core.slo.verdict import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.units import NS_PER_S
 from goodput_replay.statistics.ranks import nearest_ranks
 

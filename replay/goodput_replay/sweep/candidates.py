@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from goodput_core.slo.evidence import ClassEvidence
     from goodput_core.slo.record import RequestRecord
-    from goodput_core.slo.verdict import ClassEvidence
     from goodput_core.spec.llmservice import LLMServiceSpec
 
 __all__ = ["Candidate", "ClassResult", "Evaluation", "SweepInput", "evaluate", "grid"]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from goodput_core.slo.evidence import class_evidence
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.targets import format_objective
-from goodput_core.slo.verdict import Verdict, class_evidence, decide
+from goodput_core.slo.verdict import Verdict, decide
 from goodput_replay.live.page import LIVE_SCRIPTS
 from goodput_replay.report.figures import (
     COLOURS,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from goodput_core.slo.attainment import SecondCounts
-    from goodput_core.slo.verdict import ClassEvidence
+    from goodput_core.slo.evidence import ClassEvidence
     from goodput_replay.runs.slo import SLOClasses
     from goodput_replay.watch.history import ServiceHistory
     from goodput_replay.watch.readings import EngineLoad, RouterView

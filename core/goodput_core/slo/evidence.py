@@ -1,0 +1,154 @@
+"""The evidence of a run or a rolling window: counts and bounds per class, and facts on the client.
+
+Evidence is the input of the verdict rules in `verdict` and `gate`. It says what was measured, and
+decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+from goodput_core.slo.attainment import Attainment, SecondCounts
+from goodput_core.slo.conformance import Deviation
+from goodput_core.slo.intervals import (
+    DEFAULT_CONFIDENCE,
+    Interval,
+    WindowEstimate,
+    count_blocks,
+)
+from goodput_core.units import NS_PER_MS, NS_PER_S
+
+__all__ = ["ClassEvidence", "ValidityEvidence", "class_evidence"]
+
+_MIN_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
+_MAX_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
+_LAG_DIVISOR: Final = 20  # 5 % of the tightest TTFT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassEvidence:
+    """The evidence about one class in one window; see `class_evidence`.
+
+    Args:
+        name: the class.
+        objective: share of requests that must meet their targets; None if the class is reported but
+            gets no verdict.
+        attainment: counts of requests that met their targets and of judged requests.
+        interval: bounds of the attainment; None if no request was judged.
+        unjudged: requests that count neither as met nor as missed, because their records do not
+            suffice to judge them.
+        short: requests missed because the output had fewer tokens than the replayed row.
+        window_ns: the length of the window.
+        outage_ns: the longest outage that the bounds take into account
+            (`slo.outageSeconds`).
+        tolerated_outage_ns: the longest unobserved outage with which the lower bound still meets
+            the objective.
+    """
+
+    name: str
+    objective: Fraction | None
+    attainment: Attainment
+    interval: Interval | None
+    unjudged: int = 0
+    short: int = 0
+    window_ns: int
+    outage_ns: int = 0
+    tolerated_outage_ns: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks at the finest scale of the window."""
+        return count_blocks(-(-self.window_ns // NS_PER_S))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidityEvidence:
+    """The evidence about the client of one run.
+
+    Args:
+        lag_p99_ns: nearest-rank p99 of the send lag; None if no request was sent.
+        tightest_ttft_ns: the smallest TTFT target of any request; None without TTFT targets.
+        unsent: rows of the window that were never sent.
+        missed: number of judged requests that missed.
+        client_errors: number of missed requests that the server rejected as invalid (4xx other
+            than 408 and 429), without those that a baseline answered.
+        incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
+            complete.
+        without_lag: evidence about the same classes, in the same order, computed as if each
+            request had been sent on time, and the client had never stalled.
+        if_conforming: the same, with every question that a deviation of a response raises decided
+            in the favour of the service; empty if no response deviates.
+        deviations: number of judged responses with each deviation.
+        closed_loop: True if clients sent each request when an earlier response had ended.
+        shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
+        prompt_ratio: prompt tokens that the target counted, divided by those of the trace; None for
+            prompts that were not counted, or that were token ids.
+    """
+
+    lag_p99_ns: int | None
+    tightest_ttft_ns: int | None
+    unsent: int
+    missed: int = 0
+    client_errors: int = 0
+    incomplete: str = ""
+    without_lag: tuple[ClassEvidence, ...]
+    if_conforming: tuple[ClassEvidence, ...] = ()
+    deviations: Mapping[Deviation, int] = field(default_factory=dict)
+    closed_loop: bool = False
+    shard: str = ""
+    prompt_ratio: float | None = None
+
+    @property
+    def lag_limit_ns(self) -> int:
+        """Limit of the p99 send lag: max(10 ms, min(5 % of the tightest TTFT, 100 ms))."""
+        share_ns = (self.tightest_ttft_ns or 0) // _LAG_DIVISOR
+        return max(_MIN_LAG_LIMIT_NS, min(share_ns, _MAX_LAG_LIMIT_NS))
+
+
+def class_evidence(
+    name: str,
+    objective: Fraction | None,
+    counts: SecondCounts,
+    *,
+    confidence: float = DEFAULT_CONFIDENCE,
+    classes: int = 1,
+    outage_s: int = 0,
+    runs: int = 1,
+    unjudged: int = 0,
+    short: int = 0,
+) -> ClassEvidence:
+    """Compute the interval of one class from its per-second counts.
+
+    Args:
+        name: the class.
+        objective: share of requests that must meet their targets; None if the class is reported but
+            gets no verdict.
+        counts: judged requests, one entry per second of the window.
+        confidence: confidence of each one-sided bound.
+        classes: number of classes that share the permitted error probability of FAIL.
+        outage_s: the longest outage that the bounds take into account, `slo.outageSeconds`.
+        runs: number of runs of the same window whose counts are summed.
+        unjudged: requests whose records do not suffice to judge them.
+        short: requests missed because the output had fewer tokens than the replayed row.
+    """
+    attainment = counts.attainment
+    interval, tolerated_s = None, 0.0
+    if attainment.total:
+        estimate = WindowEstimate(counts, outage_s=outage_s, runs=runs)
+        interval = estimate.interval(confidence, classes=classes)
+        if objective is not None:
+            tolerated_s = estimate.tolerated_outage_s(objective, confidence)
+    return ClassEvidence(
+        name=name,
+        objective=objective,
+        attainment=attainment,
+        interval=interval,
+        unjudged=unjudged,
+        short=short,
+        window_ns=len(counts.total) * NS_PER_S,
+        outage_ns=outage_s * NS_PER_S,
+        tolerated_outage_ns=int(tolerated_s * NS_PER_S),
+    )
