@@ -88,7 +88,7 @@ def test_tally_counts_by_class_outcome_and_reason() -> None:
     assert chat.attainment == Attainment(good=1, total=3)
     assert (chat.excluded, chat.unjudged, chat.rows) == (1, 0, 4)
     assert chat.outcomes == {Outcome.OK: 2, Outcome.SHED: 1, Outcome.CANCELLED: 1}
-    assert chat.misses == {MissReason.TTFT: 1, MissReason.TPOT: 1, MissReason.SHED: 1}
+    assert chat.misses.by_reason == {MissReason.TTFT: 1, MissReason.TPOT: 1, MissReason.SHED: 1}
     assert (batch.name, batch.rows, batch.attainment.share) == ("batch", 0, None)
     assert (extra.name, extra.unjudged) == ("extra", 1)
 

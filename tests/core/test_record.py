@@ -58,6 +58,7 @@ def test_only_a_complete_response_has_an_end_to_end_time(outcome: Outcome) -> No
 @pytest.mark.parametrize(
     ("outcome", "status", "expected"),
     [
+        (Outcome.ERROR, 302, True),
         (Outcome.ERROR, 400, True),
         (Outcome.ERROR, 404, True),
         (Outcome.ERROR, 499, True),
@@ -69,7 +70,7 @@ def test_only_a_complete_response_has_an_end_to_end_time(outcome: Outcome) -> No
         (Outcome.OK, 200, False),
     ],
 )
-def test_4xx_except_timeout_and_overload_is_a_client_error(
+def test_a_redirect_and_4xx_except_timeout_and_overload_are_client_errors(
     outcome: Outcome, status: int | None, expected: bool
 ) -> None:
     assert replace(RECORD, outcome=outcome, status=status).client_error is expected

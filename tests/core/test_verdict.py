@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_core.errors import ExitCode
-from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.attainment import NO_MISSES, MissCounts, SecondCounts
 from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.evidence import ClassEvidence, ValidityEvidence, class_evidence
 from goodput_core.slo.intervals import Interval, IntervalMethod
+from goodput_core.slo.judging import MissReason
 from goodput_core.slo.verdict import (
     MIN_BLOCKS,
     Reason,
@@ -34,26 +35,26 @@ def evidence(
     objective: str | None = "0.99",
     seconds: int = 300,
     unjudged: int = 0,
-    short: int = 0,
+    misses: MissCounts = NO_MISSES,
     outage_s: int = 0,
     classes: int = 3,
     burst: bool = False,
 ) -> ClassEvidence:
     """Return the evidence of evenly spread requests; the misses are spread too, or in one burst."""
-    totals, misses = _even(total, seconds), _even(total - good, seconds)
+    totals, missed = _even(total, seconds), _even(total - good, seconds)
     if burst:
-        left, misses = total - good, []
+        left, missed = total - good, []
         for n in totals:
-            misses.append(min(left, n))
-            left -= misses[-1]
+            missed.append(min(left, n))
+            left -= missed[-1]
     return class_evidence(
         name,
         None if objective is None else Fraction(objective),
-        SecondCounts(good=[n - m for n, m in zip(totals, misses, strict=True)], total=totals),
+        SecondCounts(good=[n - m for n, m in zip(totals, missed, strict=True)], total=totals),
         classes=classes,
         outage_s=outage_s,
         unjudged=unjudged,
-        short=short,
+        misses=misses,
     )
 
 
@@ -220,9 +221,45 @@ def test_the_sentence_names_the_window_that_a_declared_outage_needs() -> None:
 
 
 def test_mostly_short_outputs_name_the_option_that_allows_them() -> None:
-    assert "--length-pinning none" in verdict_on(evidence(100, 1000, short=800)).sentence
-    assert "--length-pinning none" not in verdict_on(evidence(100, 1000, short=400)).sentence
+    many, few = (MissCounts(by_reason={MissReason.SHORT: short}) for short in (800, 400))
+    assert "--length-pinning none" in verdict_on(evidence(100, 1000, misses=many)).sentence
+    assert "--length-pinning none" not in verdict_on(evidence(100, 1000, misses=few)).sentence
     assert "--length-pinning none" not in verdict_on(evidence()).sentence
+
+
+CAUSES = {
+    "latency": (
+        MissCounts(by_reason={MissReason.TTFT: 80, MissReason.TPOT: 70}),
+        "80 of 100 misses exceed the TTFT target",
+    ),
+    "rejections": (
+        MissCounts(by_reason={MissReason.SHED: 60, MissReason.TTFT: 40}),
+        "60 of 100 misses are rejections for load (429 or 503)",
+    ),
+    "time-outs": (
+        MissCounts(by_reason={MissReason.TIMEOUT: 100}),
+        "100 of 100 misses are time-outs",
+    ),
+    "refused connections": (
+        MissCounts(by_reason={MissReason.ERROR: 90, MissReason.TTFT: 10}, without_response=85),
+        "85 of 100 misses are connection errors",
+    ),
+    "HTTP errors": (
+        MissCounts(by_reason={MissReason.ERROR: 90, MissReason.TTFT: 10}, without_response=5),
+        "85 of 100 misses are error responses",
+    ),
+}
+
+
+@pytest.mark.parametrize(("misses", "cause"), CAUSES.values(), ids=CAUSES)
+def test_a_fail_names_the_main_cause_of_its_misses(misses: MissCounts, cause: str) -> None:
+    assert f"(objective 99%); {cause}. " in verdict_on(evidence(900, 1000, misses=misses)).sentence
+
+
+def test_only_a_fail_names_the_cause_of_its_misses() -> None:
+    misses = MissCounts(by_reason={MissReason.TTFT: 6})
+    for found in (evidence(1494, 1500, misses=misses), evidence(294, 300, misses=misses)):
+        assert "misses" not in verdict_on(found).sentence
 
 
 def test_the_sentence_of_a_rolling_window_mentions_neither_client_nor_runs() -> None:
@@ -244,6 +281,13 @@ def test_rejected_requests_invalidate(client_errors: int, invalid: bool) -> None
     verdict = decide([found], valid(found, missed=100, client_errors=client_errors))
     assert (verdict.reason is Reason.CLIENT_ERROR) is invalid
     assert (verdict.kind is VerdictKind.INVALID) is invalid
+
+
+def test_a_target_that_no_request_could_connect_to_is_no_evidence_about_the_service() -> None:
+    found = evidence(0, 1000)
+    verdict = decide([found], replace(valid(found), never_connected=1000))
+    assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, Reason.NEVER_CONNECTED)
+    assert "none of 1000 requests could connect to the target" in verdict.sentence
 
 
 def test_a_bound_that_misses_the_objective_is_not_rounded_up_to_it() -> None:
@@ -414,6 +458,7 @@ def test_reasons_never_change() -> None:
         "IntervalSpansMargin",
         "IntervalSpansObjective",
         "InvalidRun",
+        "NeverConnected",
         "NoObjective",
         "NoRows",
         "NonConforming",

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from goodput_core.slo.attainment import Attainment
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import requests_needed
+from goodput_core.slo.judging import MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.stalls import NO_STALLS, Stall, Stalls
 from goodput_core.slo.targets import SLOClass, Targets
@@ -82,6 +84,80 @@ def gathered(
         outage_s=outage_s,
         stalls={0: stalls},
     )
+
+
+def failed(at_s: float, status: int | None, detail: str, *, sent: bool = True) -> RequestRecord:
+    """Return a request with an error."""
+    return replace(
+        request(at_s, outcome=Outcome.ERROR),
+        sent_ns=round(at_s * SECOND) if sent else None,
+        first_token_ns=None,
+        last_token_ns=None,
+        output_tokens=0,
+        status=status,
+        detail=detail,
+    )
+
+
+def every_second(status: int | None, *, sent: bool = True) -> list[RequestRecord]:
+    return [failed(second, status, "failed", sent=sent) for second in range(300)]
+
+
+SETUP_ERRORS = {
+    "every connection is refused": (every_second(None, sent=False), Reason.NEVER_CONNECTED),
+    "every key is wrong": (every_second(401), Reason.CLIENT_ERROR),
+    "every request is redirected": (every_second(307), Reason.CLIENT_ERROR),
+    "no file is free": (
+        [replace(one, outcome=Outcome.UNSENT) for one in every_second(None, sent=False)],
+        Reason.UNSENT_ROWS,
+    ),
+    "one name is not resolved": (
+        [
+            replace(failed(0, None, "no such host", sent=False), outcome=Outcome.UNSENT),
+            *(request(second) for second in range(1, 300)),
+        ],
+        Reason.UNSENT_ROWS,
+    ),
+    "every response is a page": (
+        [replace(one, deviations=(Deviation.NOT_STREAMED,)) for one in every_second(200)],
+        Reason.NON_CONFORMING,
+    ),
+}
+
+
+@pytest.mark.parametrize(("records", "reason"), SETUP_ERRORS.values(), ids=SETUP_ERRORS)
+def test_errors_of_the_client_and_of_set_up_are_no_verdict_on_the_service(
+    records: list[RequestRecord], reason: Reason
+) -> None:
+    found = gathered(records)
+    verdict = decide(found.classes, found.validity)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, reason)
+
+
+SERVICE_ERRORS = {
+    "a crash after one response": (
+        [request(0), *every_second(None, sent=False)[1:]],
+        "299 of 299 misses are connection errors",
+    ),
+    "connections that break": (every_second(None), "300 of 300 misses are connection errors"),
+    "every response is 500": (every_second(500), "300 of 300 misses are error responses"),
+    "every request is shed": (
+        [replace(one, outcome=Outcome.SHED) for one in every_second(429)],
+        "300 of 300 misses are rejections for load (429 or 503)",
+    ),
+    "nothing is answered": (
+        [replace(one, outcome=Outcome.TIMEOUT) for one in every_second(None)],
+        "300 of 300 misses are time-outs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("records", "cause"), SERVICE_ERRORS.values(), ids=SERVICE_ERRORS)
+def test_errors_of_the_service_fail_and_are_named(records: list[RequestRecord], cause: str) -> None:
+    found = gathered(records)
+    verdict = decide(found.classes, found.validity)
+    assert verdict.kind is VerdictKind.FAIL
+    assert cause in verdict.sentence
 
 
 def test_classes_come_in_order_with_their_counts() -> None:
@@ -323,7 +399,7 @@ def test_a_run_of_client_errors_is_invalid(status: int | None, reason: Reason) -
 def test_responses_shorter_than_their_rows_are_counted() -> None:
     records = [replace(request(k), pinned_output_tokens=50) for k in range(300)]
     found = gathered(records)
-    assert found.classes[0].short == 300
+    assert found.classes[0].misses.by_reason[MissReason.SHORT] == 300
     assert "--length-pinning none" in decide(found.classes, found.validity).sentence
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
@@ -19,7 +19,28 @@ from goodput_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Attainment", "AttainmentTally", "ClassCounts", "SecondCounts", "goodput_per_s"]
+__all__ = [
+    "NO_MISSES",
+    "Attainment",
+    "AttainmentTally",
+    "ClassCounts",
+    "MissCounts",
+    "SecondCounts",
+    "goodput_per_s",
+]
+
+_CAUSES: Final = {
+    MissReason.TTFT: "exceed the TTFT target",
+    MissReason.TPOT: "exceed the TPOT target",
+    MissReason.TBT: "exceed the TBT target",
+    MissReason.E2E: "exceed the E2E target",
+    MissReason.SHORT: "are outputs with too few tokens",
+    MissReason.SHED: "are rejections for load (429 or 503)",
+    MissReason.ERROR: "are error responses",
+    MissReason.TIMEOUT: "are time-outs",
+    MissReason.UNSENT: "were never sent",
+}
+_CONNECTION_ERRORS: Final = "are connection errors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +99,41 @@ class SecondCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MissCounts:
+    """Missed requests of one class by reason.
+
+    Args:
+        by_reason: number for each reason; a request with several reasons counts for each of them.
+        without_response: those of `error` that have no HTTP response, because the connection
+            failed.
+    """
+
+    by_reason: Mapping[MissReason, int] = field(default_factory=dict)
+    without_response: int = 0
+
+    def __add__(self, other: MissCounts) -> MissCounts:
+        return MissCounts(
+            by_reason=Counter(self.by_reason) + Counter(other.by_reason),
+            without_response=self.without_response + other.without_response,
+        )
+
+    def describe_main(self, missed: int) -> str:
+        """Return the most frequent cause, as in "9 of 10 misses are time-outs"; empty if unknown.
+
+        Args:
+            missed: number of missed requests.
+        """
+        counts = {_CAUSES[reason]: self.by_reason.get(reason, 0) for reason in MissReason}
+        counts[_CAUSES[MissReason.ERROR]] -= self.without_response
+        counts[_CONNECTION_ERRORS] = self.without_response
+        cause = max(counts, key=counts.__getitem__)
+        return f"{counts[cause]} of {missed} misses {cause}" if counts[cause] else ""
+
+
+NO_MISSES: Final = MissCounts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCounts:
     """Counts of one class's requests, or of all requests.
 
@@ -88,7 +144,7 @@ class ClassCounts:
         unjudged: number of requests without a target, or whose record does not suffice to judge
             them.
         outcomes: requests by outcome; adds up to `rows`.
-        misses: missed requests by reason; a request with several reasons counts for each of them.
+        misses: missed requests by reason.
     """
 
     name: str
@@ -96,7 +152,7 @@ class ClassCounts:
     excluded: int = 0
     unjudged: int = 0
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
-    misses: Mapping[MissReason, int] = field(default_factory=dict)
+    misses: MissCounts = NO_MISSES
 
     @property
     def rows(self) -> int:
@@ -116,6 +172,7 @@ class AttainmentTally:
         self._kinds: dict[str, Counter[JudgementKind]] = {name: Counter() for name in names}
         self._outcomes: dict[str, Counter[Outcome]] = {name: Counter() for name in self._kinds}
         self._misses: dict[str, Counter[MissReason]] = {name: Counter() for name in self._kinds}
+        self._without_response: Counter[str] = Counter()
 
     def add(self, record: RequestRecord, judgement: Judgement) -> None:
         """Count one request."""
@@ -123,11 +180,15 @@ class AttainmentTally:
         self._kinds.setdefault(name, Counter())[judgement.kind] += 1
         self._outcomes.setdefault(name, Counter())[record.outcome] += 1
         self._misses.setdefault(name, Counter()).update(judgement.reasons)
+        if judgement.kind is JudgementKind.MISSED:
+            self._without_response[name] += record.failed_without_response
 
     def by_class(self) -> tuple[ClassCounts, ...]:
         """Return the counts of every class."""
         return tuple(
-            _sum_up(name, kinds, self._outcomes[name], self._misses[name])
+            _sum_up(
+                name, kinds, self._outcomes[name], self._misses[name], self._without_response[name]
+            )
             for name, kinds in self._kinds.items()
         )
 
@@ -138,6 +199,7 @@ class AttainmentTally:
             sum(self._kinds.values(), Counter()),
             sum(self._outcomes.values(), Counter()),
             sum(self._misses.values(), Counter()),
+            self._without_response.total(),
         )
 
 
@@ -156,6 +218,7 @@ def _sum_up(
     kinds: Counter[JudgementKind],
     outcomes: Counter[Outcome],
     misses: Counter[MissReason],
+    without_response: int,
 ) -> ClassCounts:
     good = kinds[JudgementKind.ATTAINED]
     return ClassCounts(
@@ -164,5 +227,8 @@ def _sum_up(
         excluded=kinds[JudgementKind.EXCLUDED],
         unjudged=kinds[JudgementKind.UNJUDGED],
         outcomes={outcome: outcomes[outcome] for outcome in Outcome if outcomes[outcome]},
-        misses={reason: misses[reason] for reason in MissReason if misses[reason]},
+        misses=MissCounts(
+            by_reason={reason: misses[reason] for reason in MissReason if misses[reason]},
+            without_response=without_response,
+        ),
     )

@@ -35,7 +35,7 @@ class Deviation(StrEnum):
     ERROR_IN_STREAM = "error_in_stream"
     """The server reported an error in a response with status 200."""
     NOT_STREAMED = "not_streamed"
-    """The response is a JSON body, although the request asked for a stream."""
+    """The response is no event stream, although the request asked for one."""
     COMPRESSED = "compressed"
     """The response is compressed, although the request asked for an uncompressed one."""
 

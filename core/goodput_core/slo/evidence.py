@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
-from goodput_core.slo.attainment import Attainment, SecondCounts
+from goodput_core.slo.attainment import NO_MISSES, Attainment, MissCounts, SecondCounts
 from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import (
     DEFAULT_CONFIDENCE,
@@ -40,7 +40,7 @@ class ClassEvidence:
         interval: bounds of the attainment; None if no request was judged.
         unjudged: requests that count neither as met nor as missed, because their records do not
             suffice to judge them.
-        short: requests missed because the output had fewer tokens than the replayed row.
+        misses: missed requests by reason.
         window_ns: the length of the window.
         outage_ns: the longest outage that the bounds take into account
             (`slo.outageSeconds`).
@@ -53,7 +53,7 @@ class ClassEvidence:
     attainment: Attainment
     interval: Interval | None
     unjudged: int = 0
-    short: int = 0
+    misses: MissCounts = NO_MISSES
     window_ns: int
     outage_ns: int = 0
     tolerated_outage_ns: int = 0
@@ -73,8 +73,10 @@ class ValidityEvidence:
         tightest_ttft_ns: the smallest TTFT target of any request; None without TTFT targets.
         unsent: rows of the window that were never sent.
         missed: number of judged requests that missed.
-        client_errors: number of missed requests that the server rejected as invalid (4xx other
-            than 408 and 429), without those that a baseline answered.
+        client_errors: number of missed requests that the server rejected as invalid or redirected
+            (3xx, and 4xx other than 408 and 429), without those that a baseline answered.
+        never_connected: number of requests whose connection failed, if no request of the run was
+            sent over any connection; otherwise 0.
         incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
             complete.
         without_lag: evidence about the same classes, in the same order, computed as if each
@@ -93,6 +95,7 @@ class ValidityEvidence:
     unsent: int
     missed: int = 0
     client_errors: int = 0
+    never_connected: int = 0
     incomplete: str = ""
     without_lag: tuple[ClassEvidence, ...]
     if_conforming: tuple[ClassEvidence, ...] = ()
@@ -118,7 +121,7 @@ def class_evidence(
     outage_s: int = 0,
     runs: int = 1,
     unjudged: int = 0,
-    short: int = 0,
+    misses: MissCounts = NO_MISSES,
 ) -> ClassEvidence:
     """Compute the interval of one class from its per-second counts.
 
@@ -132,7 +135,7 @@ def class_evidence(
         outage_s: the longest outage that the bounds take into account, `slo.outageSeconds`.
         runs: number of runs of the same window whose counts are summed.
         unjudged: requests whose records do not suffice to judge them.
-        short: requests missed because the output had fewer tokens than the replayed row.
+        misses: missed requests by reason.
     """
     attainment = counts.attainment
     interval, tolerated_s = None, 0.0
@@ -147,7 +150,7 @@ def class_evidence(
         attainment=attainment,
         interval=interval,
         unjudged=unjudged,
-        short=short,
+        misses=misses,
         window_ns=len(counts.total) * NS_PER_S,
         outage_ns=outage_s * NS_PER_S,
         tolerated_outage_ns=int(tolerated_s * NS_PER_S),

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.slo.attainment import Attainment, SecondCounts
+from goodput_core.slo.attainment import NO_MISSES, Attainment, MissCounts, SecondCounts
 from goodput_core.slo.distributions import student_t_quantile
 from goodput_core.slo.evidence import ClassEvidence, class_evidence
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
@@ -135,7 +135,7 @@ def attainment_evidence(
     deterministic: bool = False,
     history: RunSpread | None = None,
     unjudged: int = 0,
-    short: int = 0,
+    misses: MissCounts = NO_MISSES,
 ) -> ClassEvidence:
     """Compute the interval of one class's attainment over several runs of the same window.
 
@@ -153,7 +153,7 @@ def attainment_evidence(
         deterministic: True if runs have no spread, as in virtual time.
         history: spread between earlier pairs of one build; None if unknown.
         unjudged: requests whose records do not suffice to judge them.
-        short: requests missed because the output had fewer tokens than the replayed row.
+        misses: missed requests by reason.
     """
     stacked = SecondCounts(
         good=[sum(seconds) for seconds in zip(*(run.good for run in runs), strict=True)],
@@ -168,7 +168,7 @@ def attainment_evidence(
         outage_s=outage_s,
         runs=len(runs),
         unjudged=unjudged,
-        short=short,
+        misses=misses,
     )
     if evidence.interval is None or deterministic:
         return evidence

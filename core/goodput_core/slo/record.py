@@ -131,10 +131,18 @@ class RequestRecord:
 
     @property
     def client_error(self) -> bool:
-        """True if the server rejected the request as invalid: 4xx other than 408 and 429."""
+        """True if the server rejected the request as invalid, or redirected it to another address.
+
+        These are the statuses 3xx, and 4xx other than 408 and 429.
+        """
         return (
             self.outcome is Outcome.ERROR
             and self.status is not None
-            and 400 <= self.status < 500
+            and 300 <= self.status < 500
             and self.status not in _NOT_CLIENT_ERRORS
         )
+
+    @property
+    def failed_without_response(self) -> bool:
+        """True if the request failed without an HTTP response, because its connection failed."""
+        return self.outcome is Outcome.ERROR and self.status is None

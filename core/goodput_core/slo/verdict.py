@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from goodput_core.errors import ExitCode
 from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.intervals import requests_needed
+from goodput_core.slo.judging import MissReason
 from goodput_core.slo.targets import format_objective
 from goodput_core.units import format_duration
 
@@ -87,7 +88,9 @@ class Reason(StrEnum):
     """INVALID: without the client's lag the verdict on a class would change. The lag consists of
     late sends, and of stalls while responses arrived."""
     CLIENT_ERROR = "ClientError"
-    """INVALID: most misses are requests that the server rejected as invalid (4xx)."""
+    """INVALID: most misses are requests that the server rejected as invalid (4xx) or redirected."""
+    NEVER_CONNECTED = "NeverConnected"
+    """INVALID: no request of the run could connect to the target."""
     CLOSED_LOOP = "ClosedLoop"
     """INCONCLUSIVE: the requests were sent in a closed loop, so the load adapted to the service."""
     SHARD = "Shard"
@@ -338,11 +341,14 @@ def judge_class(
             f"between {format_share(interval.lower)} and {format_share(interval.upper)}, each "
             f"bound {confidence}"
         )
-    if kind is not VerdictKind.PASS and 2 * evidence.short > total:
+    short = evidence.misses.by_reason.get(MissReason.SHORT, 0)
+    if kind is not VerdictKind.PASS and 2 * short > total:
         text += (
-            f"; {evidence.short} outputs had fewer tokens than their rows; if the model is meant "
+            f"; {short} outputs had fewer tokens than their rows; if the model is meant "
             "to choose its output lengths, use --length-pinning none"
         )
+    elif kind is VerdictKind.FAIL and (cause := evidence.misses.describe_main(total - good)):
+        text += f"; {cause}"
     sentence = f"{evidence.name}: {good} of {total} requests met their targets, {text}"
     return ClassVerdict(
         name=evidence.name, kind=kind, reason=reason, sentence=sentence, proof=proof
@@ -359,7 +365,10 @@ def _validity_problems(
         yield Reason.UNSENT_ROWS, f"{validity.unsent} rows were never sent"
     if 2 * validity.client_errors > validity.missed:
         rejected = f"{validity.client_errors} of the {validity.missed} missed requests"
-        yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as invalid (4xx)"
+        yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as invalid (3xx or 4xx)"
+    if validity.never_connected:
+        text = f"none of {validity.never_connected} requests could connect to the target"
+        yield Reason.NEVER_CONNECTED, f"{text}, which may not be the service"
     if validity.lag_p99_ns is not None and validity.lag_p99_ns > validity.lag_limit_ns:
         lag, limit = format_duration(validity.lag_p99_ns), format_duration(validity.lag_limit_ns)
         text = f"the p99 of the client's send lag is {lag}, above the limit {limit}"

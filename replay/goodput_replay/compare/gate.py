@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from goodput_core.errors import InputError
+from goodput_core.slo.attainment import NO_MISSES
 from goodput_core.slo.gate import (
     DEFAULT_MARGIN,
     GateClass,
@@ -23,13 +24,12 @@ from goodput_core.slo.gate import (
     attainment_evidence,
     decide_gate,
 )
-from goodput_core.slo.judging import MissReason
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
 from goodput_core.slo.verdict import Reason, VerdictKind, decide
 from goodput_core.units import NS_PER_S
-from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match
+from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match, read_misses
 from goodput_replay.runs.records import read_records
 from goodput_replay.runs.summary_builder import cut_share, read_stalls
 from goodput_replay.statistics.evidence import gather
@@ -307,7 +307,7 @@ def _class_evidence(
             deterministic=first.is_virtual,
             history=history.get(name),
             unjudged=sum(row.unjudged for row in summaries),
-            short=sum(row.misses.get(MissReason.SHORT.value, 0) for row in summaries),
+            misses=sum((read_misses(row) for row in summaries), NO_MISSES),
         ),
         difference=difference,
         rows=sum(row.requests for row in (*summaries, *others)),

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from goodput_core.errors import InputError
-from goodput_core.slo.attainment import SecondCounts
-from goodput_core.slo.judging import JudgementKind, judge, targets_for, without_lag
+from goodput_core.slo.attainment import MissCounts, SecondCounts
+from goodput_core.slo.judging import JudgementKind, MissReason, judge, targets_for, without_lag
 from goodput_core.slo.pairs import PairCounts
 from goodput_core.slo.stalls import NO_STALLS
 from goodput_core.slo.targets import SLOClass, parse_objective
@@ -25,7 +25,7 @@ from goodput_core.units import NS_PER_S
 from goodput_replay.runs.columns import KINDS, RunColumns, load_columns
 from goodput_replay.runs.files import SUMMARY_FILE
 from goodput_replay.runs.records import open_records, read_records
-from goodput_replay.runs.summary import Summary, read_summary
+from goodput_replay.runs.summary import ClassSummary, Summary, read_summary
 from goodput_replay.runs.summary_builder import read_stalls
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ __all__ = [
     "match",
     "read_checked_summary",
     "read_classes",
+    "read_misses",
     "require_same_sessions",
 ]
 
@@ -247,6 +248,16 @@ def read_classes(summary: Summary) -> list[SLOClass]:
         )
         for promise in summary.promises
     ]
+
+
+def read_misses(row: ClassSummary) -> MissCounts:
+    """Return the misses of one class of a run."""
+    return MissCounts(
+        by_reason={
+            reason: row.misses[reason.value] for reason in MissReason if reason.value in row.misses
+        },
+        without_response=row.misses_without_response,
+    )
 
 
 def match(baseline: LoadedRun, candidate: LoadedRun) -> Matching:

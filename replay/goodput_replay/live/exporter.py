@@ -167,7 +167,7 @@ def _collect_counts(so_far: RunSoFar) -> Iterator[Metric]:
         judged.add_metric((one.name, "attained"), good)
         judged.add_metric((one.name, "missed"), total - good)
         for reason in MissReason:
-            misses.add_metric((one.name, reason.value), one.misses.get(reason, 0))
+            misses.add_metric((one.name, reason.value), one.misses.by_reason.get(reason, 0))
     yield from (requests, judged, misses)
 
 

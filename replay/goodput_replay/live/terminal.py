@@ -180,7 +180,7 @@ def _format_latencies(so_far: RunSoFar, name: str) -> str:
 
 
 def _format_misses(counts: ClassCounts) -> str:
-    return ", ".join(f"{reason} {n}" for reason, n in counts.misses.items()) or "none"
+    return ", ".join(f"{reason} {n}" for reason, n in counts.misses.by_reason.items()) or "none"
 
 
 def _format_lag(so_far: RunSoFar) -> str:

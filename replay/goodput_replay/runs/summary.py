@@ -18,6 +18,7 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.runs.client_summary import ClientSummary, SenderSummary, StallSummary
+from goodput_replay.runs.emulation_summary import EmulationSummary
 from goodput_replay.runs.files import SUMMARY_FILE
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
@@ -155,6 +156,9 @@ class ClassSummary:
             "timeout, unsent; one request may have several reasons."
         ),
     ]
+    misses_without_response: Annotated[
+        int, _doc("Misses by error that have no HTTP response: connection errors.")
+    ] = 0
     goodput_per_s: Annotated[float, _doc("good per second of the window.")]
     weighted_goodput_per_s: Annotated[
         float | None,
@@ -236,7 +240,7 @@ class ValiditySummary:
     ]
     unsent_rows: Annotated[int, _doc("Rows of the window that were not sent.")]
     client_errors: Annotated[
-        int, _doc("Missed requests that the server rejected with a 4xx status, except 408 and 429.")
+        int, _doc("Missed requests that the server rejected: 3xx, and 4xx except 408 and 429.")
     ] = 0
     deviations: Annotated[
         tuple[DeviationSummary, ...], _doc("How responses deviate from the API; empty if none do.")
@@ -306,46 +310,6 @@ class TargetSummary:
     ] = None
     header_names: Annotated[tuple[str, ...], _doc("Names of extra headers.")]
     streaming: Annotated[bool, _doc("True if responses were streamed.")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmulationSummary:
-    """Emulated fleet and its totals. The scheduler is real, the device is emulated."""
-
-    device: Annotated[str, _doc("Name of the device profile.")]
-    device_note: Annotated[str, _doc("Description of the device profile.")]
-    illustrative: Annotated[bool, _doc("True if the profile models no real device.")]
-    replicas: Annotated[int, _doc("Replicas at time zero of the run.")]
-    topology: Annotated[
-        str, _doc("How replicas share the work; empty if each one prefills and decodes.")
-    ]
-    policy: Annotated[str, _doc("Scheduling policy.")]
-    oracle: Annotated[
-        bool, _doc("True if requests were scheduled by true length, which gives an upper bound.")
-    ]
-    preemption: Annotated[str, _doc("How the KV blocks of preempted requests are recovered.")]
-    placement: Annotated[str, _doc("Placement policy.")]
-    token_budget: Annotated[int, _doc("Token budget of a step at the start of the run.")]
-    max_num_seqs: Annotated[int, _doc("Maximum number of running requests per replica.")]
-    virtual_s: Annotated[
-        float, _doc("Virtual time from time zero to the end of the last request, seconds.")
-    ]
-    device_s: Annotated[float, _doc("Device seconds used by all replicas.")]
-    peak_replicas: Annotated[
-        int,
-        Meta(
-            description="Maximum number of replicas, including starting and draining ones; 0 if "
-            "interrupted."
-        ),
-    ]
-    final_replicas: Annotated[int, _doc("Replicas at the end, excluding draining ones.")]
-    steps: Annotated[int, _doc("Steps of all replicas.")]
-    preemptions: Annotated[int, _doc("Number of preemptions.")]
-    recomputed_tokens: Annotated[int, _doc("Tokens recomputed after preemptions.")]
-    swapped_tokens: Annotated[int, _doc("Tokens copied to host memory by preemptions.")]
-    migrations: Annotated[int, _doc("Completed live migrations of decoding requests.")]
-    migrations_aborted: Annotated[int, _doc("Aborted live migrations.")]
-    migrated_blocks: Annotated[int, _doc("KV blocks copied by completed and aborted migrations.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -364,7 +364,8 @@ async def _adapt(
 
 def _require_accepted(record: RequestRecord, url: str, of_class: str) -> None:
     status = record.status
-    if status is None and record.outcome is Outcome.ERROR and record.sent_ns is None:
+    failed = {Outcome.ERROR, Outcome.UNSENT}
+    if status is None and record.outcome in failed and record.sent_ns is None:
         raise UnreachableError(f"{url}: the probe request{of_class} was not sent ({record.detail})")
     if not _UNUSABLE.isdisjoint(record.deviations):
         raise UsageError(

@@ -29,7 +29,6 @@ from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import (
     Judgement,
     JudgementKind,
-    MissReason,
     judge,
     judge_favourably,
     targets_for,
@@ -172,6 +171,8 @@ class EvidenceTally:
         self._deviations: Counter[Deviation] = Counter()
         self._lags_ns = array("q") if exact_lag else None
         self._client_errors = 0
+        self._unconnected = 0
+        self._connected = False
         self.tally = AttainmentTally(self._by_name)
         self.tightest_ttft_ns = tightest_ttft_ns
         self.lag = DurationHistogram()
@@ -191,6 +192,8 @@ class EvidenceTally:
         lag_ns = record.lag_ns
         if lag_ns is not None:
             self._add_lag(max(0, lag_ns))
+        self._connected |= record.sent_ns is not None
+        self._unconnected += record.failed_without_response
         if kind is JudgementKind.MISSED:
             self._client_errors += record.client_error
             stalls = self._stalls.get(record.sender, NO_STALLS)
@@ -254,7 +257,7 @@ class EvidenceTally:
                 classes=judged_classes,
                 outage_s=outage_s,
                 unjudged=counts.unjudged,
-                short=counts.misses.get(MissReason.SHORT, 0),
+                misses=counts.misses,
             )
 
         measured = {c.name: self._seconds(self._measured, c.name).until(length_s) for c in counts}
@@ -274,6 +277,7 @@ class EvidenceTally:
             unsent=overall.outcomes.get(Outcome.UNSENT, 0) + missing,
             missed=overall.attainment.total - overall.attainment.good,
             client_errors=self._client_errors,
+            never_connected=0 if self._connected else self._unconnected,
             incomplete=incomplete,
             without_lag=alternative(self._on_time),
             if_conforming=alternative(self._conforming),

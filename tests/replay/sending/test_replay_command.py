@@ -158,10 +158,19 @@ async def test_errors_of_the_target_abort_the_run(
     assert summary["overall"]["outcomes"]["error"] == 20
 
 
+async def test_pages_in_place_of_streams_are_rejected_before_the_run(
+    serve: Serve, trace: Path, slo: Path, tmp_path: Path
+) -> None:
+    url = await serve(answers(http_response(b"<html>login</html>", kind="text/html")))
+    ended = await replay("--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run")
+    assert ended.code == 64
+    assert "the response is text/html, not an event stream" in ended.err
+
+
 async def test_later_failures_of_the_target_are_judged(
     serve: Serve, trace: Path, slo: Path, tmp_path: Path
 ) -> None:
-    url = await serve(answers(http_response(b"<html>", kind="text/html")))
+    url = await serve(answers(http_response(b"out of memory", "500 No", "text/plain")))
     ended = await replay(
         "--trace", trace, "--target", url, "--slo", slo, "--out", tmp_path / "run", "--json",
         "--gate", "--no-report"

@@ -7,11 +7,13 @@ import gzip
 import json
 import re
 import socket
+import ssl
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.replay.sending.builders import http_response
+from tests.replay.sending.stand_ins import StandIn, running
 from yarl import URL
 
 from goodput_core.contract import HEADER_REPLICA
@@ -22,6 +24,8 @@ from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.replay.sending.builders import Prepared, Script, Serve
 
 
@@ -370,6 +374,23 @@ async def test_a_refused_connection_is_an_error(prepared: Prepared) -> None:
     assert record.outcome is Outcome.ERROR
     assert record.detail.startswith("could not connect: ")
     assert record.sent_ns is None
+
+
+async def test_a_name_that_this_machine_cannot_resolve_is_unsent(prepared: Prepared) -> None:
+    record = await send("http://target.invalid", prepared())
+    assert (record.outcome, record.sent_ns) == (Outcome.UNSENT, None)
+    assert record.detail.startswith("this machine could not connect: ")
+
+
+async def test_a_certificate_that_this_machine_does_not_trust_is_unsent(
+    prepared: Prepared, certificate: Path
+) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    async with running(StandIn(answer=lambda _: ()), tls) as url:
+        record = await send(url, prepared())
+    assert record.outcome is Outcome.UNSENT
+    assert "certificate is not trusted: self-signed certificate" in record.detail
 
 
 async def test_a_request_without_a_free_file_is_unsent(

@@ -50,6 +50,8 @@ _MAX_DETAIL: Final = 200
 _SHED_STATUS: Final = frozenset({429, 503})
 # Errors of this machine, which ran out of files, ports or buffers.
 _LOCAL_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
+# Names that this machine cannot resolve, and certificates that it does not trust.
+_SETUP_ERRORS: Final = (aiohttp.ClientConnectorDNSError, aiohttp.ClientConnectorCertificateError)
 # Time allowed for the usage and [DONE] after the finish reason; some servers send neither and keep
 # the connection open.
 _FINISH_S: Final = 5.0
@@ -331,8 +333,7 @@ async def _read_body(
         stream.fail(body)
         outcome = Outcome.SHED if stream.overloaded else Outcome.ERROR
         return outcome, f"the response reported: {error_sentence(body)}"
-    if response.content_type == "application/json":
-        stream.deviations = (Deviation.NOT_STREAMED,)
+    stream.deviations = (Deviation.NOT_STREAMED,)
     return Outcome.ERROR, f"the response is {response.content_type}, not an event stream"
 
 
@@ -354,6 +355,8 @@ def _failure(error: Exception, *, status: int | None, tokens: int) -> tuple[Outc
         return Outcome.ERROR, str(error)
     if isinstance(error, OSError) and error.errno in _LOCAL_ERRORS:
         return Outcome.UNSENT, f"this machine could not send the request: {error.strerror}"
+    if isinstance(error, _SETUP_ERRORS):
+        return Outcome.UNSENT, f"this machine could not connect: {reason_of(error)}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return Outcome.ERROR, f"could not connect: {reason_of(error)}"
     if isinstance(error, aiohttp.ClientResponseError):
