@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 
 from goodput_core.slo.verdict import Reason
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.live.summary import summarise_so_far
-from goodput_replay.report.page import PageData, load_template, render_page
+from goodput_replay.report.page import PageData, encode_texts, load_template, render_page
 from goodput_replay.report.run_figures import (
     MEASURES,
     Curve,
@@ -74,7 +73,7 @@ class LivePage:
         title, context, data = self._make(self._read_progress())
         names = _PARTS if self._server is None else (*_PARTS, "scrapes")
         parts = {name: load_template(f"parts/{name}.html.j2").render(context) for name in names}
-        return msgspec.json.encode({"title": title, "parts": parts, "data": data})
+        return encode_texts({"title": title, "parts": parts, "data": data}).encode()
 
     def _make(self, progress: RunProgress) -> tuple[str, dict[str, object], PageData]:
         """Return the title, the variables of the templates, and the figures."""

@@ -13,6 +13,7 @@ knows none of them.
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from goodput_replay.runs.formatting import (
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["PageData", "load_template", "policy", "render_page"]
+__all__ = ["PageData", "encode_texts", "load_template", "policy", "render_page"]
 
 _STYLES: Final = ("uplot/uPlot.min.css", "style.css")
 _SCRIPTS: Final = ("uplot/uPlot.iife.min.js", "charts.js")
@@ -53,14 +54,13 @@ _FILTERS: Final[dict[str, Callable[..., str]]] = {
     "rate": format_rate,
 }
 _SPACES: Final = "\n\t\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}"
-# In a script element, `<` could begin `</script>` or `<!--`, and scripts once ended a line at
-# U+2028 and U+2029.
+# An escape in JSON, or a character outside ASCII or not printable.
+_SPECIAL: Final = re.compile(r"\\(?:u[0-9a-f]{4}|.)|[^\x20-\x7e]")
+# In a script element, `<` could begin `</script>` or `<!--`.
 _ESCAPED: Final = {
-    b"<": b"\\u003c",
-    b">": b"\\u003e",
-    b"&": b"\\u0026",
-    "\u2028".encode(): b"\\u2028",
-    "\u2029".encode(): b"\\u2029",
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
 }
 
 
@@ -150,11 +150,25 @@ def _escape_controls(value: object) -> object:
     return "".join(one if one in _SPACES else printable(one) for one in value)
 
 
+def encode_texts(value: object) -> str:
+    """Return a value as JSON whose texts show characters that could hide or reorder others.
+
+    For everything that a page draws or inserts by a script, as `_escape_controls` is for templates.
+    """
+    return _SPECIAL.sub(_show_special, msgspec.json.encode(value).decode())
+
+
+def _show_special(match: re.Match[str]) -> str:
+    character: str = msgspec.json.decode(f'"{match[0]}"')
+    shown = str(_escape_controls(character))
+    return match[0] if shown == character else shown.replace("\\", r"\\")
+
+
 def _encode(data: PageData) -> str:
-    text = msgspec.json.encode(data)
+    text = encode_texts(data)
     for character, escape in _ESCAPED.items():
         text = text.replace(character, escape)
-    return text.decode()
+    return text
 
 
 @cache

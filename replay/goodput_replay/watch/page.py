@@ -6,7 +6,6 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 
 from goodput_core.slo.evidence import class_evidence
@@ -24,7 +23,7 @@ from goodput_replay.report.figures import (
     XAxis,
     numbers,
 )
-from goodput_replay.report.page import PageData, load_template, render_page
+from goodput_replay.report.page import PageData, encode_texts, load_template, render_page
 from goodput_replay.report.run_figures import class_label
 from goodput_replay.runs.formatting import format_seconds
 from goodput_replay.watch.history import WINDOW_S
@@ -82,7 +81,7 @@ class WatchPage:
         """Return the changing parts of the page, as JSON for `live.js`."""
         title, context, data = self._make()
         parts = {name: load_template(f"parts/{name}.html.j2").render(context) for name in _PARTS}
-        return msgspec.json.encode({"title": title, "parts": parts, "data": data})
+        return encode_texts({"title": title, "parts": parts, "data": data}).encode()
 
     def _make(self) -> tuple[str, dict[str, object], PageData]:
         counts = self._history.counts()

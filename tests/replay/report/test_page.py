@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from goodput_core.text import printable
 from goodput_replay.report.figures import Figure, FigureSeries, FigureUnit, Mark, XAxis, numbers
-from goodput_replay.report.page import PageData, policy, render_page
+from goodput_replay.report.page import PageData, encode_texts, policy, render_page
 
 HOSTILE = "</script><script>alert(1)</script><!--\u2028\u2029&amp;\"'"
 
@@ -36,15 +37,33 @@ def _block(html: str) -> str:
     return str(block)
 
 
+# The embeddings, overrides and isolates of bidirectional text, and their ends.
+BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def _visible(text: str) -> str:
+    """Return the text as a page shows it."""
+    return "".join(one if one in "\n\t\xa0\u202f\u2009" else printable(one) for one in text)
+
+
 @example(text=HOSTILE)
-@given(text=st.text())
+@example(text=f"a{BIDI}\x1b\x7f\\u202e\x08\n")
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_no_text_breaks_out_of_the_json_block(text: str) -> None:
     html = _render(text)
     block = _block(html)
     assert not re.search("[<>&\u2028\u2029]", block)
-    assert json.loads(block)["groups"] == [text]
-    assert json.loads(block)["figures"][0]["series"][0]["label"] == text
+    assert json.loads(block)["groups"] == [_visible(text)]
+    assert json.loads(block)["figures"][0]["series"][0]["label"] == _visible(text)
     assert html.count("<script") == html.count("</script>") == 3
+
+
+def test_no_name_can_reorder_what_a_page_or_an_update_shows() -> None:
+    html = _render(f"batch{BIDI}chat")
+    assert not set(BIDI) & set(html)
+    assert json.loads(_block(html))["groups"][0].startswith(r"batch\u202a\u202b")
+    update = encode_texts({"data": PageData(groups=[BIDI], figures=[_figure(BIDI)])})
+    assert not set(BIDI) & set(json.dumps(json.loads(update), ensure_ascii=False))
 
 
 def test_the_policy_lists_every_script_and_style_by_its_hash() -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[3]
-HOSTILE = "</script><img src=x onerror=alert(1)>"
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e"
 SLO = SLOClasses(
     classes=(SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction("0.9")),),
     default="chat",
@@ -195,7 +195,8 @@ def test_an_update_judges_the_window_and_escapes_hostile_texts() -> None:
     assert "onerror" in html
     assert "<img" not in html
     assert "PASS" in update["parts"]["promises"]
-    assert update["data"]["groups"] == ["chat", HOSTILE]
+    assert update["data"]["groups"] == ["chat", HOSTILE.replace("\u202e", r"\u202e")]
+    assert "\u202e" not in html
     assert "1800 of 1800" not in page.render().split("<main>")[0]
     goodput = next(one for one in update["data"]["figures"] if one["name"] == "goodput")
     assert goodput["series"][0]["values"][5:50] == [3] * 45
