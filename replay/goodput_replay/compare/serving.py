@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["make_app", "serve_result"]
 
-_MAX_BODY_BYTES = 1 << 16
+_PATH: Final = "/"
+_MAX_BODY_BYTES: Final = 1 << 16
+_BODY_S: Final = 5.0
 
 
 def serve_result(result: GateResult, address: tuple[str, int], console: Console) -> None:
@@ -42,8 +44,13 @@ def serve_result(result: GateResult, address: tuple[str, int], console: Console)
     asyncio.run(_serve(result, address, console))
 
 
-def make_app(result: GateResult) -> web.Application:
-    """Return the application: GET and POST on any path give the result."""
+def make_app(result: GateResult, *, body_s: float = _BODY_S) -> web.Application:
+    """Return the application: GET and POST of `/` give the result, and no other path exists.
+
+    Args:
+        result: the result.
+        body_s: time allowed for the body of a POST.
+    """
     body = encode_result(result)
     passed = result.verdict is VerdictKind.PASS
 
@@ -51,15 +58,32 @@ def make_app(result: GateResult) -> web.Application:
         return web.Response(body=body, content_type="application/json")
 
     async def answer_post(request: web.Request) -> web.Response:
-        await request.read()  # Flagger sends the canary's name, which does not matter here
+        try:
+            async with asyncio.timeout(body_s):
+                await request.read()  # Flagger sends the canary's name, which does not matter here
+        except TimeoutError:
+            response = _refuse(408, f"the body did not arrive within {body_s:g} s; send it again")
+            response.force_close()
+            return response
         return web.Response(
             status=200 if passed else 409, body=body, content_type="application/json"
         )
 
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
-    app.router.add_get("/{path:.*}", answer_get)
-    app.router.add_post("/{path:.*}", answer_post)
+    app.router.add_get(_PATH, answer_get)
+    app.router.add_post(_PATH, answer_post)
+    app.router.add_route("*", "/{path:.*}", _reject)
     return app
+
+
+async def _reject(request: web.Request) -> web.Response:
+    if request.path == _PATH:
+        return _refuse(405, f"{request.method} is not supported; use GET or POST")
+    return _refuse(404, f"there is no such path; the result of the gate is at {_PATH}")
+
+
+def _refuse(status: int, sentence: str) -> web.Response:
+    return web.Response(status=status, text=f"{sentence}\n")
 
 
 async def _serve(result: GateResult, address: tuple[str, int], console: Console) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from goodput_core.slo.gate import GateRule
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.compare.gate import CheckResult, GateClassResult, GateResult
 from goodput_replay.compare.outputs import junit_xml, markdown
 from goodput_replay.compare.serving import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 HOSTILE = "<script>|`*]\x00\x1b[31m\u202e&\"'"
 
@@ -75,10 +80,42 @@ def test_an_invalid_comparison_is_one_error_in_junit() -> None:
 @pytest.mark.parametrize("verdict", list(VerdictKind))
 async def test_argo_reads_the_verdict_and_flagger_the_status(verdict: VerdictKind) -> None:
     async with TestClient(TestServer(make_app(result(verdict)))) as client:
-        async with client.get("/any/path") as response:
+        async with client.get("/") as response:
             value: dict[str, Any] = msgspec.json.decode(await response.read())
             assert (response.status, value["verdict"]) == (200, verdict.value)
         async with client.post("/", json={"name": "chat", "phase": "Progressing"}) as response:
             assert response.status == (200 if verdict is VerdictKind.PASS else 409)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "sentence"),
+    [
+        ("GET", "/any/path", 404, "there is no such path; the result of the gate is at /\n"),
+        ("POST", "/hooks?x=1", 404, "there is no such path; the result of the gate is at /\n"),
+        ("DELETE", "/", 405, "DELETE is not supported; use GET or POST\n"),
+    ],
+)
+async def test_only_the_documented_path_is_answered(
+    method: str, path: str, status: int, sentence: str
+) -> None:
+    async with (
+        TestClient(TestServer(make_app(result(VerdictKind.PASS)))) as client,
+        client.request(method, URL(path, encoded=True)) as response,
+    ):
+        assert (response.status, await response.text()) == (status, sentence)
+
+
+async def test_a_body_is_bounded_in_size_and_time() -> None:
+    never = asyncio.Event()
+
+    async def unfinished() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    app = make_app(result(VerdictKind.PASS), body_s=0.1)
+    async with TestClient(TestServer(app)) as client:
         async with client.post("/", data=b"x" * 100_000) as response:
             assert response.status == 413
+        async with client.post("/", data=unfinished()) as response:
+            assert response.status == 408
+            assert "the body did not arrive within 0.1 s" in await response.text()
