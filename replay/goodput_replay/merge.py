@@ -132,6 +132,7 @@ def merge_runs(
     from goodput_replay.report.run_report import write_report  # noqa: PLC0415
     from goodput_replay.runs.folder import RunWriter  # noqa: PLC0415
     from goodput_replay.runs.records import read_judged  # noqa: PLC0415
+    from goodput_replay.sessions import JudgedSpan  # noqa: PLC0415
 
     runs = _read_shards(folders)
     missing = _find_missing(runs)
@@ -144,10 +145,16 @@ def merge_runs(
     with RunWriter(
         out, slo=info.slo, force=force, write_report=write_report if report else None
     ) as writer:
+        span = JudgedSpan(starts_at_zero=not info.warmup_rows)
         for run in runs:
             for record, judgement in read_judged(run.folder):
                 sender = run.first_sender + record.sender
                 writer.append(replace(record, sender=sender), warmup=judgement is None)
+                if judgement is not None:
+                    span.add(record)
+        if info.run.sessions is not None:  # the responses determined the window
+            start_ns, end_ns = span.span_ns
+            info = replace(info, window_start_ns=start_ns, window_ns=end_ns - start_ns)
         return writer.finish(info)
 
 

@@ -392,7 +392,6 @@ def _check_causal(options: ReplayOptions) -> None:
             options.max_rate is not None,
             "the times of requests depend on the responses",
         ),
-        ("--shard", options.shard.count > 1, "the window depends on the responses to all shards"),
         ("--rate", options.load is not None, "a load without a trace has no sessions"),
     ):
         if is_set:

@@ -42,7 +42,8 @@ class RunPlan:
         options: command-line options.
         requests: requests to send.
         stats: totals of `requests`.
-        follow_ups: requests that follow others; None if all arrivals are independent.
+        follow_ups: requests that follow others; None if all arrivals are independent. Stored only
+            if this process sends.
         trace: description of the trace for the summary.
         headers: headers of every request; may contain a key.
         scrape_token: bearer token for the metrics pages; empty for none.

@@ -112,7 +112,12 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         require_fit(stats, profile, trace.path)
     _check_rate(options, stats)
     _check_timeouts(options, stats)
-    follow_ups = stack.enter_context(open_follow_ups(requests)) if options.causal else None
+    workers = _workers(options, stats)
+    follow_ups = None
+    if options.causal:
+        sends = workers == 1 and not options.dry_run
+        follow_ups = stack.enter_context(open_follow_ups(requests, options.shard, stored=sends))
+        stats.own_rows, stats.own_warmup_rows = follow_ups.own_rows, follow_ups.own_warmup_rows
     if options.dry_run:
         _warn_of_evidence(options, requests, stats)
         _print_plan(options, requests, stats, follow_ups)
@@ -126,7 +131,6 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         require_permission(target, granted=options.yes)
     if options.gate:
         _warn_of_evidence(options, requests, stats)
-    workers = _workers(options, stats)
     _warn_of_limits(options, stats, workers)
     plan = RunPlan(
         options=options,

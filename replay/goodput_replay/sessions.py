@@ -13,7 +13,10 @@ scheduled at the end of that request, its *predecessor*, plus a think time. All 
   to the arrival, at least 0. If that end is unknown, it is the time between both arrivals.
 
 Follow-ups can be due long before their times in the trace. Their requests are therefore stored in a
-temporary file, and memory is about 50 bytes for each request of the plan.
+temporary file, and memory is about 60 bytes for each request of the plan.
+
+If several processes or machines divide the plan, each stores and sends complete sessions. Two
+sessions stay together if a request of one follows a request of the other.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from goodput_core.units import NS_PER_S, ms_to_ns
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.runs.files import DiskFullError
 from goodput_replay.runs.sessions_summary import SessionsSummary
+from goodput_replay.shares import ALL, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import RequestPlan
+    from goodput_replay.shares import Share
     from goodput_traces.format.schema import TraceRow
 
 __all__ = ["FollowUp", "FollowUps", "JudgedSpan", "open_follow_ups"]
@@ -63,23 +68,36 @@ class FollowUp(NamedTuple):
 
 
 class FollowUps:
-    """The follow-ups of a plan, stored on disk.
+    """The follow-ups of a plan, of which those of one share are stored on disk.
 
     Args:
         plan: the plan.
         links: predecessors and think times.
+        own: True for each request of the share; shape `[num_requests]`.
         file: descriptor of the file with the encoded follow-ups; read by one thread at a time.
         ends: end of each stored request in the file, by the position in the plan; shape
             `[num_requests]`.
 
     Attributes:
-        summary: counts for the summary of a run.
+        summary: counts of the complete plan for the summary of a run.
+        own_rows: number of requests in the share.
+        own_warmup_rows: number of requests in the share that are not judged.
+        stored_bytes: size of the file.
     """
 
     def __init__(
-        self, plan: RequestPlan, links: _Links, file: int, ends: NDArray[np.int64]
+        self,
+        plan: RequestPlan,
+        links: _Links,
+        own: NDArray[np.bool_],
+        file: int,
+        ends: NDArray[np.int64],
     ) -> None:
         self._plan = plan
+        self._own = own
+        self.stored_bytes = int(ends[-1])
+        self.own_rows = int(np.count_nonzero(own))
+        self.own_warmup_rows = int(np.count_nonzero(own[: plan.warmup]))
         self._file = file
         self._ends = ends
         self._is_follow_up: NDArray[np.bool_] = links.predecessors != _NONE
@@ -98,9 +116,9 @@ class FollowUps:
         return len(self._follow_ups)
 
     def starts(self) -> Iterator[PlannedRequest]:
-        """Yield the requests that follow no other one, in the order of their arrival."""
+        """Yield the requests of the share that follow no other one, in order of their arrival."""
         for planned in self._plan.requests():
-            if not self._is_follow_up[planned.number]:
+            if self._own[planned.number] and not self._is_follow_up[planned.number]:
                 yield planned
 
     def after(self, number: int) -> list[FollowUp]:
@@ -114,7 +132,7 @@ class FollowUps:
         ]
 
     def load(self, number: int) -> PlannedRequest:
-        """Read a follow-up; its scheduled time is that of the trace.
+        """Read a stored follow-up; its scheduled time is that of the trace.
 
         Raises:
             InputError: the temporary file cannot be read.
@@ -131,8 +149,15 @@ class FollowUps:
 
 
 @contextmanager
-def open_follow_ups(plan: RequestPlan) -> Iterator[FollowUps]:
+def open_follow_ups(
+    plan: RequestPlan, share: Share = ALL, *, stored: bool = True
+) -> Iterator[FollowUps]:
     """Find the follow-ups of a plan, and store them in a temporary file during the `with` block.
+
+    Args:
+        plan: the complete plan.
+        share: the requests that this process sends.
+        stored: False if this process sends no request.
 
     Raises:
         InputError: no request follows another one, the file cannot be written, or see
@@ -140,25 +165,69 @@ def open_follow_ups(plan: RequestPlan) -> Iterator[FollowUps]:
         DiskFullError: the temporary file does not fit on its disk.
     """
     with tempfile.TemporaryFile(prefix="goodput-", buffering=0) as file:
-        links = _LinkTable(plan.transforms.speed)
-        encode = msgspec.msgpack.Encoder().encode
-        ends = array("q")
-        size = 0
-        buffer = bytearray()
+        table, store = _LinkTable(plan.transforms.speed), _Store(file)
         for row, planned in plan.rows():
-            if links.add(row, planned):
-                buffer += encode(planned)
-            ends.append(size + len(buffer))
-            if len(buffer) >= _WRITE_BYTES:
-                size += _write(file, buffer)
-        _write(file, buffer)
-        found = links.resolve()
+            may_follow = table.add(row, planned)
+            store.add(planned if stored and may_follow and share.holds(planned) else None)
+        found = table.resolve()
         if not found.summary.follow_ups:
             raise InputError(
                 f"{plan.trace.path}: no request follows another one, because no session has two "
                 "requests in the selected part; remove --sessions causal"
             )
-        yield FollowUps(plan, found, file.fileno(), np.frombuffer(ends, dtype=np.int64))
+        own = found.owned(share)
+        needed = own & (found.predecessors != _NONE)
+        if stored and np.any(needed & ~store.has()):
+            # Sessions stay together with sessions of another share, which is known only now.
+            store.clear()
+            for planned in plan.requests():
+                store.add(planned if needed[planned.number] else None)
+        store.flush()
+        yield FollowUps(plan, found, own, file.fileno(), store.ends())
+
+
+class _Store:
+    """Writes requests into a file.
+
+    Args:
+        file: an empty file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._buffer = bytearray()
+        self._size = 0
+        self._ends = array("q")
+
+    def add(self, planned: PlannedRequest | None) -> None:
+        """Write the next request of the plan; None if it is not needed."""
+        if planned is not None:
+            self._buffer += self._encode(planned)
+        self._ends.append(self._size + len(self._buffer))
+        if len(self._buffer) >= _WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the buffer."""
+        self._size += _write(self._file, self._buffer)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._buffer.clear()
+        self._size = 0
+        self._ends = array("q")
+
+    def ends(self) -> NDArray[np.int64]:
+        """Return the end of each request in the file; shape `[num_requests]`."""
+        return np.array(self._ends, dtype=np.int64)
+
+    def has(self) -> NDArray[np.bool_]:
+        """Return True for each written request; shape `[num_requests]`."""
+        written: NDArray[np.bool_] = np.diff(self.ends(), prepend=0) > 0
+        return written
 
 
 def _write(file: IO[bytes], buffer: bytearray) -> int:
@@ -191,16 +260,24 @@ class _Links(NamedTuple):
         predecessors: position of each request's predecessor, -1 for a start; shape
             `[num_requests]`.
         think_ns: think time of each follow-up, 0 for a start; shape `[num_requests]`.
+        digests: digest of the first request among the sessions that stay together with that of
+            each request; shape `[num_requests]`.
         summary: counts.
     """
 
     predecessors: NDArray[np.int64]
     think_ns: NDArray[np.int64]
+    digests: NDArray[np.uint64]
     summary: SessionsSummary
+
+    def owned(self, share: Share) -> NDArray[np.bool_]:
+        """Return True for each request of a share; shape `[num_requests]`."""
+        owned: NDArray[np.bool_] = self.digests % share.count == share.index
+        return owned
 
 
 class _LinkTable:
-    """Collects what decides about predecessors and think times, 48 bytes per request.
+    """Collects what decides about predecessors, think times and shares, 56 bytes per request.
 
     Ids are represented by 64-bit hashes.
 
@@ -217,6 +294,7 @@ class _LinkTable:
         self._arrivals_ns = array("q")
         self._durations_ns = array("q")
         self._delays_ns = array("q")
+        self._digests = array("Q")
 
     def add(self, row: TraceRow, planned: PlannedRequest) -> bool:
         """Add the next request; True if it can turn out to be a follow-up."""
@@ -228,6 +306,7 @@ class _LinkTable:
         self._arrivals_ns.append(planned.scheduled_ns)
         self._durations_ns.append(self._scaled(row.duration_e2e_ms))
         self._delays_ns.append(self._scaled(row.delay_ms))
+        self._digests.append(digest_of(planned))
         follows = parent != _NONE or session in self._sessions_seen
         if session != _NONE:
             self._sessions_seen.add(session)
@@ -265,6 +344,9 @@ class _LinkTable:
         return _Links(
             predecessors=predecessors,
             think_ns=think_ns,
+            digests=np.frombuffer(self._digests, dtype=np.uint64)[
+                _first_of_group(sessions, predecessors)
+            ],
             summary=SessionsSummary(
                 starts=count(~is_follow_up),
                 follow_ups=count(is_follow_up),
@@ -304,6 +386,37 @@ def _previous_of_session(sessions: NDArray[np.int64]) -> NDArray[np.int64]:
     same = (sessions[order[1:]] == sessions[order[:-1]]) & (sessions[order[1:]] != _NONE)
     previous[order[1:][same]] = order[:-1][same]
     return previous
+
+
+def _first_of_group(
+    sessions: NDArray[np.int64], predecessors: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the position of the first request of each request's group.
+
+    A group has complete sessions, and with each request its predecessor.
+    """
+    first = np.arange(len(sessions))
+    has_session = sessions != _NONE
+    _, start, session = np.unique(sessions[has_session], return_index=True, return_inverse=True)
+    first[has_session] = np.flatnonzero(has_session)[start][session]
+    follow_ups = np.flatnonzero(predecessors != _NONE)
+    pairs = np.stack((first[follow_ups], first[predecessors[follow_ups]]), axis=1)
+    # Groups of sessions, each represented by the first request of its first session.
+    joined: dict[int, int] = {}
+
+    def find(position: int) -> int:
+        while (before := joined.get(position, position)) != position:
+            joined[position] = joined.get(before, before)
+            position = joined[position]
+        return position
+
+    for one, other in np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0).tolist():
+        earlier, later = sorted((find(one), find(other)))
+        joined[later] = earlier
+    group = np.arange(len(sessions))
+    for position in joined:
+        group[position] = find(position)
+    return group[first]
 
 
 class JudgedSpan:

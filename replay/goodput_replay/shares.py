@@ -1,8 +1,9 @@
 """Divide a plan among several senders: processes of one machine, and shards on several machines.
 
 A session belongs to one share, so that one client sends its requests, in order. The share is a
-function of the session's id alone. Each sender therefore finds its own requests in the trace, and
-no list of requests has to be exchanged.
+function of the session's id alone, or with causal sessions of the first request among the sessions
+that follow each other. Each sender therefore finds its own requests in the trace, and no list of
+requests has to be exchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from goodput_replay.plan import PlannedRequest
 
-__all__ = ["ALL", "MAX_SHARDS", "Share", "parse_shard"]
+__all__ = ["ALL", "MAX_SHARDS", "Share", "digest_of", "parse_shard"]
 
 MAX_SHARDS: Final = 1000
 _SHARD: Final = re.compile(r"(\d{1,4})/(\d{1,4})", re.ASCII)
@@ -35,11 +36,7 @@ class Share:
 
     def holds(self, request: PlannedRequest) -> bool:
         """True if a request belongs to this share."""
-        if self.count == 1:
-            return True
-        key = request.session_id or request.request_id
-        digest = blake2b(key.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % self.count == self.index
+        return self.count == 1 or digest_of(request) % self.count == self.index
 
     def part(self, index: int, count: int) -> Share:
         """Return one of `count` parts of this share; together they have all of its requests."""
@@ -48,6 +45,12 @@ class Share:
 
 ALL: Final = Share(index=0, count=1)
 """The complete plan."""
+
+
+def digest_of(request: PlannedRequest) -> int:
+    """Return 64 bits of a digest of a request's session, or of its id if it has no session."""
+    key = request.session_id or request.request_id
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
 def parse_shard(text: str) -> Share:

@@ -197,7 +197,7 @@ class SendingLoop:
         session: connection pool with the headers of every request.
         on_record: called in the event loop with each record, and True for a warm-up request; an
             exception ends the run and is raised by `run`.
-        follow_ups: follow-ups of the plan; None if all arrivals are independent.
+        follow_ups: follow-ups of the plan's share; None if all arrivals are independent.
     """
 
     def __init__(
@@ -219,10 +219,9 @@ class SendingLoop:
         self._lookahead: Lookahead
         self._sessions: SessionLookahead | None = None
         if follow_ups is not None:
-            starts = filter(plan.share.holds, follow_ups.starts())
             self._sender = OpenLoopSender(client.run, self._pacer, self._record)
             self._lookahead = self._sessions = SessionLookahead(
-                starts, follow_ups, render, self._pacer, max_bytes=plan.ahead_bytes
+                follow_ups.starts(), follow_ups, render, self._pacer, max_bytes=plan.ahead_bytes
             )
         elif plan.concurrency is None:
             self._sender = OpenLoopSender(client.run, self._pacer, self._record)

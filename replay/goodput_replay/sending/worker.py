@@ -66,7 +66,9 @@ async def _send(plan: SenderPlan, commands: asyncio.StreamReader, output: _Recor
     async with AsyncExitStack() as stack:
         tls = tls_context(plan.ca_file)
         session = await stack.enter_async_context(open_session(plan.headers, tls))
-        follow_ups = stack.enter_context(open_follow_ups(plan.requests)) if plan.causal else None
+        follow_ups = None
+        if plan.causal:
+            follow_ups = stack.enter_context(open_follow_ups(plan.requests, plan.share))
         sending = await stack.enter_async_context(
             SendingLoop(plan, session, output.add, follow_ups)
         )

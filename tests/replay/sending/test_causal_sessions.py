@@ -220,10 +220,6 @@ LOAD = ["--rate", "5/s", "--duration", "5m", "--input-tokens", "5", "--output-to
 REJECTED = {
     "a closed loop": ([*HERE, "--concurrency", "2"], "--concurrency and --sessions causal are"),
     "a maximum rate": ([*HERE, "--max-rate", "2"], "--max-rate and --sessions causal"),
-    "a shard": (
-        [*HERE, "--shard", "1/2", "--start-at", "1", "--salt", "s"],
-        "--shard and --sessions causal",
-    ),
     "a load": ([*HERE[2:], *LOAD], "a load without a trace has no sessions"),
     "another mode": ([*HERE[:5], "chained"], "--sessions"),
 }
