@@ -51,7 +51,18 @@ def test_a_module_has_a_docstring_and_stays_small(path: Path) -> None:
 EXPORTING = [p for p in SOURCES if "\n__all__ = " in p.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("path", EXPORTING, ids=name_of)
+# Only this package imports torch when it is imported.
+NEEDS_TORCH = ROOT / "engine" / "goodput_engine" / "executor" / "torch"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.torch if NEEDS_TORCH in path.parents else ())
+        for path in EXPORTING
+    ],
+    ids=name_of,
+)
 def test_every_exported_name_exists(path: Path) -> None:
     module = importlib.import_module(module_of(path))
     assert [name for name in module.__all__ if not hasattr(module, name)] == []

@@ -326,8 +326,14 @@ class EngineCore:
         return max(token_budget, self._min_token_budget)
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:
-        one_token_outputs = self._one_token_outputs
-        outputs = list(map(one_token_outputs.__getitem__, outcome.advanced))
+        one_token_outputs, token_ids = self._one_token_outputs, outcome.result.token_ids
+        if token_ids:
+            outputs = [
+                RequestOutput(rid=rid, new_tokens=1, token_ids=[token_ids[rid]])
+                for rid in outcome.advanced
+            ]
+        else:
+            outputs = list(map(one_token_outputs.__getitem__, outcome.advanced))
         for progress in outcome.progress:
             request, reason = progress.request, progress.finish_reason
             first = request.output_tokens == 1
@@ -335,6 +341,7 @@ class EngineCore:
                 RequestOutput(
                     rid=request.rid,
                     new_tokens=1,
+                    token_ids=[token_ids[request.rid]] if token_ids else [],
                     finish_reason=reason,
                     cached_tokens=request.cached_tokens if first else 0,
                     first_scheduled_ns=request.first_scheduled_ns if first else 0,

@@ -11,6 +11,7 @@ created in a third of the time, and creation was half of the cost of a step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -140,12 +141,15 @@ class StepResult(NamedTuple):
         at_ns: end of the step.
         step_ns: device time of the step.
         stopped: finish reason ("stop") of each request that ended in this step.
+        token_ids: id of the token of each request that sampled; empty on an emulated device. The
+            scheduler does not read them.
     """
 
     plan_id: int
     at_ns: int
     step_ns: int
     stopped: Mapping[int, str]
+    token_ids: Mapping[int, int] = MappingProxyType({})
 
 
 class Progress(NamedTuple):

@@ -1,0 +1,161 @@
+"""Attention over paged keys and values: the protocol of its adapters, and the adapter for CPUs.
+
+The tokens of a step are packed one after another, without padding. An adapter reads keys and
+values only through the block table, and never uses a slot that no token was written to: the pool
+may hold anything there, also NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+__all__ = ["AttentionAdapter", "AttentionRule", "RaggedBatch", "SDPAttention"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedBatch:
+    """The sequences of a step.
+
+    Args:
+        cu_seqlens_q: index of the first query of each sequence, then the number of all queries,
+            int32 `[num_sequences + 1]`.
+        seqused_k: number of keys of each sequence, int32 `[num_sequences]`. The last query of a
+            sequence is at the position of the last key. A sequence has at least as many keys as
+            queries, or no keys.
+        block_table: blocks of each sequence in order, int32 `[num_sequences, max_blocks]`. Entries
+            after the last used block are arbitrary.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    seqused_k: torch.Tensor
+    block_table: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRule:
+    """The way in which one layer computes attention.
+
+    Args:
+        scale: factor of the products of queries and keys.
+        window: number of latest keys that a query sees, its own included; None for all keys.
+        softcap: bound c of the scaled products s, which become c · tanh(s / c); None for none.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class AttentionAdapter(Protocol):
+    """A kernel for causal attention over paged keys and values."""
+
+    @property
+    def name(self) -> str:
+        """Name for the logs."""
+        ...
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: RaggedBatch,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        """Return the attention of every query to the keys up to its own position.
+
+        Args:
+            q: packed queries, `[num_tokens, num_heads, head_dim]`.
+            keys: the keys of one layer, `[num_blocks, block_size, num_kv_heads, head_dim]`, of
+                the dtype of `q`. `num_heads` is a multiple of `num_kv_heads`.
+            values: its values, of the same shape and dtype.
+            batch: the sequences that the queries belong to.
+            rule: scale, window and soft cap.
+
+        Returns:
+            `[num_tokens, num_heads, head_dim]`; zeros for the queries of a sequence without keys.
+        """
+        ...
+
+
+class SDPAttention:
+    """Attention by `scaled_dot_product_attention`, one sequence after another.
+
+    Each call gathers the keys and values of a sequence. A sequence is computed alone because in a
+    padded batch the padding would read slots that were never written.
+    """
+
+    name = "torch-sdpa"
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: RaggedBatch,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        """Return the attention of every query; see `AttentionAdapter`."""
+        block_size = keys.shape[1]
+        out = torch.zeros_like(q)
+        starts = batch.cu_seqlens_q.tolist()
+        for row, num_keys in enumerate(batch.seqused_k.tolist()):
+            start, end = starts[row], starts[row + 1]
+            if start == end or not num_keys:
+                continue
+            first_position = num_keys - (end - start)
+            # Blocks that are outside the window of every query are not read.
+            oldest = 0 if rule.window is None else max(0, first_position - rule.window + 1)
+            skipped = oldest // block_size
+            table = batch.block_table[row, skipped : -(-num_keys // block_size)]
+            num_read = num_keys - skipped * block_size
+            out[start:end] = _attend_one(
+                q[start:end].transpose(0, 1),
+                keys[table].flatten(0, 1)[:num_read].transpose(0, 1),
+                values[table].flatten(0, 1)[:num_read].transpose(0, 1),
+                rule,
+            ).transpose(0, 1)
+        return out
+
+
+def _attend_one(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
+    """Return the attention of the last queries of one sequence, `[num_heads, queries, head_dim]`.
+
+    Args:
+        q: `[num_heads, queries, head_dim]`.
+        keys: `[num_kv_heads, num_keys, head_dim]`; the last key belongs to the last query.
+        values: `[num_kv_heads, num_keys, head_dim]`.
+        rule: scale, window and soft cap.
+    """
+    num_heads, num_queries, _ = q.shape
+    num_kv_heads, num_keys, _ = keys.shape
+    windowed = rule.window is not None and num_keys > rule.window
+    mask = None
+    if windowed or 1 < num_queries < num_keys or (rule.softcap is not None and num_queries > 1):
+        query_at = torch.arange(num_keys - num_queries, num_keys)[:, None]
+        key_at = torch.arange(num_keys)
+        mask = key_at <= query_at
+        if rule.window is not None:
+            mask &= key_at > query_at - rule.window
+    if rule.softcap is None:
+        return scaled_dot_product_attention(
+            q[None],
+            keys[None],
+            values[None],
+            attn_mask=mask,
+            is_causal=mask is None and num_queries > 1,
+            scale=rule.scale,
+            enable_gqa=num_heads != num_kv_heads,
+        )[0]
+    grouped = q.view(num_kv_heads, num_heads // num_kv_heads, num_queries, -1)
+    scores = grouped @ keys[:, None].transpose(-2, -1) * rule.scale
+    scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return (scores.softmax(-1) @ values[:, None]).view(q.shape)

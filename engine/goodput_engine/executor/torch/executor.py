@@ -1,0 +1,206 @@
+"""An executor that computes a real model with torch.
+
+A step runs when its result is collected, in the thread of the caller. The engine core therefore
+sends the tokens of a step before the next step starts, and reads its messages between two steps.
+
+The executor has the token ids: a plan states how many tokens of a request to compute, and the
+executor knows them, because it sampled them or received them with the prompt. A plan that was made
+before the result of an earlier plan finds the sampled tokens when it runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from goodput_engine.executor.torch.kv_pool import KVPool
+from goodput_engine.executor.torch.model import PackedRow
+from goodput_engine.messages import ExecutorInput
+from goodput_engine.scheduler.plan import StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from goodput_engine.executor.torch.model import PackedModel
+    from goodput_engine.messages import Submit
+    from goodput_engine.scheduler.plan import StepPlan
+
+__all__ = ["TorchExecutor"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _TokenSequence:
+    """The tokens of a request.
+
+    Args:
+        token_ids: prompt and output.
+        input_tokens: number of prompt tokens.
+        options: end of the output.
+        blocks: block table; empty before the first admission.
+        ended: True after the last token. A plan that was made before may still compute the request.
+    """
+
+    token_ids: list[int]
+    input_tokens: int
+    options: ExecutorInput
+    blocks: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of output tokens so far."""
+        return len(self.token_ids) - self.input_tokens
+
+    def may_stop(self) -> bool:
+        """True if a stop token may be the next token."""
+        options = self.options
+        if options.ignore_eos or options.output_tokens is not None:
+            return True  # it is an ordinary token then
+        return self.output_tokens >= options.min_tokens
+
+    def stops_after(self, token_id: int, stop_ids: frozenset[int]) -> bool:
+        """True if the output ends with the token that was just appended."""
+        options = self.options
+        if options.output_tokens is not None:
+            return self.output_tokens >= options.output_tokens
+        return not options.ignore_eos and token_id in stop_ids
+
+
+class TorchExecutor:
+    """Runs plans on a model.
+
+    Args:
+        model: the model.
+        num_blocks: number of KV blocks of the scheduler's pool.
+        block_size: tokens per block.
+        num_host_blocks: number of host blocks of the scheduler's pool.
+        clock: returns monotonic nanoseconds.
+    """
+
+    behind_ns = 0
+
+    def __init__(
+        self,
+        model: PackedModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        clock: Callable[[], int],
+    ) -> None:
+        self.pool = KVPool(
+            model.geometry,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+        )
+        self._model = model
+        self._clock = clock
+        self._stop_ids = sorted(model.stop_ids)
+        self._sequences: dict[int, _TokenSequence] = {}
+        self._members: dict[int, None] = {}
+        self._plans: deque[tuple[StepPlan, int]] = deque()
+
+    def add(self, submit: Submit) -> None:
+        """Add a request with the token ids of its prompt."""
+        token_ids = submit.executor.token_ids
+        assert len(token_ids) == submit.input_tokens, "the token ids of the prompt are missing"
+        self._sequences[submit.rid] = _TokenSequence(
+            token_ids=list(token_ids), input_tokens=len(token_ids), options=submit.executor
+        )
+
+    def forget(self, rids: Iterable[int]) -> None:
+        """Remove requests that no later plan computes."""
+        for rid in rids:
+            self._sequences.pop(rid, None)
+
+    def submit(self, plan: StepPlan, ready_ns: int) -> None:
+        """Queue a plan behind the plans that were submitted earlier."""
+        self._plans.append((plan, ready_ns))
+
+    def next_event_ns(self) -> int | None:
+        """Return the time from which the oldest plan may run; None if no plan is in flight."""
+        return self._plans[0][1] if self._plans else None
+
+    def collect(self, now_ns: int) -> StepResult | None:
+        """Run the oldest plan and return its result; None if there is none, or before its time."""
+        if not self._plans or self._plans[0][1] > now_ns:
+            return None
+        plan, _ = self._plans.popleft()
+        start_ns = self._clock()
+        self._apply(plan)
+        rids, rows = self._rows(plan)
+        sampled = self._sample(rids, rows) if rows else {}
+        stopped = self._append(sampled)
+        end_ns = self._clock()
+        return StepResult(
+            plan_id=plan.plan_id,
+            at_ns=end_ns,
+            step_ns=end_ns - start_ns,
+            stopped=stopped,
+            token_ids=sampled,
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Update the block tables and the decode batch, and copy blocks."""
+        members, sequences = self._members, self._sequences
+        for rid in plan.left:
+            del members[rid]
+        for admitted in plan.admitted:
+            sequences[admitted.rid].blocks = list(admitted.blocks)
+        for copy in plan.copies:
+            self.pool.copy(copy)
+        for join in plan.joined:
+            members[join.rid] = None
+        for rid, block in plan.new_blocks:
+            sequences[rid].blocks.append(block)
+
+    def _rows(self, plan: StepPlan) -> tuple[list[int], list[PackedRow]]:
+        """Return the tokens to compute, and the requests that they belong to."""
+        rids: list[int] = []
+        rows: list[PackedRow] = []
+        if plan.num_decodes:
+            assert plan.num_decodes == len(self._members)
+            for rid in self._members:
+                sequence = self._sequences[rid]
+                token_ids = sequence.token_ids
+                rids.append(rid)
+                rows.append(PackedRow(token_ids[-1:], len(token_ids) - 1, sequence.blocks, True))
+        for chunk in plan.chunks:
+            sequence = self._sequences[chunk.rid]
+            end = chunk.start + chunk.num_tokens
+            assert not chunk.samples or end == len(sequence.token_ids), "a token is missing"
+            rids.append(chunk.rid)
+            rows.append(
+                PackedRow(
+                    sequence.token_ids[chunk.start : end],
+                    chunk.start,
+                    sequence.blocks,
+                    chunk.samples,
+                )
+            )
+        return rids, rows
+
+    def _sample(self, rids: list[int], rows: list[PackedRow]) -> dict[int, int]:
+        """Compute a step, and return the most probable next token of each row that samples."""
+        logits = self._model.compute(rows, self.pool).float()
+        sampling = [rid for rid, row in zip(rids, rows, strict=True) if row.samples]
+        if self._stop_ids:
+            early = [at for at, rid in enumerate(sampling) if not self._sequences[rid].may_stop()]
+            for at in early:
+                logits[at, self._stop_ids] = -torch.inf
+        return dict(zip(sampling, logits.argmax(-1).tolist(), strict=True))
+
+    def _append(self, sampled: dict[int, int]) -> dict[int, str]:
+        """Append the sampled tokens; return the finish reasons of the requests that stop."""
+        stopped: dict[int, str] = {}
+        for rid, token_id in sampled.items():
+            sequence = self._sequences[rid]
+            sequence.token_ids.append(token_id)
+            if not sequence.ended and sequence.stops_after(token_id, self._model.stop_ids):
+                sequence.ended = True
+                stopped[rid] = "stop"
+        return stopped

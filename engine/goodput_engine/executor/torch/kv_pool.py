@@ -1,0 +1,106 @@
+"""The contents of the KV blocks on the device and in host memory.
+
+A block holds the keys and values of its tokens in all layers, contiguously, so a copy between
+device and host is one copy per block. The scheduler decides about blocks; this module stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.plan import Copy
+
+__all__ = ["KVGeometry", "KVPool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGeometry:
+    """The shape of the keys and values of one token.
+
+    Args:
+        num_layers: number of layers.
+        num_kv_heads: key and value heads of a layer.
+        head_dim: size of a head.
+        dtype: data type of keys and values.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Size of the keys and values of one token in all layers."""
+        item_bytes: int = self.dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
+
+
+class KVPool:
+    """Blocks of keys and values.
+
+    Args:
+        geometry: shape of the keys and values of a token.
+        num_blocks: number of device blocks.
+        block_size: tokens per block.
+        num_host_blocks: number of host blocks for swapped requests.
+
+    Attributes:
+        device_blocks: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`.
+        host_blocks: the same with `num_host_blocks`.
+    """
+
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self.block_size = block_size
+        block = (
+            geometry.num_layers,
+            2,
+            block_size,
+            geometry.num_kv_heads,
+            geometry.head_dim,
+        )
+        self.device_blocks = torch.zeros((num_blocks, *block), dtype=geometry.dtype)
+        self.host_blocks = torch.zeros((num_host_blocks, *block), dtype=geometry.dtype)
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of a layer's keys and values.
+
+        Returns:
+            Two tensors `[num_blocks, block_size, num_kv_heads, head_dim]`.
+        """
+        return self.device_blocks[:, index, 0], self.device_blocks[:, index, 1]
+
+    def write(
+        self, index: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Write the keys and values of tokens in one layer.
+
+        Args:
+            index: the layer.
+            slots: block · block_size + offset of each token, int64 `[num_tokens]`.
+            keys: `[num_tokens, num_kv_heads, head_dim]`.
+            values: `[num_tokens, num_kv_heads, head_dim]`.
+        """
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        layer_keys, layer_values = self.layer(index)
+        layer_keys[blocks, offsets] = keys
+        layer_values[blocks, offsets] = values
+
+    def copy(self, copy: Copy) -> None:
+        """Copy blocks of a request between device and host memory."""
+        on_device, on_host = list(copy.device_blocks), list(copy.host_blocks)
+        if copy.to_host:
+            self.host_blocks[on_host] = self.device_blocks[on_device]
+        else:
+            self.device_blocks[on_device] = self.host_blocks[on_host]

@@ -1,0 +1,177 @@
+"""Load a model from a local Hugging Face folder: safetensors only, and no code of the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.logging import disable_progress_bar
+
+from goodput_core.errors import InputError
+from goodput_engine.executor.torch.attention import SDPAttention
+from goodput_engine.executor.torch.model import PackedModel
+from goodput_engine.executor.torch.self_check import check_model
+
+if TYPE_CHECKING:
+    from goodput_engine.executor.torch.attention import AttentionAdapter
+
+__all__ = ["load_model"]
+
+_CONFIG: Final = "config.json"
+_WEIGHTS: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# A configuration or an index of weights has at most some megabytes.
+_MAX_JSON_BYTES: Final = 64 * 1024 * 1024
+_MAX_DETAIL: Final = 300
+DTYPES: Final = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    max_model_tokens: int | None = None,
+    adapter: AttentionAdapter | None = None,
+) -> PackedModel:
+    """Load and check a model.
+
+    Args:
+        folder: a folder with `config.json` and weights in the format safetensors.
+        dtype: one of `DTYPES`, to which the weights are converted.
+        max_model_tokens: limit of prompt and output tokens together; None for the model's.
+        adapter: computes the attention; None for `SDPAttention`.
+
+    Raises:
+        InputError: the folder is incomplete, its weights are pickled, it needs its own code, or
+            the model does not pass the self-check.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"the data type {dtype!r} is not one of {', '.join(DTYPES)}")
+    config = _read_json(folder / _CONFIG, folder)
+    _check_architecture(folder, config)
+    _check_weights(folder)
+    disable_progress_bar()
+    # The grouped product of experts has no kernel for float64.
+    experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            ),
+            dtype=DTYPES[dtype],
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+            **experts,
+        )
+    except SafetensorError as error:
+        raise InputError(
+            f"{folder}: a file of weights is damaged or incomplete; download the model again: "
+            f"{error}"
+        ) from error
+    except Exception as error:  # transformers raises many types for an invalid folder
+        detail = " ".join(str(error).split())[:_MAX_DETAIL] or type(error).__name__
+        raise InputError(f"{folder}: transformers cannot load the model: {detail}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(
+            f"{folder}: the weights do not have {missing[0]}; download the model again"
+        )
+    for name, found, expected in sorted(info["mismatched_keys"]):
+        raise InputError(
+            f"{folder}: {name} has the shape {list(found)} in the weights and {list(expected)} by "
+            f"{_CONFIG}; download the model again"
+        )
+    try:
+        model = PackedModel(loaded.eval(), adapter or SDPAttention())
+        context = model.max_model_tokens
+        if max_model_tokens is not None:
+            if not 1 <= max_model_tokens <= context:
+                raise InputError(
+                    f"its context has {context} tokens, so the limit must be 1 to {context}, not "
+                    f"{max_model_tokens}"
+                )
+            model.max_model_tokens = max_model_tokens
+        check_model(model)
+    except InputError as error:
+        name = config["model_type"]
+        raise InputError(f"{folder}: this {name} model cannot be served: {error}") from error
+    return model
+
+
+def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        remedy = "serve a model whose architecture transformers includes"
+        if "auto_map" in config:
+            raise InputError(
+                f"{folder}: {_CONFIG} needs code from the model's folder, which is not executed; "
+                f"{remedy}"
+            )
+        raise InputError(
+            f"{folder}: {_CONFIG} has the model_type {str(kind)[:100]!r}, which transformers does "
+            f"not know; {remedy}"
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise InputError(f"{folder}: a {kind} model is not a causal language model")
+    if config.get("quantization_config") is not None:
+        raise InputError(
+            f"{folder}: {_CONFIG} has a quantization_config, and quantized weights are not "
+            "implemented yet; serve the model without quantization"
+        )
+
+
+def _check_weights(folder: Path) -> None:
+    if (folder / _WEIGHTS).is_file():
+        return
+    if not (folder / _INDEX).is_file():
+        pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
+        if pickled:
+            raise InputError(
+                f"{folder}: the weights in {pickled[0]} are pickled, and loading them could "
+                "execute code; convert them to safetensors"
+            )
+        raise InputError(f"{folder}: neither {_WEIGHTS} nor {_INDEX} exists; download the model")
+    shards = _read_json(folder / _INDEX, folder).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise InputError(f"{folder}: {_INDEX} has no weight_map; download the model again")
+    for shard in sorted({str(name) for name in shards.values()}):
+        if Path(shard).name != shard:
+            raise InputError(f"{folder}: {_INDEX} names {shard[:200]!r} outside the folder")
+        if not (folder / shard).is_file():
+            raise InputError(f"{folder}: {shard} is missing; download the model again")
+
+
+def _read_json(path: Path, folder: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: {path.name} cannot be read ({error.strerror}); name a folder with a model "
+            "in Hugging Face's format"
+        ) from error
+    if len(data) > _MAX_JSON_BYTES:
+        raise InputError(f"{path}: the file has more than {_MAX_JSON_BYTES} bytes")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: must be a JSON object")
+    return value

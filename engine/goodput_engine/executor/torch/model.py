@@ -1,0 +1,308 @@
+"""A causal language model of transformers that computes packed steps on paged keys and values.
+
+The architecture comes from transformers. Its layers call our attention function, which writes the
+new keys and values to the pool, and lets the adapter read them. The function has no state of its
+own: the step travels through the model's forward as a keyword argument.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from goodput_core.errors import InputError
+from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch
+from goodput_engine.executor.torch.kv_pool import KVGeometry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_engine.executor.torch.attention import AttentionAdapter
+    from goodput_engine.executor.torch.kv_pool import KVPool
+
+__all__ = ["PackedModel", "PackedRow"]
+
+_IMPLEMENTATION: Final = "goodput_paged"
+# Keywords that do not change the attention of a packed step: the step itself has the positions,
+# nothing is cached by transformers, and only logits are returned.
+_IGNORED_KEYWORDS: Final = frozenset(
+    {
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
+)
+_FULL: Final = "full_attention"
+_SLIDING: Final = "sliding_attention"
+
+
+class PackedRow(NamedTuple):
+    """Consecutive tokens of one request in a step.
+
+    Args:
+        token_ids: the tokens to compute.
+        start: position of the first of them. The pool has the keys and values of earlier ones.
+        blocks: the request's block table.
+        samples: True if the logits of the last token are needed.
+        shift: added to the positions that the model sees; only the self-check shifts a row.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    samples: bool
+    shift: int = 0
+
+
+class _LayerCalls(Protocol):
+    """The receiver of the attention calls of one forward pass."""
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor: ...
+
+
+class _PagedStep:
+    """Computes the attention of a packed step on the pool."""
+
+    def __init__(
+        self, pool: KVPool, adapter: AttentionAdapter, batch: RaggedBatch, slots: torch.Tensor
+    ) -> None:
+        self._pool = pool
+        self._adapter = adapter
+        self._batch = batch
+        self._slots = slots
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        self._pool.write(layer, self._slots, keys, values)
+        return self._adapter.attend(q, *self._pool.layer(layer), self._batch, rule)
+
+
+class _AttentionProbe:
+    """Records the attention calls of a single token, which sees only its own value."""
+
+    def __init__(self) -> None:
+        self.rules: dict[int, AttentionRule] = {}
+        self.shapes: set[tuple[int, ...]] = set()
+        self.dtypes: set[torch.dtype] = set()
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        if layer in self.rules:
+            raise InputError(f"layer {layer} computes attention more than once")
+        self.rules[layer] = rule
+        self.shapes |= {(*keys.shape[1:], q.shape[2]), (*values.shape[1:], q.shape[2])}
+        self.dtypes |= {keys.dtype, values.dtype}
+        return values.repeat_interleave(q.shape[1] // values.shape[1], dim=1)
+
+
+def _paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    paged_step: _LayerCalls | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention function for transformers: `[1, heads, tokens, head_dim]` in, tokens first out.
+
+    Raises:
+        InputError: the model asks for an attention that no adapter computes.
+    """
+    if paged_step is None:
+        raise InputError("its layers do not pass keyword arguments to the attention function")
+    unknown = sorted(
+        name
+        for name, value_ in others.items()
+        if name not in _IGNORED_KEYWORDS and value_ is not None
+    )
+    if unknown:
+        raise InputError(f"its attention has the unknown argument {unknown[0]!r}")
+    if attention_mask is not None:
+        raise InputError("its attention has a mask of its own")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise InputError("its attention is not causal")
+    out = paged_step.attend(
+        module.layer_idx,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        AttentionRule(
+            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            window=sliding_window,
+            softcap=softcap,
+        ),
+    )
+    return out[None], None
+
+
+class PackedModel:
+    """A model whose layers compute attention on a `KVPool`.
+
+    Args:
+        model: a causal language model of transformers, in inference mode. Its attention
+            implementation is replaced.
+        adapter: computes the attention.
+
+    Attributes:
+        model: the model of transformers.
+        adapter: the adapter.
+        geometry: shape of the keys and values of a token.
+        vocab_size: number of logits; every token id is smaller.
+        max_model_tokens: limit of prompt and output tokens together, at first the model's own.
+        stop_ids: ids of the tokens that end an output.
+
+    Raises:
+        InputError: the attention of the model is not supported; one sentence without the name of
+            the model.
+    """
+
+    def __init__(self, model: Any, adapter: AttentionAdapter) -> None:
+        AttentionInterface.register(_IMPLEMENTATION, _paged_attention)
+        self.model = model
+        self.adapter = adapter
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.max_model_tokens: int = getattr(config, "max_position_embeddings", 0)
+        self.stop_ids = _stop_ids(model)
+        if not model._supports_attention_backend:  # noqa: SLF001 - transformers has no public name
+            raise InputError("transformers has no exchangeable attention for it")
+        if self.max_model_tokens < 1:
+            raise InputError("its configuration has no max_position_embeddings")
+        model.set_attn_implementation(_IMPLEMENTATION)
+        self.geometry = self._probe(config)
+
+    def compute(self, rows: Sequence[PackedRow], pool: KVPool) -> torch.Tensor:
+        """Compute a step.
+
+        Args:
+            rows: the tokens of the step, at least one row; no request has two rows.
+            pool: has the keys and values of earlier tokens, and receives those of the step.
+
+        Returns:
+            The logits after the last token of each row that samples, `[num_sampling, vocab_size]`.
+        """
+        ends = list(accumulate(len(row.token_ids) for row in rows))
+        positions = torch.cat(
+            [torch.arange(row.start, row.start + len(row.token_ids)) for row in rows]
+        )
+        tables = [torch.tensor(row.blocks, dtype=torch.int32) for row in rows]
+        sizes = torch.tensor([len(row.token_ids) for row in rows])
+        block_table = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
+        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), sizes)
+        blocks = block_table[row_of_token, positions // pool.block_size].long()
+        step = _PagedStep(
+            pool,
+            self.adapter,
+            RaggedBatch(
+                cu_seqlens_q=torch.tensor([0, *ends], dtype=torch.int32),
+                seqused_k=torch.tensor(
+                    [row.start + len(row.token_ids) for row in rows], dtype=torch.int32
+                ),
+                block_table=block_table,
+            ),
+            blocks * pool.block_size + positions % pool.block_size,
+        )
+        ids = torch.tensor([[token for row in rows for token in row.token_ids]])
+        last = torch.tensor(
+            [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples],
+            dtype=torch.long,
+        )
+        shifts = torch.tensor([row.shift for row in rows])[row_of_token]
+        return self._forward(ids, (positions + shifts)[None], step, last)
+
+    def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of a prompt, by the attention of transformers.
+
+        Returns:
+            `[num_tokens, vocab_size]`.
+        """
+        self.model.set_attn_implementation("eager")
+        try:
+            with torch.inference_mode():
+                logits = self.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits
+        finally:
+            self.model.set_attn_implementation(_IMPLEMENTATION)
+        return logits[0]
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: _LayerCalls, last: torch.Tensor
+    ) -> torch.Tensor:
+        with torch.inference_mode():
+            logits = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                use_cache=False,
+                logits_to_keep=last,
+                paged_step=step,
+            ).logits
+        return logits[0]
+
+    def _probe(self, config: Any) -> KVGeometry:
+        """Return the geometry that the attention calls of one token have."""
+        probe, zero = _AttentionProbe(), torch.zeros((1, 1), dtype=torch.long)
+        self._forward(zero, zero, probe, zero[0])
+        num_layers: int = config.num_hidden_layers
+        missing = sorted(set(range(num_layers)) - probe.rules.keys())
+        if missing:
+            raise InputError(f"its layer {missing[0]} computes no attention")
+        if len(probe.shapes) != 1 or len(probe.dtypes) != 1:
+            raise InputError("its heads have different sizes")
+        ((num_kv_heads, head_dim, query_dim),) = probe.shapes
+        if head_dim != query_dim:
+            raise InputError("its heads have different sizes")
+        _check_windows(config, probe.rules)
+        return KVGeometry(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=probe.dtypes.pop(),
+        )
+
+
+def _check_windows(config: Any, rules: dict[int, AttentionRule]) -> None:
+    """Reject a model that limits its attention by a mask, which no layer gets here."""
+    kinds = getattr(config, "layer_types", None) or []
+    for layer, kind in enumerate(kinds):
+        if kind not in {_FULL, _SLIDING}:
+            raise InputError(f"its layer {layer} has the attention {kind!r}")
+        if kind == _SLIDING and rules[layer].window is None:
+            raise InputError(f"its layer {layer} does not state the size of its sliding window")
+
+
+def _stop_ids(model: Any) -> frozenset[int]:
+    """Return the ids of the tokens that end an output."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)

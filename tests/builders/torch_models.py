@@ -1,0 +1,275 @@
+"""Tiny random models in Hugging Face's format, their own outputs, and an engine that serves them.
+
+Import this module only after `pytest.importorskip("torch")`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from tests.builders.schedulers import make_scheduler
+
+from goodput_core.placement.blockhash import block_hashes
+from goodput_core.slo.targets import Targets
+from goodput_engine.core.engine_core import EngineCore
+from goodput_engine.executor.torch.executor import TorchExecutor
+from goodput_engine.executor.torch.loading import load_model
+from goodput_engine.executor.torch.model import PackedModel
+from goodput_engine.messages import ExecutorInput, Limits, SetLimits, StepOutputs, Submit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from goodput_core.spec.choices import Preemption
+
+__all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "make_folder"]
+
+VOCABULARY = 97
+CONTEXT = 128
+STOP_IDS = [5, 11, 17, 29, 44, 58, 71, 83]
+_NO_TARGETS = Targets()
+
+# Configurations of transformers and their particular fields. Windows are shorter than prompts.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Mistral": {"sliding_window": 7},
+    "Gemma": {"head_dim": 16, "num_key_value_heads": 1},
+    "Gemma2": {
+        "head_dim": 16,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 2.0,
+    },
+    "Gemma3Text": {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 16},
+    "Phi3": {},
+    "Olmo2": {},
+    "GPTNeoX": {},
+    "Starcoder2": {"sliding_window": 7},
+    "Cohere": {},
+    "Granite": {},
+    "Mixtral": {"num_local_experts": 4},
+    "GPT2": {},
+}
+
+
+def make_folder(folder: Path, architecture: str, **changes: Any) -> Path:
+    """Save a random model of an architecture, and return the folder."""
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        # Larger weights than usual, so that outputs do not repeat one token.
+        "initializer_range": 0.3,
+        "bos_token_id": 1,
+        "pad_token_id": 0,
+        "eos_token_id": STOP_IDS,
+        **ARCHITECTURES.get(architecture, {}),
+        **changes,
+    }
+    config = getattr(transformers, f"{architecture}Config")(**values)
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+class Outputs:
+    """The greedy outputs of a model, by transformers' own `generate`."""
+
+    max_tokens = 16
+
+    def __init__(self, folder: Path) -> None:
+        # SDPA of transformers ignores soft caps.
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float64,
+            attn_implementation="eager",
+            experts_implementation="eager",
+        ).eval()
+        self._known: dict[object, list[int]] = {}
+
+    def of(self, submit: Submit) -> tuple[list[int], str]:
+        """Return the token ids of a request's output and the finish reason."""
+        options, limit = submit.executor, submit.max_output_tokens
+        assert limit is not None
+        assert limit <= self.max_tokens
+        key = (tuple(options.token_ids), options.min_tokens, options.ignore_eos)
+        if key not in self._known:
+            self._known[key] = self._generate(options)
+        ids = self._known[key][:limit]
+        stopped = not options.ignore_eos and ids[-1] in STOP_IDS
+        return ids, "stop" if stopped else "length"
+
+    def _generate(self, options: ExecutorInput) -> list[int]:
+        ids = torch.tensor([options.token_ids])
+        out = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=self.max_tokens,
+            min_new_tokens=options.min_tokens or None,
+            # No token has this id, so no output stops.
+            eos_token_id=VOCABULARY if options.ignore_eos else STOP_IDS,
+            pad_token_id=0,
+        )
+        return [int(token) for token in out[0, ids.shape[1] :]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyModel:
+    """A tiny model, loaded for our executor and for `generate`."""
+
+    packed: PackedModel
+    outputs: Outputs
+
+    @classmethod
+    def build(cls, folder: Path, architecture: str) -> TinyModel:
+        """Save and load a random model of an architecture."""
+        make_folder(folder, architecture)
+        return cls(packed=load_model(folder, dtype="float64"), outputs=Outputs(folder))
+
+
+class ModelBench:
+    """An engine core that serves a model, and the observed outputs.
+
+    All blocks that are free without a reusable prefix hold NaN.
+    """
+
+    def __init__(
+        self,
+        model: TinyModel,
+        policy: str,
+        preemption: Preemption,
+        *,
+        blocks: int,
+        block_size: int,
+        **scheduler: Any,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        host = 0 if preemption == "recompute" else blocks
+        self.scheduler = make_scheduler(
+            policy,
+            blocks=blocks,
+            block_size=block_size,
+            host=host,
+            preemption=preemption,
+            model=CONTEXT,
+            **scheduler,
+        )
+        self._ticks = count(0, 1_000)
+        self.executor = TorchExecutor(
+            model.packed,
+            num_blocks=blocks,
+            block_size=block_size,
+            num_host_blocks=host,
+            clock=self.clock,
+        )
+        self.core = EngineCore(scheduler=self.scheduler, executor=self.executor)
+        self.submits: dict[int, Submit] = {}
+        self.token_ids: dict[int, list[int]] = {}
+        self.finished: dict[int, str] = {}
+        self.cancelled: set[int] = set()
+        self.rejected: dict[int, str] = {}
+        self._poison()
+
+    def clock(self) -> int:
+        """Return a later time at each call."""
+        return next(self._ticks)
+
+    def submit(
+        self,
+        length: int,
+        max_output: int,
+        *,
+        family: int = 0,
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        priority: int = 0,
+        targets: Targets = _NO_TARGETS,
+        output_tokens: int | None = None,
+    ) -> int:
+        """Submit a request whose prompt begins like those of its family; return its number."""
+        rid = len(self.submits)
+        stream = random.Random(family)
+        token_ids = [stream.randrange(VOCABULARY) for _ in range(length)]
+        submit = Submit(
+            rid=rid,
+            arrival_ns=self.clock(),
+            input_tokens=length,
+            max_output_tokens=max_output,
+            block_hashes=list(block_hashes(token_ids, self.block_size)),
+            priority=priority,
+            targets=targets,
+            executor=ExecutorInput(
+                token_ids=token_ids,
+                min_tokens=min_tokens,
+                ignore_eos=ignore_eos,
+                output_tokens=output_tokens,
+            ),
+        )
+        self.submits[rid] = submit
+        self.token_ids[rid] = []
+        rejected = self.core.submit(submit, self.clock())
+        if rejected is not None:
+            self.rejected[rid] = rejected.reason
+        self._take_rejected()
+        return rid
+
+    def cancel(self, rid: int) -> None:
+        """Cancel a request that has not finished; do nothing for another one."""
+        if rid in self.submits and rid not in self.finished:
+            self.cancelled.add(rid)
+            self.core.cancel(rid)
+
+    def set_limits(self, budget: int, seqs: int) -> None:
+        """Change the token budget and the batch width."""
+        limits = Limits(token_budget=budget, max_num_seqs=seqs)
+        self.core.set_limits(SetLimits(revision=1, limits=limits))
+
+    def step(self) -> StepOutputs | None:
+        """Take one step."""
+        outputs = self.core.step(self.clock())
+        self._take_rejected()
+        self.scheduler.check_integrity()
+        self._poison()
+        for output in outputs.outputs if outputs else ():
+            assert len(output.token_ids) == output.new_tokens
+            assert output.rid not in self.finished
+            self.token_ids[output.rid] += output.token_ids
+            if output.finish_reason is not None:
+                self.finished[output.rid] = output.finish_reason
+        return outputs
+
+    def run_dry(self) -> None:
+        """Take steps until no request is left, and compare every output with `generate`."""
+        self.core.drain()
+        for _ in range(5_000):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work
+        for rid, submit in self.submits.items():
+            ids, reason = self.model.outputs.of(submit)
+            if rid in self.cancelled or rid in self.rejected:
+                assert self.token_ids[rid] == ids[: len(self.token_ids[rid])]
+            else:
+                assert (self.token_ids[rid], self.finished[rid]) == (ids, reason)
+
+    def _take_rejected(self) -> None:
+        self.rejected |= {one.rid: one.reason for one in self.core.take_rejected()}
+
+    def _poison(self) -> None:
+        blank = self.scheduler._kv._blank
+        self.executor.pool.device_blocks[blank] = torch.nan

@@ -1,0 +1,175 @@
+"""Attention adapters agree with a float64 reference, and read no slot that was never written."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
+
+import torch
+
+from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch, SDPAttention
+from goodput_engine.executor.torch.kv_pool import KVGeometry, KVPool
+from goodput_engine.scheduler.plan import Copy
+
+if TYPE_CHECKING:
+    from goodput_engine.executor.torch.attention import AttentionAdapter
+
+pytestmark = pytest.mark.torch
+
+ADAPTERS = [SDPAttention()]
+
+
+def expected_attention(
+    q: Any, keys: Any, values: Any, batch: RaggedBatch, rule: AttentionRule
+) -> torch.Tensor:
+    """Return the attention in float64, one query and one head after another."""
+    q, keys, values = q.double(), keys.double(), values.double()
+    block_size, groups = keys.shape[1], q.shape[1] // keys.shape[2]
+    out = torch.zeros_like(q)
+    starts = batch.cu_seqlens_q.tolist()
+    for row, num_keys in enumerate(batch.seqused_k.tolist()):
+        num_queries = starts[row + 1] - starts[row]
+        for at in range(num_queries if num_keys else 0):
+            position = num_keys - num_queries + at
+            first = 0 if rule.window is None else max(0, position - rule.window + 1)
+            slots = [
+                (int(batch.block_table[row, key // block_size]), key % block_size)
+                for key in range(first, position + 1)
+            ]
+            for head in range(q.shape[1]):
+                seen = torch.stack([keys[block, slot, head // groups] for block, slot in slots])
+                scores = seen @ q[starts[row] + at, head] * rule.scale
+                if rule.softcap is not None:
+                    scores = rule.softcap * torch.tanh(scores / rule.softcap)
+                weights = torch.exp(scores - scores.max())
+                seen_values = torch.stack(
+                    [values[block, slot, head // groups] for block, slot in slots]
+                )
+                out[starts[row] + at, head] = (weights / weights.sum()) @ seen_values
+    return out
+
+
+@st.composite
+def ragged(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw the sizes and the seed of a batch."""
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(0, 9), st.integers(0, 20), st.booleans()), min_size=1, max_size=5
+        )
+    )
+    return {
+        # (queries, keys); without keys for padding.
+        "rows": [(n, 0 if padding or not n else n + old) for n, old, padding in rows],
+        "block_size": draw(st.sampled_from([1, 3, 16])),
+        "heads": draw(st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)])),
+        "head_dim": draw(st.sampled_from([2, 8])),
+        "window": draw(st.sampled_from([None, None, 1, 4, 100])),
+        "softcap": draw(st.sampled_from([None, None, 1.5])),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+def build(
+    sizes: dict[str, Any], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, RaggedBatch, AttentionRule]:
+    """Return random arguments of `attend`; slots that were never written hold NaN."""
+    generator = torch.Generator().manual_seed(sizes["seed"])
+    num_heads, num_kv_heads = sizes["heads"]
+    block_size, rows = sizes["block_size"], sizes["rows"]
+    needed = [-(-num_keys // block_size) for _, num_keys in rows]
+    order = torch.randperm(sum(needed) + 2, generator=generator).tolist()
+    shape = (len(order), block_size, num_kv_heads, sizes["head_dim"])
+    keys, values = (
+        torch.full(shape, math.nan, dtype=dtype),
+        torch.full(shape, math.nan, dtype=dtype),
+    )
+    table = torch.full((len(rows), max([1, *needed])), order[-1], dtype=torch.int32)
+    for row, (_, num_keys) in enumerate(rows):
+        for key in range(num_keys):
+            if key % block_size == 0:
+                table[row, key // block_size] = order.pop(0)
+            block = int(table[row, key // block_size])
+            for pool in (keys, values):
+                pool[block, key % block_size] = torch.randn(shape[2:], generator=generator)
+    ends = torch.tensor([0, *(num_queries for num_queries, _ in rows)]).cumsum(0)
+    q = torch.randn((int(ends[-1]), num_heads, shape[-1]), generator=generator).to(dtype)
+    batch = RaggedBatch(
+        cu_seqlens_q=ends.int(),
+        seqused_k=torch.tensor([num_keys for _, num_keys in rows], dtype=torch.int32),
+        block_table=table,
+    )
+    rule = AttentionRule(scale=0.7, window=sizes["window"], softcap=sizes["softcap"])
+    return q, keys, values, batch, rule
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
+)
+@settings(max_examples=150, deadline=None)
+@given(sizes=ragged())
+def test_an_adapter_equals_the_reference_on_ragged_batches(
+    adapter: AttentionAdapter, dtype: torch.dtype, tolerance: float, sizes: dict[str, Any]
+) -> None:
+    q, keys, values, batch, rule = build(sizes, dtype)
+    out = adapter.attend(q, keys, values, batch, rule)
+    assert out.shape == q.shape
+    assert out.dtype == dtype
+    expected = expected_attention(q, keys, values, batch, rule)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+def test_the_reference_sees_a_wrong_window_and_a_wrong_scale() -> None:
+    sizes = {
+        "rows": [(5, 12), (1, 9)],
+        "block_size": 4,
+        "heads": (4, 2),
+        "head_dim": 8,
+        "window": 3,
+        "softcap": None,
+        "seed": 1,
+    }
+    q, keys, values, batch, rule = build(sizes, torch.float64)
+    expected = expected_attention(q, keys, values, batch, rule)
+    for wrong in (AttentionRule(scale=0.7, window=4), AttentionRule(scale=0.8, window=3)):
+        out = SDPAttention().attend(q, keys, values, batch, wrong)
+        assert not torch.allclose(out, expected, atol=1e-6)
+
+
+GEOMETRY = KVGeometry(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)
+
+
+def test_a_block_is_contiguous_over_all_layers() -> None:
+    pool = KVPool(GEOMETRY, num_blocks=5, block_size=2)
+    block = pool.device_blocks[3]
+    assert block.is_contiguous()
+    assert block.nbytes == 2 * GEOMETRY.bytes_per_token
+
+
+def test_written_slots_are_read_in_their_layer_only() -> None:
+    pool = KVPool(GEOMETRY, num_blocks=5, block_size=2)
+    keys, values = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
+    pool.write(1, torch.tensor([9, 0, 3]), keys, values)
+    read_keys, read_values = pool.layer(1)
+    for at, (block, slot) in enumerate([(4, 1), (0, 0), (1, 1)]):
+        assert torch.equal(read_keys[block, slot], keys[at])
+        assert torch.equal(read_values[block, slot], values[at])
+    assert pool.device_blocks.count_nonzero() == keys.numel() + values.numel()
+    assert not pool.layer(0)[0].any()
+
+
+def test_a_swapped_block_comes_back_unchanged_in_another_block() -> None:
+    pool = KVPool(GEOMETRY, num_blocks=4, block_size=2, num_host_blocks=3)
+    pool.device_blocks.normal_()
+    before = pool.device_blocks.clone()
+    pool.copy(Copy(rid=1, to_host=True, device_blocks=(2, 0), host_blocks=(1, 2)))
+    pool.device_blocks.fill_(torch.nan)
+    pool.copy(Copy(rid=1, to_host=False, device_blocks=(0, 3), host_blocks=(1, 2)))
+    assert torch.equal(pool.device_blocks[[0, 3]], before[[2, 0]])
+    assert pool.device_blocks[[1, 2]].isnan().all()

@@ -1,0 +1,183 @@
+"""A folder that is not a complete, safe and supported model is refused with one sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
+
+import torch
+from safetensors.torch import load_file, save_file
+from tests.builders.torch_models import CONTEXT, STOP_IDS, VOCABULARY, make_folder
+
+from goodput_core.errors import InputError
+from goodput_engine.executor.torch.loading import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Change fields of `config.json`."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the weights of a model."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def pickle_weights(folder: Path) -> None:
+    """Replace the weights by a pickled file."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def truncate(folder: Path) -> None:
+    """Cut off the second half of the weights."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def write_index(folder: Path, **shards: str) -> None:
+    """Replace the weights by an index of shards."""
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": shards}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def run_code(folder: Path) -> None:
+    """Add code to the folder that creates a file when it is imported."""
+    code = f"open({str(folder / 'executed')!r}, 'w').close()\n"
+    (folder / "configuration_mine.py").write_text(code)
+    change_config(folder, model_type="mine", auto_map={"AutoConfig": "configuration_mine.Mine"})
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "must be a JSON object"),
+    "config is deep": (lambda f: (f / "config.json").write_text("[" * 200_000), "is not JSON"),
+    "unknown architecture": (
+        lambda f: change_config(f, model_type="mine"),
+        "model_type 'mine', which transformers does not know",
+    ),
+    "no architecture": (lambda f: change_config(f, model_type=None), "model_type 'None'"),
+    "an encoder": (lambda f: change_config(f, model_type="clip"), "not a causal language model"),
+    "code": (run_code, "needs code from the model's folder, which is not executed"),
+    "quantized": (
+        lambda f: change_config(f, quantization_config={"quant_method": "gptq"}),
+        "quantized weights are not implemented yet",
+    ),
+    "impossible config": (
+        lambda f: change_config(f, hidden_size=-1),
+        "transformers cannot load the model",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "download the model"),
+    "pickled": (pickle_weights, "pytorch_model.bin are pickled"),
+    "half a file": (truncate, "damaged or incomplete"),
+    "other shapes": (
+        lambda f: change_config(f, intermediate_size=50),
+        "model.layers.0.mlp.down_proj.weight has the shape [32, 48] in the weights and [32, 50]",
+    ),
+    "a missing layer": (
+        lambda f: change_weights(f, lambda w: w.pop("model.layers.1.mlp.up_proj.weight").size()),
+        "do not have model.layers.1.mlp.up_proj.weight",
+    ),
+    "a missing shard": (
+        lambda f: write_index(f, a="model-00001-of-00002.safetensors"),
+        "model-00001-of-00002.safetensors is missing",
+    ),
+    "a shard elsewhere": (lambda f: write_index(f, a="../../etc/passwd"), "outside the folder"),
+    "an empty index": (write_index, "has no weight_map"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_refused_with_one_sentence(tmp_path: Path, name: str) -> None:
+    make_folder(tmp_path, "Llama")
+    load_model(tmp_path)
+    breaking, message = BROKEN[name]
+    breaking(tmp_path)
+    with pytest.raises(InputError) as caught:
+        load_model(tmp_path)
+    text = str(caught.value)
+    assert text.startswith(str(tmp_path))
+    assert message in text
+    assert "\n" not in text
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"config\.json cannot be read \(No such file"):
+        load_model(tmp_path / "none")
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "attention sinks": ("GptOss", {"sliding_window": 7}, "unknown argument 's_aux'"),
+    "state space": ("Mamba", {}, "no exchangeable attention"),
+    "alibi": ("Bloom", {"n_head": 4}, "no exchangeable attention"),
+    "heads of two sizes": ("DeepseekV3", {}, "heads have different sizes"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers on its own configurations
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_attention_that_is_not_ours_is_refused(tmp_path: Path, name: str) -> None:
+    architecture, changes, message = REFUSED[name]
+    make_folder(tmp_path, architecture, **changes)
+    with pytest.raises(InputError, match="cannot be served: ") as caught:
+        load_model(tmp_path)
+    assert message in str(caught.value)
+
+
+LONGROPE = {
+    "max_position_embeddings": 256,
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+    },
+}
+
+
+def test_a_rotary_embedding_that_follows_other_requests_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path, "Phi3", **LONGROPE)
+    with pytest.raises(InputError, match="limit the context to the original_max_position"):
+        load_model(tmp_path)
+    with pytest.raises(InputError, match="request of 65 tokens changes the outputs of others"):
+        load_model(tmp_path, max_model_tokens=65)
+    assert load_model(tmp_path, max_model_tokens=64).max_model_tokens == 64
+
+
+@pytest.mark.parametrize("limit", [0, CONTEXT + 1])
+def test_a_context_beyond_the_model_is_refused(tmp_path: Path, limit: int) -> None:
+    make_folder(tmp_path, "Llama")
+    with pytest.raises(InputError, match=f"must be 1 to {CONTEXT}, not {limit}"):
+        load_model(tmp_path, max_model_tokens=limit)
+
+
+def test_an_unknown_data_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'int4' is not one of float32, float64"):
+        load_model(tmp_path, dtype="int4")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_model_is_loaded_in_the_given_data_type(tmp_path: Path, dtype: str) -> None:
+    make_folder(tmp_path, "Llama")
+    model = load_model(tmp_path, dtype=dtype)
+    assert model.geometry.dtype is getattr(torch, dtype)
+    assert (model.vocab_size, model.stop_ids) == (VOCABULARY, frozenset(STOP_IDS))

@@ -1,0 +1,169 @@
+"""Greedy tokens of the engine on real models equal those of transformers' own `generate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
+
+from tests.builders.torch_models import ARCHITECTURES, ModelBench, TinyModel
+
+from goodput_core.slo.targets import Targets
+from goodput_core.spec.choices import Preemption
+from goodput_engine.scheduler.policies.registry import POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.torch
+
+
+_TARGETS = (Targets(), Targets(tpot_ns=20_000), Targets(ttft_ns=60_000, tpot_ns=8_000))
+
+
+@pytest.fixture(scope="module")
+def load_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Return a function that builds the model of an architecture once."""
+    models: dict[str, TinyModel] = {}
+
+    def load(architecture: str) -> TinyModel:
+        if architecture not in models:
+            folder = tmp_path_factory.mktemp(architecture)
+            models[architecture] = TinyModel.build(folder, architecture)
+        return models[architecture]
+
+    return load
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_architecture_gives_its_own_tokens_in_chunks_and_batches(
+    load_tiny: Callable[[str], TinyModel], architecture: str
+) -> None:
+    bench = ModelBench(
+        load_tiny(architecture), "sarathi", Preemption.RECOMPUTE, blocks=100, block_size=4, budget=9
+    )
+    for length in (1, 2, 13, 30):
+        bench.submit(length, 16, family=length, ignore_eos=length == 13)
+    bench.run_dry()
+    assert len(bench.finished) == 4
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("preemption", list(Preemption))
+def test_preempted_requests_continue_with_the_same_tokens(
+    load_tiny: Callable[[str], TinyModel], preemption: Preemption, depth: int
+) -> None:
+    bench = ModelBench(
+        load_tiny("Llama"), "sarathi", preemption, blocks=12, block_size=4, depth=depth
+    )
+    for family in range(5):
+        bench.submit(9, 16, family=family, ignore_eos=True)
+    bench.run_dry()
+    stats = bench.scheduler.stats
+    assert stats.preemptions > 0
+    if preemption is Preemption.SWAP:
+        assert stats.swapped_tokens > 0
+    if preemption is Preemption.RECOMPUTE:
+        assert stats.recomputed_tokens > 0
+
+
+def test_a_reused_prefix_gives_the_same_tokens(load_tiny: Callable[[str], TinyModel]) -> None:
+    bench = ModelBench(load_tiny("Qwen3"), "sarathi", Preemption.RECOMPUTE, blocks=40, block_size=4)
+    for _ in range(2):
+        for length in (14, 14, 20):
+            bench.submit(length, 8, family=3, ignore_eos=True)
+        for _ in range(30):
+            bench.step()
+    bench.run_dry()
+    assert bench.scheduler.stats.prefix_hit_tokens == 12 + 12 + 16
+
+
+def test_a_replayed_request_ends_after_its_recorded_length(
+    load_tiny: Callable[[str], TinyModel],
+) -> None:
+    bench = ModelBench(load_tiny("Llama"), "sarathi", Preemption.RECOMPUTE, blocks=40, block_size=4)
+    rid = bench.submit(9, 16, output_tokens=7)
+    unlimited = bench.submit(9, 16, ignore_eos=True)
+    while bench.scheduler.has_work:
+        bench.step()
+    assert bench.token_ids[rid] == bench.token_ids[unlimited][:7]
+    assert bench.finished == {rid: "stop", unlimited: "length"}
+
+
+_SUBMIT = st.fixed_dictionaries(
+    {
+        "length": st.integers(1, 40),
+        "max_output": st.integers(1, 16),
+        "family": st.integers(0, 2),
+        "min_tokens": st.sampled_from([0, 0, 3]),
+        "ignore_eos": st.booleans(),
+        "priority": st.integers(-1, 2),
+        "targets": st.sampled_from(_TARGETS),
+    }
+)
+_ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), _SUBMIT),
+        st.tuples(st.just("steps"), st.integers(1, 6)),
+        st.tuples(st.just("cancel"), st.integers(0, 8)),
+        st.tuples(st.just("limits"), st.integers(1, 40), st.integers(1, 8)),
+    ),
+    min_size=3,
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("preemption", list(Preemption))
+@settings(max_examples=8, deadline=None)
+@given(
+    architecture=st.sampled_from(["Llama", "Gemma2", "Mistral", "GPTNeoX", "Mixtral"]),
+    first=_SUBMIT,
+    actions=_ACTIONS,
+    blocks=st.integers(6, 30),
+    block_size=st.sampled_from([1, 4, 16]),
+    budget=st.integers(1, 60),
+    prefill_chunk=st.sampled_from([None, 1, 5, 16]),
+    depth=st.integers(0, 2),
+)
+def test_no_schedule_changes_a_token(
+    load_tiny: Callable[[str], TinyModel],
+    policy: str,
+    preemption: Preemption,
+    architecture: str,
+    first: dict[str, object],
+    actions: list[tuple[object, ...]],
+    blocks: int,
+    block_size: int,
+    budget: int,
+    prefill_chunk: int | None,
+    depth: int,
+) -> None:
+    bench = ModelBench(
+        load_tiny(architecture),
+        policy,
+        preemption,
+        blocks=blocks,
+        block_size=block_size,
+        budget=budget,
+        prefill_chunk=prefill_chunk,
+        depth=depth,
+    )
+    for action in [("submit", first), *actions]:
+        match action:
+            case ("submit", dict(request)):
+                bench.submit(**request)
+            case ("steps", int(number)):
+                for _ in range(number):
+                    bench.step()
+            case ("cancel", int(rid)):
+                bench.cancel(rid)
+            case ("limits", int(tokens), int(seqs)):
+                bench.set_limits(tokens, seqs)
+    bench.run_dry()
+    kv = bench.scheduler
+    assert kv.free_blocks == kv.total_blocks
