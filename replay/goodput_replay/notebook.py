@@ -28,7 +28,7 @@ from goodput_core.errors import (
     UsageError,
 )
 from goodput_replay.report.timeline import cut_timeline
-from goodput_replay.runs.columns import load_columns
+from goodput_replay.runs.columns import ColumnParts
 from goodput_replay.runs.records import open_records
 from goodput_replay.runs.server_metrics import read_server_metrics
 from goodput_replay.runs.summary import ClassSummary, Summary, VerdictSummary, read_summary
@@ -87,7 +87,7 @@ class NotebookRun:
         """One row for each interval and class as a `pyarrow.Table`."""
         window = self.summary.window
         timeline = cut_timeline(
-            load_columns(self.folder),
+            ColumnParts(self.folder),
             tuple(one.name for one in self.summary.classes),
             start_s=window.start_s,
             length_s=window.length_s,

@@ -11,6 +11,7 @@ from goodput_core.files import partial_path
 from goodput_replay.options import ReplayOptions
 from goodput_replay.plan import PlanStats, RequestPlan
 from goodput_replay.runs.files import SERVER_METRICS_FILE
+from goodput_replay.runs.rounding import to_ms
 from goodput_replay.runs.summary import (
     ClientSummary,
     EmulationSummary,
@@ -19,7 +20,7 @@ from goodput_replay.runs.summary import (
     TargetSummary,
     TraceSummary,
 )
-from goodput_replay.runs.summary_builder import RunInfo, to_ms
+from goodput_replay.runs.summary_builder import RunInfo
 from goodput_replay.scraping.settings import ScrapeSettings, choose_interval
 from goodput_replay.sending.tokenizer import TokenizerVocabulary
 from goodput_replay.sessions import FollowUps, JudgedSpan

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from importlib.resources import files
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,11 +25,12 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS
-from goodput_replay.runs.columns import count_gaps, load_columns
+from goodput_replay.runs.columns import ColumnParts, count_gaps, load_columns
 from goodput_replay.runs.files import SUMMARY_FILE
 from goodput_replay.runs.folder import RunWriter
 from goodput_replay.runs.formatting import format_percent
 from goodput_replay.runs.prompt_kind import PromptKind
+from goodput_replay.runs.rounding import cut_share
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import (
     Summary,
@@ -37,7 +39,6 @@ from goodput_replay.runs.summary import (
     schema_json,
     write_summary,
 )
-from goodput_replay.runs.summary_builder import cut_share
 from goodput_replay.runs.terminal import print_summary
 
 if TYPE_CHECKING:
@@ -255,6 +256,24 @@ def test_columns_agree_with_the_records(tmp_path: Path, synthetic_run: Synthetic
     for name, counted in counts.items():
         mine = [r for r in synthetic_run.records if r.slo_class == name]
         assert counted.total == sum(len(r.gaps_us) for r in mine)
+
+
+@pytest.mark.parametrize("part_rows", [1, 600, 10**6])
+def test_parts_of_a_run_are_its_columns(
+    tmp_path: Path, synthetic_run: SyntheticRun, part_rows: int
+) -> None:
+    with RunWriter(tmp_path, slo=synthetic_run.info.slo) as writer:
+        for index, record in enumerate(synthetic_run.records):
+            writer.append(record, warmup=index % 3 == 0)
+    whole = load_columns(tmp_path)
+    assert whole.row.tolist() == [i for i in range(len(synthetic_run.records)) if i % 3]
+    reader = ColumnParts(tmp_path, part_rows=part_rows)
+    for parts in (list(reader), list(reader)):
+        assert (len(parts) == 1) == (part_rows == 10**6)
+        assert parts[-1].class_names == whole.class_names
+        for field in fields(whole)[1:]:
+            joined = np.concatenate([getattr(part, field.name) for part in parts])
+            np.testing.assert_array_equal(joined, getattr(whole, field.name))
 
 
 def test_a_summary_is_read_back_as_it_was_written(tmp_path: Path, summary: Summary) -> None:

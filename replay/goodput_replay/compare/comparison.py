@@ -29,7 +29,7 @@ from goodput_replay.compare.runs import (
     require_same_sessions,
 )
 from goodput_replay.runs.records import open_records
-from goodput_replay.runs.summary_builder import cut_share
+from goodput_replay.runs.rounding import cut_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

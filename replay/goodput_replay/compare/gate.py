@@ -31,7 +31,8 @@ from goodput_core.slo.verdict import Reason, VerdictKind, decide
 from goodput_core.units import NS_PER_S
 from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match, read_misses
 from goodput_replay.runs.records import read_records
-from goodput_replay.runs.summary_builder import cut_share, read_stalls
+from goodput_replay.runs.rounding import cut_share
+from goodput_replay.runs.summary_builder import read_stalls
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:

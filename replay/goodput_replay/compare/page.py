@@ -15,8 +15,9 @@ from goodput_replay.report.figures import (
     XAxis,
     numbers,
 )
+from goodput_replay.report.latency_figures import MEASURES, latency_figure, run_curves
 from goodput_replay.report.page import PageData, render_page
-from goodput_replay.report.run_figures import MEASURES, class_label, latency_figure, run_curves
+from goodput_replay.report.run_figures import class_label
 from goodput_replay.report.timeline import cut_timeline
 from goodput_replay.runs.formatting import format_ms, format_seconds
 
@@ -107,7 +108,7 @@ def _figures(
         curves = [
             replace(curve, group=group, name=label)
             for group, (run, label) in enumerate(zip(runs, labels, strict=True))
-            for curve in run_curves(plain, run.columns, {}, [name])
+            for curve in run_curves(plain, run.columns, [name])
         ]
         figure = latency_figure(plain, curves, slo_by_run)
         # The target is that of all runs, so it stays when one of them is hidden.
@@ -121,7 +122,7 @@ def _attainment_figure(
 ) -> Figure:
     length_s = max(run.summary.window.length_s for run in runs)
     timelines = [
-        cut_timeline(run.columns, (name,), start_s=run.summary.window.start_s, length_s=length_s)
+        cut_timeline([run.columns], (name,), start_s=run.summary.window.start_s, length_s=length_s)
         for run in runs
     ]
     objective = runs[0].objective(name)

@@ -19,13 +19,13 @@ from goodput_replay.emulation.control import control_loop
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import FleetOutcome
 from goodput_replay.runs.folder import FinishedRun, stop_on_signals
+from goodput_replay.runs.rounding import seconds
 from goodput_replay.runs.summary import (
     ClientSummary,
     EmulationSummary,
     LengthPinning,
     TargetSummary,
 )
-from goodput_replay.runs.summary_builder import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,14 +9,9 @@ import numpy as np
 from goodput_core.slo.verdict import Reason
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.live.summary import summarise_so_far
+from goodput_replay.report.latency_figures import MEASURES, Curve, latency_figure
 from goodput_replay.report.page import PageData, encode_texts, load_template, render_page
-from goodput_replay.report.run_figures import (
-    MEASURES,
-    Curve,
-    class_label,
-    latency_figure,
-    time_figures,
-)
+from goodput_replay.report.run_figures import class_label, time_figures
 from goodput_replay.report.run_report import choose_classes, describe_run, summary_context
 from goodput_replay.report.server_figures import describe_sources, server_figures
 from goodput_replay.report.timeline import attainment_so_far

@@ -8,6 +8,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.runs.rounding import cut_share, round_up, seconds
 from goodput_replay.runs.summary import (
     SUMMARY_VERSION,
     ClassSummary,
@@ -18,13 +19,7 @@ from goodput_replay.runs.summary import (
     VerdictSummary,
     WindowSummary,
 )
-from goodput_replay.runs.summary_builder import (
-    cut_share,
-    round_up,
-    seconds,
-    summarise_interval,
-    summarise_targets,
-)
+from goodput_replay.runs.summary_builder import summarise_interval, summarise_targets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

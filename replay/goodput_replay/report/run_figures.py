@@ -1,16 +1,12 @@
-"""The figures of a run: over time, and latencies by percentile."""
+"""The figures of a run over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from goodput_core.units import NS_PER_MS
 from goodput_replay.report.figures import (
     COLOURS,
     Draw,
@@ -20,24 +16,18 @@ from goodput_replay.report.figures import (
     Mark,
     XAxis,
     numbers,
-    place_of_share,
 )
-from goodput_replay.runs.columns import RunColumns
 from goodput_replay.runs.formatting import format_ms, format_seconds
-from goodput_replay.runs.summary import SLOSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from goodput_replay.report.timeline import SoFar, Timeline
-    from goodput_replay.runs.columns import GapCounts
 
-__all__ = ["MEASURES", "Curve", "class_label", "latency_figure", "run_curves", "time_figures"]
+__all__ = ["class_label", "group_colour", "time_figures"]
 
-_POINTS: Final = 120
-# Tokens of one read are microseconds apart. No target is that short, and a logarithmic axis down to
-# them would compress the relevant latencies.
-_MIN_MS: Final = 0.1
 _MIN_LAG_MS: Final = 1e-3
 
 
@@ -70,7 +60,7 @@ def time_figures(
         Mark(
             label=f"{objectives[one.name] * 100:.6g}%",
             value=objectives[one.name],
-            colour=_colour(group),
+            colour=group_colour(group),
             group=group,
         )
         for group, one in groups
@@ -83,7 +73,7 @@ def time_figures(
         note=f"share of the requests scheduled in each {each}; dashed: the objective",
         unit=FigureUnit.SHARE,
         series=[
-            _step(class_label(one.name), _colour(group), one.attainment, group)
+            _step(class_label(one.name), group_colour(group), one.attainment, group)
             for group, one in groups
         ],
         marks=marks,
@@ -96,7 +86,9 @@ def time_figures(
         unit=FigureUnit.RATE,
         series=[
             *(
-                _stack(class_label(one.name), _colour(group), one.good / timeline.widths_s, group)
+                _stack(
+                    class_label(one.name), group_colour(group), one.good / timeline.widths_s, group
+                )
                 for group, one in groups
             ),
             _step("judged", "ink", timeline.judged / timeline.widths_s),
@@ -108,7 +100,7 @@ def time_figures(
         note="each request by its first reason, stacked",
         unit=FigureUnit.RATE,
         series=[
-            _stack(reason.value, _colour(index), counts / timeline.widths_s)
+            _stack(reason.value, group_colour(index), counts / timeline.widths_s)
             for index, (reason, counts) in enumerate(timeline.misses.items())
         ],
         when_empty="No judged request missed a target.",
@@ -174,7 +166,7 @@ def _draw_so_far(
         series.append(
             FigureSeries(
                 label=class_label(one.name),
-                colour=_colour(group),
+                colour=group_colour(group),
                 values=at(mine.share),
                 draw=Draw.LINE,
                 group=group,
@@ -196,7 +188,8 @@ def _draw_so_far(
     )
 
 
-def _colour(index: int) -> str:
+def group_colour(index: int) -> str:
+    """Return the colour of a group of the page, by its index."""
     return f"c{index % COLOURS}"
 
 
@@ -222,193 +215,3 @@ def _held(values: NDArray[np.float64]) -> list[float | None]:
     """Repeat the last value, so that the last step reaches the end of the window."""
     shown = numbers(values.tolist())
     return [*shown, *shown[-1:]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """A latency to draw, with a main line, an optional dotted line and a target.
-
-    Args:
-        name: identifies its figure.
-        title: measured quantity.
-        note: explanation of the lines.
-        main_ms: values of the main line.
-        dotted_ms: values of the dotted line; None if it has no such values.
-        dotted: name of the dotted line.
-        target_ms: target of a class; None if it has none.
-    """
-
-    name: str
-    title: str
-    note: str
-    main_ms: Callable[[RunColumns], NDArray[np.float64]]
-    dotted_ms: Callable[[RunColumns], NDArray[np.float64]] | None
-    dotted: str
-    target_ms: Callable[[SLOSummary], int | None]
-
-
-_TBT: Final = Measure(
-    name="tbt",
-    title="Time between tokens",
-    note=(
-        "the request's own p99, which a TBT target bounds; "
-        "dotted: all gaps, those under 0.1 ms drawn there"
-    ),
-    main_ms=lambda columns: columns.tbt_p99_us / 1000,
-    dotted_ms=None,
-    dotted="all gaps",
-    target_ms=lambda slo: slo.tbt_p99_ms,
-)
-MEASURES: Final = (
-    Measure(
-        name="ttft",
-        title="Time to first token",
-        note="from the scheduled arrival; dotted: from the actual send",
-        main_ms=lambda columns: columns.ttft_ns / NS_PER_MS,
-        dotted_ms=lambda columns: columns.ttft_from_send_ns / NS_PER_MS,
-        dotted="from the send",
-        target_ms=lambda slo: slo.ttft_ms,
-    ),
-    Measure(
-        name="tpot",
-        title="Time per output token",
-        note="mean over each request, after its first token",
-        main_ms=lambda columns: columns.tpot_ns / NS_PER_MS,
-        dotted_ms=None,
-        dotted="",
-        target_ms=lambda slo: slo.tpot_ms,
-    ),
-    _TBT,
-    Measure(
-        name="e2e",
-        title="End-to-end latency",
-        note="complete responses, from the scheduled arrival",
-        main_ms=lambda columns: columns.e2e_ns / NS_PER_MS,
-        dotted_ms=None,
-        dotted="",
-        target_ms=lambda slo: slo.e2e_ms,
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """The distribution of a latency in one class.
-
-    Args:
-        group: index of the class.
-        name: the class.
-        values_ms: measured values in ascending order, or the upper edges of buckets.
-        shares: share of all measurements up to each value.
-        count: number of measurements.
-        dotted: True for the dotted line beside the class's main line.
-    """
-
-    group: int
-    name: str
-    values_ms: NDArray[np.float64]
-    shares: NDArray[np.float64]
-    count: int
-    dotted: bool = False
-
-
-def run_curves(
-    measure: Measure, columns: RunColumns, gaps: Mapping[str, GapCounts], names: Sequence[str]
-) -> Iterator[Curve]:
-    """Yield the distributions of one latency.
-
-    Args:
-        measure: the latency.
-        columns: judged requests of the run.
-        gaps: gaps between tokens by class.
-        names: the classes, in the order of the page's groups.
-    """
-    for group, name in enumerate(names):
-        mine = columns.of_class(name)
-        yield _sorted_curve(measure.main_ms(columns)[mine], group, name)
-        if measure.dotted_ms is not None:
-            yield _sorted_curve(measure.dotted_ms(columns)[mine], group, name, dotted=True)
-        if measure is _TBT and name in gaps and gaps[name].total:
-            edges_us, shares = gaps[name].cumulative()
-            yield Curve(
-                group=group,
-                name=name,
-                values_ms=edges_us / 1000,
-                shares=shares,
-                count=gaps[name].total,
-                dotted=True,
-            )
-
-
-def _sorted_curve(
-    values_ms: NDArray[np.float64], group: int, name: str, *, dotted: bool = False
-) -> Curve:
-    measured = np.sort(values_ms[np.isfinite(values_ms)])
-    return Curve(
-        group=group,
-        name=name,
-        values_ms=measured,
-        shares=(np.arange(len(measured)) + 1) / max(1, len(measured)),
-        count=len(measured),
-        dotted=dotted,
-    )
-
-
-def latency_figure(
-    measure: Measure, curves: Sequence[Curve], slo_by_class: Mapping[str, SLOSummary]
-) -> Figure:
-    """Return the figure of one latency by percentile.
-
-    The share of requests that met a target is where the line crosses the target.
-
-    Args:
-        measure: the latency.
-        curves: its distributions.
-        slo_by_class: targets by class.
-    """
-    shown = [curve for curve in curves if curve.count]
-    lasts = {_last_place(curve) for curve in shown}
-    places = np.unique([*np.linspace(0, max(lasts, default=1.0), _POINTS), *lasts])
-    series = [
-        FigureSeries(
-            label=", ".join(filter(None, (class_label(curve.name), measure.dotted * curve.dotted))),
-            colour=_colour(curve.group),
-            values=numbers(_read_curve(curve, places).tolist()),
-            draw=Draw.LINE,
-            group=curve.group,
-            dotted=curve.dotted,
-        )
-        for curve in shown
-    ]
-    marks = []
-    for group, name in {curve.group: curve.name for curve in shown}.items():
-        slo = slo_by_class.get(name)
-        target_ms = None if slo is None else measure.target_ms(slo)
-        if target_ms is not None:
-            marks.append(
-                Mark(
-                    label=format_ms(target_ms), value=target_ms, colour=_colour(group), group=group
-                )
-            )
-    return Figure(
-        name=measure.name,
-        title=measure.title,
-        note=f"{measure.note}; dashed: the target" if marks else measure.note,
-        axis=XAxis.PERCENTILE,
-        unit=FigureUnit.MS,
-        x=[round(place, 4) for place in places.tolist()],
-        series=series,
-        marks=marks,
-    )
-
-
-def _last_place(curve: Curve) -> float:
-    """Return a place of the maximum, which is each quantile above 1 − 1/n of n measurements."""
-    return place_of_share(1 - 1 / (2 * curve.count))
-
-
-def _read_curve(curve: Curve, places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the value at each place; NaN beyond the maximum."""
-    index = np.searchsorted(curve.shares, 1 - 10.0**-places - 1e-12, side="right")
-    values = curve.values_ms[np.minimum(index, len(curve.values_ms) - 1)]
-    return np.where(places <= _last_place(curve) + 1e-9, np.maximum(values, _MIN_MS), np.nan)

@@ -18,22 +18,17 @@ from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import parse_objective
+from goodput_replay.report.latency_figures import MEASURES, CurveReader, latency_figure
 from goodput_replay.report.page import PageData, render_page
-from goodput_replay.report.run_figures import (
-    MEASURES,
-    class_label,
-    latency_figure,
-    run_curves,
-    time_figures,
-)
+from goodput_replay.report.run_figures import class_label, time_figures
 from goodput_replay.report.server_figures import (
     describe_sources,
     server_figures,
     server_table,
 )
-from goodput_replay.report.slowest import find_slowest
-from goodput_replay.report.timeline import attainment_so_far, count_seconds, cut_timeline
-from goodput_replay.runs.columns import count_gaps, load_columns
+from goodput_replay.report.slowest import SlowestReader
+from goodput_replay.report.timeline import SecondsReader, TimelineReader, attainment_so_far
+from goodput_replay.runs.columns import ColumnParts, count_gaps, read_parts
 from goodput_replay.runs.files import REPORT_FILE
 from goodput_replay.runs.formatting import describe_sessions
 from goodput_replay.runs.server_metrics import read_server_metrics
@@ -52,7 +47,6 @@ if TYPE_CHECKING:
 
     from goodput_replay.report.figures import Figure
     from goodput_replay.report.timeline import Timeline
-    from goodput_replay.runs.columns import RunColumns
     from goodput_replay.runs.server_metrics import ServerMetrics
 
 __all__ = [
@@ -100,17 +94,17 @@ def render(folder: Path) -> str:
         InputError: the folder has no readable run.
     """
     summary = read_summary(folder)
-    columns = load_columns(folder)
     shown = choose_classes(summary.classes)
     names = [one.name for one in shown]
-    timeline = cut_timeline(
-        columns,
-        tuple(names),
-        start_s=summary.window.start_s,
-        length_s=summary.window.length_s,
-    )
-    figures = list(_time_figures(summary, columns, timeline, shown))
-    latencies = _latency_figures(summary, folder, columns, names)
+    start_s, length_s = summary.window.start_s, summary.window.length_s
+    timelines = TimelineReader(tuple(names), start_s=start_s, length_s=length_s)
+    seconds = SecondsReader(names, start_s=start_s, length_s=length_s)
+    curves = CurveReader(count_gaps(folder), names)
+    slowest = SlowestReader(folder, start_s=start_s)
+    read_parts(ColumnParts(folder), [timelines, seconds, curves, slowest])
+    timeline = timelines.timeline()
+    figures = list(_time_figures(summary, seconds, timeline, shown))
+    latencies = _latency_figures(summary, curves)
     metrics, unreadable = _read_server_metrics(folder)
     server = list(_server_figures(summary, metrics))
     head, rows = server_table(server)
@@ -131,7 +125,7 @@ def render(folder: Path) -> str:
             "server_unreadable": unreadable,
             **describe_sources(metrics),
             "timeline": list(_make_timeline_rows(timeline)),
-            "slowest": find_slowest(folder, columns, start_s=summary.window.start_s),
+            "slowest": slowest.slowest(),
         },
     )
 
@@ -171,9 +165,8 @@ def choose_classes(classes: Sequence[ClassSummary]) -> list[ClassSummary]:
 
 
 def _time_figures(
-    summary: Summary, columns: RunColumns, timeline: Timeline, shown: Sequence[ClassSummary]
+    summary: Summary, seconds: SecondsReader, timeline: Timeline, shown: Sequence[ClassSummary]
 ) -> Iterator[Figure]:
-    window = summary.window
     confidence = next(
         (one.interval.confidence for one in shown if one.interval is not None), DEFAULT_CONFIDENCE
     )
@@ -181,9 +174,7 @@ def _time_figures(
         timeline,
         {
             one.name: attainment_so_far(
-                count_seconds(columns, one.name, start_s=window.start_s, length_s=window.length_s),
-                confidence=confidence,
-                outage_s=summary.outage_s,
+                seconds.counts(one.name), confidence=confidence, outage_s=summary.outage_s
             )
             for one in shown
         },
@@ -192,14 +183,10 @@ def _time_figures(
     )
 
 
-def _latency_figures(
-    summary: Summary, folder: Path, columns: RunColumns, names: Sequence[str]
-) -> list[Figure]:
-    gaps = count_gaps(folder)
+def _latency_figures(summary: Summary, curves: CurveReader) -> list[Figure]:
     slo_by_class = {slo.name: slo for slo in summary.promises}
     figures = (
-        latency_figure(measure, list(run_curves(measure, columns, gaps, names)), slo_by_class)
-        for measure in MEASURES
+        latency_figure(measure, curves.curves(measure), slo_by_class) for measure in MEASURES
     )
     return [figure for figure in figures if not figure.empty]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
     from goodput_replay.runs.columns import RunColumns
 
-__all__ = ["SlowRequest", "find_slowest"]
+__all__ = ["SlowRequest", "SlowestReader"]
 
 _SHOWN: Final = 20
-_COLUMNS: Final = ("request_id", "replica", "miss_reasons", "detail", "tbt_p99_us")
+_COLUMNS: Final = ("request_id", "replica", "miss_reasons", "detail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,40 +43,66 @@ class SlowRequest:
     detail: str
 
 
-def find_slowest(folder: Path, columns: RunColumns, *, start_s: float) -> tuple[SlowRequest, ...]:
-    """Return the requests with the longest time from their scheduled arrival, misses first.
+class SlowestReader:
+    """Finds the requests with the longest time from their scheduled arrival, misses first.
+
+    It is a `PartReader`.
 
     Args:
         folder: the run's folder.
-        columns: judged requests of the run.
         start_s: start of the window, seconds since the run's time zero.
     """
-    total_ns = np.nan_to_num(columns.end_ns - columns.scheduled_ns, nan=-1.0)
-    missed = columns.of_kind(JudgementKind.MISSED)
-    worst = np.lexsort((-total_ns, ~missed))[:_SHOWN]
-    texts = _read_texts(folder, columns.row[worst].tolist())
-    return tuple(
-        _make_row(columns, int(index), text, start_s)
-        for index, text in zip(worst, texts, strict=True)
-    )
+
+    def __init__(self, folder: Path, *, start_s: float) -> None:
+        self._folder = folder
+        self._start_s = start_s
+        self._worst: list[tuple[tuple[bool, float, int], SlowRequest]] = []
+        self.finished = False
+
+    def add(self, part: RunColumns) -> None:
+        """Add the next part."""
+        total_ns = np.nan_to_num(part.end_ns - part.scheduled_ns, nan=-1.0)
+        missed = part.of_kind(JudgementKind.MISSED)
+        for index in np.lexsort((-total_ns, ~missed))[:_SHOWN].tolist():
+            order = (not missed[index], -float(total_ns[index]), int(part.row[index]))
+            self._worst.append((order, _make_row(part, index, self._start_s)))
+        self._worst.sort(key=itemgetter(0))
+        del self._worst[_SHOWN:]
+
+    def end_pass(self) -> None:
+        """End the only pass."""
+        self.finished = True
+
+    def slowest(self) -> tuple[SlowRequest, ...]:
+        """Return the requests, once the reader has finished.
+
+        Raises:
+            InputError: see `open_records`.
+        """
+        rows = [row for (_, _, row), _ in self._worst]
+        texts = _read_texts(self._folder, rows)
+        return tuple(
+            replace(request, **text) for (_, request), text in zip(self._worst, texts, strict=True)
+        )
 
 
-def _make_row(columns: RunColumns, index: int, text: dict[str, Any], start_s: float) -> SlowRequest:
-    tbt_us = text["tbt_p99_us"]
+def _make_row(part: RunColumns, index: int, start_s: float) -> SlowRequest:
+    """Return a request without its texts."""
+    tbt_us = float(part.tbt_p99_us[index])
     return SlowRequest(
-        request_id=text["request_id"],
-        slo_class=columns.class_names[columns.class_code[index]],
-        at_s=float(columns.scheduled_ns[index]) / NS_PER_S - start_s,
-        replica=text["replica"],
-        input_tokens=int(columns.input_tokens[index]),
-        output_tokens=int(columns.output_tokens[index]),
-        ttft_ms=_ms(columns.ttft_ns[index]),
-        tpot_ms=_ms(columns.tpot_ns[index]),
-        tbt_p99_ms=None if tbt_us is None else tbt_us / 1000,
-        total_ms=_ms(columns.end_ns[index] - columns.scheduled_ns[index]),
-        outcome=columns.outcome(index),
-        reasons=tuple(text["miss_reasons"]),
-        detail=text["detail"],
+        request_id="",
+        slo_class=part.class_names[part.class_code[index]],
+        at_s=float(part.scheduled_ns[index]) / NS_PER_S - start_s,
+        replica="",
+        input_tokens=int(part.input_tokens[index]),
+        output_tokens=int(part.output_tokens[index]),
+        ttft_ms=_ms(part.ttft_ns[index]),
+        tpot_ms=_ms(part.tpot_ns[index]),
+        tbt_p99_ms=None if np.isnan(tbt_us) else tbt_us / 1000,
+        total_ms=_ms(part.end_ns[index] - part.scheduled_ns[index]),
+        outcome=part.outcome(index),
+        reasons=(),
+        detail="",
     )
 
 
@@ -90,7 +117,9 @@ def _read_texts(folder: Path, rows: list[int]) -> list[dict[str, Any]]:
             if here:
                 table = opened.read_row_group(group, columns=list(_COLUMNS))
                 picked = table.take(pa.array([row - first for row in here])).to_pylist()
-                texts.update(zip(here, picked, strict=True))
+                for row, text in zip(here, picked, strict=True):
+                    reasons = tuple(text.pop("miss_reasons"))
+                    texts[row] = {**text, "reasons": reasons}
             first += size
     return [texts[row] for row in rows]
 

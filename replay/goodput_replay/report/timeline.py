@@ -9,7 +9,7 @@ computed at 60 times at most.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,16 +20,22 @@ from goodput_core.slo.intervals import WindowEstimate
 from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_replay.report.in_flight import InFlightSearch
+from goodput_replay.runs.columns import read_parts
+from goodput_replay.statistics.rank_search import RankSearch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from goodput_replay.runs.columns import RunColumns
 
 __all__ = [
     "ClassTimeline",
+    "SecondsReader",
     "SoFar",
     "Timeline",
+    "TimelineReader",
     "attainment_so_far",
-    "count_seconds",
     "cut_timeline",
     "interval_edges",
 ]
@@ -99,43 +105,114 @@ class Timeline:
 
 
 def cut_timeline(
-    columns: RunColumns, names: tuple[str, ...], *, start_s: float, length_s: float
+    parts: Iterable[RunColumns], names: tuple[str, ...], *, start_s: float, length_s: float
 ) -> Timeline:
     """Divide the window into intervals.
 
     Args:
-        columns: judged requests.
+        parts: judged requests; passed over several times.
         names: names of the classes.
         start_s: start of the window, seconds since the run's time zero.
         length_s: length of the window.
     """
-    edges = interval_edges(length_s)
-    count, width = len(edges) - 1, _interval_width(length_s)
-    since_start_s = columns.scheduled_ns / NS_PER_S - start_s
-    interval = np.clip((since_start_s // width).astype(np.int64), 0, count - 1)
-    good = columns.of_kind(JudgementKind.ATTAINED)
-    judged = good | columns.of_kind(JudgementKind.MISSED)
-    end_s = columns.end_ns / NS_PER_S - start_s
-    served = columns.of_outcome(Outcome.OK) & (end_s >= 0) & (end_s <= length_s)
-    lag_ms = columns.lag_ns / NS_PER_MS
-    return Timeline(
-        edges_s=edges,
-        widths_s=np.diff(edges),
-        classes=tuple(
-            ClassTimeline(
-                name=name,
-                good=_count(interval, good & columns.of_class(name), count),
-                total=_count(interval, judged & columns.of_class(name), count),
-            )
-            for name in names
-        ),
-        offered=_count(interval, np.ones(len(interval), dtype=np.bool_), count),
-        served=np.histogram(end_s[served], bins=edges)[0].astype(np.int64),
-        in_flight=_max_in_flight(columns.sent_ns / NS_PER_S - start_s, end_s, edges),
-        misses=_count_misses(columns, interval, count),
-        lag_p50_ms=_quantile_per_interval(interval, lag_ms, count, 0.5),
-        lag_max_ms=_quantile_per_interval(interval, lag_ms, count, 1.0),
-    )
+    reader = TimelineReader(names, start_s=start_s, length_s=length_s)
+    read_parts(parts, [reader])
+    return reader.timeline()
+
+
+class TimelineReader:
+    """Divides the window of a run into intervals; a `PartReader`.
+
+    Args:
+        names: names of the classes.
+        start_s: start of the window, seconds since the run's time zero.
+        length_s: length of the window.
+    """
+
+    def __init__(self, names: tuple[str, ...], *, start_s: float, length_s: float) -> None:
+        self._start_s = start_s
+        self._length_s = length_s
+        self._edges_s = interval_edges(length_s)
+        count = len(self._edges_s) - 1
+        self._first_pass = True
+        self._good = {name: np.zeros(count, dtype=np.int64) for name in names}
+        self._total = {name: np.zeros(count, dtype=np.int64) for name in names}
+        self._offered = np.zeros(count, dtype=np.int64)
+        self._served = np.zeros(count, dtype=np.int64)
+        self._misses = {reason: np.zeros(count, dtype=np.int64) for reason in MissReason}
+        self._lag_max_ms = np.full(count, np.nan)
+        self._lag_p50 = RankSearch(count, _choose_medians)
+        self._in_flight = InFlightSearch(self._edges_s)
+
+    @property
+    def finished(self) -> bool:
+        """True if no further pass is needed."""
+        return self._lag_p50.finished and self._in_flight.finished
+
+    def add(self, part: RunColumns) -> None:
+        """Add the next part."""
+        interval = self._interval(part)
+        lag_ms = part.lag_ns / NS_PER_MS
+        end_s = part.end_ns / NS_PER_S - self._start_s
+        if self._first_pass:
+            self._count(part, interval, end_s)
+            was_sent = np.isfinite(lag_ms)
+            np.fmax.at(self._lag_max_ms, interval[was_sent], lag_ms[was_sent])
+        if not self._lag_p50.finished:
+            for index in np.unique(interval).tolist():
+                self._lag_p50.add(index, lag_ms[interval == index])
+        if not self._in_flight.finished:
+            self._in_flight.add(part.sent_ns / NS_PER_S - self._start_s, end_s)
+
+    def end_pass(self) -> None:
+        """End a pass over all parts."""
+        self._first_pass = False
+        for search in (self._lag_p50, self._in_flight):
+            if not search.finished:
+                search.end_pass()
+
+    def timeline(self) -> Timeline:
+        """Return the timeline, once the reader has finished."""
+        lag_p50_ms = np.full(len(self._offered), np.nan)
+        for index in range(len(lag_p50_ms)):
+            if self._lag_p50.count(index):
+                lag_p50_ms[index] = self._lag_p50.values(index)[0]
+        return Timeline(
+            edges_s=self._edges_s,
+            widths_s=np.diff(self._edges_s),
+            classes=tuple(
+                ClassTimeline(name=name, good=good, total=self._total[name])
+                for name, good in self._good.items()
+            ),
+            offered=self._offered,
+            served=self._served,
+            in_flight=self._in_flight.maxima,
+            misses={reason: counts for reason, counts in self._misses.items() if counts.any()},
+            lag_p50_ms=lag_p50_ms,
+            lag_max_ms=self._lag_max_ms,
+        )
+
+    def _interval(self, part: RunColumns) -> NDArray[np.int64]:
+        """Return the interval of each request."""
+        since_start_s = part.scheduled_ns / NS_PER_S - self._start_s
+        index = (since_start_s // _interval_width(self._length_s)).astype(np.int64)
+        return np.clip(index, 0, len(self._offered) - 1)
+
+    def _count(
+        self, part: RunColumns, interval: NDArray[np.int64], end_s: NDArray[np.float64]
+    ) -> None:
+        count = len(self._offered)
+        good = part.of_kind(JudgementKind.ATTAINED)
+        judged = good | part.of_kind(JudgementKind.MISSED)
+        for name in self._good:
+            mine = part.of_class(name)
+            self._good[name] += _count(interval, good & mine, count)
+            self._total[name] += _count(interval, judged & mine, count)
+        self._offered += np.bincount(interval, minlength=count)
+        served = part.of_outcome(Outcome.OK) & (end_s >= 0) & (end_s <= self._length_s)
+        self._served += np.histogram(end_s[served], bins=self._edges_s)[0]
+        for reason in MissReason:
+            self._misses[reason] += _count(interval, part.of_first_reason(reason), count)
 
 
 def interval_edges(length_s: float) -> NDArray[np.float64]:
@@ -165,17 +242,41 @@ class SoFar:
     upper: tuple[float | None, ...]
 
 
-def count_seconds(
-    columns: RunColumns, name: str, *, start_s: float, length_s: float
-) -> SecondCounts:
-    """Return the judged requests of a class by second of the window."""
-    length = max(1, int(np.ceil(length_s)))
-    second = np.clip((columns.scheduled_ns / NS_PER_S - start_s).astype(np.int64), 0, length - 1)
-    good = columns.of_kind(JudgementKind.ATTAINED) & columns.of_class(name)
-    judged = good | (columns.of_kind(JudgementKind.MISSED) & columns.of_class(name))
-    return SecondCounts(
-        good=_count(second, good, length).tolist(), total=_count(second, judged, length).tolist()
-    )
+class SecondsReader:
+    """Counts the judged requests of each class by second of the window; a `PartReader`.
+
+    Args:
+        names: names of the classes.
+        start_s: start of the window, seconds since the run's time zero.
+        length_s: length of the window.
+    """
+
+    def __init__(self, names: Iterable[str], *, start_s: float, length_s: float) -> None:
+        length = max(1, int(np.ceil(length_s)))
+        self._start_s = start_s
+        self._counts = {name: np.zeros((2, length), dtype=np.int64) for name in names}
+        self.finished = False
+
+    def add(self, part: RunColumns) -> None:
+        """Add the next part."""
+        good = part.of_kind(JudgementKind.ATTAINED)
+        judged = good | part.of_kind(JudgementKind.MISSED)
+        second = (part.scheduled_ns / NS_PER_S - self._start_s).astype(np.int64)
+        for name, counts in self._counts.items():
+            mine = part.of_class(name)
+            length = counts.shape[1]
+            at = np.clip(second, 0, length - 1)
+            counts[0] += _count(at, good & mine, length)
+            counts[1] += _count(at, judged & mine, length)
+
+    def end_pass(self) -> None:
+        """End the only pass."""
+        self.finished = True
+
+    def counts(self, name: str) -> SecondCounts:
+        """Return the counts of a class."""
+        good, total = self._counts[name].tolist()
+        return SecondCounts(good=good, total=total)
 
 
 def attainment_so_far(counts: SecondCounts, *, confidence: float, outage_s: int = 0) -> SoFar:
@@ -211,43 +312,6 @@ def _count(interval: NDArray[np.int64], chosen: NDArray[np.bool_], count: int) -
     return np.bincount(interval[chosen], minlength=count).astype(np.int64)
 
 
-def _count_misses(
-    columns: RunColumns, interval: NDArray[np.int64], count: int
-) -> dict[MissReason, NDArray[np.int64]]:
-    found = {
-        reason: _count(interval, columns.of_first_reason(reason), count) for reason in MissReason
-    }
-    return {reason: counts for reason, counts in found.items() if counts.any()}
-
-
-def _max_in_flight(
-    sent_s: NDArray[np.float64], end_s: NDArray[np.float64], edges: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Return the maximum number of requests in flight in each interval."""
-    was_sent = np.isfinite(sent_s)
-    starts = np.sort(sent_s[was_sent])
-    ends = np.sort(np.where(np.isfinite(end_s), end_s, np.inf)[was_sent])
-    # The number increases only at a send, so its maximum is at the start or at a send.
-    times = np.concatenate((edges[:-1], starts))
-    level = np.searchsorted(starts, times, side="right") - np.searchsorted(
-        ends, times, side="right"
-    )
-    index = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(edges) - 2)
-    most = np.zeros(len(edges) - 1, dtype=np.int64)
-    np.maximum.at(most, index, level)
-    return most
-
-
-def _quantile_per_interval(
-    interval: NDArray[np.int64], values: NDArray[np.float64], count: int, q: float
-) -> NDArray[np.float64]:
-    """Return a quantile of the values of each interval; NaN for an interval without values."""
-    found = np.full(count, np.nan)
-    finite = np.isfinite(values)
-    order = np.argsort(interval[finite], kind="stable")
-    ordered = values[finite][order]
-    bounds = np.searchsorted(interval[finite][order], np.arange(count + 1))
-    for index, (first, last) in enumerate(pairwise(bounds.tolist())):
-        if first < last:
-            found[index] = np.quantile(ordered[first:last], q, method="inverted_cdf")
-    return found
+def _choose_medians(counts: Sequence[int]) -> list[list[int]]:
+    """Return the nearest rank of the median of each group."""
+    return [[(count + 1) // 2 - 1] if count else [] for count in counts]

@@ -1,14 +1,15 @@
 """Numeric columns of a run as arrays, for the summary and the report.
 
-Arrays take about a hundred bytes per request. Gaps and errors are counted in streaming passes.
-Judgements are read from the records and not recomputed.
+The columns are read in parts, so that memory does not grow with the run. What one pass cannot
+compute reads the parts several times. Gaps and errors are counted in streaming passes. Judgements
+are read from the records and not recomputed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +21,15 @@ from goodput_core.slo.record import Outcome
 from goodput_replay.runs.records import open_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from fractions import Fraction
     from pathlib import Path
 
 __all__ = [
     "KINDS",
+    "ColumnParts",
     "GapCounts",
+    "PartReader",
     "PromptTokenCounts",
     "RunColumns",
     "count_errors",
@@ -34,12 +37,16 @@ __all__ = [
     "count_prompt_tokens",
     "count_retried",
     "load_columns",
+    "read_parts",
 ]
 
 _OUTCOMES: Final = tuple(Outcome)
 KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
 _NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
+_PART_ROWS: Final = 1 << 16
+# Gaps take most of the memory of a batch.
+_GAP_BATCH_ROWS: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,45 +126,92 @@ class RunColumns:
         return _equals(self.kind_code, KINDS.index(kind))
 
 
+class ColumnParts:
+    """The judged requests of a run in parts, read again each time it is iterated.
+
+    A run that fits into one part is kept in memory after the first time. The class names of a part
+    are those of all parts until then, so that the code of a class is the same in all parts.
+
+    Args:
+        folder: the run's folder.
+        part_rows: maximum number of rows of a part.
+
+    Raises:
+        InputError: see `open_records`; raised during the iteration.
+    """
+
+    def __init__(self, folder: Path, *, part_rows: int = _PART_ROWS) -> None:
+        self._folder = folder
+        self._part_rows = part_rows
+        self._only: RunColumns | None = None
+
+    def __iter__(self) -> Iterator[RunColumns]:
+        if self._only is not None:
+            yield self._only
+            return
+        names: list[str] = []
+        first = 0
+        with open_records(self._folder) as opened:
+            num_rows = opened.metadata.num_rows
+            for groups in _cut_groups(opened.metadata, self._part_rows):
+                table = opened.read_row_groups(groups, columns=list(_COLUMNS))
+                part = _make_part(table, names, first)
+                first += table.num_rows
+                if table.num_rows == num_rows:
+                    self._only = part
+                yield part
+
+
+class PartReader(Protocol):
+    """Computes something from the parts of a run, in one pass over them or in several.
+
+    Attributes:
+        finished: True if no further pass is needed.
+    """
+
+    @property
+    def finished(self) -> bool: ...  # noqa: D102
+
+    def add(self, part: RunColumns) -> None:
+        """Add the next part; each pass has the same parts in the same order."""
+        ...
+
+    def end_pass(self) -> None:
+        """End a pass over all parts."""
+        ...
+
+
+def read_parts(parts: Iterable[RunColumns], readers: Iterable[PartReader]) -> None:
+    """Pass over the parts until all readers have finished."""
+    while unfinished := [reader for reader in readers if not reader.finished]:
+        for part in parts:
+            for reader in unfinished:
+                reader.add(part)
+        for reader in unfinished:
+            reader.end_pass()
+
+
 def load_columns(folder: Path) -> RunColumns:
-    """Load the judged requests of the run in `folder`, without warm-up rows.
+    """Load the judged requests of the run in `folder`, without warm-up rows, into memory.
 
     Raises:
         InputError: see `open_records`.
     """
-    with open_records(folder) as opened:
-        warmup = opened.read(columns=["warmup"])["warmup"].to_numpy().astype(np.bool_)
-        judged = pa.array(np.flatnonzero(~warmup))
-
-        def read(name: str) -> Any:
-            # One column at a time, because the arrays of all together are twice as large.
-            return opened.read(columns=[name])[name].take(judged)
-
-        classes = _to_strings(read("slo_class"))
-        class_names = tuple(str(name) for name in pc.unique(classes).to_pylist())
-        return RunColumns(
-            class_names=class_names,
-            class_code=_encode(classes, class_names),
-            outcome_code=_encode(read("outcome"), [o.value for o in _OUTCOMES]),
-            kind_code=_encode(read("judgement"), [k.value for k in KINDS]),
-            reason_code=_encode_first_reasons(read("miss_reasons")),
-            scheduled_ns=_to_floats(read("scheduled_ns")),
-            sent_ns=_to_floats(read("sent_ns")),
-            first_token_ns=_to_floats(read("first_token_ns")),
-            last_token_ns=_to_floats(read("last_token_ns")),
-            end_ns=_to_floats(read("end_ns")),
-            input_tokens=read("input_tokens").to_numpy(),
-            output_tokens=read("output_tokens").to_numpy(),
-            tbt_p99_us=_to_floats(read("tbt_p99_us")),
-            row=judged.to_numpy().astype(np.int64),
-        )
+    parts = list(ColumnParts(folder))
+    arrays: dict[str, Any] = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(RunColumns)
+        if field.name != "class_names"
+    }
+    return RunColumns(class_names=parts[-1].class_names, **arrays)
 
 
 def count_gaps(folder: Path) -> dict[str, GapCounts]:
     """Count the gaps between tokens of each class in a streaming pass, without warm-up rows."""
     counts: dict[str, GapCounts] = {}
     with open_records(folder) as opened:
-        for batch in opened.iter_batches(columns=["slo_class", "warmup", "gaps_us"]):
+        columns = ["slo_class", "warmup", "gaps_us"]
+        for batch in opened.iter_batches(_GAP_BATCH_ROWS, columns=columns):
             _count_batch(batch, counts)
     return counts
 
@@ -228,6 +282,67 @@ def count_retried(folder: Path) -> int:
     return count
 
 
+_COLUMNS: Final = (
+    "slo_class",
+    "outcome",
+    "judgement",
+    "miss_reasons",
+    "scheduled_ns",
+    "sent_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "end_ns",
+    "input_tokens",
+    "output_tokens",
+    "tbt_p99_us",
+    "warmup",
+)
+
+
+def _cut_groups(metadata: Any, rows: int) -> Iterator[list[int]]:
+    """Yield lists of row groups with at most `rows` rows each, or of one row group."""
+    groups: list[int] = []
+    size = 0
+    for group in range(metadata.num_row_groups):
+        added = metadata.row_group(group).num_rows
+        if groups and size + added > rows:
+            yield groups
+            groups, size = [], 0
+        groups.append(group)
+        size += added
+    yield groups
+
+
+def _make_part(table: Any, names: list[str], first: int) -> RunColumns:
+    """Return the judged requests of a table.
+
+    Args:
+        table: rows of the file with `_COLUMNS`.
+        names: known names of classes; new ones are appended.
+        first: index of the first row in the file.
+    """
+    is_judged = pc.invert(table["warmup"])
+    judged = table.filter(is_judged)
+    classes = _to_strings(judged["slo_class"])
+    names += (name for name in pc.unique(classes).to_pylist() if name not in names)
+    return RunColumns(
+        class_names=tuple(names),
+        class_code=_encode(classes, names),
+        outcome_code=_encode(judged["outcome"], [o.value for o in _OUTCOMES]),
+        kind_code=_encode(judged["judgement"], [k.value for k in KINDS]),
+        reason_code=_encode_first_reasons(judged["miss_reasons"]),
+        scheduled_ns=_to_floats(judged["scheduled_ns"]),
+        sent_ns=_to_floats(judged["sent_ns"]),
+        first_token_ns=_to_floats(judged["first_token_ns"]),
+        last_token_ns=_to_floats(judged["last_token_ns"]),
+        end_ns=_to_floats(judged["end_ns"]),
+        input_tokens=judged["input_tokens"].to_numpy(),
+        output_tokens=judged["output_tokens"].to_numpy(),
+        tbt_p99_us=_to_floats(judged["tbt_p99_us"]),
+        row=first + np.flatnonzero(is_judged.to_numpy()),
+    )
+
+
 def _count_batch(batch: Any, counts: dict[str, GapCounts]) -> None:
     judged = batch.filter(pc.invert(batch["warmup"]))
     gaps = judged["gaps_us"]
@@ -252,7 +367,7 @@ def _to_strings(column: Any) -> Any:
 
 def _encode(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
     indices = pc.index_in(_to_strings(column), value_set=pa.array(names, type=pa.string()))
-    codes: NDArray[np.int64] = indices.to_numpy().astype(np.int64)
+    codes: NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
@@ -268,7 +383,9 @@ def _encode_first_reasons(column: Any) -> NDArray[np.int64]:
 
 
 def _to_floats(column: Any) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy()
+    values: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
     return values
 
 

@@ -1,38 +1,30 @@
 """Build a run's summary from its records and its `RunInfo`.
 
 `statistics.evidence` and `goodput_core.slo` compute counts, intervals and the verdict. This module
-adds latencies, rates and the inputs of the run, and rounds the numbers. Attainments and lower
-bounds are truncated, so that a missed objective never looks met.
+adds the measures, the inputs of the run and the sentences of the summary.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from goodput_core.quantiles import P50, P90, P95, P99
 from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
-from goodput_core.slo.record import Outcome
 from goodput_core.slo.stalls import Stall, Stalls
 from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import VerdictKind, decide
-from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_core.units import NS_PER_S
 from goodput_replay.runs.columns import (
-    GapCounts,
     PromptTokenCounts,
     count_errors,
-    count_gaps,
     count_prompt_tokens,
     count_retried,
-    load_columns,
 )
+from goodput_replay.runs.measures import RunMeasures
 from goodput_replay.runs.records import read_records
+from goodput_replay.runs.rounding import cut_share, round_up, seconds, to_ms
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import (
     SUMMARY_VERSION,
@@ -44,7 +36,6 @@ from goodput_replay.runs.summary import (
     IntervalSummary,
     PromptKind,
     PromptTokensSummary,
-    Quantiles,
     RunSummary,
     SLOSummary,
     StallSummary,
@@ -56,14 +47,10 @@ from goodput_replay.runs.summary import (
     WindowSummary,
 )
 from goodput_replay.statistics.evidence import gather
-from goodput_replay.statistics.ranks import nearest_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from goodput_core.slo.attainment import ClassCounts
     from goodput_core.slo.evidence import ValidityEvidence
     from goodput_core.slo.intervals import Interval
     from goodput_core.slo.targets import SLOClass
@@ -72,19 +59,12 @@ if TYPE_CHECKING:
 __all__ = [
     "RunInfo",
     "build_summary",
-    "cut_share",
     "read_stalls",
-    "round_up",
-    "seconds",
     "summarise_interval",
     "summarise_stall",
     "summarise_targets",
-    "to_ms",
 ]
 
-_PRINTED: Final = (P50, P90, P95, P99)
-_LARGEST: Final = Fraction(1)
-_SHARE_SCALE: Final = 1_000_000
 _PROMPT_TOLERANCE: Final = 0.01
 _MAX_ERRORS: Final = 10
 _NO_CLIENT: Final = ClientSummary(cpu_s=0.0, cpus=0, peak_in_flight=0)
@@ -149,13 +129,19 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         stalls=read_stalls(info.client),
         closed_loop=info.run.concurrency is not None,
         shard="" if info.run.shard is None else str(info.run.shard),
+        exact_lag=False,
+    )
+    measures = RunMeasures(
+        folder,
+        [counts.name for counts in evidence.counts],
+        window_start_ns=info.window_start_ns,
+        window_ns=info.window_ns,
     )
     prompts = count_prompt_tokens(folder)
-    validity = evidence.validity
+    validity = replace(evidence.validity, lag_p99_ns=measures.lag_p99_ns)
     if prompts.reported and info.target.prompt is not PromptKind.TOKEN_IDS:
         validity = replace(validity, prompt_ratio=prompts.reported / prompts.planned)
     verdict = decide(evidence.classes, validity)
-    measures = _RunMeasures(folder, info)
     by_name = info.slo.by_name()
     verdicts = {v.name: v for v in verdict.classes}
     errors = count_errors(folder)
@@ -171,8 +157,11 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         validity=_summarise_validity(verdict, validity, measures, info),
         overall=measures.overall(evidence.overall),
         classes=tuple(
-            measures.of_class(
-                counts, by_name.get(counts.name), measured.interval, verdicts.get(counts.name)
+            _summarise_class(
+                measures.of_class(counts),
+                by_name.get(counts.name),
+                measured.interval,
+                verdicts.get(counts.name),
             )
             for counts, measured in zip(evidence.counts, evidence.classes, strict=True)
         ),
@@ -202,79 +191,26 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
     return _weigh(summary, info.slo)
 
 
-class _RunMeasures:
-    """Latencies, tokens and rates of one run, by class."""
-
-    def __init__(self, folder: Path, info: RunInfo) -> None:
-        self._columns = load_columns(folder)
-        self._gaps = count_gaps(folder)
-        self._info = info
-        self.lag = _summarise_ns(self._columns.lag_ns)
-
-    @property
-    def rows_sent(self) -> int:
-        return int(np.isfinite(self._columns.sent_ns).sum())
-
-    def overall(self, counts: ClassCounts) -> ClassSummary:
-        """Summarise all requests together; they have no joint objective."""
-        all_rows = np.ones(len(self._columns.row), dtype=np.bool_)
-        return self._summarise(counts, all_rows, GapCounts.merged(self._gaps.values()))
-
-    def of_class(
-        self,
-        counts: ClassCounts,
-        slo: SLOClass | None,
-        interval: Interval | None,
-        verdict: ClassVerdict | None,
-    ) -> ClassSummary:
-        """Summarise one class."""
-        mask = self._columns.of_class(counts.name)
-        return replace(
-            self._summarise(counts, mask, self._gaps.get(counts.name)),
-            interval=None if interval is None else summarise_interval(interval),
-            objective=_format_objective(slo),
-            verdict=None if verdict is None else verdict.kind,
-            reason=None if verdict is None else verdict.reason,
-            sentence="" if verdict is None else verdict.sentence,
-            proof=None if verdict is None or verdict.proof is None else round_up(verdict.proof),
-        )
-
-    def _summarise(
-        self, counts: ClassCounts, mask: NDArray[np.bool_], gaps: GapCounts | None
-    ) -> ClassSummary:
-        columns = self._columns
-        good, share = counts.attainment.good, counts.attainment.share
-        window_end_ns = self._info.window_start_ns + self._info.window_ns
-        served = mask & columns.of_outcome(Outcome.OK) & (columns.end_ns <= window_end_ns)
-        return ClassSummary(
-            name=counts.name,
-            requests=counts.rows,
-            good=good,
-            total=counts.attainment.total,
-            attainment=None if share is None else cut_share(share),
-            excluded=counts.excluded,
-            unjudged=counts.unjudged,
-            outcomes={o.value: n for o, n in counts.outcomes.items()},
-            misses={r.value: n for r, n in counts.misses.by_reason.items()},
-            misses_without_response=counts.misses.without_response,
-            goodput_per_s=self._per_s(good),
-            offered_per_s=self._per_s(counts.rows),
-            served_per_s=self._per_s(int(served.sum())),
-            input_tokens=int(columns.input_tokens[mask & np.isfinite(columns.sent_ns)].sum()),
-            output_tokens=int(columns.output_tokens[mask].sum()),
-            ttft_ms=_summarise_ns(columns.ttft_ns[mask]),
-            ttft_from_send_ms=_summarise_ns(columns.ttft_from_send_ns[mask]),
-            tpot_ms=_summarise_ns(columns.tpot_ns[mask]),
-            tbt_ms=_summarise_gaps(gaps),
-            e2e_ms=_summarise_ns(columns.e2e_ns[mask]),
-        )
-
-    def _per_s(self, count: int) -> float:
-        return round(count * NS_PER_S / self._info.window_ns, 6)
+def _summarise_class(
+    measured: ClassSummary,
+    slo: SLOClass | None,
+    interval: Interval | None,
+    verdict: ClassVerdict | None,
+) -> ClassSummary:
+    """Add the objective, the interval and the verdict of a class."""
+    return replace(
+        measured,
+        interval=None if interval is None else summarise_interval(interval),
+        objective=_format_objective(slo),
+        verdict=None if verdict is None else verdict.kind,
+        reason=None if verdict is None else verdict.reason,
+        sentence="" if verdict is None else verdict.sentence,
+        proof=None if verdict is None or verdict.proof is None else round_up(verdict.proof),
+    )
 
 
 def _summarise_validity(
-    verdict: Verdict, validity: ValidityEvidence, measures: _RunMeasures, info: RunInfo
+    verdict: Verdict, validity: ValidityEvidence, measures: RunMeasures, info: RunInfo
 ) -> ValiditySummary:
     valid = verdict.kind is not VerdictKind.INVALID
     virtual = info.emulation is not None
@@ -377,38 +313,6 @@ def summarise_interval(interval: Interval) -> IntervalSummary:
     )
 
 
-def _summarise_ns(values_ns: NDArray[np.float64]) -> Quantiles | None:
-    """Return the quantiles of the finite values; None if there are none."""
-    measured = values_ns[np.isfinite(values_ns)]
-    if not len(measured):
-        return None
-    p50, p90, p95, p99, largest = nearest_ranks(
-        np.rint(measured).astype(np.int64), (*_PRINTED, _LARGEST)
-    )
-    return Quantiles(
-        count=len(measured),
-        p50=to_ms(p50),
-        p90=to_ms(p90),
-        p95=to_ms(p95),
-        p99=to_ms(p99),
-        max=to_ms(largest),
-    )
-
-
-def _summarise_gaps(gaps: GapCounts | None) -> Quantiles | None:
-    if gaps is None or not gaps.total:
-        return None
-    p50, p90, p95, p99 = (gaps.quantile_us(q) / 1000 for q in _PRINTED)
-    return Quantiles(
-        count=gaps.total, p50=p50, p90=p90, p95=p95, p99=p99, max=gaps.largest_us / 1000
-    )
-
-
-def to_ms(ns: int) -> float:
-    """Return milliseconds, rounded to a microsecond."""
-    return round(ns / NS_PER_MS, 3)
-
-
 def summarise_stall(stall: Stall, zero_ns: int, sender: int = 0) -> StallSummary:
     """Return a stall for the summary.
 
@@ -436,18 +340,3 @@ def read_stalls(client: ClientSummary) -> dict[int, Stalls]:
         if stalled_ns > 0 and (not stalls or start_ns >= stalls[-1].end_ns):
             stalls.append(Stall(start_ns=start_ns, end_ns=end_ns, stalled_ns=stalled_ns))
     return {sender: Stalls(stalls) for sender, stalls in by_sender.items()}
-
-
-def seconds(ns: int) -> float:
-    """Return seconds, rounded to a microsecond."""
-    return round(ns / NS_PER_S, 6)
-
-
-def cut_share(share: Fraction | float) -> float:
-    """Truncate to six decimals; the result never exceeds the share."""
-    return math.floor(Fraction(share) * _SHARE_SCALE) / _SHARE_SCALE
-
-
-def round_up(share: float) -> float:
-    """Round up to six decimals; the result is never below the share."""
-    return math.ceil(Fraction(share) * _SHARE_SCALE) / _SHARE_SCALE

@@ -26,13 +26,14 @@ from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
 from goodput_replay.runs.files import DECISIONS_FILE
 from goodput_replay.runs.folder import FinishedRun, stop_on_signals
 from goodput_replay.runs.prompt_kind import PromptKind
+from goodput_replay.runs.rounding import seconds, to_ms
 from goodput_replay.runs.summary import (
     ClientSummary,
     LengthPinning,
     SenderSummary,
     TargetSummary,
 )
-from goodput_replay.runs.summary_builder import seconds, summarise_stall, to_ms
+from goodput_replay.runs.summary_builder import summarise_stall
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.redaction import Redaction

@@ -88,6 +88,7 @@ def gather(
     stalls: Mapping[int, Stalls] = _NEVER_STALLED,
     closed_loop: bool = False,
     shard: str = "",
+    exact_lag: bool = True,
 ) -> RunEvidence:
     """Judge every record and gather the evidence of the run.
 
@@ -105,12 +106,17 @@ def gather(
         stalls: stalls of each sender by its number, on the clock of the records.
         closed_loop: True if clients sent each request when an earlier response had ended.
         shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
+        exact_lag: as in `EvidenceTally`.
 
     Raises:
         ValueError: a record is scheduled before the window, or the window is empty.
     """
     tally = EvidenceTally(
-        classes=classes, window_ns=window_ns, window_start_ns=window_start_ns, stalls=stalls
+        classes=classes,
+        window_ns=window_ns,
+        window_start_ns=window_start_ns,
+        stalls=stalls,
+        exact_lag=exact_lag,
     )
     for record in records:
         tally.add(record)

@@ -18,7 +18,7 @@ from goodput_replay.live.page import LivePage
 from goodput_replay.live.summary import summarise_so_far
 from goodput_replay.live.tally import MAX_CLASSES, LiveTally
 from goodput_replay.report.timeline import cut_timeline
-from goodput_replay.runs.columns import load_columns
+from goodput_replay.runs.columns import ColumnParts
 
 if TYPE_CHECKING:
     import asyncio
@@ -60,7 +60,7 @@ def test_the_timeline_at_the_end_is_that_of_the_finished_run(
 ) -> None:
     write_run(tmp_path, synthetic_run.info, synthetic_run.records, force=True)
     expected = cut_timeline(
-        load_columns(tmp_path), ("interactive", "batch"), start_s=0, length_s=300
+        ColumnParts(tmp_path), ("interactive", "batch"), start_s=0, length_s=300
     )
     found = make_tally(synthetic_run).timeline(make_progress(synthetic_run))
     for name in ("edges_s", "offered", "served", "lag_max_ms"):

@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
-from goodput_replay.report.run_figures import MEASURES, Curve, latency_figure
-from goodput_replay.report.timeline import attainment_so_far, cut_timeline
-from goodput_replay.runs.columns import RunColumns, load_columns
+from goodput_replay.report.in_flight import InFlightSearch
+from goodput_replay.report.latency_figures import (
+    MEASURES,
+    Curve,
+    CurveReader,
+    latency_figure,
+    run_curves,
+)
+from goodput_replay.report.timeline import attainment_so_far, cut_timeline, interval_edges
+from goodput_replay.runs.columns import ColumnParts, GapCounts, RunColumns, read_parts
 from goodput_replay.runs.folder import RunWriter
 from goodput_replay.runs.summary import SLOSummary
 
@@ -58,18 +65,68 @@ _SPANS = st.lists(
 def test_the_maximum_in_flight_equals_a_count_at_every_start(
     spans: list[tuple[float, float]],
 ) -> None:
-    timeline = cut_timeline(_columns(spans), ("chat",), start_s=0, length_s=60)
+    timeline = cut_timeline([_columns(spans)], ("chat",), start_s=0, length_s=60)
     for index, (begin, end) in enumerate(pairwise(timeline.edges_s.tolist())):
         instants = [begin, *(s for s, _ in spans if begin <= s < end)]
         expected = max(sum(s <= at < e for s, e in spans) for at in instants)
         assert timeline.in_flight[index] == expected
 
 
+@given(
+    spans=st.lists(
+        st.tuples(
+            st.one_of(st.just(np.nan), st.integers(-40, 900).map(lambda tenths: tenths / 10)),
+            st.one_of(st.just(np.nan), st.integers(-40, 900).map(lambda tenths: tenths / 10)),
+        ),
+        max_size=60,
+    ),
+    max_kept=st.integers(0, 130),
+    bins=st.sampled_from([1, 3, 64]),
+)
+def test_the_maximum_in_flight_does_not_depend_on_the_slices(
+    spans: list[tuple[float, float]], max_kept: int, bins: int
+) -> None:
+    edges = interval_edges(60)
+    sent, ends = (np.array([span[i] for span in spans], dtype=np.float64) for i in (0, 1))
+    whole = InFlightSearch(edges)
+    sliced = InFlightSearch(edges, max_kept=max_kept, bins=bins)
+    for search in (whole, sliced):
+        while not search.finished:
+            for start in range(0, len(spans), 7):
+                search.add(sent[start : start + 7], ends[start : start + 7])
+            search.end_pass()
+    assert sliced.maxima.tolist() == whole.maxima.tolist()
+
+
+@given(
+    values=st.lists(
+        st.floats(1e-3, 1e9) | st.sampled_from([0.05, 20.0, np.nan, np.inf]), max_size=300
+    ),
+    gaps_us=st.lists(st.integers(0, 10**7), max_size=30),
+)
+def test_a_figure_of_chosen_values_is_that_of_all_values(
+    values: list[float], gaps_us: list[int]
+) -> None:
+    measure = MEASURES[2]
+    assert measure.name == "tbt"
+    columns = replace(
+        _columns([(0, 1)] * len(values)), tbt_p99_us=np.array(values, dtype=np.float64) * 1000
+    )
+    gaps = GapCounts()
+    gaps.add(np.array(gaps_us, dtype=np.int32))
+    reader = CurveReader({"chat": gaps}, ["chat"])
+    read_parts([columns], [reader])
+    few = reader.curves(measure)
+    all_values = [*run_curves(measure, columns, ["chat"]), *few[1:]]
+    assert len(few[0].values_ms) <= 125
+    assert latency_figure(measure, few, {}) == latency_figure(measure, all_values, {})
+
+
 @given(spans=_SPANS, length_s=st.integers(60, 100_000))
 def test_every_request_belongs_to_an_interval(
     spans: list[tuple[float, float]], length_s: int
 ) -> None:
-    timeline = cut_timeline(_columns(spans), ("chat",), start_s=0, length_s=length_s)
+    timeline = cut_timeline([_columns(spans)], ("chat",), start_s=0, length_s=length_s)
     assert timeline.offered.sum() == len(spans)
     assert timeline.classes[0].good.sum() == len(spans)
     assert timeline.served.sum() == sum(end <= length_s for _, end in spans)
@@ -78,12 +135,12 @@ def test_every_request_belongs_to_an_interval(
 
 
 def test_attainment_is_nan_without_judged_requests() -> None:
-    timeline = cut_timeline(_columns([(0.5, 1), (2.5, 3)]), ("chat",), start_s=0, length_s=3)
+    timeline = cut_timeline([_columns([(0.5, 1), (2.5, 3)])], ("chat",), start_s=0, length_s=3)
     assert timeline.classes[0].attainment.tolist() == pytest.approx([1, np.nan, 1], nan_ok=True)
 
 
 def test_a_window_that_begins_later_counts_from_its_start() -> None:
-    timeline = cut_timeline(_columns([(100.5, 101)]), ("chat",), start_s=100, length_s=2)
+    timeline = cut_timeline([_columns([(100.5, 101)])], ("chat",), start_s=100, length_s=2)
     assert timeline.offered.tolist() == [1, 0]
 
 
@@ -97,7 +154,7 @@ def test_every_miss_is_counted_under_its_first_reason(
     )
     with RunWriter(folder, slo=hard) as writer:
         judgements = [writer.append(record) for record in synthetic_run.records]
-    timeline = cut_timeline(load_columns(folder), ("interactive",), start_s=0, length_s=300)
+    timeline = cut_timeline(ColumnParts(folder), ("interactive",), start_s=0, length_s=300)
     for reason in MissReason:
         expected = sum(j is not None and j.reasons[:1] == (reason,) for j in judgements)
         found = timeline.misses.get(reason)
