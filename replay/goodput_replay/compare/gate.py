@@ -6,6 +6,8 @@ requests, and builds the result that every output format prints.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +18,7 @@ from msgspec import Meta
 
 from goodput_core.errors import InputError
 from goodput_core.slo.attainment import NO_MISSES
+from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.gate import (
     DEFAULT_MARGIN,
     GateClass,
@@ -36,8 +39,9 @@ from goodput_replay.runs.summary_builder import read_stalls
 from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from goodput_core.slo.conformance import Deviation
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.compare.runs import Matching
 
@@ -53,6 +57,8 @@ __all__ = [
 
 _RESULT_VERSION: Final = "1"
 _KEY_ERRORS: Final = (401, 403, 407)
+_Runs = Sequence[tuple[LoadedRun, LoadedRun | None]]
+"""Pairs of a candidate's run and the baseline's; None without a baseline."""
 
 
 def _doc(description: str) -> Meta:
@@ -205,7 +211,7 @@ def judge_runs(
     spreads = {} if history is None else history(first)
 
     def judge(
-        runs: Sequence[tuple[LoadedRun, LoadedRun | None]], invalid: Sequence[str]
+        runs: _Runs, invalid: Sequence[str]
     ) -> tuple[GateVerdict, list[GateClass], list[Matching]]:
         matchings = [match(b, candidate) for candidate, b in runs if b is not None]
         evidence = [
@@ -226,18 +232,16 @@ def judge_runs(
     invalid = list(_invalid_runs(runs))
     verdict, evidence, matchings = judge(runs, invalid)
     if not invalid and not first.is_virtual:
-        without_lag = [
-            (one.judged_without_lag(), None if other is None else other.judged_without_lag())
-            for one, other in runs
-        ]
-        if changes := _changes(verdict, judge(without_lag, ())[0]):
-            verdict, evidence, matchings = judge(runs, changes)
+        for condition, others in _judged_otherwise(runs):
+            if changes := _changes(verdict, judge(others, ())[0], condition):
+                verdict, evidence, matchings = judge(runs, changes)
+                break
     return _build_result(
         verdict, evidence, runs, matchings, margin=margin, confidence=float(confidence)
     )
 
 
-def _is_confounded(runs: Sequence[tuple[LoadedRun, LoadedRun | None]]) -> bool:
+def _is_confounded(runs: _Runs) -> bool:
     """True if all runs of one build in several pairs started before those of the other.
 
     In one pair, one of the builds is always the first.
@@ -251,17 +255,58 @@ def _is_confounded(runs: Sequence[tuple[LoadedRun, LoadedRun | None]]) -> bool:
     return max(new) < min(old) or max(old) < min(new)
 
 
-def _changes(verdict: GateVerdict, without_lag: GateVerdict) -> list[str]:
-    """Return the checks that the lag of the client decides, as ends of a sentence."""
-    # Without its lag, a cancelled request may not count, and with it a check may be gone.
-    kinds = {(check.slo_class, check.rule): check.kind for check in without_lag.checks}
+def _judged_otherwise(runs: _Runs) -> Iterator[tuple[str, _Runs]]:
+    """Yield the runs as if something had not disturbed them, with the condition in words.
+
+    Deviations are decided in the favour of both builds, as an early end is either a miss in both
+    or in none. If the builds deviate in different ways, they are also decided for each one alone.
+    """
+    without_lag = [
+        (one.judged_without_lag(), None if other is None else other.judged_without_lag())
+        for one, other in runs
+    ]
+    yield "without the client's lag", without_lag
+    ours = _count_doubts(candidate for candidate, _ in runs)
+    theirs = _count_doubts(baseline for _, baseline in runs if baseline is not None)
+    if not ours and not theirs:
+        return
+    doubts = "; ".join(
+        f"{describe_deviation(kind, count)} (in the {build})"
+        for build, counts in (("candidate", ours), ("baseline", theirs))
+        for kind, count in counts.items()
+    )
+    condition = f"{doubts}; with responses as requested"
+    favoured = [
+        (one.judged_favourably(), None if other is None else other.judged_favourably())
+        for one, other in runs
+    ]
+    yield condition, favoured
+    if theirs and ours.keys() ^ theirs.keys():
+        yield condition, [(one, other) for (one, _), (_, other) in zip(favoured, runs, strict=True)]
+        yield condition, [(one, other) for (one, _), (_, other) in zip(runs, favoured, strict=True)]
+
+
+def _count_doubts(runs: Iterable[LoadedRun]) -> dict[Deviation, int]:
+    """Count the responses by each deviation that may change how they are judged."""
+    counts: Counter[Deviation] = Counter()
+    for run in runs:
+        for one in run.summary.validity.deviations:
+            if one.kind.leaves_doubt:
+                counts[one.kind] += one.count
+    return dict(counts)
+
+
+def _changes(verdict: GateVerdict, other: GateVerdict, condition: str) -> list[str]:
+    """Return the checks that have another verdict under a condition, as ends of a sentence."""
+    # A request may count only in one of them, such as a cancelled one, and a check may be gone.
+    kinds = {(check.slo_class, check.rule): check.kind for check in other.checks}
     changed = [
         (check, kinds.get((check.slo_class, check.rule), VerdictKind.INCONCLUSIVE))
         for check in verdict.checks
     ]
     return [
-        f"without the client's lag, the {check.rule.value} check of {check.slo_class} would be "
-        f"{kind.value}, not {check.kind.value}"
+        f"{condition}, the {check.rule.value} check of {check.slo_class} would be {kind.value}, "
+        f"not {check.kind.value}"
         for check, kind in changed
         if check.kind is not kind
     ]
@@ -276,7 +321,7 @@ def _class_names(first: LoadedRun, runs: Sequence[LoadedRun]) -> list[str]:
 
 def _class_evidence(
     name: str,
-    runs: Sequence[tuple[LoadedRun, LoadedRun | None]],
+    runs: _Runs,
     matchings: Sequence[Matching],
     confidence: float,
     history: Mapping[str, RunSpread],
@@ -317,7 +362,7 @@ def _class_evidence(
 
 
 def _invalid_runs(
-    runs: Sequence[tuple[LoadedRun, LoadedRun | None]],
+    runs: _Runs,
 ) -> Iterator[str]:
     """Yield each invalid run with its reason, as the end of a sentence."""
     for candidate, baseline in runs:
@@ -378,7 +423,7 @@ def _is_valid_beside(run: LoadedRun, baseline: LoadedRun) -> bool:
 def _build_result(
     verdict: GateVerdict,
     evidence: Sequence[GateClass],
-    runs: Sequence[tuple[LoadedRun, LoadedRun | None]],
+    runs: _Runs,
     matchings: Sequence[Matching],
     *,
     margin: Fraction,

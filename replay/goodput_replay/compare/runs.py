@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from goodput_core.errors import InputError
 from goodput_core.slo.attainment import MissCounts, SecondCounts
-from goodput_core.slo.judging import JudgementKind, MissReason, judge, targets_for, without_lag
+from goodput_core.slo.judging import (
+    JudgementKind,
+    MissReason,
+    judge,
+    judge_favourably,
+    targets_for,
+    without_lag,
+)
 from goodput_core.slo.pairs import PairCounts
 from goodput_core.slo.stalls import NO_STALLS
 from goodput_core.slo.targets import SLOClass, parse_objective
@@ -121,6 +128,16 @@ class LoadedRun:
             if missed[index]:
                 own = stalls.get(record.sender, NO_STALLS)
                 judgement = judge(without_lag(record, own), targets_for(record, classes))
+                kinds[index] = KINDS.index(judgement.kind)
+        return replace(self, columns=replace(self.columns, kind_code=kinds))
+
+    def judged_favourably(self) -> LoadedRun:
+        """Return the run with every question of its deviations decided in its favour."""
+        classes = {one.name: one for one in self.slo_classes()}
+        kinds = self.columns.kind_code.copy()
+        for index, record in enumerate(read_records(self.folder, gaps=False)):
+            if record.deviations:
+                judgement = judge_favourably(record, targets_for(record, classes))
                 kinds[index] = KINDS.index(judgement.kind)
         return replace(self, columns=replace(self.columns, kind_code=kinds))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tests.builders.records import finished_request
 from tests.replay.conftest import INFO, write_run
 
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
@@ -36,6 +37,8 @@ def chat_run(
     absent: Collection[int] = (),
     rejected: Collection[int] = (),
     late: Collection[int] = (),
+    short: Collection[int] = (),
+    unstreamed: Collection[int] = (),
     seconds: int = 60,
     per_s: int = 10,
     ttft_ms: float = 100,
@@ -52,6 +55,8 @@ def chat_run(
         absent: numbers of the requests without a record.
         rejected: numbers of the requests that the server rejected with 400.
         late: numbers of the requests with a TTFT of 504 ms, 495 ms of it after the send.
+        short: numbers of the requests whose output the server ended early, against the request.
+        unstreamed: numbers of the requests whose response was not streamed.
         seconds: length of the window.
         per_s: requests per second.
         ttft_ms: TTFT of the others.
@@ -68,6 +73,8 @@ def chat_run(
             lag_ms=9 if number in late else lag_ms,
             cancelled=number in cancelled,
             rejected=number in rejected,
+            short=number in short,
+            unstreamed=number in unstreamed,
         )
         for number in range(total)
         if number not in absent
@@ -80,11 +87,34 @@ def chat_run(
 
 
 def _record(
-    number: int, at_ns: int, *, ttft_ms: float, lag_ms: float, cancelled: bool, rejected: bool
+    number: int,
+    at_ns: int,
+    *,
+    ttft_ms: float,
+    lag_ms: float,
+    cancelled: bool,
+    rejected: bool,
+    short: bool,
+    unstreamed: bool,
 ) -> RequestRecord:
     fields: dict[str, Any] = {"request_id": f"r{number:05}", "input_tokens": 100}
     if cancelled:
         fields |= {"outcome": Outcome.CANCELLED, "cancel_after_ns": 50_000_000}
+    if short:
+        fields |= {
+            "output_tokens": 5,
+            "pinned_output_tokens": 11,
+            "deviations": (Deviation.ENDED_EARLY,),
+        }
+    if unstreamed:
+        fields |= {
+            "outcome": Outcome.ERROR,
+            "status": 200,
+            "first_token_ns": None,
+            "last_token_ns": None,
+            "output_tokens": 0,
+            "deviations": (Deviation.NOT_STREAMED,),
+        }
     if rejected:
         fields |= {
             "outcome": Outcome.ERROR,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -214,6 +215,78 @@ def test_requests_that_both_reject_do_not_fail_a_build_that_fixes_other_misses(
     slow = set(spread(60, 7)) - rejected
     before = chat_run(tmp_path / "old", seconds=120, rejected=rejected, missed=slow)
     assert gate([str(fixed), "--baseline", str(before)], capsys)[0] == 3
+
+
+def with_deviations(
+    folder: Path, *, candidate: dict[str, Any], baseline: dict[str, Any]
+) -> list[str]:
+    """Record four pairs whose responses deviate; alone, no run has enough requests to fail."""
+    new = [str(chat_run(folder / f"new-{n}", seconds=120, **candidate)) for n in range(4)]
+    old = [str(chat_run(folder / f"old-{n}", seconds=120, **baseline)) for n in range(4)]
+    return [*new, "--baseline", *old]
+
+
+LOOSE = SLOClasses(classes=(replace(CHAT.classes[0], objective=Fraction(1, 2)),), default="chat")
+DECISIVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a candidate fails by outputs that ended early": ({"short": spread(60)}, {}),
+    "a candidate passes because the baseline's outputs ended early": (
+        {"missed": spread(60)},
+        {"short": spread(60)},
+    ),
+    "a candidate passes because the baseline was not streamed": (
+        {"missed": spread(60)},
+        {"unstreamed": spread(60)},
+    ),
+    "both deviate in different ways that hide a loss": (
+        {"missed": spread(60), "short": spread(60, 7)},
+        {"unstreamed": spread(60), "missed": spread(60, 7)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("candidate", "baseline"), DECISIVE.values(), ids=DECISIVE)
+def test_deviations_of_one_side_neither_pass_nor_fail_a_candidate(
+    candidate: dict[str, Any],
+    baseline: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The objective is far from both runs, so each of them is valid alone."""
+    runs = with_deviations(
+        tmp_path,
+        candidate={**candidate, "slo": LOOSE},
+        baseline={**baseline, "slo": LOOSE},
+    )
+    code, result = gate(runs, capsys)
+    assert (code, result["verdict"]) == (3, "INVALID")
+    assert "the difference check of chat" in result["sentence"]
+    assert "with responses as requested" in result["sentence"]
+
+
+HARMLESS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "few on one side": ({"short": spread(4)}, {}),
+    "equal ones on both sides": ({"short": spread(60)}, {"short": spread(60)}),
+    "a loss with and without them": (
+        {"missed": spread(240), "short": spread(4, 3)},
+        {"short": spread(4, 3)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("candidate", "baseline"), HARMLESS.values(), ids=HARMLESS)
+def test_deviations_that_decide_nothing_leave_the_verdict(
+    candidate: dict[str, Any],
+    baseline: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = with_deviations(
+        tmp_path,
+        candidate={**candidate, "slo": LOOSE},
+        baseline={**baseline, "slo": LOOSE},
+    )
+    _, result = gate(runs, capsys)
+    assert result["verdict"] == ("FAIL" if "missed" in candidate else "PASS")
 
 
 def test_lag_that_decides_only_over_several_runs_makes_the_comparison_invalid(
