@@ -31,6 +31,7 @@ from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
 from goodput_replay.runs.columns import KINDS, RunColumns, load_columns
 from goodput_replay.runs.files import SUMMARY_FILE
+from goodput_replay.runs.formatting import session_mode
 from goodput_replay.runs.records import open_records, read_records
 from goodput_replay.runs.summary import ClassSummary, Summary, read_summary
 from goodput_replay.runs.summary_builder import read_stalls
@@ -308,7 +309,7 @@ def difference_between(first: Summary, second: Summary) -> str:
     pairs: tuple[tuple[str, object, object], ...] = (
         ("the trace selection", first.trace.transforms, second.trace.transforms),
         ("--seed", is_sampled and first.run.seed, is_sampled and second.run.seed),
-        ("--sessions", _session_mode(first), _session_mode(second)),
+        ("--sessions", session_mode(first), session_mode(second)),
         # With causal sessions, the window depends on the responses.
         *(_windows(first, second) if first.run.sessions is None else ()),
         ("the number of rows", one.rows_planned, other.rows_planned),
@@ -336,18 +337,13 @@ def require_same_sessions(runs: Sequence[LoadedRun]) -> None:
     Raises:
         InputError: a run has another mode than the first one.
     """
-    modes = [_session_mode(run.summary) for run in runs]
+    modes = [session_mode(run.summary) for run in runs]
     for run, mode in zip(runs, modes, strict=True):
         if mode != modes[0]:
             raise InputError(
                 f"{runs[0].folder} and {run.folder} cannot be compared: one has --sessions "
                 f"{modes[0]}, the other {mode}; replay both with the same --sessions"
             )
-
-
-def _session_mode(summary: Summary) -> str:
-    """Return the value of `--sessions` of a run."""
-    return "independent" if summary.run.sessions is None else "causal"
 
 
 def _windows(first: Summary, second: Summary) -> Iterator[tuple[str, object, object]]:

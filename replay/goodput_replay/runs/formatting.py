@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from goodput_replay.runs.sessions_summary import SessionsSummary
-    from goodput_replay.runs.summary import EmulationSummary
+    from goodput_replay.runs.summary import EmulationSummary, Summary
 
 __all__ = [
     "describe_emulation",
@@ -18,6 +18,7 @@ __all__ = [
     "format_percent",
     "format_rate",
     "format_seconds",
+    "session_mode",
 ]
 
 
@@ -79,6 +80,11 @@ def describe_emulation(fleet: EmulationSummary) -> str:
         f"{fleet.device}{figures}; {policy}, {fleet.preemption} on preemption, token "
         f"budget {format_count(fleet.token_budget)}, {fleet.placement} placement."
     )
+
+
+def session_mode(summary: Summary) -> str:
+    """Return the value of `--sessions` of a run."""
+    return "independent" if summary.run.sessions is None else "causal"
 
 
 def describe_sessions(sessions: SessionsSummary) -> str:

@@ -5,6 +5,7 @@ A worker process runs `evaluate`; its arguments and its result are pickled.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,7 @@ from goodput_replay.emulation.settings import (
     read_topology,
 )
 from goodput_replay.plan import RequestPlan, require_fit, survey
+from goodput_replay.sessions import JudgedSpan, open_follow_ups
 from goodput_replay.statistics.evidence import gather
 from goodput_traces.format.reader import open_trace
 from goodput_traces.transforms import TransformPlan
@@ -209,6 +211,7 @@ class SweepInput:
         transforms: transforms of the trace; `evaluate` sets their `first_ns`.
         timeout_ns: time limit of a request.
         seed: seed of random placement.
+        causal: True if a request of a session waits for the one before it.
     """
 
     trace: Path
@@ -218,6 +221,7 @@ class SweepInput:
     transforms: TransformPlan
     timeout_ns: int
     seed: int
+    causal: bool = False
 
 
 def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
@@ -245,11 +249,24 @@ def evaluate(sweep: SweepInput, candidate: Candidate) -> Evaluation:
     stats = survey(plan)
     require_fit(stats, settings.profile, sweep.trace)
     records: list[RequestRecord] = []
-    outcome = emulate(plan.requests(), settings, lambda _, record: records.append(record))
+    window_ns = max(1, plan.window_ns(stats))
+    with ExitStack() as stack:
+        follow_ups = stack.enter_context(open_follow_ups(plan)) if sweep.causal else None
+        outcome = emulate(
+            plan.requests() if follow_ups is None else follow_ups.starts(),
+            settings,
+            lambda _, record: records.append(record),
+            follow_ups=follow_ups,
+        )
+    if sweep.causal:
+        span = JudgedSpan(starts_at_zero=True)
+        for record in records:
+            span.add(record)
+        _, window_ns = span.span_ns
     evidence = gather(
         records,
         classes=settings.slo.classes,
-        window_ns=max(1, plan.window_ns(stats)),
+        window_ns=window_ns,
         outage_s=settings.slo.outage_s,
     )
     verdict = decide(evidence.classes, evidence.validity)

@@ -19,6 +19,7 @@ from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration, format_number
+from goodput_replay.runs.formatting import session_mode
 from goodput_replay.runs.tables import choose_table, open_console
 from goodput_replay.sweep.search import RateLevel, SearchLimits, beyond, boundary, next_scale
 from goodput_traces.transforms import parse_factor
@@ -80,9 +81,10 @@ def main(argv: Sequence[str]) -> int:
         plan_s = run.plan_s()
         if not _has(replay_arguments, "--emulate"):
             console.print(
-                f"each rate takes at least {format_duration(round(plan_s) * NS_PER_S)} of real "
-                f"time; usually six to ten are tried, and at most {arguments.probes}",
+                f"each rate {_describe_length(plan_s, replay_arguments)}; usually six to ten are "
+                f"tried, and at most {arguments.probes}",
                 highlight=False,
+                soft_wrap=True,
             )
         try:
             while (scale := next_scale(probes, limits)) is not None:
@@ -105,6 +107,15 @@ def main(argv: Sequence[str]) -> int:
                 _print_result(probes, console, out, json_output=arguments.json)
             raise
     return _print_result(probes, console, out, json_output=arguments.json)
+
+
+def _describe_length(plan_s: float, arguments: Sequence[str]) -> str:
+    plan = format_duration(round(plan_s) * NS_PER_S)
+    if "causal" in arguments or "--sessions=causal" in arguments:
+        return (
+            f"takes as long as its sessions, which depends on the responses (in the trace: {plan})"
+        )
+    return f"takes at least {plan} of real time"
 
 
 def _has(arguments: Sequence[str], option: str) -> bool:
@@ -252,7 +263,10 @@ class Capacity:
         shown = self.level is RateLevel.SHOWN
         scale = float(self.best.scale)
         verb = "is sustained" if shown else "seems to be sustained, but is not shown to be"
-        words = [f"{_per_s(self.best)} ({scale:g} times the trace's rate) {verb}; {self._next()}"]
+        load = f"{scale:g} times the trace's rate"
+        if self.best.summary.run.sessions is not None:
+            load += ", causal sessions"
+        words = [f"{_per_s(self.best)} ({load}) {verb}; {self._next()}"]
         if not shown:
             words.append(self.best.summary.verdict.sentence.removesuffix("."))
         if self.missed_below:
@@ -310,7 +324,9 @@ def _table(
     reason: bool = True,
     class_columns: bool = True,
 ) -> Table:
-    view = Table(title="probes", title_justify="left", title_style="", box=None, pad_edge=False)
+    causal = session_mode(probes[0].summary) == "causal"
+    title = "probes with causal sessions" if causal else "probes"
+    view = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
     for name in ("scale", "offered/s", "goodput/s") if goodput else ("scale", "offered/s"):
         view.add_column(name, justify="right", no_wrap=True)
     names = [c.name for c in probes[0].summary.classes if c.objective is not None]
@@ -343,6 +359,7 @@ def as_json(capacity: Capacity, probes: Sequence[ProbeRun]) -> dict[str, Any]:
     """Return the result and the probes for `--json`; rates in requests per second."""
     return {
         "sentence": capacity.sentence,
+        "sessions": session_mode(probes[0].summary) if probes else None,
         "shown": capacity.best is not None and capacity.level is RateLevel.SHOWN,
         "capacity": None if capacity.best is None else _probe_json(capacity.best),
         "does_not_hold": None if capacity.above is None else _probe_json(capacity.above),

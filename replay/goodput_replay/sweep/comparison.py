@@ -87,11 +87,14 @@ def compare(arguments: Any) -> int:
         raise Interrupted("interrupted; nothing was compared") from None
     recommendation = recommend(evaluations, service.spec)
     if arguments.plot is not None:
-        _plot(evaluations, recommendation.chosen, arguments.plot)
+        _plot(evaluations, recommendation.chosen, arguments.plot, arguments.sessions)
     if arguments.json:
-        sys.stdout.write(json.dumps(as_json(evaluations, recommendation), indent=2) + "\n")
+        result = {"sessions": arguments.sessions, **as_json(evaluations, recommendation)}
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
     else:
         screen = open_console()
+        if arguments.sessions == "causal":
+            screen.print("causal sessions", highlight=False)
         screen.print(choose_table(tables(evaluations), screen))
         sentence = printable(f"{recommendation.sentence}.")
         screen.print(f"\n{sentence}", highlight=False, markup=False)
@@ -195,6 +198,7 @@ def _sweep_input(arguments: Any) -> SweepInput:
         manifest=arguments.file,
         device=arguments.device,
         transforms=TransformPlan(
+            session_arrivals=arguments.session_arrivals,
             window=arguments.window,
             rate_scale=arguments.rate_scale,
             seed=arguments.seed,
@@ -203,6 +207,7 @@ def _sweep_input(arguments: Any) -> SweepInput:
         ),
         timeout_ns=arguments.timeout,
         seed=arguments.seed,
+        causal=arguments.sessions == "causal",
     )
 
 
@@ -221,11 +226,11 @@ def _check_plot(path: Path | None) -> None:
         raise UsageError(f"--plot {path}: {path.parent} is not a folder; create it first")
 
 
-def _plot(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> None:
+def _plot(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path, sessions: str) -> None:
     from goodput_replay.sweep.picture import draw  # noqa: PLC0415 - matplotlib
 
     try:
-        draw(evaluations, chosen, path)
+        draw(evaluations, chosen, path, title="causal sessions" if sessions == "causal" else "")
     except OSError as error:
         raise InputError(
             f"--plot {path}: cannot be written ({error.strerror}); name another file"

@@ -25,13 +25,16 @@ _COST_INCHES: Final = 4.2
 _COLOURS: Final = "tab20"
 
 
-def draw(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> None:
+def draw(
+    evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path, *, title: str = ""
+) -> None:
     """Draw attainment and goodput: by candidate in the upper half, against GPU-hours in the lower.
 
     Args:
         evaluations: all evaluations; the best 24 are listed by name in the upper half.
         chosen: the evaluation of the recommended candidate.
         path: path of the picture; its suffix sets the format.
+        title: title of the picture; empty for none.
 
     Raises:
         OSError: the picture cannot be written.
@@ -40,6 +43,8 @@ def draw(evaluations: Sequence[Evaluation], chosen: Evaluation, path: Path) -> N
     listed = ranked(evaluations)[:_MAX_LISTED][::-1]
     height = 1.6 + _ROW_INCHES * len(listed)
     figure = Figure(figsize=(11, height + _COST_INCHES), layout="constrained")
+    if title:
+        figure.suptitle(title)
     parts = figure.subfigures(2, 1, squeeze=False, height_ratios=(height, _COST_INCHES))
     _draw_candidates(parts[0, 0], listed)
     _draw_costs(parts[1, 0], evaluations, chosen)

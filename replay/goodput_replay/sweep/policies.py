@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.spec.choices import Policy, Preemption, RouterPolicy
 from goodput_core.units import NS_PER_S, parse_duration, parse_size
-from goodput_traces.transforms import parse_factor, parse_window
+from goodput_traces.transforms import parse_factor, parse_session_arrivals, parse_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,6 +105,20 @@ def make_parser() -> CommandParser:
         help="part of the trace, for example 10m..20m",
     )
     add(
+        "--session-arrivals",
+        metavar="PROCESS",
+        type=argument_type(parse_session_arrivals, "PROCESS"),
+        help="for a trace whose sessions share no clock: when sessions start, such as "
+        "poisson:0.2/s",
+    )
+    add(
+        "--sessions",
+        choices=["independent", "causal"],
+        default="independent",
+        help="independent arrivals at the times of the trace, or causal sessions, whose requests "
+        "wait for the one before them, as in replay (default: independent)",
+    )
+    add(
         "--max-decoded-size",
         metavar="SIZE",
         type=argument_type(parse_size, "size"),
@@ -143,7 +157,7 @@ def make_parser() -> CommandParser:
         metavar="N",
         type=argument_type(lambda text: parse_whole(text, 0, 999_999_999, "a seed"), "seed"),
         default=0,
-        help="random seed of placement and of --rate-scale (default: 0)",
+        help="random seed of placement, --rate-scale and --session-arrivals (default: 0)",
     )
     add(
         "--jobs",

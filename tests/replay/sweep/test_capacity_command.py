@@ -51,6 +51,21 @@ def test_the_search_finds_the_highest_sustained_rate_and_the_next_one(tmp_path: 
         assert (tmp_path / probe["run"] / "summary.json").is_file()
 
 
+def test_a_search_with_causal_sessions_is_labelled(tmp_path: Path) -> None:
+    options = ["--window", "..20s", "--probes", "1", "--sessions", "causal"]
+    _, result = _search(tmp_path, *options, "--out", "probes")
+    assert result["sessions"] == "causal"
+    assert result["probes"]
+    for probe in result["probes"]:
+        summary = json.loads((tmp_path / probe["run"] / "summary.json").read_text())
+        assert summary["run"]["sessions"]["follow_ups"] > 0
+    done = _run(
+        "--trace", "sample", "--emulate", _manifest(tmp_path), *options, "--out", "p", cwd=tmp_path
+    )
+    assert done.stdout.startswith("probes with causal sessions")
+    assert "causal sessions)" in done.stdout or "no tried rate" in done.stdout
+
+
 def test_the_same_command_finds_the_same_rate(tmp_path: Path) -> None:
     results = []
     for name in ("one", "two"):

@@ -62,9 +62,14 @@ def test_any_number_of_processes_gives_the_same_result(tmp_path: Path) -> None:
     assert len(one["candidates"]) == 3
 
 
-def test_figures_equal_those_of_a_replay_of_the_same_manifest(tmp_path: Path) -> None:
-    found = _result("--policies", "sarathi", "--limit", "80", "--jobs", "1", cwd=tmp_path)
-    replay = [sys.executable, "-m", "goodput_core", "replay", "--trace", "sample", "--limit", "80"]
+@pytest.mark.parametrize("sessions", ["independent", "causal"])
+def test_figures_equal_those_of_a_replay_of_the_same_manifest(
+    tmp_path: Path, sessions: str
+) -> None:
+    options = ["--limit", "80", "--sessions", sessions]
+    found = _result("--policies", "sarathi", "--jobs", "1", *options, cwd=tmp_path)
+    assert found["sessions"] == sessions
+    replay = [sys.executable, "-m", "goodput_core", "replay", "--trace", "sample", *options]
     replay += ["--emulate", str(CHAT), "--out", "run", "--json", "--no-report"]
     done = subprocess.run(replay, cwd=tmp_path, capture_output=True, text=True, check=True)
     summary = json.loads(done.stdout)
@@ -72,6 +77,9 @@ def test_figures_equal_those_of_a_replay_of_the_same_manifest(tmp_path: Path) ->
     expected = {c["name"]: (c["good"], c["total"]) for c in summary["classes"]}
     assert {c["name"]: (c["good"], c["total"]) for c in candidate["classes"]} == expected
     assert candidate["verdict"] == summary["verdict"]["kind"]
+    assert candidate["goodput_per_s"] == pytest.approx(
+        summary["overall"]["goodput_per_s"], abs=1e-6
+    )
     assert candidate["device_hours"] == pytest.approx(summary["emulation"]["device_s"] / 3600)
     for one in candidate["classes"]:
         (same,) = (c for c in summary["classes"] if c["name"] == one["name"])
@@ -85,6 +93,13 @@ def test_the_table_has_a_column_for_each_figure(tmp_path: Path) -> None:
     names = ("interactive met", "batch met", "(bounds), %", "goodput", "TTFT", "TPOT", "TBT")
     for name in (*names, "GPU-h", "preemp-", "recomputed", "swapped", "shed", "verdict"):
         assert name in head, head
+
+
+def test_a_table_of_causal_sessions_is_labelled(tmp_path: Path) -> None:
+    options = ["--policies", "slo", "--limit", "60", "--jobs", "1", "--sessions", "causal"]
+    done = _run(*options, "--plot", "it.svg", cwd=tmp_path)
+    assert done.stdout.startswith("causal sessions\n"), done.stderr
+    assert "causal sessions" in (tmp_path / "it.svg").read_text(encoding="utf-8")
 
 
 def test_placement_policies_are_compared(tmp_path: Path) -> None:
