@@ -235,7 +235,8 @@ def _list_shards(numbers: Sequence[int], runs: Sequence[_ShardRun]) -> str:
 def _describe(runs: Sequence[_ShardRun], missing: Sequence[int]) -> RunInfo:
     """Describe the merged run."""
     from goodput_core.slo.intervals import DEFAULT_CONFIDENCE  # noqa: PLC0415
-    from goodput_core.units import NS_PER_MS  # noqa: PLC0415
+    from goodput_core.units import NS_PER_MS, format_duration  # noqa: PLC0415
+    from goodput_replay.clock_changes import MAX_WALL_ERROR_NS  # noqa: PLC0415
     from goodput_replay.compare.runs import read_classes  # noqa: PLC0415
     from goodput_replay.runs.slo import SLOClasses  # noqa: PLC0415
     from goodput_replay.runs.summary_builder import RunInfo  # noqa: PLC0415
@@ -245,6 +246,11 @@ def _describe(runs: Sequence[_ShardRun], missing: Sequence[int]) -> RunInfo:
         f"shard {run.shard} ended early ({run.summary.run.abort_reason or 'it was stopped'})"
         for run in runs
         if not run.summary.run.complete
+    ]
+    problems += [
+        f"the clock of shard {run.shard} may be wrong by {format_duration(error_ns)}"
+        for run in runs
+        if (error_ns := round((run.shard.clock_error_ms or 0) * NS_PER_MS)) > MAX_WALL_ERROR_NS
     ]
     if missing:
         problems.append(f"{_list_shards(missing, runs)} missing")

@@ -263,6 +263,24 @@ def test_a_lost_shard_makes_the_merged_run_invalid(tmp_path: Path, lost: str, mi
     ), "the records of the others are kept"
 
 
+@pytest.mark.parametrize(
+    ("error_ms", "valid"), [(None, True), (900.0, True), (4000.0, False)], ids=str
+)
+def test_a_shard_whose_clock_may_be_far_off_makes_the_merged_run_invalid(
+    error_ms: float | None, valid: bool, tmp_path: Path
+) -> None:
+    def change(index: int, info: RunInfo) -> RunInfo:
+        assert info.run.shard is not None
+        shard = replace(info.run.shard, clock_error_ms=error_ms if index else 1.0)
+        return replace(info, run=replace(info.run, shard=shard))
+
+    info = replace(INFO, slo=CHAT, window_ns=60 * NS_PER_S, rows_planned=600, warmup_rows=0)
+    shards = write_shards(tmp_path, info, steady(), 2, change)
+    verdict = merge_runs(shards, tmp_path / "merged").verdict
+    assert verdict.kind is (VerdictKind.PASS if valid else VerdictKind.INVALID)
+    assert ("the clock of shard 2 of 2 may be wrong by 4 s" in verdict.sentence) is not valid
+
+
 def test_a_shard_alone_gets_no_verdict(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, CHAT_INFO, steady(missed=10), 2)
     summary = json.loads((shards[0] / "summary.json").read_text())

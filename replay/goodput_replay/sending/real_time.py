@@ -20,6 +20,7 @@ from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
 from goodput_core.process import count_cpus
+from goodput_replay.clock_changes import ClockReading, describe_clock_changes
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
@@ -327,6 +328,7 @@ class _Run:
         closed = plan.options.concurrency is not None
         zero_ns, ended_ns, started, spent_ns = 0, 0, datetime.now(UTC), 0
         clock_error_ns: int | None = None
+        clocks = ClockReading.now()
 
         def read_progress() -> RunProgress:
             progress = senders.progress()
@@ -348,7 +350,7 @@ class _Run:
                 zero_ns, now_ns = time.monotonic_ns() + lead_ns, time.time_ns()
                 started_ns = plan.options.start_at_ns or now_ns + lead_ns
                 started = datetime.fromisoformat(format_instant(started_ns))
-                clock_error_ns = read_clock_error_ns()
+                clock_error_ns, clocks = read_clock_error_ns(), ClockReading.now()
                 spent_ns = -time.process_time_ns()
                 if self._observer is not None:
                     scrape = plan.scrape_settings(
@@ -370,6 +372,7 @@ class _Run:
             task.uncancel()
         except Exception as error:  # noqa: BLE001 - raised again once the records are judged
             failure = error
+        changed = describe_clock_changes(clocks, ClockReading.now(), is_shard=plan.share.count > 1)
         usage = senders.usage()
         self.sent = senders.progress().sent
         if self._observer is not None:
@@ -385,7 +388,7 @@ class _Run:
             started=started,
             client=self._summarise_client(usage, zero_ns=zero_ns, spent_ns=max(0, spent_ns)),
             salt=plan.salt,
-            stopped=self._stopper.reason,
+            stopped=self._stopper.reason or changed,
             span_ns=span_ns,
             loop_lag_p99_ns=max((one.loop_lag_p99_ns for one in usage), default=0),
             loop_lag_max_ns=max((one.loop_lag_max_ns for one in usage), default=0),
