@@ -219,6 +219,8 @@ class PlanStats:
         own_rows: number of requests in the surveyed share, including warm-up rows.
         own_warmup_rows: number of requests in the share that are not judged.
         first_judged_ns: arrival of the first judged request; None if there is none.
+        tightest_ttft_ns: smallest TTFT target of the judged requests in the share; None without
+            TTFT targets.
         last_ns: last arrival.
         peak_1s: maximum number of arrivals within one second.
         peak_at_ns: start of that second.
@@ -241,6 +243,7 @@ class PlanStats:
     own_rows: int = 0
     own_warmup_rows: int = 0
     first_judged_ns: int | None = None
+    tightest_ttft_ns: int | None = None
     last_ns: int = 0
     peak_1s: int = 0
     peak_at_ns: int = 0
@@ -271,11 +274,17 @@ def survey(plan: RequestPlan, share: Share = ALL) -> PlanStats:
     stats = PlanStats()
     last_second: deque[int] = deque()
     id_hashes = array("q")
+    targets = {one.name: one.targets for one in plan.slo.classes}
     for request in plan.requests():
         _count(stats, request)
         if share.holds(request):
             stats.own_rows += 1
             stats.own_warmup_rows += request.warmup
+            if not request.warmup:
+                own = targets.get(request.slo_class, Targets()).overridden_by(request.targets)
+                if own.ttft_ns is not None:
+                    known_ns = stats.tightest_ttft_ns
+                    stats.tightest_ttft_ns = min(own.ttft_ns, known_ns or own.ttft_ns)
         id_hashes.append(hash(request.request_id))
         last_second.append(request.scheduled_ns)
         while last_second[0] <= request.scheduled_ns - NS_PER_S:

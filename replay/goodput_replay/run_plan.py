@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.cli import installed_version
 from goodput_core.files import partial_path
+from goodput_core.units import NS_PER_S
 from goodput_replay.options import ReplayOptions
 from goodput_replay.plan import PlanStats, RequestPlan
 from goodput_replay.runs.files import SERVER_METRICS_FILE
@@ -86,6 +87,16 @@ class RunPlan:
     def window_ns(self) -> int:
         """Length of the judged window."""
         return max(1, self.requests.window_ns(self.stats) - self.window_start_ns)
+
+    def span_until(self, ended_ns: int) -> tuple[int, int]:
+        """Return the window of a run that ended early: its part until the end, a second at least.
+
+        Args:
+            ended_ns: end of the run, nanoseconds since time zero.
+        """
+        start_ns = self.window_start_ns
+        end_ns = min(ended_ns, start_ns + self.window_ns)
+        return start_ns, max(end_ns, start_ns + min(NS_PER_S, self.window_ns))
 
     def make_judged_span(self) -> JudgedSpan | None:
         """Return a window to be measured during the run; None if the plan determines it."""

@@ -67,11 +67,14 @@ def emulated_run(
     stopped = ""
     failure: Exception | None = None
     span = plan.make_judged_span()
+    ended_ns = 0
     with stoppable(writer) as check, display(plan.stats, console) as show:
         try:
             with control_loop(settings, writer.path) as loop:
 
                 def on_record(planned: PlannedRequest, record: RequestRecord) -> None:
+                    nonlocal ended_ns
+                    ended_ns = max(ended_ns, record.scheduled_ns, record.end_ns or 0)
                     if loop is not None:
                         loop.ended(planned, record)
                     check()
@@ -96,6 +99,11 @@ def emulated_run(
         if failure is not None:
             raise failure
         raise Interrupted(f"{stopped}; no request had ended")
+    span_ns = None
+    if span is not None:
+        span_ns = span.span_ns
+    elif stopped or failure is not None:
+        span_ns = plan.span_until(ended_ns)
     info = plan.info(
         target=TargetSummary(
             url=f"emulated://{settings.profile.name}",
@@ -109,7 +117,7 @@ def emulated_run(
         started=_trace_time_of_zero(plan),
         client=ClientSummary(cpu_s=0.0, cpus=0, peak_in_flight=outcome.peak_in_flight),
         stopped=stopped,
-        span_ns=None if span is None else span.span_ns,
+        span_ns=span_ns,
         emulation=_emulation_summary(settings, outcome),
     )
     if failure is not None:

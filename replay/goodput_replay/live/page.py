@@ -72,7 +72,8 @@ class LivePage:
 
     def _make(self, progress: RunProgress) -> tuple[str, dict[str, object], PageData]:
         """Return the title, the variables of the templates, and the figures."""
-        summary = summarise_so_far(self._tally.so_far(progress), self._info)
+        so_far = self._tally.so_far(progress)
+        summary = summarise_so_far(so_far, self._info)
         shown = choose_classes(summary.classes)
         names = [one.name for one in shown]
         over_time = list(self._time_figures(summary, progress))
@@ -81,6 +82,7 @@ class LivePage:
         context = {
             **summary_context(summary, shown),
             "live": True,
+            "early": so_far.early,
             "progress": _describe(progress),
             "time_figures": over_time,
             "latency_figures": latencies,

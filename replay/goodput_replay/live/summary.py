@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["summarise_so_far"]
 
+_EARLY: Final = "Too few requests have ended to judge the client."
 _ON_TIME: Final = "The client keeps up: the latencies are those of the service."
 
 
@@ -134,7 +135,7 @@ def _summarise_validity(so_far: RunSoFar) -> ValiditySummary:
     return ValiditySummary(
         valid=valid,
         reason=None if valid else verdict.reason,
-        sentence=_ON_TIME if valid else verdict.sentence,
+        sentence=(_EARLY if so_far.early else _ON_TIME) if valid else verdict.sentence,
         lag_ms=_summarise(so_far.lag),
         lag_p99_limit_ms=_to_ms(validity.lag_limit_ns),
         tightest_ttft_ms=None if tightest_ns is None else _to_ms(tightest_ns),

@@ -18,7 +18,7 @@ from goodput_core.histogram import DurationHistogram
 from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.record import Outcome, RequestRecord
-from goodput_core.slo.verdict import Verdict, decide
+from goodput_core.slo.verdict import Reason, Verdict, VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_replay.report.timeline import ClassTimeline, Timeline, interval_edges
 from goodput_replay.runs.slo import SLOClasses
@@ -41,6 +41,16 @@ _MAX_ERRORS: Final = 100
 _SHOWN_ERRORS: Final = 5
 # Length that is divided into intervals at first if the end of the run is not known.
 _FIRST_LENGTH_S: Final = 120
+# Ended requests from which the client is judged: of fewer, the p99 of the send lag is the maximum.
+_MIN_REQUESTS: Final = 100
+_NOT_ENOUGH: Final = frozenset(
+    {
+        Reason.NO_ROWS,
+        Reason.TOO_FEW_BLOCKS,
+        Reason.TOO_FEW_REQUESTS,
+        Reason.INTERVAL_SPANS_OBJECTIVE,
+    }
+)
 _Error = tuple[str, int | None, str]
 _NO_ERRORS: Final = frozenset({Outcome.OK, Outcome.CANCELLED})
 
@@ -103,7 +113,9 @@ class RunSoFar:
     Args:
         progress: progress of the run.
         evidence: evidence of the requests that ended.
-        verdict: the verdict if the run had ended now; requests in flight are not judged.
+        verdict: the verdict if the run had ended now, in words for a run that goes on; requests in
+            flight are not judged.
+        early: True if too few requests have ended to judge the client.
         lag: send lag of the sent requests.
         latencies: latencies by measure and class: `ttft`, `ttft_from_send`, `tpot`, `tbt`, `e2e`.
         input_tokens, output_tokens: tokens by class.
@@ -115,6 +127,7 @@ class RunSoFar:
     progress: RunProgress
     evidence: RunEvidence
     verdict: Verdict
+    early: bool
     lag: DurationHistogram
     latencies: Mapping[tuple[str, str], DurationHistogram]
     input_tokens: Mapping[str, int]
@@ -228,11 +241,13 @@ class LiveTally:
             shard=window.shard,
             until_ns=self.elapsed_ns(progress),
         )
+        early = progress.done < progress.planned and evidence.overall.rows < _MIN_REQUESTS
         errors = tuple(self._errors.most_common(_SHOWN_ERRORS))
         return RunSoFar(
             progress=progress,
             evidence=evidence,
-            verdict=decide(evidence.classes, evidence.validity),
+            verdict=_decide_so_far(evidence, progress, early=early),
+            early=early,
             lag=self._evidence.lag,
             latencies=self._latencies,
             input_tokens=self._input_tokens,
@@ -313,6 +328,42 @@ class LiveTally:
         since_s = (at_ns - self._window.start_ns) / NS_PER_S
         index = int(np.searchsorted(self._edges_s, since_s, side="right")) - 1
         return min(max(index, 0), len(self._offered) - 1)
+
+
+def _decide_so_far(evidence: RunEvidence, progress: RunProgress, *, early: bool) -> Verdict:
+    """Return the verdict so far.
+
+    While the run goes on, a remedy such as a longer window is left out, and the first requests
+    alone do not make the run INVALID, unless some were not sent.
+    """
+    validity = evidence.validity
+    verdict = decide(evidence.classes, validity)
+    if progress.done >= progress.planned:
+        return verdict
+    if verdict.kind is VerdictKind.INVALID and early and not validity.unsent:
+        valid = replace(
+            validity,
+            lag_p99_ns=None,
+            client_errors=0,
+            never_connected=0,
+            without_lag=(),
+            if_conforming=(),
+        )
+        verdict = decide(evidence.classes, valid)
+        if not (validity.closed_loop or validity.shard):
+            rows = f"{evidence.overall.rows} requests have ended"
+            verdict = replace(
+                verdict,
+                kind=VerdictKind.INCONCLUSIVE,
+                reason=Reason.TOO_FEW_REQUESTS,
+                sentence=f"Not enough yet: {rows}, and the client is judged from {_MIN_REQUESTS}.",
+                classes=(),
+            )
+    elif verdict.kind is VerdictKind.INCONCLUSIVE and verdict.reason in _NOT_ENOUGH:
+        open_classes = (c.sentence for c in verdict.classes if c.kind is verdict.kind)
+        sentence = "; ".join(open_classes) or "no request of a class with an objective has ended"
+        verdict = replace(verdict, sentence=f"Not enough yet: {sentence}.")
+    return verdict
 
 
 def _fold(counts: list[int], join: Callable[[int, int], int]) -> None:

@@ -269,7 +269,10 @@ class WindowSummary:
     """Judged part of the run."""
 
     start_s: Annotated[float, _doc("Start of the window, seconds since time zero of the run.")]
-    length_s: Annotated[float, _doc("Length of the window, seconds.")]
+    length_s: Annotated[
+        float,
+        _doc("Length of the window, seconds; of a run that ended early, its part until the end."),
+    ]
     rows_planned: Annotated[int, _doc("Rows of the trace in the window.")]
     rows_sent: Annotated[int, _doc("Rows of the window that were sent.")]
     warmup_rows: Annotated[int, _doc("Warm-up rows before the window, excluded from all results.")]

@@ -383,6 +383,8 @@ class _Run:
             span_ns = (first_ns or 0, ended_ns - zero_ns)
         elif self._judged_span is not None:
             span_ns = self._judged_span.span_ns
+        elif self._stopper.reason or failure is not None:
+            span_ns = plan.span_until(ended_ns - zero_ns)
         info = plan.info(
             target=self._target,
             started=started,
@@ -458,6 +460,7 @@ class _Run:
                 confidence=float(plan.options.confidence),
                 closed_loop=closed,
                 shard="" if info.run.shard is None else str(info.run.shard),
+                tightest_ttft_ns=plan.stats.tightest_ttft_ns,
             ),
             info=info,
             scrape=scrape,

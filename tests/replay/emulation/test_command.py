@@ -246,6 +246,7 @@ def test_a_signal_ends_a_run_between_two_records_and_keeps_the_records(
     assert not summary["run"]["complete"]
     assert summary["verdict"]["kind"] == "INVALID"
     assert summary["overall"]["requests"] == 100
+    assert 9 < summary["window"]["length_s"] < 11, "the part of 60 s that was run"
     assert all(row.record.outcome is not Outcome.UNSENT for row in read_judged(out))
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.replay.conftest import write_run
 from tests.replay.live.builders import make_progress, make_tally, make_window
 
+from goodput_core.text import printable
 from goodput_core.units import NS_PER_S
 from goodput_replay.frames import encode, encode_records, read_message
 from goodput_replay.live.messages import Begin, End
@@ -112,7 +113,7 @@ def test_an_update_escapes_hostile_texts_and_fits_in_a_line(synthetic_run: Synth
     html = "".join(decoded["parts"].values())
     assert "onerror" in html
     assert "<img" not in html
-    assert decoded["data"]["groups"] == ["interactive", "batch", HOSTILE]
+    assert decoded["data"]["groups"] == ["interactive", "batch", printable(HOSTILE)]
     assert "</script><img" not in page.render()
 
 

@@ -149,6 +149,25 @@ async def test_an_interrupted_run_keeps_its_records_and_is_marked_incomplete(
     assert outcomes(tmp_path).count("cancelled") >= 3
 
 
+async def test_rates_of_an_interrupted_run_are_those_of_its_part_that_was_run(
+    serve: Serve, trace: Path, tmp_path: Path
+) -> None:
+    target = StallingServer()
+    url = await serve(target)
+    child = await start(
+        tmp_path, "--trace", trace, "--target", url, "--no-report", "--window", "..10m"
+    )
+    await target.busy.wait()
+    child.send_signal(signal.SIGINT)
+    await error_of(child)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["window"]["rows_planned"] == 40
+    length_s = summary["window"]["length_s"]
+    assert 1 <= length_s < 60
+    overall = summary["overall"]
+    assert overall["offered_per_s"] == pytest.approx(overall["requests"] / length_s, rel=1e-3)
+
+
 async def test_a_closed_terminal_is_ignored_under_nohup(
     serve: Serve, trace: Path, tmp_path: Path
 ) -> None:
