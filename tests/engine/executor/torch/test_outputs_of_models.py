@@ -19,6 +19,8 @@ from goodput_engine.scheduler.policies.registry import POLICIES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    LoadTiny = Callable[..., TinyModel]
+
 pytestmark = pytest.mark.torch
 
 
@@ -26,22 +28,22 @@ _TARGETS = (Targets(), Targets(tpot_ns=20_000), Targets(ttft_ns=60_000, tpot_ns=
 
 
 @pytest.fixture(scope="module")
-def load_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
-    """Return a function that builds the model of an architecture once."""
-    models: dict[str, TinyModel] = {}
+def load_tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadTiny:
+    """Return a function that builds the model of an architecture and a data type once."""
+    models: dict[tuple[str, str], TinyModel] = {}
 
-    def load(architecture: str) -> TinyModel:
-        if architecture not in models:
+    def load(architecture: str, dtype: str = "float64") -> TinyModel:
+        if (architecture, dtype) not in models:
             folder = tmp_path_factory.mktemp(architecture)
-            models[architecture] = TinyModel.build(folder, architecture)
-        return models[architecture]
+            models[architecture, dtype] = TinyModel.build(folder, architecture, dtype)
+        return models[architecture, dtype]
 
     return load
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_architecture_gives_its_own_tokens_in_chunks_and_batches(
-    load_tiny: Callable[[str], TinyModel], architecture: str
+    load_tiny: LoadTiny, architecture: str
 ) -> None:
     bench = ModelBench(
         load_tiny(architecture), "sarathi", Preemption.RECOMPUTE, blocks=100, block_size=4, budget=9
@@ -55,7 +57,7 @@ def test_an_architecture_gives_its_own_tokens_in_chunks_and_batches(
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("preemption", list(Preemption))
 def test_preempted_requests_continue_with_the_same_tokens(
-    load_tiny: Callable[[str], TinyModel], preemption: Preemption, depth: int
+    load_tiny: LoadTiny, preemption: Preemption, depth: int
 ) -> None:
     bench = ModelBench(
         load_tiny("Llama"), "sarathi", preemption, blocks=12, block_size=4, depth=depth
@@ -71,7 +73,7 @@ def test_preempted_requests_continue_with_the_same_tokens(
         assert stats.recomputed_tokens > 0
 
 
-def test_a_reused_prefix_gives_the_same_tokens(load_tiny: Callable[[str], TinyModel]) -> None:
+def test_a_reused_prefix_gives_the_same_tokens(load_tiny: LoadTiny) -> None:
     bench = ModelBench(load_tiny("Qwen3"), "sarathi", Preemption.RECOMPUTE, blocks=40, block_size=4)
     for _ in range(2):
         for length in (14, 14, 20):
@@ -83,7 +85,7 @@ def test_a_reused_prefix_gives_the_same_tokens(load_tiny: Callable[[str], TinyMo
 
 
 def test_a_replayed_request_ends_after_its_recorded_length(
-    load_tiny: Callable[[str], TinyModel],
+    load_tiny: LoadTiny,
 ) -> None:
     bench = ModelBench(load_tiny("Llama"), "sarathi", Preemption.RECOMPUTE, blocks=40, block_size=4)
     rid = bench.submit(9, 16, output_tokens=7)
@@ -92,6 +94,20 @@ def test_a_replayed_request_ends_after_its_recorded_length(
         bench.step()
     assert bench.token_ids[rid] == bench.token_ids[unlimited][:7]
     assert bench.finished == {rid: "stop", unlimited: "length"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_outputs_in_float32_differ_only_after_ties(
+    load_tiny: LoadTiny, architecture: str, tell: Callable[[str], None]
+) -> None:
+    bench = ModelBench(
+        load_tiny(architecture, "float32"), "slo", Preemption.SWAP, blocks=16, block_size=4
+    )
+    for family in range(12):
+        bench.submit(3 * family + 1, 16, family=family, ignore_eos=True)
+    bench.run_dry(tie=1e-3)
+    if bench.ties:
+        tell(f"{bench.ties} of 12 outputs of {architecture} differ after a tie")
 
 
 _SUBMIT = st.fixed_dictionaries(
@@ -129,9 +145,10 @@ _ACTIONS = st.lists(
     budget=st.integers(1, 60),
     prefill_chunk=st.sampled_from([None, 1, 5, 16]),
     depth=st.integers(0, 2),
+    reuses_prefixes=st.booleans(),
 )
 def test_no_schedule_changes_a_token(
-    load_tiny: Callable[[str], TinyModel],
+    load_tiny: LoadTiny,
     policy: str,
     preemption: Preemption,
     architecture: str,
@@ -142,6 +159,7 @@ def test_no_schedule_changes_a_token(
     budget: int,
     prefill_chunk: int | None,
     depth: int,
+    reuses_prefixes: bool,
 ) -> None:
     bench = ModelBench(
         load_tiny(architecture),
@@ -152,6 +170,7 @@ def test_no_schedule_changes_a_token(
         budget=budget,
         prefill_chunk=prefill_chunk,
         depth=depth,
+        reuses_prefixes=reuses_prefixes,
     )
     for action in [("submit", first), *actions]:
         match action:
@@ -165,5 +184,5 @@ def test_no_schedule_changes_a_token(
             case ("limits", int(tokens), int(seqs)):
                 bench.set_limits(tokens, seqs)
     bench.run_dry()
-    kv = bench.scheduler
-    assert kv.free_blocks == kv.total_blocks
+    scheduler = bench.scheduler
+    assert scheduler.free_blocks == scheduler.total_blocks
