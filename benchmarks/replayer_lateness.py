@@ -12,6 +12,7 @@ between tokens. Lateness is measured twice, and the results must agree:
     python benchmarks/replayer_lateness.py --quick    # one repeat of five seconds each
     python benchmarks/replayer_lateness.py --json > lateness.json
     python benchmarks/replayer_lateness.py --ui       # every run also with a page open
+    python benchmarks/replayer_lateness.py --workers 1 2    # every run with one and two senders
 """
 
 from __future__ import annotations
@@ -69,11 +70,13 @@ class Measured:
 
     Args:
         ui: True if the live page was open.
+        workers: number of sending processes.
         load: the machine's one-minute load average before the run.
     """
 
     rate_per_s: int
     ui: bool
+    workers: int
     requests: int
     ok: int
     lag_p50_ms: float
@@ -98,6 +101,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one repeat of five seconds each")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--ui", action="store_true", help="repeat every run with a live page")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        default=(1,),
+        metavar="N",
+        help="numbers of sending processes; every run is repeated with each (default: 1)",
+    )
     options = parser.parse_args()
     seconds = 5 if options.quick else options.seconds
     repeats = 1 if options.quick else options.repeats
@@ -106,9 +117,12 @@ def main() -> int:
         for rate in options.rates:
             for repeat in range(repeats):
                 print(f"{rate} requests/s, run {repeat + 1} of {repeats}", file=sys.stderr)
-                runs.append(measure(rate, seconds, Path(scratch), ui=False))
-                if options.ui:
-                    runs.append(measure(rate, seconds, Path(scratch), ui=True))
+                # Alternating, so that a drift of the machine concerns all variants.
+                runs += [
+                    measure(rate, seconds, Path(scratch), ui=ui, workers=workers)
+                    for workers in options.workers
+                    for ui in (False, True)[: 1 + options.ui]
+                ]
     if options.json:
         json.dump(
             {"machine": machine(), "runs": [asdict(run) for run in runs]}, sys.stdout, indent=2
@@ -119,7 +133,7 @@ def main() -> int:
     return 0
 
 
-def measure(rate_per_s: int, seconds: int, scratch: Path, *, ui: bool) -> Measured:
+def measure(rate_per_s: int, seconds: int, scratch: Path, *, ui: bool, workers: int) -> Measured:
     """Run `replay` in a separate process and measure it.
 
     Args:
@@ -127,6 +141,7 @@ def measure(rate_per_s: int, seconds: int, scratch: Path, *, ui: bool) -> Measur
         seconds: length of the run.
         scratch: folder for the trace, the run and the log.
         ui: True to open the live page of the run.
+        workers: number of sending processes.
     """
     trace, run, log = scratch / "trace.parquet", scratch / "run", scratch / "arrivals.csv"
     rows = (
@@ -145,6 +160,7 @@ def measure(rate_per_s: int, seconds: int, scratch: Path, *, ui: bool) -> Measur
         command = ["-m", "goodput_core", "replay", "--trace", str(trace), "--target", url]
         # The server's log has no line of a probe.
         command += ["--out", str(run), "--force", "--no-report", "--no-probe", "--json"]
+        command += ["--workers", str(workers)]
         summary = replayed(command, ui=ui)
     records = list(read_records(run, gaps=False))
     lag = sorted(r.lag_ns for r in records if r.lag_ns is not None)
@@ -152,6 +168,7 @@ def measure(rate_per_s: int, seconds: int, scratch: Path, *, ui: bool) -> Measur
     return Measured(
         rate_per_s=rate_per_s,
         ui=ui,
+        workers=workers,
         requests=len(records),
         ok=summary["overall"]["outcomes"].get("ok", 0),
         lag_p50_ms=at(lag, 0.5),
@@ -231,6 +248,7 @@ def show(runs: Sequence[Measured]) -> None:
     for name in (
         "rate/s",
         "page",
+        "senders",
         "ok",
         "lag",
         "arrival at server",
@@ -243,6 +261,7 @@ def show(runs: Sequence[Measured]) -> None:
         table.add_row(
             str(run.rate_per_s),
             "open" if run.ui else "",
+            str(run.workers),
             f"{run.ok}/{run.requests}",
             f"{run.lag_p50_ms:.2f} / {run.lag_p99_ms:.2f} / {run.lag_max_ms:.2f}",
             f"{run.arrival_p50_ms:.2f} / {run.arrival_p99_ms:.2f} / {run.arrival_max_ms:.2f}",

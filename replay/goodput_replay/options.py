@@ -350,11 +350,12 @@ def _check_closed_loop(options: ReplayOptions) -> None:
     if options.concurrency is None:
         return
     ignored = "the times of the trace do not apply"
+    one_list = "all clients take the next request of one list"
     for option, is_set, reason in (
-        ("--emulate", options.emulate is not None, "virtual time has only an open loop yet"),
+        ("--emulate", options.emulate is not None, "virtual time has only an open loop; use -f"),
         ("--gate", options.gate, "a load that adapts to the target gets no verdict"),
-        ("--workers", (options.workers or 1) > 1, "all clients take the next request of one list"),
-        ("--shard", options.shard.count > 1, "all clients take the next request of one list"),
+        ("--workers", (options.workers or 1) > 1, f"{one_list}; remove --workers"),
+        ("--shard", options.shard.count > 1, f"{one_list}; start one closed loop per machine"),
         ("--speed", options.speed != 1, ignored),
         ("--rate-scale", options.rate_scale != 1, ignored),
         ("--max-rate", options.max_rate is not None, ignored),
@@ -386,13 +387,21 @@ def _check_causal(options: ReplayOptions) -> None:
     if not options.causal:
         return
     for option, is_set, reason in (
-        ("--concurrency", options.concurrency is not None, "clients send when they are free"),
+        (
+            "--concurrency",
+            options.concurrency is not None,
+            "clients send when they are free; remove one of them",
+        ),
         (
             "--max-rate",
             options.max_rate is not None,
-            "the times of requests depend on the responses",
+            "the times of requests depend on the responses; limit the starts with --rate-scale",
         ),
-        ("--rate", options.load is not None, "a load without a trace has no sessions"),
+        (
+            "--rate",
+            options.load is not None,
+            "a load without a trace has no sessions; give --trace",
+        ),
     ):
         if is_set:
             raise UsageError(
