@@ -80,6 +80,15 @@ def even(rng: Random) -> list[float]:
     return [at / 5 for at in range(4500)]
 
 
+def slower(rng: Random) -> list[float]:
+    """Gaps that grow from 0.1 to 0.5 s, rounded to milliseconds."""
+    times, now = [], 0.0
+    while now < 1800:
+        times.append(round(now, 3))
+        now += 0.1 + 0.4 * now / 1800
+    return times
+
+
 @pytest.mark.parametrize(
     ("process", "tolerances"),
     [
@@ -93,6 +102,7 @@ def even(rng: Random) -> list[float]:
         (whole_seconds, {"rate_per_s": 0.03, "tied_share": 0.02, "gap_cv": 0.05,
                          "dispersion_1s": 0.08}),
         (even, {"rate_per_s": 0.01, "peak_minute_per_s": 0.1}),
+        (slower, {"rate_per_s": 0.03, "peak_minute_per_s": 0.1, "gap_cv": 0.1}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip
@@ -113,8 +123,9 @@ def test_arrivals_are_like_those_of_an_invented_process(
     for name, tolerance in tolerances.items():
         found = float(np.mean(seen[f"arrivals.{name}"]))
         assert found == pytest.approx(expected[f"arrivals.{name}"], rel=tolerance), name
-    if process is even:  # far below a Poisson process, although single gaps vary
+    if process is even:
         assert np.mean(seen["arrivals.dispersion_10s"]) < 0.1
+        assert np.mean(seen["arrivals.gap_cv"]) < 0.01
 
 
 @pytest.mark.parametrize("factor", [0.25, 4])
@@ -441,6 +452,28 @@ def test_arrivals_fitted_on_a_share_have_the_rate_and_bursts_of_all() -> None:
     first, second = second_counts(whole), second_counts(share)
     assert second.mean() == pytest.approx(first.mean(), rel=0.1)
     assert second.var() / second.mean() == pytest.approx(first.var() / first.mean(), rel=0.25)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1, 7])
+@pytest.mark.parametrize("gap_ms", [3, 143, 2000])
+def test_a_constant_rate_stays_constant_at_any_rate(factor: float, gap_ms: int) -> None:
+    times = np.arange(500, dtype=np.int64) * gap_ms * 10**6
+    model = fit_arrivals(times, int(times[-1]), 1, 1.0)
+    drawn = [at for at, _ in model.draw(Random(3), int(times[-1]), factor)]
+    gaps = np.diff(drawn)
+    assert gaps.mean() == pytest.approx(gap_ms * 1e6 / factor, rel=0.03)
+    assert gaps.std() / gaps.mean() < 0.02
+    assert drawn == sorted(drawn)
+
+
+@pytest.mark.parametrize(
+    "process", [poisson, on_off, ties, whole_seconds], ids=lambda process: process.__name__
+)
+def test_other_sources_are_not_taken_for_constant_rates(
+    process: Callable[[Random], list[float]],
+) -> None:
+    times = np.array([round(at * NS_PER_S) for at in sorted(process(Random(5)))])
+    assert not fit_arrivals(times - times[0], int(times[-1] - times[0]), 1, 1.0).regular
 
 
 @pytest.mark.parametrize(

@@ -48,19 +48,21 @@ def test_the_command_compares_the_result_with_its_source(
 def test_differences_from_zero_and_of_missing_classes_are_named(
     tmp_path: Path, run_trace: RunTrace
 ) -> None:
-    # Constant times between arrivals, which no model of bursts has, and equal lengths.
+    # Two gaps by turns with a mean of 1 s, which no model of bursts has, and equal lengths.
     rows = [
-        TraceRow(request_id=str(at), timestamp_start_unix_ns=at * NS_PER_S, input_tokens=9,
-                 output_tokens=9, slo_class="late" if at > 2000 else "chat")
+        TraceRow(request_id=str(at), timestamp_start_unix_ns=at * NS_PER_S + at % 2 * 40_000_000,
+                 input_tokens=9, output_tokens=9, slo_class="late" if at > 2000 else "chat")
         for at in range(2100)
     ]  # fmt: skip
     source, out = write(tmp_path / "source.parquet", rows), tmp_path / "like.parquet"
     outcome = run_trace("synthesize", "--like", source.path, "--out", out)
-    cv = next(line for line in outcome.out.splitlines() if line.startswith("CV of gaps"))
-    assert cv.split()[3] == "0"
-    assert float(cv.split()[5]) == pytest.approx(0.5, abs=0.2)
+    name = "index of dispersion, 1 s"
+    line = next(line for line in outcome.out.splitlines() if line.startswith(name))
+    expected, _, difference = line.removeprefix(name).split()
+    assert expected == "0"
+    assert float(difference) == pytest.approx(0.4, abs=0.2)
     shown = " ".join(outcome.out.split())
-    assert f"differences above 10% or 0.1: CV of gaps ({cv.split()[5]})" in shown
+    assert f"{name} ({difference})" in shown.partition("differences above 10% or 0.1: ")[2]
     assert "requests a second (" not in shown
     # The first minutes of the source have no request of the class `late`.
     features = {

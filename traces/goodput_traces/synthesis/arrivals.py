@@ -8,6 +8,10 @@ in a tie. It is negative for arrivals that are more even than a Poisson process.
 width of the cell and on its arrivals: in an on/off source, cells with few arrivals are at the
 border of a burst, and cells with many are within it.
 
+A source whose gaps hardly differ from their neighbours, such as a load generator with a constant
+rate, has no random numbers below the curve: an arrival is drawn whenever the curve's area has grown
+by one.
+
 The estimate of `s²` uses pairs of arrivals, so it does not depend on the rate: a source of which
 only a share is known has the same estimate, and the model can be drawn at any other rate.
 
@@ -40,6 +44,11 @@ _MIN_TICK_NS: Final = 1_000
 _MIN_STEP_NS: Final = NS_PER_S
 _MAX_STEP_ARRIVALS: Final = 65_536
 _POISSON_SCALES: Final = 26
+# Neighbouring gaps of a regular source differ by at most this share of the mean gap, or two ticks.
+_MAX_UNEVENNESS: Final = 0.05
+_REGULAR_SHARE: Final = 0.95
+_MIN_GAPS: Final = 20
+_MIN_GAP_TICKS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,7 @@ class ArrivalModel:
         even: True if steps vary less than Poisson numbers; their numbers are then not random.
         spreads: `s²` of each scale, from half a step down to the tick, by the number of binary
             digits of the arrivals in a cell.
+        regular: True if neighbouring gaps are equal; `even` and `spreads` are not used then.
         share: share of the source's arrivals from which `spreads` was estimated.
         last_step_share: share of the last step that the source covers.
     """
@@ -62,6 +72,7 @@ class ArrivalModel:
     means: tuple[float, ...]
     even: bool
     spreads: tuple[tuple[float, ...], ...]
+    regular: bool = False
     share: float = 1.0
     last_step_share: float = 1.0
 
@@ -75,6 +86,9 @@ class ArrivalModel:
             duration_ns: end of the arrivals, which is not part of them.
             factor: rate of the arrivals divided by that of the source.
         """
+        if self.regular:
+            yield from self._draw_regular(rng, duration_ns, factor)
+            return
         for start_ns in range(0, duration_ns, self.step_ns):
             step = start_ns // self.step_ns % len(self.means)
             mean = self.means[step] * factor
@@ -83,6 +97,23 @@ class ArrivalModel:
                 if arrival_ns >= duration_ns:
                     break
                 yield arrival_ns, step
+
+    def _draw_regular(
+        self, rng: Random, duration_ns: int, factor: float
+    ) -> Iterator[tuple[int, int]]:
+        """Yield an arrival whenever the area below the curve has grown by one."""
+        missing = rng.random()  # area until the next arrival
+        for start_ns in range(0, duration_ns, self.step_ns):
+            step = start_ns // self.step_ns % len(self.means)
+            mean = self.means[step] * factor
+            while missing < mean:
+                ticks = int(missing / mean * self.step_ns) // self.tick_ns
+                arrival_ns = start_ns + ticks * self.tick_ns
+                if arrival_ns >= duration_ns:
+                    return
+                yield arrival_ns, step
+                missing += 1
+            missing -= mean
 
     def _split(self, rng: Random, start_ns: int, count: int, factor: float) -> Iterator[int]:
         """Yield the arrivals of one step, in order."""
@@ -140,6 +171,7 @@ def fit_arrivals(times_ns: _Int64, span_ns: int, resolution_ns: int, share: floa
         means=tuple(means.tolist()),
         even=bool(variance < mean),
         spreads=tuple(_fit_spreads(times_ns, step_ns >> scale) for scale in range(scales)),
+        regular=_is_regular(times_ns, tick_ns),
         share=share,
         last_step_share=last_step_share,
     )
@@ -155,6 +187,16 @@ def poisson_arrivals(rate_per_s: float) -> ArrivalModel:
         even=False,
         spreads=((0.0, 0.0, 0.0),) * _POISSON_SCALES,
     )
+
+
+def _is_regular(times_ns: _Int64, tick_ns: int) -> bool:
+    """True if nearly all gaps are like the gap before them, as far as the tick shows it."""
+    gaps_ns = np.diff(times_ns)
+    mean_ns = float(gaps_ns.mean()) if len(gaps_ns) >= _MIN_GAPS else 0.0
+    if mean_ns < _MIN_GAP_TICKS * tick_ns:
+        return False
+    limit_ns = max(2 * tick_ns, _MAX_UNEVENNESS * mean_ns)
+    return bool(np.mean(np.abs(np.diff(gaps_ns)) <= limit_ns) >= _REGULAR_SHARE)
 
 
 def _remove_noise(counts: _Floats) -> _Floats:
