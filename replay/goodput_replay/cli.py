@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,9 @@ def main(argv: list[str]) -> int:
     Raises:
         GoodputError: the run could not start, or ended early.
     """
+    # Before pyarrow is loaded: its usual allocator keeps freed memory, so that a process would grow
+    # with the number of row groups that it reads.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if argv and (module := _COMMANDS.get(argv[0])):
         command: Callable[[list[str]], int] = import_module(module).main
         return command(argv[1:])

@@ -100,7 +100,11 @@ def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
     """Yield batches, at least one, so that memory does not grow with the run."""
     import pyarrow as pa  # noqa: PLC0415 - heavy
 
-    from goodput_replay.runs.records import RECORDS_SCHEMA, open_records  # noqa: PLC0415 - heavy
+    from goodput_replay.runs.records import (  # noqa: PLC0415 - heavy
+        RECORDS_SCHEMA,
+        open_records,
+        read_batches,
+    )
 
     with open_records(folder) as opened:
         written = opened.schema_arrow.names  # records of earlier versions lack some columns
@@ -111,7 +115,7 @@ def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
         ]
         # The writer writes the header with the first batch.
         yield _plain(pa.RecordBatch.from_pylist([], schema=pa.schema(fields)))
-        for batch in opened.iter_batches(columns=[field.name for field in fields]):
+        for batch in read_batches(opened, [field.name for field in fields]):
             yield _plain(batch)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from goodput_replay.runs.records import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from _typeshed import ReadableBuffer
     from tests.replay.conftest import SyntheticRun
 
 _TIMES = st.integers(min_value=-(2**40), max_value=2**60)
@@ -125,6 +127,55 @@ def test_reading_without_gaps_gives_their_p99(tmp_path: Path, synthetic_run: Syn
     for original, read in zip(chosen, read_records(tmp_path, gaps=False), strict=True):
         assert read.gaps_us == ()
         assert read.tbt_p99_us == quantile(original.gaps_us, P99)
+
+
+def _many_rows(count: int) -> list[tuple[RequestRecord, Judgement | None]]:
+    """Return records with other labels in every table that the writer converts."""
+    records = [
+        RequestRecord(
+            request_id=f"row-{index}",
+            slo_class=f"class-{index // 700 % 5}",
+            scheduled_ns=index,
+            outcome=Outcome.ERROR if index % 3 else Outcome.OK,
+            gaps_us=(index, 1) if index % 2 else (),
+            detail=f"error {index // 300}",
+        )
+        for index in range(count)
+    ]
+    return [(record, judge(record, record.targets)) for record in records]
+
+
+def test_row_groups_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goodput_replay.runs.records._GROUP_SHARE", 2)
+    rows = _many_rows(20_000)
+    _write(tmp_path, rows)
+    metadata = pq.ParquetFile(tmp_path / RECORDS_FILE).metadata
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    assert sizes[:3] == [512, 512, 512]
+    assert sizes[:-1] == sorted(sizes[:-1])
+    assert len(sizes) < 15
+    assert [(row.record, row.judgement) for row in read_judged(tmp_path)] == rows
+
+
+def test_a_failed_write_of_a_large_row_group_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("goodput_replay.runs.records._GROUP_SHARE", 1)
+
+    class FailingFile(io.BytesIO):
+        def write(self, data: ReadableBuffer, /) -> int:
+            if self.tell() > 10_000:
+                raise OSError(errno.EIO, "input/output error")
+            return super().write(data)
+
+    writer = RecordWriter(FailingFile())
+
+    def append_all() -> None:
+        for record, judgement in _many_rows(20_000):
+            writer.append(record, judgement)
+
+    with pytest.raises(OSError, match="input/output error"):
+        append_all()
 
 
 def test_a_gap_of_hours_is_capped(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InFlightSearch"]
 
-_MAX_KEPT: Final = 1 << 21
+_MAX_KEPT: Final = 1 << 19
 _BINS: Final = 1 << 16
 _SHORTEST_S: Final = 1e-9
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from goodput_core.slo.judging import JudgementKind, MissReason
 from goodput_core.slo.record import Outcome
-from goodput_replay.runs.records import open_records
+from goodput_replay.runs.records import open_records, read_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,8 +45,6 @@ KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
 _NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 _PART_ROWS: Final = 1 << 16
-# Gaps take most of the memory of a batch.
-_GAP_BATCH_ROWS: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +152,7 @@ class ColumnParts:
         with open_records(self._folder) as opened:
             num_rows = opened.metadata.num_rows
             for groups in _cut_groups(opened.metadata, self._part_rows):
-                table = opened.read_row_groups(groups, columns=list(_COLUMNS))
+                table = opened.read_row_groups(groups, columns=list(_COLUMNS), use_threads=False)
                 part = _make_part(table, names, first)
                 first += table.num_rows
                 if table.num_rows == num_rows:
@@ -211,7 +209,7 @@ def count_gaps(folder: Path) -> dict[str, GapCounts]:
     counts: dict[str, GapCounts] = {}
     with open_records(folder) as opened:
         columns = ["slo_class", "warmup", "gaps_us"]
-        for batch in opened.iter_batches(_GAP_BATCH_ROWS, columns=columns):
+        for batch in read_batches(opened, columns):
             _count_batch(batch, counts)
     return counts
 
@@ -225,7 +223,7 @@ def count_errors(folder: Path) -> list[tuple[tuple[str, int | None, str], int]]:
     """
     counts: Counter[tuple[str, int | None, str]] = Counter()
     with open_records(folder) as opened:
-        for batch in opened.iter_batches(columns=["outcome", "status", "detail", "warmup"]):
+        for batch in read_batches(opened, ["outcome", "status", "detail", "warmup"]):
             failed = pc.invert(pc.is_in(_to_strings(batch["outcome"]), value_set=_NO_ERRORS))
             rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
             counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
@@ -256,7 +254,7 @@ def count_prompt_tokens(folder: Path) -> PromptTokenCounts:
         names = ["input_tokens", "reported_input_tokens", "warmup"]
         if names[1] not in opened.schema_arrow.names:
             return PromptTokenCounts(requests=0, planned=0, reported=0, max_difference=0)
-        for batch in opened.iter_batches(columns=names):
+        for batch in read_batches(opened, names):
             found = pc.and_(pc.is_valid(batch[names[1]]), pc.invert(batch["warmup"]))
             rows = batch.filter(found)
             counts, claims = (rows[name].to_numpy() for name in names[:2])
@@ -276,7 +274,7 @@ def count_retried(folder: Path) -> int:
     with open_records(folder) as opened:
         if "retries" not in opened.schema_arrow.names:
             return 0  # written by an earlier version
-        for batch in opened.iter_batches(columns=["retries", "warmup"]):
+        for batch in read_batches(opened, ["retries", "warmup"]):
             retried = pc.and_(pc.greater(batch["retries"], 0), pc.invert(batch["warmup"]))
             count += retried.true_count
     return count

@@ -1,13 +1,15 @@
 """`records.parquet`: one row per request, written during the run and read in batches.
 
 A row holds the measurements of a request and its judgement, so any Parquet tool can evaluate the
-file. The writer buffers one row group and the reader one batch, so memory use does not grow with
-the run. `folder` chooses the path and handles a full disk.
+file. The writer buffers one row group and the reader one batch. Row groups grow with the run up to
+65,536 rows, because the writer and the reader keep an index of 27 kB for each of them in memory.
+`folder` chooses the path and handles a full disk.
 """
 
 from __future__ import annotations
 
 import io
+import threading
 from array import array
 from contextlib import contextmanager
 from operator import attrgetter
@@ -34,15 +36,21 @@ __all__ = [
     "JudgedRecord",
     "RecordWriter",
     "open_records",
+    "read_batches",
     "read_judged",
     "read_records",
 ]
 
 _MAX_GAP_US: Final = 2**31 - 1
-# Writing a row group blocks the sender's event loop for about 3 ms (measured with 512 requests of
-# 200 gaps). This must stay well below the limit of the send lag, which is at least 10 ms.
-_GROUP_ROWS: Final = 512
-_GROUP_GAPS: Final = 1 << 18
+# Converting and writing rows blocks the sender's event loop for about 3 ms (measured with 512
+# requests of 200 gaps). This must stay well below the limit of the send lag, which is at least
+# 10 ms. Larger row groups are therefore written by a thread, which does not need the interpreter.
+_TABLE_ROWS: Final = 512
+_TABLE_GAPS: Final = 1 << 18
+_MAX_GROUP_ROWS: Final = 1 << 16
+_MAX_GROUP_GAPS: Final = 1 << 23
+_GROUP_SHARE: Final = 128
+"""A row group is one part in this many of the rows before it."""
 _BATCH_ROWS: Final = 4096
 _FOOTER_BYTES: Final = 4096  # per row group; 1,750 measured
 
@@ -222,6 +230,12 @@ class RecordWriter:
         self._keep_gaps = keep_gaps
         self._free_bytes = free_bytes
         self._groups = 0
+        self._tables: list[Any] = []
+        self._buffered_rows = 0
+        self._buffered_gaps = 0
+        self._written_rows = 0
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
         self.lost = 0
         """Number of rows that did not fit."""
         self.complete = False
@@ -246,11 +260,28 @@ class RecordWriter:
         if self._keep_gaps and gaps:
             self._extend_gaps(gaps)
         self._gap_offsets.append(len(self._gaps))
-        if len(self._rows) >= _GROUP_ROWS or len(self._gaps) >= _GROUP_GAPS:
-            self.flush()
+        if len(self._rows) >= _TABLE_ROWS or len(self._gaps) >= _TABLE_GAPS:
+            self._convert()
+            most = min(max(_TABLE_ROWS, self._written_rows // _GROUP_SHARE), _MAX_GROUP_ROWS)
+            most_gaps = min(most * (_TABLE_GAPS // _TABLE_ROWS), _MAX_GROUP_GAPS)
+            if self._buffered_rows >= most or self._buffered_gaps >= most_gaps:
+                self._write_group()
 
     def flush(self) -> None:
         """Write the buffered rows as one row group, or count them as lost if they do not fit."""
+        self._convert()
+        self._write_group(in_thread=False)
+
+    def close(self) -> None:
+        """Write the last row group and the footer; the file cannot be read without the footer."""
+        try:
+            self.flush()
+        finally:
+            self._writer.close()
+            self.complete = True
+
+    def _convert(self) -> None:
+        """Convert the buffered rows to a table."""
         rows, gaps, offsets = self._rows, self._gaps, self._gap_offsets
         if not rows:
             return
@@ -264,20 +295,48 @@ class RecordWriter:
         ]
         values = pa.Array.from_buffers(pa.int32(), len(gaps), [None, pa.py_buffer(gaps.tobytes())])
         arrays.append(pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), values))
-        table = pa.Table.from_arrays(arrays, schema=RECORDS_SCHEMA)
+        self._tables.append(pa.Table.from_arrays(arrays, schema=RECORDS_SCHEMA))
+        self._buffered_rows += len(rows)
+        self._buffered_gaps += len(gaps)
+
+    def _write_group(self, *, in_thread: bool = True) -> None:
+        """Write the tables as one row group, several of them in a thread.
+
+        Raises:
+            OSError: this or the previous row group could not be written.
+        """
+        tables = self._tables
+        self._tables, self._buffered_rows, self._buffered_gaps = [], 0, 0
+        self._wait()
+        if len(tables) > 1 and in_thread:
+            self._thread = threading.Thread(target=self._try_to_write, args=(tables,))
+            self._thread.start()
+        elif tables:
+            self._write(tables)
+
+    def _wait(self) -> None:
+        """Wait until the previous row group is written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _try_to_write(self, tables: Sequence[Any]) -> None:
+        try:
+            self._write(tables)
+        except Exception as error:  # noqa: BLE001 - raised again by `_wait`
+            self._failure = error
+
+    def _write(self, tables: Sequence[Any]) -> None:
+        table = pa.concat_tables(tables).unify_dictionaries()
         if self._fits(table):
-            self._writer.write_table(table)
+            self._writer.write_table(table, row_group_size=table.num_rows)
             self._groups += 1
+            self._written_rows += table.num_rows
         else:
             self.lost += table.num_rows
-
-    def close(self) -> None:
-        """Write the last row group and the footer; the file cannot be read without the footer."""
-        try:
-            self.flush()
-        finally:
-            self._writer.close()
-            self.complete = True
 
     def _fits(self, table: Any) -> bool:
         """True if a row group and the footer fit; a partial row group corrupts the file."""
@@ -376,8 +435,19 @@ def read_judged(folder: Path, *, gaps: bool = True) -> Iterator[JudgedRecord]:
     """Yield every row of a run with its judgement, including warm-up rows; see `read_records`."""
     with open_records(folder) as opened:
         names = [n for n in opened.schema_arrow.names if gaps or n != "gaps_us"]
-        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+        for batch in read_batches(opened, names):
             yield from _rows(batch)
+
+
+def read_batches(opened: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield the rows of opened records in batches of at most 4,096 rows, with these columns.
+
+    One row group at a time is in memory. `iter_batches` of pyarrow would keep the compressed
+    columns of all row groups until the end, and threads would keep memory of their own.
+    """
+    for group in range(opened.num_row_groups):
+        table = opened.read_row_group(group, columns=list(columns), use_threads=False)
+        yield from table.to_batches(_BATCH_ROWS)
 
 
 def _rows(batch: Any) -> Iterator[JudgedRecord]:

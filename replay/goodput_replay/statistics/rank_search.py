@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RankSearch"]
 
-_MAX_KEPT: Final = 1 << 20
-_MAX_BINS: Final = 1 << 21
+_MAX_KEPT: Final = 1 << 19
+_MAX_BINS: Final = 1 << 20
 _KEY_BITS: Final = 64
 _SIGN: Final = np.uint64(1 << 63)
 _MAGNITUDE: Final = np.int64((1 << 63) - 1)
