@@ -30,7 +30,7 @@ from goodput_core.slo.stalls import NO_STALLS
 from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
 from goodput_replay.runs.columns import KINDS, RunColumns, load_columns
-from goodput_replay.runs.files import SUMMARY_FILE
+from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
 from goodput_replay.runs.formatting import session_mode
 from goodput_replay.runs.records import open_records, read_records
 from goodput_replay.runs.summary import ClassSummary, Summary, read_summary
@@ -214,8 +214,8 @@ def load_run(folder: Path) -> LoadedRun:
     """Load a finished run.
 
     Raises:
-        InputError: the folder has no complete run, or a file of it is damaged, or it is one of
-            several shards.
+        InputError: the folder has no complete run, or a file of it is damaged, or its records are
+            not those of its summary, or it is one of several shards.
     """
     summary = read_checked_summary(folder)
     if summary.run.shard is not None:
@@ -225,9 +225,26 @@ def load_run(folder: Path) -> LoadedRun:
     columns = load_columns(folder)
     with open_records(folder) as opened:
         ids = opened.read(columns=["request_id"])["request_id"].combine_chunks()
-    return LoadedRun(
+    run = LoadedRun(
         folder=folder, summary=summary, columns=columns, ids=ids.take(pa.array(columns.row))
     )
+    _require_counts_of_summary(run)
+    return run
+
+
+def _require_counts_of_summary(run: LoadedRun) -> None:
+    overall = run.summary.overall
+    expected = (overall.requests, overall.good, overall.total)
+    counts = len(run.ids), int(run.attained.sum()), int(run.judged.sum())
+    if counts != expected:
+        records, summary = (
+            f"{requests} requests, of which {good} of {total} met their targets"
+            for requests, good, total in (counts, expected)
+        )
+        raise InputError(
+            f"{run.folder}: the records are not those of the summary ({RECORDS_FILE} has "
+            f"{records}, and {SUMMARY_FILE} {summary}); restore both files or replay again"
+        )
 
 
 def read_checked_summary(folder: Path) -> Summary:

@@ -370,6 +370,7 @@ def _parquet_writer(sink: io.RawIOBase | io.BytesIO) -> Any:
         compression="zstd",
         use_dictionary=[f.name for f in RECORDS_SCHEMA if f.type == _LABEL],
         write_statistics=["request_id", "scheduled_ns"],
+        write_page_checksum=True,
     )
 
 
@@ -383,7 +384,7 @@ def open_records(folder: Path) -> Iterator[Any]:
     """
     path = folder / RECORDS_FILE
     try:
-        opened = pq.ParquetFile(path)
+        opened = pq.ParquetFile(path, page_checksum_verification=True)
     except FileNotFoundError as error:
         unfinished = partial_path(path).exists()
         why = "the run was killed before it could be closed" if unfinished else "not a run's folder"

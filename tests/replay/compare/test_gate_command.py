@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+import pyarrow.parquet as pq
 import pytest
 from tests.replay.compare.recorded import CHAT, chat_run
 from tests.replay.conftest import INFO
@@ -429,6 +430,38 @@ def test_a_run_that_was_cut_off_is_named(tmp_path: Path) -> None:
         main([str(run)])
     (run / SUMMARY_FILE).unlink()
     with pytest.raises(InputError, match="give the folder of a finished run"):
+        main([str(run)])
+
+
+@pytest.mark.parametrize("kept", [slice(0, 1000), slice(30, None)], ids=["the last", "the missed"])
+def test_records_without_some_requests_of_the_summary_are_rejected(
+    tmp_path: Path, kept: slice
+) -> None:
+    run = chat_run(tmp_path / "run", seconds=120, missed=range(30))
+    table = pq.read_table(run / RECORDS_FILE)
+    pq.write_table(table.take(list(range(1200))[kept]), run / RECORDS_FILE)
+    with pytest.raises(InputError, match="the records are not those of the summary"):
+        main([str(run)])
+
+
+def test_records_of_another_run_are_rejected(tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=120, missed=range(300))
+    other = chat_run(tmp_path / "other", seconds=120)
+    (run / RECORDS_FILE).write_bytes((other / RECORDS_FILE).read_bytes())
+    with pytest.raises(InputError, match=r"1200 of 1200 met .* and summary\.json .* 900 of 1200"):
+        main([str(run)])
+
+
+def test_a_flipped_bit_in_the_judgements_is_found(tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=120, missed=range(0, 1200, 7))
+    path = run / RECORDS_FILE
+    data = bytearray(path.read_bytes())
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    (judgement,) = (one for one in columns if one.path_in_schema == "judgement")
+    data[judgement.data_page_offset + judgement.total_compressed_size // 3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"records\.parquet: damaged"):
         main([str(run)])
 
 
