@@ -1,7 +1,7 @@
 """Finished runs as arrays, and their requests matched by id.
 
 Two runs can be paired if they sent the same requests under the same promises. A request that was
-not judged in both runs is dropped and counted. Memory is about two hundred bytes per request.
+not judged in both runs is dropped and counted. Memory is about three hundred bytes per request.
 """
 
 from __future__ import annotations
