@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
+from goodput_core.files import partial_path
+from goodput_replay.runs.files import SERVER_METRICS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -132,6 +134,11 @@ def merge_runs(
     from goodput_replay.report.run_report import write_report  # noqa: PLC0415
     from goodput_replay.runs.folder import RunWriter  # noqa: PLC0415
     from goodput_replay.runs.records import read_judged  # noqa: PLC0415
+    from goodput_replay.runs.server_metrics import (  # noqa: PLC0415
+        merge_server_metrics,
+        read_server_metrics,
+        write_server_metrics,
+    )
     from goodput_replay.sessions import JudgedSpan  # noqa: PLC0415
 
     runs = _read_shards(folders)
@@ -152,6 +159,10 @@ def merge_runs(
                 writer.append(replace(record, sender=sender), warmup=judgement is None)
                 if judgement is not None:
                     span.add(record)
+        scraped = [found for run in runs if (found := read_server_metrics(run.folder)) is not None]
+        if scraped:
+            file = partial_path(out / SERVER_METRICS_FILE)
+            write_server_metrics(file, merge_server_metrics(scraped))
         if info.run.sessions is not None:  # the responses determined the window
             start_ns, end_ns = span.span_ns
             info = replace(info, window_start_ns=start_ns, window_ns=end_ns - start_ns)

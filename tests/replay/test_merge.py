@@ -29,7 +29,13 @@ from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.compare.runs import load_run
 from goodput_replay.merge import merge_runs
+from goodput_replay.runs.files import SERVER_METRICS_FILE
 from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.server_metrics import (
+    ServerMetrics,
+    read_server_metrics,
+    write_server_metrics,
+)
 from goodput_replay.runs.summary import SenderSummary, ShardSummary, StallSummary
 from goodput_replay.runs.summary_builder import RunInfo, build_summary
 from goodput_replay.shares import Share
@@ -279,6 +285,41 @@ def test_a_shard_whose_clock_may_be_far_off_makes_the_merged_run_invalid(
     verdict = merge_runs(shards, tmp_path / "merged").verdict
     assert verdict.kind is (VerdictKind.PASS if valid else VerdictKind.INVALID)
     assert ("the clock of shard 2 of 2 may be wrong by 4 s" in verdict.sentence) is not valid
+
+
+def scraped(pages: dict[str, float], *, failed: int = 0) -> ServerMetrics:
+    """Scrape pages ten times, `failed` times of them in vain."""
+    metrics = ServerMetrics(every_ns=2 * NS_PER_S, metrics=("mine",))
+    for page, running_requests in pages.items():
+        for scrape in range(10):
+            at_ns = 2 * scrape * NS_PER_S
+            if scrape < failed:
+                metrics.add_failure(page, at_ns, "responded with status 503")
+            else:
+                metrics.add(page, at_ns, {"running_requests": running_requests, "mine": 1.0})
+    return metrics
+
+
+def test_a_server_that_several_shards_scraped_is_in_the_merged_run_once(tmp_path: Path) -> None:
+    info = replace(INFO, slo=CHAT, window_ns=60 * NS_PER_S, rows_planned=600, warmup_rows=0)
+    shards = write_shards(tmp_path, info, steady(), 3)
+    write_server_metrics(shards[0] / SERVER_METRICS_FILE, scraped({"both": 1.0}, failed=4))
+    write_server_metrics(shards[2] / SERVER_METRICS_FILE, scraped({"both": 2.0, "third": 3.0}))
+    merge_runs(shards, tmp_path / "merged", report=True)
+    merged = read_server_metrics(tmp_path / "merged")
+    assert merged is not None
+    assert list(merged.sources) == ["both", "third"]
+    assert [source.scrapes for source in merged.sources.values()] == [10, 10]
+    for page, value in (("both", 2.0), ("third", 3.0)):
+        times, values = merged.values(page, "running_requests")
+        assert (list(times), set(values)) == ([2 * n * NS_PER_S for n in range(10)], {value})
+    assert "Running in the server" in (tmp_path / "merged" / "report.html").read_text()
+
+
+def test_shards_without_scrapes_make_a_run_without_server_metrics(tmp_path: Path) -> None:
+    info = replace(INFO, slo=CHAT, window_ns=60 * NS_PER_S, rows_planned=600, warmup_rows=0)
+    merge_runs(write_shards(tmp_path, info, steady(), 2), tmp_path / "merged")
+    assert not (tmp_path / "merged" / SERVER_METRICS_FILE).exists()
 
 
 def test_a_shard_alone_gets_no_verdict(tmp_path: Path) -> None:

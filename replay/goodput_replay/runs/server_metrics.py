@@ -20,7 +20,7 @@ from goodput_core.errors import InputError
 from goodput_replay.runs.files import SERVER_METRICS_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -166,6 +166,11 @@ class MetricsSource:
     problem: str = ""
     series: list[str] = field(default_factory=list)
 
+    @property
+    def successful(self) -> int:
+        """Number of successful scrapes."""
+        return self.scrapes - self.failed
+
 
 class _Info(msgspec.Struct, frozen=True):
     every_ns: int
@@ -248,6 +253,27 @@ class ServerMetrics:
             for values, column in zip(columns, schema, strict=True)
         ]
         return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def merge_server_metrics(parts: Sequence[ServerMetrics]) -> ServerMetrics:
+    """Return the values of several machines that scraped at the same time.
+
+    A source that several of them scraped is kept once, from the one with the most successful
+    scrapes, because its values are those of the whole server each time.
+
+    Args:
+        parts: values of each machine, at least one.
+    """
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
+    merged = ServerMetrics(every_ns=max(part.every_ns for part in parts), metrics=tuple(names))
+    for source in dict.fromkeys(name for part in parts for name in part.sources):
+        having = [part for part in parts if source in part.sources]
+        best = max(having, key=lambda part: part.sources[source].successful)
+        merged.sources[source] = best.sources[source]
+        for series in (UP, *best.sources[source].series):
+            for at_ns, value in zip(*best.values(source, series), strict=True):
+                merged.append(source, series, at_ns, value)
+    return merged
 
 
 def write_server_metrics(path: Path, metrics: ServerMetrics) -> None:
