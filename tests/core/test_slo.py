@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.slo.targets import SLOClass, Targets, format_objective, parse_objective
+from goodput_core.slo.targets import (
+    SLOClass,
+    Targets,
+    format_objective,
+    parse_margin,
+    parse_objective,
+)
 
 BOUNDS = st.none() | st.integers(0, 10**12)
 TARGETS = st.builds(Targets, ttft_ns=BOUNDS, tpot_ns=BOUNDS, tbt_p99_ns=BOUNDS, e2e_ns=BOUNDS)
@@ -35,6 +41,13 @@ def test_objective_is_an_exact_fraction(text: str, objective: Fraction) -> None:
 def test_text_that_is_not_a_percentage_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a percentage"):
         parse_objective(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "margin"), [("0%", 0), ("0.00%", 0), ("0.5%", Fraction(1, 200)), ("99%", 0.99)]
+)
+def test_a_margin_of_0_percent_is_allowed(text: str, margin: Fraction) -> None:
+    assert parse_margin(text) == Fraction(str(margin))
 
 
 @pytest.mark.parametrize("text", ["0%", "0.0%", "100%", "100.5%"])

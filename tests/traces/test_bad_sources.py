@@ -142,6 +142,7 @@ def expect_rejection(path: Path, sentence: str, run_trace: RunTrace, *options: s
             id="long line",
         ),
         pytest.param(AZURE + 'x,"1,4\n', "is not valid CSV", id="open quote"),
+        pytest.param("a,b\r1,2\r", "its lines end with CR; convert", id="CR"),
         pytest.param("a,a\n1,2\n", "the CSV header names a column twice", id="twice"),
         pytest.param(
             "\nb, a,c,a\n1,2,3,4\n",

@@ -93,12 +93,16 @@ def parse_objective(text: str) -> Fraction:
         ValueError: the text is not a percentage above 0 % and below 100 %. No number of requests
             can show an objective of 100 %.
     """
-    if not re.fullmatch(_PERCENTAGE, text):
-        raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")
-    objective = Fraction(text[:-1]) / 100
+    objective = _parse_percentage(text)
     if not 0 < objective < 1:
         raise ValueError(f"{text!r} is out of bounds; an objective lies above 0% and below 100%")
     return objective
+
+
+def _parse_percentage(text: str) -> Fraction:
+    if not re.fullmatch(_PERCENTAGE, text):
+        raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")
+    return Fraction(text[:-1]) / 100
 
 
 def parse_confidence(text: str) -> Fraction:
@@ -107,9 +111,9 @@ def parse_confidence(text: str) -> Fraction:
     Raises:
         ValueError: the text is not a percentage of at least 50 % and below 100 %.
     """
-    confidence = parse_objective(text)
-    if confidence < Fraction(1, 2):
-        raise ValueError(f"{text!r} is out of bounds; a confidence is at least 50%")
+    confidence = _parse_percentage(text)
+    if not Fraction(1, 2) <= confidence < 1:
+        raise ValueError(f"{text!r} is out of bounds; a confidence is at least 50% and below 100%")
     return confidence
 
 
@@ -119,9 +123,10 @@ def parse_margin(text: str) -> Fraction:
     Raises:
         ValueError: the text is not a percentage from 0 % to below 100 %.
     """
-    if text.rstrip("%").strip("0.") == "" and text.endswith("%") and text[0] == "0":
-        return Fraction(0)
-    return parse_objective(text)
+    margin = _parse_percentage(text)
+    if margin >= 1:
+        raise ValueError(f"{text!r} is out of bounds; a margin is at least 0% and below 100%")
+    return margin
 
 
 def format_objective(objective: Fraction) -> str:

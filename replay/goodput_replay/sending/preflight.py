@@ -59,6 +59,7 @@ _HINT: Final = (
     "check --model and --endpoint; --tokenizer sends no token ids, and --length-pinning none no "
     "extension parameters"
 )
+_REDIRECTED: Final = "redirects are not followed, so give the final address with --target"
 # Statuses of a request with a parameter that the target does not accept.
 _INVALID_STATUS: Final = frozenset({400, 422})
 _UNUSABLE: Final = frozenset({Deviation.NOT_STREAMED, Deviation.COMPRESSED})
@@ -373,7 +374,9 @@ def _require_accepted(record: RequestRecord, url: str, of_class: str) -> None:
             'a replay needs a target that supports "stream": true, without compression'
         )
     if record.client_error:
+        redirected = status is not None and status < 400
+        hint = _REDIRECTED if redirected else _HINTS.get(status, _HINT)
         raise UsageError(
-            f"{url}: the target rejects requests{of_class}: {record.detail}; "
-            f"{_HINTS.get(status, _HINT)}, or skip this probe with --no-probe"
+            f"{url}: the target rejects requests{of_class}: {record.detail}; {hint}, or skip this "
+            "probe with --no-probe"
         )

@@ -344,7 +344,12 @@ def http_error(status: int, message: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("status", "hint"),
-    [(401, "--api-key-env"), (404, "--model"), (422, "--length-pinning none")],
+    [
+        (307, "give the final address with --target"),
+        (401, "--api-key-env"),
+        (404, "--model"),
+        (422, "--length-pinning none"),
+    ],
 )
 async def test_a_rejected_probe_is_an_error_that_quotes_the_target(
     serve: Serve, trace: Path, tmp_path: Path, status: int, hint: str

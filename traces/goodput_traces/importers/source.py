@@ -410,6 +410,8 @@ def _csv_records(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[Recor
     # The module's own limit of 128 KiB is too small for a column of prompts.
     csv.field_size_limit(MAX_LINE_BYTES)
     header_line = next((line for line in lines if line[1].strip()), (0, ""))
+    if "\r" in header_line[1].rstrip("\r\n"):
+        raise TraceError(path, "its lines end with CR; convert them to lines that end with LF")
     limited = _CsvLines(chain((header_line,), lines), path)
     reader = csv.reader(limited, strict=True, delimiter=_find_delimiter(header_line[1]))
     header: list[str] | None = None
