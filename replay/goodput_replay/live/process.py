@@ -7,9 +7,10 @@ the run in order.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -73,8 +74,10 @@ async def _observe(options: ObserverOptions) -> None:
 
 
 def _report(ready: ObserverReady) -> None:
-    sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
-    sys.stdout.flush()
+    # The sending process may have ended; stdin is closed then, too, which ends this one. No buffer
+    # may keep the line, because Python would write it again at its end.
+    with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), msgspec.json.encode(ready) + b"\n")
 
 
 class _Observation:
