@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 _SUMMARY_LINE = "summary_line"
+
+# A busy machine makes examples slow; that is no fault of the code.
+settings.register_profile(
+    "goodput",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=(HealthCheck.too_slow,),
+)
+settings.load_profile("goodput")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
