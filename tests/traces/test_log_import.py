@@ -449,6 +449,31 @@ def test_a_condition_on_a_column_that_no_record_has_is_named(
     assert "of --only" not in other.err
 
 
+REQUEST = '{"ts": 1700000000, "path": "/v1/x", "llm": {"in": 3, "out": 4}}\n'
+HEALTH = '{"ts": 1700000000, "path": "/health"}\n'
+NESTED = ("--map", "arrival=ts,input_tokens=llm.in,output_tokens=llm.out")
+
+
+@pytest.mark.parametrize("excluded", [1, 2, 999])
+def test_excluded_records_before_the_first_request_need_none_of_its_columns(
+    tmp_path: Path, run_trace: RunTrace, excluded: int
+) -> None:
+    log, out = tmp_path / "log.jsonl", tmp_path / "t.parquet"
+    log.write_text(HEALTH * excluded + REQUEST + HEALTH + REQUEST)
+    result = run_trace("import", log, *NESTED, "--only", "path=/v1/*", "--out", out)
+    assert result.code == 0, result.err
+    assert f"note: {excluded + 1:,} records that --only excludes were skipped" in result.err
+    assert pq.read_table(out)["input_tokens"].to_pylist() == [3, 3]
+
+
+def test_the_line_without_a_mapped_column_is_named(tmp_path: Path, run_trace: RunTrace) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(HEALTH + REQUEST)
+    result = run_trace("import", log, *NESTED, "--out", tmp_path / "t.parquet")
+    assert result.code == 64
+    assert "llm.in for input_tokens, but line 1 only has the columns" in result.err
+
+
 def test_the_preview_shows_a_mapped_column_without_values(
     tmp_path: Path, run_trace: RunTrace
 ) -> None:

@@ -92,8 +92,9 @@ def find_importer(
     raise NotATraceError(
         first.path,
         f"{_place(columns_line())}the format is not recognised from its columns ({shown[:200]}); "
-        "name the columns, for example --map arrival=time,input_tokens=prompt,output_tokens=reply, "
-        f"or name the format with --format ({', '.join(FORMATS)})",
+        "name the columns, for example --map arrival=time,input_tokens=prompt,output_tokens=reply "
+        "(dots join nested names, as in usage.prompt), or name the format with --format "
+        f"({', '.join(FORMATS)})",
     )
 
 

@@ -104,12 +104,13 @@ class LogImporter(Importer):
             TraceError: the map names a missing column, or no column gives the arrival or a length.
         """
         present = first.values if columns is None else columns
+        holder = f"{first.unit} {first.number}" if columns is None else "the file"
         for target, source in self._map.columns.items():
             if columns is not None or target in {*_REQUIRED, FINISH}:
-                _check_column(first, f"for {target}", source.names[0], present)
+                _check_column(first, holder, f"for {target}", source.names[0], present)
         for condition in self._map.only:
             if columns is not None:
-                _check_column(first, "in a condition", condition.column, present)
+                _check_column(first, holder, "in a condition", condition.column, present)
         sources = dict(self._map.columns)
         required = _REQUIRED[1:] if FINISH in sources else _REQUIRED
         for target in (*required, *_OPTIONAL):
@@ -371,13 +372,15 @@ def _find_source(
     return None
 
 
-def _check_column(first: Record, use: str, name: str, present: Collection[str]) -> None:
+def _check_column(
+    first: Record, holder: str, use: str, name: str, present: Collection[str]
+) -> None:
     """Reject a map with a column that the file does not have, directly or nested in another."""
     parents = [name[:at] for at, character in enumerate(name) if character == "."]
     if not any(column in present for column in (name, *parents)):
         raise TraceError(
             first.path,
-            f"the map names the column {name} {use}, but the file only has the columns "
+            f"the map names the column {name} {use}, but {holder} only has the columns "
             f"{_list_columns(present)}{did_you_mean(name, present)}",
         )
 

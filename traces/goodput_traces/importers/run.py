@@ -15,7 +15,7 @@ from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
 from goodput_traces.importers import READ_COLUMNS, find_importer
 from goodput_traces.importers.base import Importer, ImportOptions
-from goodput_traces.importers.column_map import ColumnMap
+from goodput_traces.importers.column_map import ColumnMap, nested_value
 from goodput_traces.importers.duplicates import DuplicateIds
 from goodput_traces.importers.preview import PREVIEW_ROWS, ImportPreview
 from goodput_traces.importers.record import Record
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_traces.format.schema import TraceRow
+    from goodput_traces.importers.column_map import RowFilter
 
 __all__ = ["ImportResult", "import_trace", "preview_import"]
 
 # A place is the index of a file, shifted by these bits, plus the number of a line.
 _LINE_BITS: Final = 40
+_MAX_SKIPPED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +164,7 @@ def _open_import(
     sources = [recognise(path, max_decoded_bytes, column_map.line) for _, path in labelled]
     first_source = sources[0]
     columns = READ_COLUMNS | column_map.column_names()
-    first, records = _read_first_record(first_source, columns, on_bytes)
+    first, records = _read_first_record(first_source, columns, on_bytes, column_map.only)
     has_map = column_map != ColumnMap()
     kind = find_importer(form, first, first_source.columns_line, has_map=has_map)
     importer = kind(options)
@@ -224,13 +226,30 @@ class _Rows:
 
 
 def _read_first_record(
-    source: Source, columns: Collection[str], on_bytes: Callable[[int], None] | None
+    source: Source,
+    columns: Collection[str],
+    on_bytes: Callable[[int], None] | None,
+    only: Sequence[RowFilter] = (),
 ) -> tuple[Record, Iterator[Record]]:
+    """Return a record with the columns of a request, and all records.
+
+    Records that the conditions exclude, such as health checks, can lack these columns. The first
+    record that they keep is returned, or the first of all if none is among the first thousand.
+    """
     records = source.records(columns, on_bytes)
-    first = next(records, None)
-    if first is None:
+    head = list(islice(records, 1))
+    if not head:
         raise TraceError(source.path, "the file has no records; nothing was imported")
-    return first, chain((first,), records)
+    first = head[0]
+    while only and len(head) <= _MAX_SKIPPED:
+        if all(one.matches(nested_value(head[-1].values, one.column)) for one in only):
+            first = head[-1]
+            break
+        following = next(records, None)
+        if following is None:
+            break
+        head.append(following)
+    return first, chain(head, records)
 
 
 def _join_records(
