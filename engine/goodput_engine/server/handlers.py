@@ -36,6 +36,7 @@ from goodput_engine.openai.errors import (
 from goodput_engine.openai.sse import DONE_EVENT, EventWriter
 from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
+from goodput_engine.text.stop_matcher import StopMatcher
 from goodput_engine.tokens import answer_text
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from goodput_engine.server.requests import CompletionRequest, RequestParser
     from goodput_engine.server.state import ServerState
 
-__all__ = ["CompletionHandlers", "CompletionText", "StopMatcher"]
+__all__ = ["CompletionHandlers", "CompletionText"]
 
 _MAX_RETRY_AFTER_S: Final = 60
 _MAX_EVENTS: Final = 64
@@ -348,51 +349,6 @@ class CompletionText:
         if last:
             pieces.append(matcher.rest())
         return "".join(pieces)
-
-
-class StopMatcher:
-    """Finds stop strings in a text that arrives in pieces.
-
-    Text that may be the beginning of a stop string is held back, so a client never gets a part of a
-    stop string.
-
-    Args:
-        stops: non-empty strings; the one whose first occurrence ends earliest applies.
-    """
-
-    __slots__ = ("_held", "_stops")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._held = ""
-
-    def feed(self, piece: str) -> tuple[str, bool]:
-        """Add a piece; return the text that may be sent now, and True if a stop string was found.
-
-        The stop string itself is never part of the text. After a match, do not use the matcher
-        again.
-        """
-        text = self._held + piece
-        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if matches:
-            self._held = ""
-            return text[: min(matches)[1]], True
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
-
-    def rest(self) -> str:
-        """Return the text that was held back."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` with which `text` ends."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
 
 
 def _encode_timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:

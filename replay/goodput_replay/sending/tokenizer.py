@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["TokenizerVocabulary", "find_tokenizer", "read_tokenizer"]
 
 _FILE: Final = "tokenizer.json"
-_MAX_BYTES: Final = 256 << 20
 _MODEL_NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*(?:/[0-9A-Za-z][0-9A-Za-z._-]*)?")
 # A vocabulary marks a word after a space with one of these characters, or continued words with ##.
 _WORD: Final = re.compile(r"[Ġ▁]?([a-z]{2,12})")
@@ -147,30 +146,18 @@ def read_tokenizer(path: Path) -> TokenizerVocabulary:
 
 def _load(path: Path) -> Tokenizer:
     try:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - an optional package
+        from goodput_engine.text.tokenizer import (  # noqa: PLC0415 - an optional package
+            read_tokenizer_file,
+        )
     except ImportError as error:
         raise UsageError(
             "--tokenizer: the package tokenizers is not installed; run "
             f"pip install '{DISTRIBUTION}[tokenizer]'"
         ) from error
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise InputError(f"--tokenizer: {path}: {size} bytes are too large for a tokenizer")
-        data = path.read_bytes()
-    except OSError as error:
-        why = error.strerror or "cannot be read"
-        raise InputError(f"--tokenizer: {path}: {why}") from error
-    try:
-        tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the package raises no narrower class
-        why = " ".join(str(error).split())[:120]
-        raise InputError(
-            f"--tokenizer: {path}: not a {_FILE} of Hugging Face's tokenizers ({why})"
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+        return read_tokenizer_file(path)
+    except InputError as error:
+        raise InputError(f"--tokenizer: {error}") from error
 
 
 def _power_of_two(count: int) -> int:

@@ -164,6 +164,7 @@ def test_a_file_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 def test_without_the_package_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "goodput_engine.text.tokenizer", raising=False)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'goodput-llm\[tokenizer\]'"):
         read_tokenizer(tmp_path / "tokenizer.json")

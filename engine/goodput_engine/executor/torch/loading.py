@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ from goodput_core.errors import InputError
 from goodput_engine.executor.torch.attention import SDPAttention
 from goodput_engine.executor.torch.model import PackedModel
 from goodput_engine.executor.torch.self_check import check_model
+from goodput_engine.model_folder import read_json_object
 
 if TYPE_CHECKING:
     from goodput_engine.executor.torch.attention import AttentionAdapter
@@ -27,8 +27,6 @@ _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# A configuration or an index of weights has at most some megabytes.
-_MAX_JSON_BYTES: Final = 64 * 1024 * 1024
 _MAX_DETAIL: Final = 300
 DTYPES: Final = {
     "float32": torch.float32,
@@ -59,7 +57,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise InputError(f"the data type {dtype!r} is not one of {', '.join(DTYPES)}")
-    config = _read_json(folder / _CONFIG, folder)
+    config = read_json_object(folder / _CONFIG)
     _check_architecture(folder, config)
     _check_weights(folder)
     disable_progress_bar()
@@ -147,7 +145,7 @@ def _check_weights(folder: Path) -> None:
                 "execute code; convert them to safetensors"
             )
         raise InputError(f"{folder}: neither {_WEIGHTS} nor {_INDEX} exists; download the model")
-    shards = _read_json(folder / _INDEX, folder).get("weight_map")
+    shards = read_json_object(folder / _INDEX).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise InputError(f"{folder}: {_INDEX} has no weight_map; download the model again")
     for shard in sorted({str(name) for name in shards.values()}):
@@ -155,23 +153,3 @@ def _check_weights(folder: Path) -> None:
             raise InputError(f"{folder}: {_INDEX} names {shard[:200]!r} outside the folder")
         if not (folder / shard).is_file():
             raise InputError(f"{folder}: {shard} is missing; download the model again")
-
-
-def _read_json(path: Path, folder: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: {path.name} cannot be read ({error.strerror}); name a folder with a model "
-            "in Hugging Face's format"
-        ) from error
-    if len(data) > _MAX_JSON_BYTES:
-        raise InputError(f"{path}: the file has more than {_MAX_JSON_BYTES} bytes")
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: must be a JSON object")
-    return value

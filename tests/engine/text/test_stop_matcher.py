@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.server.handlers import StopMatcher
+from goodput_engine.text.stop_matcher import StopMatcher
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
@@ -58,3 +60,20 @@ def test_the_sent_text_contains_no_stop_string_and_is_complete(
     text = "".join(pieces)
     assert text.startswith(sent)
     assert stopped or sent == text
+
+
+@given(_STOPS, st.text("abc", max_size=30))
+def test_the_stop_string_that_ends_first_applies(stops: list[str], text: str) -> None:
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    expected = (text[: min(ends)[1]], True) if ends else (text, False)
+    assert run(stops, list(text)) == expected
+
+
+def test_repeated_beginnings_of_many_stop_strings_cost_little() -> None:
+    stops = ["a" * 255 + chr(ord("b") + at) for at in range(16)]
+    matcher = StopMatcher(stops)
+    start = time.process_time()
+    sent = "".join(matcher.feed("a")[0] for _ in range(20_000))
+    assert time.process_time() - start < 10
+    assert sent == "a" * (20_000 - 255)
+    assert matcher.feed("c") == ("", True)

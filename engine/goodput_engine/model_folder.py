@@ -1,0 +1,41 @@
+"""Read JSON files of a model's folder; any file there may be damaged, missing or huge."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["read_json_object"]
+
+# A configuration or an index of weights has at most some megabytes.
+_MAX_JSON_BYTES: Final = 64 * 1024 * 1024
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file with a JSON object.
+
+    Raises:
+        InputError: the file is missing, too large, or not a JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise InputError(
+            f"{path.parent}: {path.name} cannot be read ({error.strerror}); name a folder with a "
+            "model in Hugging Face's format"
+        ) from error
+    if len(data) > _MAX_JSON_BYTES:
+        raise InputError(f"{path}: the file has more than {_MAX_JSON_BYTES} bytes")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: must be a JSON object")
+    return value

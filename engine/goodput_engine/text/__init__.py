@@ -1,0 +1,1 @@
+"""Text of real models: tokenizer, chat template, incremental detokenizer and stop strings."""

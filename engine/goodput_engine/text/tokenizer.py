@@ -1,0 +1,237 @@
+"""The tokenizer of a model, from its folder in Hugging Face's format.
+
+`tokenizers` reads `tokenizer.json` in a fraction of a second. The import of transformers would take
+seconds and needs torch. Only the files of the folder are read, and none of them is executed except
+for the chat template, in a sandbox.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from tokenizers import Tokenizer
+
+from goodput_core.errors import InputError
+from goodput_engine.model_folder import read_json_object
+from goodput_engine.text.chat_template import ChatTemplate
+from goodput_engine.text.detokenizer import Detokenizer, TokenTexts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+__all__ = ["ModelTokenizer", "load_model_tokenizer", "read_tokenizer_file"]
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+_MAX_TOKENIZER_BYTES: Final = 256 << 20
+_CONFIG: Final = "tokenizer_config.json"
+_SPECIAL_TOKENS: Final = "special_tokens_map.json"
+_TEMPLATE: Final = "chat_template.jinja"
+_MAX_TEMPLATE_BYTES: Final = 1 << 20
+# Files of tokenizers that only the transformers library converts.
+_OTHER_FORMATS: Final = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+# A text with more characters per token than this one is rare, so that the start of a text usually
+# proves that the complete text has too many tokens.
+_LONG_TOKEN: Final = 8
+_CUT_WORD: Final = 1_024
+"""Tokens by which the start of a text may exceed the complete text: its last word is cut."""
+
+
+def load_model_tokenizer(
+    folder: Path, *, now: Callable[[], datetime] | None = None
+) -> ModelTokenizer | None:
+    """Load the tokenizer of a model.
+
+    Args:
+        folder: the model's folder.
+        now: returns the local time for chat templates; None for the time of this machine.
+
+    Returns:
+        None if the folder has no tokenizer, so that the model serves token ids only.
+
+    Raises:
+        InputError: a file of the tokenizer is damaged, or of a format that is not supported.
+    """
+    if not (folder / TOKENIZER_FILE).is_file():
+        for name in _OTHER_FORMATS:
+            if (folder / name).is_file():
+                raise InputError(
+                    f"{folder}: the tokenizer in {name} has no {TOKENIZER_FILE}; create it with "
+                    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
+                )
+        return None
+    tokenizer = read_tokenizer_file(folder / TOKENIZER_FILE)
+    config = _read_optional(folder / _CONFIG)
+    special_tokens = _special_tokens({**_read_optional(folder / _SPECIAL_TOKENS), **config})
+    source = _template_source(folder, config)
+    try:
+        texts = TokenTexts(tokenizer)
+    except InputError as error:
+        raise InputError(
+            f"{folder / TOKENIZER_FILE}: its decoder is not supported: {error}"
+        ) from error
+    try:
+        template = (
+            None if source is None else ChatTemplate(source, special_tokens, now=now or _local_time)
+        )
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from error
+    return ModelTokenizer(tokenizer, texts, template)
+
+
+def read_tokenizer_file(path: Path) -> Tokenizer:
+    """Read a `tokenizer.json`, without its truncation and padding.
+
+    Raises:
+        InputError: the file is unreadable, too large, or not a tokenizer.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MAX_TOKENIZER_BYTES:
+            raise InputError(f"{path}: {size} bytes are too large for a tokenizer")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the package raises no narrower class
+        why = " ".join(str(error).split())[:120]
+        raise InputError(
+            f"{path}: not a {TOKENIZER_FILE} of Hugging Face's tokenizers ({why})"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class ModelTokenizer:
+    """Converts between text and token ids. All methods may be called from several threads.
+
+    Args:
+        tokenizer: the tokenizer.
+        texts: the bytes of its tokens.
+        template: the chat template; None if the model has none.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, texts: TokenTexts, template: ChatTemplate | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._template = template
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if `encode_chat` is possible."""
+        return self._template is not None
+
+    def encode(self, text: str, *, limit: int | None = None) -> list[int]:
+        """Return the token ids of a text, with the special tokens that the model expects.
+
+        Args:
+            text: any text.
+            limit: number of tokens that the caller accepts. The result for a text with more tokens
+                may end anywhere after them. None to encode the complete text.
+
+        Raises:
+            InputError: the text has a lone surrogate, or the vocabulary cannot represent it.
+        """
+        return self._encode(text, limit, special_tokens=True)
+
+    def encode_chat(
+        self, messages: Iterable[tuple[str, str]], *, limit: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a chat, up to the start of the output.
+
+        The chat template writes the special tokens.
+
+        Args:
+            messages: role and content, in order.
+            limit: see `encode`.
+
+        Raises:
+            InputError: the model has no chat template, or it rejects the messages.
+        """
+        if self._template is None:
+            raise InputError(
+                "the model has no chat template; send a prompt to /v1/completions instead"
+            )
+        return self._encode(self._template.render(messages), limit, special_tokens=False)
+
+    def detokenizer(self, *, continues: bool = False) -> Detokenizer:
+        """Return a detokenizer for one output; see `Detokenizer`."""
+        return Detokenizer(self._texts, continues=continues)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a single token within a text."""
+        return self._texts.later(token_id)
+
+    def _encode(self, text: str, limit: int | None, *, special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text has a lone surrogate at character {error.start}, which is not a valid "
+                "character; send valid Unicode"
+            ) from error
+        if limit is not None:
+            start = text[: _LONG_TOKEN * (limit + _CUT_WORD)]
+            if len(start) < len(text):
+                ids = self._encode_valid(start, special_tokens=special_tokens)
+                if len(ids) > limit + _CUT_WORD:
+                    return ids
+        return self._encode_valid(text, special_tokens=special_tokens)
+
+    def _encode_valid(self, text: str, *, special_tokens: bool) -> list[int]:
+        try:
+            # Unlike `encode`, this function runs beside other threads.
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=special_tokens
+            )
+        except Exception as error:  # the package raises no narrower class
+            detail = " ".join(str(error).split())[:200]
+            raise InputError(f"the tokenizer of the model rejects the text: {detail}") from error
+        return list(encoding.ids)
+
+
+def _local_time() -> datetime:
+    return datetime.now().astimezone()
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a chat template can use, such as `bos_token`."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    """Return the chat template: a file of its own, or the default one of the configuration."""
+    path = folder / _TEMPLATE
+    if path.is_file():
+        try:
+            if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+                raise InputError(f"{path}: the chat template has over {_MAX_TEMPLATE_BYTES} bytes")
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: the chat template cannot be read: {error}") from error
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+        source = named.get("default")
+    if source is None:
+        return None
+    if not isinstance(source, str) or len(source) > _MAX_TEMPLATE_BYTES:
+        raise InputError(
+            f"{folder / _CONFIG}: chat_template must be a text of at most {_MAX_TEMPLATE_BYTES} "
+            "characters"
+        )
+    return source

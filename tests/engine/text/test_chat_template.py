@@ -1,0 +1,155 @@
+"""Chat templates render as in transformers, within the sandbox and a number of steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from goodput_core.errors import InputError
+from goodput_engine.text.chat_template import ChatTemplate
+
+CHAT = [("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"), ("user", "<b>ü</b>")]
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+def render(source: str, messages: list[tuple[str, str]] | None = None) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, now=lambda: NOON)
+    return template.render(CHAT if messages is None else messages)
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        pytest.param(
+            "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] }}{{ eos_token }}"
+            "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+            "<s>[system]Be brief.</s>[user]Hello</s>[assistant]Hi</s>[user]<b>ü</b></s>[assistant]",
+            id="roles and contents",
+        ),
+        pytest.param(
+            "{% for m in messages %}{{ loop.index }}/{{ loop.length }}"
+            "{{ '.' if loop.last else ', ' }}{% endfor %}",
+            "1/4, 2/4, 3/4, 4/4.",
+            id="variables of a loop",
+        ),
+        pytest.param(
+            "{% for m in messages if m.role == 'user' %}{{ loop.index0 }}>"
+            "{{ m.content }};{% endfor %}",
+            "0>Hello;1><b>ü</b>;",
+            id="a filtered loop",
+        ),
+        pytest.param(
+            "{% for m in messages %}{% if loop.index == 3 %}{% break %}{% endif %}x{% endfor %}",
+            "xx",
+            id="break",
+        ),
+        pytest.param(
+            "  {% if true %}\n    kept\n  {% endif %}\n", "    kept\n", id="white space of blocks"
+        ),
+        pytest.param(
+            "{{ messages[3] | tojson }}", '{"role": "user", "content": "<b>ü</b>"}', id="JSON"
+        ),
+        pytest.param("{{ strftime_now('%d %b %Y') }}", "23 Nov 2026", id="the date"),
+        pytest.param("{% generation %}x{% endgeneration %}", "x", id="a block of training"),
+        pytest.param("{% if tools %}x{% endif %}{{ nothing }}.", ".", id="undefined values"),
+        pytest.param(
+            "{% for x in nothing %}x{% else %}none{% endfor %}", "none", id="an empty loop"
+        ),
+        pytest.param(
+            "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}",
+            "role=system;content=Be brief.;",
+            id="pairs",
+        ),
+        pytest.param(
+            "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}"
+            "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+            "4",
+            id="a namespace",
+        ),
+        pytest.param(
+            "{% macro f(m) %}<{{ m.role }}>{% endmacro %}{{ f(messages[0]) }}",
+            "<system>",
+            id="macro",
+        ),
+    ],
+)
+def test_a_template_renders(source: str, prompt: str) -> None:
+    assert render(source) == prompt
+
+
+def test_the_error_of_a_template_is_passed_on() -> None:
+    with pytest.raises(InputError, match="rejects the messages: roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("{{ messages[9].content.text }}", id="an undefined value"),
+        pytest.param("{{ messages + 1 }}", id="wrong types"),
+        pytest.param("{{ 1 / (messages | length - 4) }}", id="a division by zero"),
+        pytest.param("{{ ''.__class__.__mro__ }}", id="the sandbox"),
+        pytest.param("{{ messages.append(1) }}", id="a change of the messages"),
+        pytest.param("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", id="endless recursion"),
+    ],
+)
+def test_a_template_that_fails_is_one_sentence(source: str) -> None:
+    with pytest.raises(InputError) as error:
+        render(source)
+    assert str(error.value).startswith("the chat template of the model fails for these messages: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{", "{% unknown %}", "{{ x | unknown }}"])
+def test_an_invalid_template_is_rejected_when_it_is_loaded(source: str) -> None:
+    with pytest.raises(InputError, match="the chat template is invalid: "):
+        render(source)
+
+
+_NESTED = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(_NESTED, id="nested loops"),
+        pytest.param(
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(40) }}",
+            id="a macro that calls itself twice",
+        ),
+        pytest.param(
+            "{% for a in [[]] recursive %}{{ loop([[], []]) }}{% endfor %}", id="a recursive loop"
+        ),
+        pytest.param("{{ 'a' * 10**12 }}", id="a long text"),
+        pytest.param("{{ 9 ** (9 ** 9) }}", id="a large power"),
+        pytest.param("{% for m in messages * 999999999 %}{% endfor %}", id="a long list"),
+        pytest.param(
+            "{% for a in range(90000) %}{{ 'abcdefgh' * 10000 }}{% endfor %}", id="a large output"
+        ),
+    ],
+)
+def test_an_endless_template_ends(source: str) -> None:
+    start = time.process_time()
+    with pytest.raises(InputError, match=r"chat template .*(fails|writes|invalid)"):
+        render(source)
+    assert time.process_time() - start < 10
+
+
+def test_ten_thousand_messages_are_rendered() -> None:
+    source = "{% for m in messages %}{{ m.role | trim }}{{ m.content.strip() }}{% endfor %}"
+    assert len(render(source, [("user", "x")] * 10_000)) == 50_000
+
+
+def test_messages_are_not_templates() -> None:
+    assert render("{{ messages[0].content }}", [("user", "{{ 7 * 7 }}")]) == "{{ 7 * 7 }}"
+
+
+def test_json_of_a_template_is_not_escaped() -> None:
+    text = "'\"<>&ü"
+    assert json.loads(render("{{ messages[0].content | tojson }}", [("user", text)])) == text
