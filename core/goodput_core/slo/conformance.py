@@ -34,6 +34,8 @@ class Deviation(StrEnum):
     """The output has more tokens than events, so gaps between tokens are gaps between events."""
     ERROR_IN_STREAM = "error_in_stream"
     """The server reported an error in a response with status 200."""
+    UNKNOWN_FINISH_REASON = "unknown_finish_reason"
+    """The server ended the output for a reason that can be a failure or not."""
     NOT_STREAMED = "not_streamed"
     """The response is no event stream, although the request asked for one."""
     COMPRESSED = "compressed"
@@ -60,6 +62,8 @@ _TEXTS: Final = {
     Deviation.SEVERAL_TOKENS_PER_EVENT: "responses have several tokens per event, so TBT is the "
     "gap between events",
     Deviation.ERROR_IN_STREAM: "responses with status 200 contain an error",
+    Deviation.UNKNOWN_FINISH_REASON: "outputs ended with a finish reason that is unknown, so they "
+    "may have failed",
     Deviation.NOT_STREAMED: "responses were not streamed, so the target ignores stream",
     Deviation.COMPRESSED: "responses were compressed without being asked for",
 }

@@ -132,6 +132,7 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
 
     - An output with fewer tokens than pinned is not missed for that.
     - If the number of output tokens is uncertain, it is the largest possible one.
+    - A response with an unknown finish reason did not fail.
     - A response that exceeds its token limit, is not streamed or is compressed attains, and so does
       one that ended before its first token although the request forbids it.
 
@@ -144,6 +145,8 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
     no_output = record.first_token_ns is None and not _ENDED.isdisjoint(deviations)
     if no_output or not _INCOMPARABLE.isdisjoint(deviations):
         return _ATTAINED
+    if record.outcome is Outcome.ERROR and Deviation.UNKNOWN_FINISH_REASON in deviations:
+        record = replace(record, outcome=Outcome.OK)
     tokens = (
         record.output_tokens if record.most_output_tokens is None else record.most_output_tokens
     )

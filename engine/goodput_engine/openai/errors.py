@@ -14,11 +14,12 @@ import msgspec
 from goodput_core.errors import GoodputError
 
 __all__ = [
-    "FAILURE_REASONS",
     "APIError",
     "bad_request",
     "error_body",
     "error_event",
+    "is_failure",
+    "is_known_reason",
     "is_overload",
     "overloaded",
     "read_error",
@@ -26,9 +27,24 @@ __all__ = [
     "unavailable",
 ]
 
-FAILURE_REASONS: Final = frozenset({"error", "abort"})
-"""Values of `finish_reason` with which servers report that they failed to complete an output."""
-
+_FAILURES: Final = ("error", "abort")
+# Reasons of OpenAI, and of other servers and models that have its API.
+_REASONS: Final = frozenset(
+    {
+        "content_filter",
+        "end_turn",
+        "eos",
+        "eos_token",
+        "function_call",
+        "length",
+        "max_tokens",
+        "model_length",
+        "stop",
+        "stop_sequence",
+        "tool_calls",
+        "tool_use",
+    }
+)
 _RATE_LIMIT: Final = "rate_limit_error"
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
@@ -105,40 +121,56 @@ class _ErrorObject(msgspec.Struct):
     code: object = None
 
 
-class _ErrorChoice(msgspec.Struct):
+class _ErrorFields(msgspec.Struct):
     error: msgspec.Raw = msgspec.Raw()
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: msgspec.Raw = msgspec.Raw()
-    object: msgspec.Raw = msgspec.Raw()
-    choices: list[_ErrorChoice] | None = None
+    errors: msgspec.Raw = msgspec.Raw()
 
 
 _ERROR_OBJECT: Final = msgspec.json.Decoder(_ErrorObject)
-_ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
-_IS_ERROR: Final = msgspec.Raw(b'"error"')
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CHOICES: Final = msgspec.json.Decoder(list[_ErrorFields] | None)
 _NO_ERRORS: Final = (msgspec.Raw(b"null"), msgspec.Raw(b"false"))
+# Fields of events of a completion; the last two are those of llama.cpp and Azure.
+_COMPLETION_FIELDS: Final = frozenset({"choices", "usage", "timings", "prompt_filter_results"})
+_KEEP_ALIVE: Final = frozenset(
+    b'"%b"' % word for word in (b"ping", b"heartbeat", b"keepalive", b"keep-alive", b"keep_alive")
+)
 
 
 def read_error(event: bytes) -> bytes | None:
-    """Return the error object in an event of a stream, as JSON; None if it reports no error.
+    """Return the error in an event of a stream, as JSON; None if it reports no error.
 
-    Servers report an error as `{"error": …}`, as `{"object": "error", …}` with the fields of the
-    error beside it, or as the `error` of a choice.
+    Servers report an error as the `error` or the `errors` of an event or of a choice, or as an
+    event that has the fields of the error in place of those of a completion. An event without any
+    field of a completion therefore is an error, unless it is empty or keeps the connection alive.
     """
-    if b'"error"' not in event:
-        return None
     try:
-        decoded = _ERROR_EVENT.decode(event)
+        fields = _FIELDS.decode(event)
+        choices = _CHOICES.decode(fields.get("choices", b"[]"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if decoded.object == _IS_ERROR:
+    kind = bytes(fields.get("object", b""))
+    if kind == b'"error"':
         return event
-    for raw in (decoded.error, *(choice.error for choice in decoded.choices or ())):
+    values = [fields.get("error", b""), fields.get("errors", b"")]
+    for choice in choices or ():
+        values += (choice.error, choice.errors)
+    for raw in values:
         if len(raw) > 2 and raw not in _NO_ERRORS:  # not absent, 0, "", [] or {} either
             return bytes(raw)
-    return None
+    if not fields or not _COMPLETION_FIELDS.isdisjoint(fields) or b"completion" in kind:
+        return None
+    return None if bytes(fields.get("type", kind)) in _KEEP_ALIVE else event
+
+
+def is_failure(finish_reason: str) -> bool:
+    """Return True if a server reports with this reason that it failed to complete an output."""
+    return finish_reason.lower().startswith(_FAILURES)
+
+
+def is_known_reason(finish_reason: str) -> bool:
+    """Return True if this reason is known to end a complete output."""
+    return finish_reason.lower() in _REASONS
 
 
 def is_overload(error: bytes | msgspec.Raw) -> bool:

@@ -10,14 +10,22 @@ Source: WHATWG HTML, "Parsing an event stream".
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import msgspec
 
 from goodput_core.units import NS_PER_US
-from goodput_engine.openai.errors import FAILURE_REASONS, is_overload, read_error
+from goodput_engine.openai.errors import is_failure, is_overload, read_error
 
-__all__ = ["DONE_EVENT", "EventWriter", "LineTooLongError", "SSEReader", "TokenObserver"]
+__all__ = [
+    "DONE_EVENT",
+    "EventWriter",
+    "LineTooLongError",
+    "SSEReader",
+    "TokenObserver",
+    "without_nan",
+]
 
 DONE_EVENT: Final = b"data: [DONE]\n\n"
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -25,7 +33,7 @@ _MAX_OBSERVED_BYTES: Final = 256 << 10
 _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _NULL: Final = msgspec.Raw(b"null")
-_FAILURES: Final = tuple(msgspec.Raw(b'"%b"' % r.encode()) for r in sorted(FAILURE_REASONS))
+_KEEP_ALIVE: Final = frozenset({b"ping", b"heartbeat", b"keepalive", b"keep-alive"})
 
 
 class LineTooLongError(ValueError):
@@ -35,7 +43,8 @@ class LineTooLongError(ValueError):
 class SSEReader:
     """Reads the data of events from chunks of bytes; other fields and comments are ignored.
 
-    An event with the name `error` is not returned like the others, but stored in `error`.
+    An event with the name `error` is not returned like the others, but stored in `error`. Events
+    with the name `ping`, `heartbeat`, `keepalive` or `keep-alive` are ignored.
 
     Memory is bounded by one event, and time is linear in the bytes, for any input.
 
@@ -54,8 +63,8 @@ class SSEReader:
         "_data",
         "_data_bytes",
         "_idle",
-        "_is_error",
         "_max_bytes",
+        "_name",
         "_parts",
         "_parts_bytes",
         "_skip_lf",
@@ -72,7 +81,7 @@ class SSEReader:
         self._parts_bytes = 0
         self._data: list[bytes] = []  # data lines of the unfinished event
         self._data_bytes = 0
-        self._is_error = False  # the unfinished event has the name `error`
+        self._name = b""  # name of the unfinished event
         self._at_start = True
         self._skip_lf = False
         self._skipping = False
@@ -112,7 +121,7 @@ class SSEReader:
                 return [event[6:] for event in events]
         events = self._feed_lines(chunk)
         self._idle = not (
-            self._parts or self._data or self._skipping or self._skip_lf or self._is_error
+            self._parts or self._data or self._skipping or self._skip_lf or self._name
         )
         return events
 
@@ -149,7 +158,7 @@ class SSEReader:
             self._parts_bytes = 0
             if complete:
                 self._add_line(complete)
-            elif self._data or self._is_error:
+            elif self._data or self._name:
                 events += self._end_event()
         self._hold(rest)
         return events
@@ -171,7 +180,7 @@ class SSEReader:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"event":
-            self._is_error = value == b"error"
+            self._name = value
         if name != b"data":
             return
         self._data.append(value)
@@ -181,15 +190,17 @@ class SSEReader:
             self._drop(counted=True)
 
     def _end_event(self) -> list[bytes]:
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        events = [self._data[0] if len(self._data) == 1 else b"\n".join(self._data)]
+        if not self._data or self._name in _KEEP_ALIVE:
+            events.clear()
+        if self._name == b"error":
+            if self.error is None:
+                self.error = b"\n".join(self._data)
+            events.clear()
+        self._name = b""
         self._data.clear()
         self._data_bytes = 0
-        if not self._is_error:
-            return [data]
-        self._is_error = False
-        if self.error is None:
-            self.error = data
-        return []
+        return events
 
     def _drop(self, *, counted: bool) -> None:
         if not self._skip_long:
@@ -299,6 +310,8 @@ class TokenObserver:
         except (ValueError, RecursionError):
             if data.strip() == b"[DONE]":
                 self.finished = True
+            elif (valid := without_nan(data)) is not None:
+                self._event(valid, now_ns)
             return
         if event.choices:
             has_token = False
@@ -307,14 +320,16 @@ class TokenObserver:
                 has_token = has_token or _is_filled(choice.text) or _has_token(delta)
                 if _is_filled(choice.finish_reason):
                     self.finished = True
-                    if choice.finish_reason in _FAILURES:
+                    if is_failure(bytes(choice.finish_reason).decode(errors="replace").strip('"')):
                         self._fail(data)
             if has_token:
                 self._token(now_ns)
         if event.usage is not None and event.usage.completion_tokens is not None:
             self._usage_tokens = event.usage.completion_tokens
-        if (error := read_error(data)) is not None:
-            self._fail(error)
+        if b'"error' in data or (event.choices is None and event.usage is None):
+            error = read_error(data)
+            if error is not None:
+                self._fail(error)
 
     def _fail(self, error: bytes) -> None:
         self.error = True
@@ -330,6 +345,26 @@ class TokenObserver:
 
 
 _DECODER: Final = msgspec.json.Decoder(_ObservedEvent)
+
+
+def without_nan(data: bytes) -> bytes | None:
+    """Return JSON with null in place of NaN and Infinity, which Python's encoder writes.
+
+    None if `data` has neither, or is not JSON apart from them.
+    """
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    found = False
+
+    def null(_constant: str) -> None:
+        nonlocal found
+        found = True
+
+    try:
+        value = json.loads(data, parse_constant=null)
+        return json.dumps(value, allow_nan=False).encode() if found else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_filled(raw: msgspec.Raw) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.openai.sse import TokenObserver
+from goodput_engine.openai.sse import TokenObserver, without_nan
 
 
 def completion(text: str, finish: str = "null") -> bytes:
@@ -113,7 +115,12 @@ def test_an_error_event_is_detected() -> None:
         pytest.param(b'event: error\ndata: {"error":{"code":429}}\n\n', True, id="name, overload"),
         pytest.param(completion("", '"error"'), False, id="finish reason error"),
         pytest.param(completion("a", '"abort"'), False, id="finish reason abort"),
+        pytest.param(completion("", '"error: oom"'), False, id="finish reason error: oom"),
         pytest.param(b'data: {"choices":[{"error":{"code":"429"}}]}\n\n', True, id="choice"),
+        pytest.param(b'data: {"detail":"lost"}\n\n', False, id="detail"),
+        pytest.param(b'data: {"errors":["lost"]}\n\n', False, id="errors"),
+        pytest.param(b'data: {"message":"busy","code":429}\n\n', True, id="message and code"),
+        pytest.param(b'data: {"error":"lost","x":NaN}\n\n', False, id="NaN"),
     ],
 )
 def test_every_form_of_an_error_in_a_stream_is_detected(event: bytes, shed: bool) -> None:
@@ -122,6 +129,51 @@ def test_every_form_of_an_error_in_a_stream_is_detected(event: bytes, shed: bool
     observer.feed(event + completion("", '"stop"') + b"data: [DONE]\n\n", 2)
     assert observer.error
     assert observer.shed == shed
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(b"event: ping\ndata: x\n\n", id="event ping"),
+        pytest.param(b'data: {"type":"ping"}\n\n', id="type ping"),
+        pytest.param(b"data: {}\n\n", id="empty"),
+        pytest.param(b'data: {"timings":{}}\n\n', id="timings"),
+        pytest.param(b'data: {"choices":[],"prompt_filter_results":[]}\n\n', id="Azure"),
+        pytest.param(b'data: {"object":"chat.completion.chunk"}\n\n', id="no choices"),
+    ],
+)
+def test_a_harmless_event_is_no_error(event: bytes) -> None:
+    observer = TokenObserver()
+    observer.feed(event + completion("a") + event + completion("", '"stop"') + event, 1)
+    assert observer.finished
+    assert not observer.error
+    assert observer.tokens == 1
+
+
+def test_an_event_with_nan_counts_as_a_token() -> None:
+    observer = TokenObserver()
+    observer.feed(b'data: {"choices":[{"text":"a","logprob":NaN,"least":-Infinity}]}\n\n', 1)
+    assert observer.tokens == 1
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_only_nan_and_infinity_become_null(value: object) -> None:
+    def finite(one: object) -> object:
+        if isinstance(one, float):
+            return one if math.isfinite(one) else None
+        if isinstance(one, list):
+            return [finite(item) for item in one]
+        return {k: finite(v) for k, v in one.items()} if isinstance(one, dict) else one
+
+    data = json.dumps(value).encode()
+    valid = without_nan(data)
+    assert json.loads(data if valid is None else valid) == finite(value)
+    assert (valid is None) == (finite(value) == value)
 
 
 def test_a_text_about_errors_is_no_error() -> None:

@@ -27,8 +27,9 @@ from tests.replay.sending.stand_ins import (
 from yarl import URL
 
 from goodput_core.slo.conformance import Deviation
+from goodput_core.slo.judging import JudgementKind, MissReason, judge, judge_favourably
 from goodput_core.slo.record import Outcome, RequestRecord
-from goodput_core.slo.targets import SLOClass
+from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.slo.verdict import Reason, Verdict, VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.runs.records import read_records
@@ -160,6 +161,66 @@ UNDERSTOOD: dict[str, tuple[Answer, int, tuple[Deviation, ...]]] = {
         LENGTH,
         (),
     ),
+    "keep-alive events of several forms": (
+        lambda n: [
+            b": OPENROUTER PROCESSING\n\n",
+            b"event: ping\ndata: 2026-03-04T05:06:07Z\n\n",
+            b'event: heartbeat\ndata: {"seconds": 3}\n\n',
+            event({}),
+            event({"type": "ping"}),
+            event({"object": "keepalive"}),
+            *complete(tokens(n), n),
+        ],
+        LENGTH,
+        (),
+    ),
+    "Azure's filter results": (
+        lambda n: [
+            event({"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}),
+            event({"prompt_filter_results": [{"prompt_index": 0}]}),
+            *tokens(n),
+            event({"choices": [{"finish_reason": None, "content_filter_offsets": {}}]}),
+            *complete([], n),
+        ],
+        LENGTH,
+        (),
+    ),
+    "llama.cpp's timings": (
+        lambda n: complete([*tokens(n), event({"timings": {"predicted_n": n}})], n),
+        LENGTH,
+        (),
+    ),
+    "a usage without choices": (
+        lambda n: [*tokens(n), finish(), event({"usage": {"completion_tokens": n}}), DONE],
+        LENGTH,
+        (),
+    ),
+    "an event of a completion without choices": (
+        lambda n: complete([event({"object": "chat.completion.chunk"}), *tokens(n)], n),
+        LENGTH,
+        (),
+    ),
+    "an empty error in every event": (
+        lambda n: complete([text(" a", error=None, errors=[], detail=None)] * n, n),
+        LENGTH,
+        (),
+    ),
+    "NaN in a field that is not used": (
+        lambda n: complete([text(" a", logprobs={"token": [float("nan")]})] * n, n),
+        LENGTH,
+        (),
+    ),
+    "NaN and minus infinity beside escaped texts": (
+        lambda n: complete([text('NaN "Infinity" é', low=float("-inf"), x=float("nan"))] * n, n),
+        LENGTH,
+        (),
+    ),
+    "the usage is cut off": (lambda n: [*tokens(n), finish(), usage(n)[:20]], LENGTH, (NO_USAGE,)),
+    "a finish reason in capitals": (
+        lambda n: [*tokens(n), finish("STOP"), usage(n), DONE],
+        LENGTH,
+        (),
+    ),
 }
 
 
@@ -232,6 +293,66 @@ ERRORS: dict[str, tuple[Answer, Outcome, str]] = {
         Outcome.ERROR,
         "the stream ended with 'abort'",
     ),
+    "a finish reason that begins with error": (
+        body(*tokens(LENGTH), finish("error: oom"), usage(LENGTH), DONE),
+        Outcome.ERROR,
+        "the stream ended with 'error: oom'",
+    ),
+    "a finish reason Aborted": (
+        body(*tokens(LENGTH), finish("Aborted"), usage(LENGTH), DONE),
+        Outcome.ERROR,
+        "the stream ended with 'Aborted'",
+    ),
+    "FastAPI's detail after a complete output": (
+        body(*complete(tokens(LENGTH), LENGTH)[:-1], event({"detail": "worker lost"}), DONE),
+        Outcome.ERROR,
+        "the stream reported: worker lost",
+    ),
+    "FastAPI's list of details": (
+        body(*tokens(LENGTH), finish(), event({"detail": [{"msg": "field required"}]}), DONE),
+        Outcome.ERROR,
+        'the stream reported: {"detail": [{"msg": "field required"}]}',
+    ),
+    "a list of errors": (
+        body(*complete(tokens(LENGTH), LENGTH)[:-1], event({"errors": ["out of memory"]}), DONE),
+        Outcome.ERROR,
+        'the stream reported: {"error":["out of memory"]}',
+    ),
+    "errors beside choices": (
+        body(*tokens(LENGTH), event({"choices": [], "errors": [{"code": 500}]}), finish(), DONE),
+        Outcome.ERROR,
+        'the stream reported: {"error":[{"code": 500}]}',
+    ),
+    "errors of a choice": (
+        body(*tokens(LENGTH), event({"choices": [{"errors": ["oom"], "text": ""}]}), finish()),
+        Outcome.ERROR,
+        'the stream reported: {"error":["oom"]}',
+    ),
+    "a message and a code": (
+        body(*complete(tokens(LENGTH), LENGTH)[:-1], event({"message": "oom", "code": 500})),
+        Outcome.ERROR,
+        "the stream reported: oom",
+    ),
+    "a message with NaN": (
+        body(*complete(tokens(LENGTH), LENGTH)[:-1], event({"message": "oom", "x": float("nan")})),
+        Outcome.ERROR,
+        "the stream reported: oom",
+    ),
+    "an overload beside no error": (
+        body(event({"message": "busy", "code": 429}), *complete(tokens(LENGTH), LENGTH)),
+        Outcome.SHED,
+        "the stream reported: busy",
+    ),
+    "an event that is of no completion": (
+        body(*complete(tokens(LENGTH), LENGTH)[:-1], event({"status": "FAILED"}), DONE),
+        Outcome.ERROR,
+        'the stream reported: {"status": "FAILED"}',
+    ),
+    "an error as the last event, without its blank line": (
+        body(*complete(tokens(LENGTH), LENGTH)[:-1], event({"error": "late"})[:-1]),
+        Outcome.ERROR,
+        "the stream reported: late",
+    ),
     "an error of a choice": (
         body(event({"choices": [{"text": "", "error": {"message": "overheated"}}]}), DONE),
         Outcome.ERROR,
@@ -263,6 +384,18 @@ async def test_an_error_in_a_stream_with_status_200_is_a_failure(
     assert (record.outcome, record.status) == (outcome, 200)
     assert record.detail.startswith(detail)
     assert record.deviations == (Deviation.ERROR_IN_STREAM,)
+
+
+async def test_an_unknown_finish_reason_leaves_doubt(prepared: Prepared) -> None:
+    answer = body(*tokens(LENGTH), finish("insufficient_system_resource"), usage(LENGTH), DONE)
+    record = await respond(StandIn(answer=answer), prepared(output_tokens=LENGTH))
+    assert (record.outcome, record.output_tokens) == (Outcome.ERROR, LENGTH)
+    assert record.detail == "the stream ended with 'insufficient_system_resource'"
+    assert record.deviations == (Deviation.UNKNOWN_FINISH_REASON,)
+    targets = Targets(ttft_ns=NS_PER_S)
+    assert judge(record, targets).kind is JudgementKind.MISSED
+    assert judge_favourably(record, targets).kind is JudgementKind.ATTAINED
+    assert judge_favourably(record, Targets(ttft_ns=1)).reasons == (MissReason.TTFT,)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ REASONS = {
         lambda: aiohttp.ClientPayloadError(
             "Response payload is not completed: <ContentLengthError: 400, message='Not enough'>"
         ),
-        "the response was truncated",
+        "the response was truncated or malformed",
     ),
     "no HTTP": (
         lambda: response(BadStatusLine("SSH-2.0", "Bad status line:\n\n  b'SSH-2.0'\n").message),

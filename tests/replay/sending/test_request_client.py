@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import ssl
+import struct
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tests.replay.sending.stand_ins import StandIn, running
 from yarl import URL
 
 from goodput_core.contract import HEADER_REPLICA
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.sending.body import PreparedRequest
@@ -64,13 +66,17 @@ def usage(tokens: int, cached: int | None = None) -> bytes:
 DONE = event(b"[DONE]")
 
 
-def says(*pieces: bytes, close: bool = False) -> Script:
-    """Make a server that writes these pieces, and closes or keeps the connection."""
+def says(*pieces: bytes, close: bool = False, pause_s: float = 0.0) -> Script:
+    """Make a server that writes these pieces, and closes or keeps the connection.
+
+    With a pause, the client reads each piece on its own.
+    """
 
     async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
+            await asyncio.sleep(pause_s)
         if close:
             writer.close()
 
@@ -158,6 +164,11 @@ ENDINGS = {
     "cut after [DONE]": says(CHUNKED, chunk(token("a", "stop") + DONE), close=True),
     "kept open after [DONE]": says(CHUNKED, chunk(token("a", "stop") + DONE)),
     "more after [DONE]": says(CHUNKED, chunk(token("a", "stop") + DONE + b"junk") + LAST),
+    "cut after the finish reason": says(CHUNKED, chunk(token("a", "stop")), close=True),
+    "broken after the finish reason": says(
+        CHUNKED, chunk(token("a", "stop")), b"zz\r\n", pause_s=0.1
+    ),
+    "cut inside the usage": says(CHUNKED, chunk(token("a", "stop") + usage(1)[:9]), close=True),
     "split inside everything": says(
         *(bytes([b]) for b in CHUNKED + chunk(token("a", "stop") + DONE) + LAST)
     ),
@@ -170,6 +181,50 @@ async def test_a_complete_response_is_ok_regardless_of_its_end(
 ) -> None:
     record = await send(await serve(script), prepared())
     assert (record.outcome, record.detail, record.output_tokens) == (Outcome.OK, "", 1)
+
+
+async def test_a_reset_after_the_finish_reason_leaves_a_complete_response(
+    serve: Serve, prepared: Prepared
+) -> None:
+    reading = asyncio.Event()
+
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + chunk(token()) + chunk(token("a", "length")))
+        await writer.drain()
+        await reading.wait()
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with open_session({}) as session:
+        url = URL(f"{await serve(script)}/v1/completions")
+        policy = SendingPolicy(timeout_ns=60 * NS_PER_S, pinned=True)
+        client = RequestClient(session, [url], policy)
+        task = asyncio.create_task(client.run(prepared(output_tokens=2), time.monotonic_ns()))
+        asyncio.get_running_loop().call_later(0.2, reading.set)
+        record = await task
+    assert (record.outcome, record.detail, record.output_tokens) == (Outcome.OK, "", 2)
+    assert record.deviations == (Deviation.NO_USAGE,)
+    assert record.e2e_ns is not None
+    assert record.e2e_ns < 200 * NS_PER_MS, "the response ended with its finish reason"
+
+
+async def test_a_broken_stream_on_a_reused_connection_ends_the_right_request(
+    serve: Serve, prepared: Prepared
+) -> None:
+    bodies = iter([chunk(token("a", "stop") + DONE) + LAST, chunk(token()) + b"zz\r\n"])
+
+    async def script(_request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + next(bodies))
+        await writer.drain()
+
+    async with open_session({}) as session:
+        url = URL(f"{await serve(script)}/v1/completions")
+        policy = SendingPolicy(timeout_ns=60 * NS_PER_S, pinned=True)
+        client = RequestClient(session, [url], policy)
+        first = await client.run(prepared(), time.monotonic_ns())
+        second = await client.run(prepared(), time.monotonic_ns())
+    assert (first.outcome, second.outcome) == (Outcome.OK, Outcome.ERROR)
 
 
 DROPPED = {"type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
@@ -287,6 +342,21 @@ FAILURES = {
         says(CHUNKED + b"zz\r\nabc\r\n", close=True),
         Outcome.ERROR,
         "not an HTTP response",
+    ),
+    "a broken chunk size after a token": (
+        says(CHUNKED + chunk(token()), b"zz\r\nabc\r\n", pause_s=0.1),
+        Outcome.ERROR,
+        "the connection closed mid-stream: the response was truncated or malformed",
+    ),
+    "a broken chunk size before a token": (
+        says(CHUNKED, b"-5\r\nabc\r\n", pause_s=0.1),
+        Outcome.ERROR,
+        "the connection closed before the first token: the response was truncated or malformed",
+    ),
+    "a chunk longer than its size": (
+        says(CHUNKED + chunk(token()), b"3\r\nabcdef\r\n", pause_s=0.1),
+        Outcome.ERROR,
+        "the connection closed mid-stream: the response was truncated or malformed",
     ),
     "a header of a megabyte": (
         says(b"HTTP/1.1 200 OK\r\nX-Long: " + b"a" * (1 << 20) + b"\r\n\r\n", close=True),

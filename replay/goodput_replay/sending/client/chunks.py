@@ -103,6 +103,7 @@ def _is_filled(raw: msgspec.Raw) -> bool:
 
 class _ErrorBody(msgspec.Struct):
     message: str = ""
+    detail: str = ""
 
 
 class _ErrorResponse(msgspec.Struct):
@@ -152,12 +153,14 @@ def status_sentence(status: int, location: str | None, body: bytes) -> str:
 
 def error_sentence(body: bytes) -> str:
     """Return the message of an OpenAI error, else the body; truncated, on one line."""
+    text = ""
     try:
         response = _ERROR.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        text = body.decode("utf-8", "replace")
+        pass
     else:
         error = response.error
-        text = error if isinstance(error, str) else error.message
+        text = error if isinstance(error, str) else error.message or error.detail
         text = text or response.message or response.detail
+    text = text or body.decode("utf-8", "replace")
     return " ".join(text.split())[:_MAX_DETAIL]

@@ -1,4 +1,4 @@
-"""Connection pool of a run."""
+"""Connection pool of a run, and the streams on its connections."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 if TYPE_CHECKING:
+    import asyncio
     import ssl
     from collections.abc import Mapping
 
-__all__ = ["open_session"]
+__all__ = ["StreamWatch", "open_session"]
 
 # Common servers close an idle connection after five seconds. A request that is sent at that moment
 # would fail, although neither the client nor the server is at fault.
@@ -43,3 +44,37 @@ def open_session(
         raise_for_status=False,
         trust_env=False,
     )
+
+
+class StreamWatch:
+    """Ends streams whose connection was closed.
+
+    If the chunks of a body are malformed, aiohttp closes the connection, but the reader of the body
+    would wait until its time limit.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[asyncio.Future[None], aiohttp.StreamReader] = {}
+
+    def add(self, response: aiohttp.ClientResponse) -> None:
+        """Watch the body of a response; its connection no longer belongs to an earlier one."""
+        connection = response.connection
+        if connection is None or connection.protocol is None:
+            return  # the body is complete
+        closed = connection.protocol.closed
+        if closed is None:
+            _end(response.content)
+            return
+        if closed not in self._streams:
+            closed.add_done_callback(self._close)
+        self._streams[closed] = response.content
+
+    def _close(self, closed: asyncio.Future[None]) -> None:
+        _end(self._streams.pop(closed))
+        if not closed.cancelled():
+            closed.exception()  # already known to the stream; asyncio would log it otherwise
+
+
+def _end(stream: aiohttp.StreamReader) -> None:
+    if not stream.is_eof() and stream.exception() is None:
+        stream.set_exception(aiohttp.ClientPayloadError("malformed chunks"))

@@ -10,6 +10,7 @@ import os
 import ssl
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 __all__ = ["reason_of"]
 
@@ -30,8 +31,8 @@ def reason_of(error: BaseException) -> str:
         return _line(f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}")
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the server closed the connection"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "the response was truncated"
+    if isinstance(error, aiohttp.ClientPayloadError | HttpProcessingError):
+        return "the response was truncated or malformed"
     if isinstance(error, OSError):
         # Name resolution errors have negative codes and messages of their own.
         number = error.errno or 0

@@ -17,6 +17,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 from aiohttp.payload import Payload
 
 from goodput_core.contract import HEADER_REPLICA, HEADER_REVISION
@@ -30,6 +31,7 @@ from goodput_replay.sending.client.chunks import (
     error_sentence,
     status_sentence,
 )
+from goodput_replay.sending.client.connection import StreamWatch
 from goodput_replay.sending.client.reason import reason_of
 from goodput_replay.sending.client.redaction import Redaction
 from goodput_replay.sending.client.stream import ResponseReader
@@ -141,6 +143,7 @@ class RequestClient:
             names = [""]
         self._servers = cycle(list(zip(urls, names, strict=True)))
         self._policy = policy
+        self._watch = StreamWatch()
 
     async def run(self, request: PreparedRequest, zero_ns: int) -> RequestRecord:
         """Send one request now and read its response to the end.
@@ -202,9 +205,10 @@ class RequestClient:
                     url, data=body, headers=request.headers, allow_redirects=False
                 ) as response:
                     status, headers = response.status, response.headers
+                    self._watch.add(response)
                     outcome, detail = await _read(response, stream, limit)
         except TimeoutError:
-            if stream.done or stream.finish_reason:
+            if stream.complete:
                 outcome = Outcome.OK
             elif trace_cancels:
                 outcome = Outcome.CANCELLED
@@ -215,9 +219,9 @@ class RequestClient:
             # The run is stopped. The partial response is recorded. The task ends after that, so the
             # cancellation is not raised again.
             outcome, detail = Outcome.CANCELLED, _STOPPED
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
             outcome, detail = _failure(error, status=status, tokens=stream.events)
-            if stream.done and outcome is Outcome.ERROR:
+            if stream.complete and not isinstance(error, LineTooLongError | MalformedChunkError):
                 outcome, detail = Outcome.OK, ""
         end_ns = stream.end_ns if outcome is Outcome.OK else None
         if end_ns is None:
@@ -303,12 +307,15 @@ async def _read(
     finished = lingering = False
     while True:
         data = await content.readany()
-        if not data:
-            break
-        stream.take(data, time.monotonic_ns())
+        if data:
+            stream.take(data, time.monotonic_ns())
+        else:
+            stream.end(time.monotonic_ns())
         if stream.failure is not None:
             response.close()
             return Outcome.SHED if stream.overloaded else Outcome.ERROR, stream.failure
+        if not data:
+            break
         if stream.end_ns is None or lingering:
             continue
         if stream.done:
@@ -317,7 +324,7 @@ async def _read(
         elif not finished:
             finished = True
             limit.reschedule(min(limit.when() or math.inf, loop.time() + _FINISH_S))
-    if stream.done or (stream.finish_reason and not stream.parser.inside_event):
+    if stream.complete:
         return Outcome.OK, ""
     if stream.parser.inside_event:
         return Outcome.ERROR, "the stream ended in the middle of an event"

@@ -10,8 +10,8 @@ from typing import Final
 
 from goodput_core.slo.conformance import Deviation, TokenCount, count_tokens
 from goodput_core.units import NS_PER_US
-from goodput_engine.openai.errors import FAILURE_REASONS, is_overload, read_error
-from goodput_engine.openai.sse import SSEReader
+from goodput_engine.openai.errors import is_failure, is_known_reason, is_overload, read_error
+from goodput_engine.openai.sse import SSEReader, without_nan
 from goodput_replay.sending.client.chunks import (
     DONE,
     MalformedChunkError,
@@ -62,6 +62,11 @@ class ResponseReader:
         self.overloaded = False
         self.deviations: tuple[Deviation, ...] = ()
 
+    @property
+    def complete(self) -> bool:
+        """True if the whole output arrived: the stream had a finish reason or [DONE]."""
+        return self.failure is None and (self.done or self.finish_reason is not None)
+
     def take(self, data: bytes, now_ns: int) -> None:
         """Count the events in a piece of the stream that was received at `now_ns`."""
         if self.done:
@@ -78,6 +83,15 @@ class ResponseReader:
         if parser.error is not None and self.failure is None:
             self.fail(parser.error)
 
+    def end(self, now_ns: int) -> None:
+        """Count the last event if the stream ended at `now_ns` without the blank line after it."""
+        if self.done:
+            return
+        for event in self.parser.flush():
+            self._take_event(event, now_ns)
+        if self.parser.error is not None:
+            self.fail(self.parser.error)
+
     def fail(self, event: bytes, failure: str = "") -> None:
         """Note that the server reported an error in a response with status 200.
 
@@ -86,34 +100,34 @@ class ResponseReader:
             failure: text of the failure; empty to quote the error's message.
         """
         error = read_error(event)
-        message = error_sentence(event if error is None else b'{"error":%b}' % error)
+        if error is None:
+            error = event
+        message = error_sentence(event if error == event else b'{"error":%b}' % error)
         self.failure = failure or f"the stream reported: {message or 'an error'}"
-        self.overloaded = is_overload(event if error is None else error)
+        self.overloaded = is_overload(error)
         self.deviations = (Deviation.ERROR_IN_STREAM,)
 
     def _take_event(self, event: bytes, now_ns: int) -> None:
-        if b'"error"' in event and read_error(event) is not None:
-            self.fail(event)
-            return
         try:
             chunk = decode_chunk(event)
         except MalformedChunkError:
-            # Some servers pad [DONE], or keep connections alive with events without data.
-            text = event.strip()
-            if text == DONE:
-                self.done = True
-                self.end_ns = now_ns
-            elif text:
+            if not self._take_other(event, now_ns):
                 raise
             return
+        choices = chunk.choices
+        if (b'"error' in event or choices is None) and read_error(event) is not None:
+            self.fail(event)
+            return
         output = False
-        for choice in chunk.choices or ():
+        for choice in choices or ():
             output = output or has_output(choice)
             if choice.finish_reason:
                 self.finish_reason = choice.finish_reason
                 self.end_ns = now_ns
-                if choice.finish_reason in FAILURE_REASONS:
+                if not is_known_reason(choice.finish_reason):
                     self.fail(event, f"the stream ended with {choice.finish_reason!r}")
+                    if not is_failure(choice.finish_reason):
+                        self.deviations = (Deviation.UNKNOWN_FINISH_REASON,)
         if output:
             if self.last_ns is None:
                 self.first_ns = now_ns
@@ -129,6 +143,19 @@ class ResponseReader:
                 self.prompt_tokens = usage.prompt_tokens
             if usage.prompt_tokens_details is not None:
                 self.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+    def _take_other(self, event: bytes, now_ns: int) -> bool:
+        """Return True if an event that is no chunk is understood."""
+        valid = without_nan(event)
+        if valid is not None:
+            self._take_event(valid, now_ns)
+            return True
+        # Some servers pad [DONE], or keep connections alive with events without data.
+        text = event.strip()
+        if text == DONE:
+            self.done = True
+            self.end_ns = now_ns
+        return not text or self.done
 
     def count(self, *, limit: int | None, pinned: bool, complete: bool) -> TokenCount:
         """Return the number of output tokens, and all deviations of the response.
