@@ -55,11 +55,11 @@ cluster rejects the same manifests as Goodput and names the same fields. `kubect
 llmservice.spec.engine` shows the descriptions on this page.
 
 Two features are described here but not implemented yet: `rollout.gate`, and a `model.source` with
-real weights (`hf://`, `pvc://`, `file://`). A manifest that uses one of them is rejected with an
-error that names the field. To emulate a device instead of serving weights, set the source to
-`emulated://PROFILE` or give `--device PROFILE` on the command line. `tensorParallel` must equal the
-`tensor_parallel` of the emulated [profile](devices.md), and `tokenBudget.min` at least its
-`block_size`.
+real weights, except for `file://` outside of a cluster. A manifest that uses one of them is
+rejected with an error that names the field. To emulate a device instead of serving weights, set the
+source to `emulated://PROFILE` or give `--device PROFILE` on the command line. `tensorParallel` must
+equal the `tensor_parallel` of the emulated [profile](devices.md), and `tokenBudget.min` at least
+its `block_size`.
 
 An object "as in a pod" has the fields that Kubernetes defines for it. Goodput copies it into the
 pod without reading it, and the API server of the cluster validates it.

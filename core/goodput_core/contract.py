@@ -51,6 +51,7 @@ MAX_LIMITS_REVISION: Final = 2**63 - 1
 # `tokenizer` in an engine's /control/state if a router can count tokens as the engine does, which
 # holds for emulated devices.
 TOKENIZER_EMULATED: Final = "emulated"
+TOKENIZER_MODEL: Final = "model"
 
 # --- HTTP headers, request ----------------------------------------------------------------
 HEADER_REQUEST_ID: Final = "X-Request-Id"

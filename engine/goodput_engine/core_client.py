@@ -14,6 +14,7 @@ from asyncio.subprocess import DEVNULL
 from typing import TYPE_CHECKING, Final, cast
 
 from goodput_core.errors import ExitCode, InternalError, UsageError
+from goodput_core.units import NS_PER_S
 from goodput_engine.core.wire import WireError, core_reader, encode
 from goodput_engine.messages import (
     Cancel,
@@ -42,8 +43,10 @@ __all__ = ["CoreClient", "RequestStream"]
 _END_S: Final = 5.0
 # Limit of the submitted bytes that the core has not read yet; the core reads between two steps.
 _UNREAD_BYTES: Final = 32 * 1024 * 1024
-# Time without a message after which a core is considered hung. A running core sends one per second.
+# Time without a message after which a core is considered hung. A running core sends one per second,
+# except during a step of a real model, whose longest step is an estimate.
 _SILENCE_S: Final = 30.0
+_SILENT_STEPS: Final = 10
 _SILENCE_CHECKS: Final = 5
 
 
@@ -56,6 +59,7 @@ class RequestStream:
 
     Attributes:
         tokens: number of output tokens so far.
+        token_ids: their ids; empty on an emulated device.
         cached_tokens: number of prompt tokens taken from the prefix cache.
         first_scheduled_ns: time when the request was first part of a plan; 0 before the first
             token.
@@ -78,12 +82,14 @@ class RequestStream:
         "last_token_ns",
         "lost",
         "rejected",
+        "token_ids",
         "tokens",
     )
 
     def __init__(self, *, arrival_ns: int, each: bool) -> None:
         self.arrival_ns = arrival_ns
         self.tokens = 0
+        self.token_ids: list[int] = []
         self.cached_tokens = 0
         self.first_scheduled_ns = 0
         self.first_token_ns = 0
@@ -113,6 +119,7 @@ class RequestStream:
                 self.first_scheduled_ns = output.first_scheduled_ns
                 self.cached_tokens = output.cached_tokens
             self.tokens += output.new_tokens
+            self.token_ids += output.token_ids
             self.last_token_ns = at_ns
         self.finish_reason = output.finish_reason
         if self._each or output.finish_reason is not None:
@@ -286,6 +293,8 @@ class CoreClient(asyncio.Protocol):
                     stream.reject(message)
             elif isinstance(message, Ready):
                 self.state = message.state
+                longest_step_s = message.longest_step_ns / NS_PER_S
+                self._silence_s = max(self._silence_s, _SILENT_STEPS * longest_step_s)
                 self.ready.set_result(message)
                 self._schedule_check()
             else:

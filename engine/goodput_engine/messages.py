@@ -8,6 +8,7 @@ as compact, tagged MessagePack, without pickle. The scheduler never sees the `ex
 from __future__ import annotations
 
 from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotations
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,7 @@ from goodput_core.engine_state import EngineState  # noqa: TC001 - msgspec reads
 from goodput_core.slo.targets import Targets
 
 __all__ = [
+    "DATA_TYPES",
     "Cancel",
     "Configure",
     "CoreMessage",
@@ -25,6 +27,7 @@ __all__ = [
     "FollowManifest",
     "FrontMessage",
     "Limits",
+    "ModelFolder",
     "Ready",
     "Rejected",
     "RequestOutput",
@@ -32,6 +35,10 @@ __all__ = [
     "StepOutputs",
     "Submit",
 ]
+
+
+DATA_TYPES: Final = ("float32", "float64", "bfloat16", "float16")
+"""Data types in which a real model can be computed."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -42,11 +49,35 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Base of the parts of a message."""
 
 
+class ModelFolder(_Value, frozen=True, kw_only=True):
+    """A real model to compute.
+
+    Args:
+        path: absolute path of a folder in Hugging Face's format.
+        dtype: one of `DATA_TYPES`.
+        max_model_tokens: limit of prompt and output tokens together; None for the model's.
+        block_size: tokens per KV block.
+        kv_blocks: number of KV blocks; None for as many as the memory holds.
+        memory_percent: share of the memory that is available after loading that KV blocks and
+            swap space may take.
+        threads: number of threads that compute; None for all cores but one.
+    """
+
+    path: str
+    dtype: str = DATA_TYPES[0]
+    max_model_tokens: int | None = None
+    block_size: int = 16
+    kv_blocks: int | None = None
+    memory_percent: int = 50
+    threads: int | None = None
+
+
 class Configure(_Message, frozen=True, kw_only=True):
     """The first message: configure the core. The reply is `Ready` or `Failed`.
 
     Args:
-        device: name of a shipped device profile, or path of a profile's YAML file.
+        device: name of a shipped device profile, or path of a profile's YAML file; not used if a
+            model is computed.
         policy: a name of `goodput_core.spec.choices.Policy`.
         preemption: a name of `goodput_core.spec.choices.Preemption`.
         token_budget: initial number of tokens that one step may compute.
@@ -67,6 +98,7 @@ class Configure(_Message, frozen=True, kw_only=True):
         depth: plans queued on the device behind the running one, 0 to 2; None for the device
             profile's value.
         step_log: absolute path of the step log; None if none is written.
+        model: the model to compute; None to emulate `device`.
     """
 
     device: str
@@ -85,6 +117,7 @@ class Configure(_Message, frozen=True, kw_only=True):
     swap_space_bytes: int = 0
     depth: int | None = None
     step_log: str | None = None
+    model: ModelFolder | None = None
 
 
 class FollowManifest(_Message, frozen=True, kw_only=True):
@@ -214,16 +247,22 @@ class Ready(_Message, frozen=True, kw_only=True):
     """The core is ready. The message has the properties of the device for the HTTP process.
 
     Args:
-        device: name of the device profile.
+        device: name of the device profile, or of the model's folder.
         vocab_size: size of the vocabulary; every token id is smaller.
         max_model_tokens: limit of prompt and output tokens together.
         state: the core's state before its first step, with block size and limits.
+        longest_step_ns: estimated time of the longest step, during which the core sends nothing;
+            0 if the core sends messages during steps.
+        model_facts: facts of a computed model, for the log and `GET /control/state`; empty on an
+            emulated device.
     """
 
     device: str
     vocab_size: int
     max_model_tokens: int
     state: EngineState
+    longest_step_ns: int = 0
+    model_facts: dict[str, str | int | float] = {}
 
 
 class Failed(_Message, frozen=True, kw_only=True):

@@ -106,7 +106,8 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
     if options.start_at_ns is not None:
         require_ahead(options.start_at_ns, time.time_ns())
     stats = survey(requests, options.shard)
-    if service is not None:
+    # How much a real model holds is known once it is loaded.
+    if service is not None and not _computes_model(service, options):
         source = str(options.manifest or options.emulate)
         _, profile = choose_device(service.spec, device=options.device, source=source)
         require_fit(stats, profile, trace.path)
@@ -218,6 +219,12 @@ def _read_slo_and_service(options: ReplayOptions) -> tuple[SLOClasses, LLMServic
     outage_s = options.outage_s or 0
     slo = SLOClasses(classes=options.slo_classes, default=default, other=other, outage_s=outage_s)
     return slo, None
+
+
+def _computes_model(service: LLMService, options: ReplayOptions) -> bool:
+    """True if the run starts replicas that compute a real model."""
+    emulated = options.emulate is not None or options.device is not None
+    return not emulated and service.spec.model.scheme == "file"
 
 
 def _fleet_settings(options: ReplayOptions, service: LLMService | None) -> FleetSettings | None:

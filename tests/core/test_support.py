@@ -42,13 +42,27 @@ def test_an_unimplemented_feature_is_rejected_by_name() -> None:
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+@pytest.mark.parametrize("folders", [False, True], ids=["in a cluster", "here"])
 @pytest.mark.parametrize("source", ["hf://a/b", "pvc://claim/b", "file:///b"])
-def test_real_weights_cannot_be_served(source: str) -> None:
+def test_real_weights_cannot_be_served_except_from_a_local_folder(
+    source: str, folders: bool
+) -> None:
     weights = service(model__source=source)
     require_supported(weights)
+    if folders and source.startswith("file:"):
+        require_servable(weights, folders=folders)
+        return
     with pytest.raises(UnsupportedError, match=f"so {source} cannot be served") as caught:
-        require_servable(weights)
+        require_servable(weights, folders=folders)
     assert caught.value.path == "spec.model.source"
+
+
+def test_a_relative_folder_and_several_devices_are_rejected() -> None:
+    with pytest.raises(SpecError, match="'models/chat' is not an absolute path"):
+        require_servable(service(model__source="file://models/chat"), folders=True)
+    wide = service(model__source="file:///models/chat", engine__tensorParallel=2)
+    with pytest.raises(UnsupportedError, match="is 2, but real models are computed on one device"):
+        require_servable(wide, folders=True)
 
 
 def test_an_unsupported_manifest_cannot_be_served() -> None:

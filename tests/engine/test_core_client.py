@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import time
 from typing import TYPE_CHECKING
 
 import psutil
 from tests.builders.serving import CONFIGURE
 
 from goodput_core.errors import InternalError
+from goodput_core.units import NS_PER_MS
+from goodput_engine.core.build import build_core
+from goodput_engine.core.wire import encode
 from goodput_engine.core_client import CoreClient
-from goodput_engine.messages import Submit
+from goodput_engine.device.load import load_profile
+from goodput_engine.messages import Ready, Submit
 
 if TYPE_CHECKING:
     from goodput_engine.messages import StepOutputs
@@ -37,3 +43,24 @@ async def test_an_idle_core_sends_heartbeats_and_a_hanging_one_is_killed() -> No
     assert isinstance(error, InternalError)
     assert str(error) == "the engine core was silent for 1.5 s, so it was killed"
     assert not process.is_running()
+
+
+async def test_a_core_with_long_steps_may_be_silent_for_ten_of_them() -> None:
+    state = build_core(CONFIGURE, load_profile(CONFIGURE.device)).state(0)
+    ready = Ready(
+        device="x", vocab_size=1, max_model_tokens=1, state=state, longest_step_ns=150 * NS_PER_MS
+    )
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    client = CoreClient(process, lambda _: None, 0.1)
+    ours, core = socket.socketpair()
+    ours.setblocking(False)
+    with core:
+        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+        began_s = time.monotonic()
+        core.sendall(encode(ready))
+        async with asyncio.timeout(20):
+            assert await process.wait() == -signal.SIGKILL
+        assert time.monotonic() - began_s >= 1.5
+        assert (
+            str(await client.failure()) == "the engine core was silent for 1.5 s, so it was killed"
+        )

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.dispatch import run_command
-from goodput_core.errors import UnsupportedError, UsageError
+from goodput_core.errors import SpecError, UnsupportedError, UsageError
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.local.cli import _desired, _params, require_free
 from goodput_operator.local.commands import Commands, Workspace, open_workspace
 from goodput_operator.local.decide import RoutedReplica
-from goodput_operator.local.manifest import ignored_here, read_manifest, require_device
-from goodput_operator.local.options import parse_options
+from goodput_operator.local.manifest import (
+    ignored_here,
+    model_options,
+    read_manifest,
+    require_device,
+)
+from goodput_operator.local.options import MAX_REPLICAS, parse_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from goodput_core.spec.llmservice import LLMService
 
 CHAT = Path(__file__).parents[2] / "examples" / "chat.yaml"
 
@@ -174,6 +184,28 @@ def test_a_readable_profile_of_the_user_is_accepted(tmp_path: Path) -> None:
     require_device(weights, device=str(profile))
     with pytest.raises(UnsupportedError):
         require_device(weights, device=None)
+
+
+def test_a_folder_of_a_real_model_must_exist(tmp_path: Path) -> None:
+    def weights(folder: Path) -> LLMService:
+        path = manifest(
+            tmp_path, lambda t: t.replace("emulated://llama-3-8b-h100", f"file://{folder}")
+        )
+        return read_manifest(Path(path))[0]
+
+    require_device(weights(tmp_path), device=None)
+    require_device(weights(tmp_path / "none"), device="unit")
+    with pytest.raises(SpecError, match=r"spec\.model\.source: /.*/none is not a folder; name one"):
+        require_device(weights(tmp_path / "none"), device=None)
+    assert ignored_here(weights(tmp_path), device=None) == []
+
+
+@given(replicas=st.integers(1, MAX_REPLICAS))
+def test_replicas_of_a_real_model_share_memory_and_cores(replicas: int) -> None:
+    utilization, percent, threads, count = model_options(replicas)
+    assert (utilization, threads) == ("--memory-utilization", "--threads")
+    assert 1 <= int(percent.removesuffix("%")) <= max(1, 50 // replicas)
+    assert 1 <= int(count) <= max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])

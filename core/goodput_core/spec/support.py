@@ -14,9 +14,14 @@ from goodput_core.spec.profiles import (
 )
 
 if TYPE_CHECKING:
-    from goodput_core.spec.llmservice import LLMService
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 
-__all__ = ["require_mounted_profile", "require_servable", "require_supported"]
+__all__ = [
+    "require_computable",
+    "require_mounted_profile",
+    "require_servable",
+    "require_supported",
+]
 
 
 def require_supported(service: LLMService) -> None:
@@ -31,25 +36,61 @@ def require_supported(service: LLMService) -> None:
         )
 
 
-def require_servable(service: LLMService) -> None:
+def require_computable(spec: LLMServiceSpec) -> None:
+    """Reject a model in a local folder (`file://`) that no engine can compute.
+
+    The content of the folder is checked by the engine.
+
+    Raises:
+        SpecError: the path is not absolute.
+        UnsupportedError: the model is to be computed on several devices.
+    """
+    if not posixpath.isabs(spec.model.name):
+        raise SpecError(
+            "spec.model.source",
+            f"{spec.model.name!r} is not an absolute path; write for example file:///models/chat",
+        )
+    if spec.engine.tensor_parallel != 1:
+        raise UnsupportedError(
+            "spec.engine.tensorParallel",
+            f"is {spec.engine.tensor_parallel}, but real models are computed on one device only; "
+            "set it to 1",
+        )
+
+
+def require_servable(service: LLMService, *, folders: bool = False) -> None:
     """Reject a manifest that no engine can serve without `--device`.
 
     A profile given as a path is not checked, because its file may exist only in the engine's pod;
     see `require_mounted_profile`.
 
+    Args:
+        service: the service.
+        folders: True if the engines can read the folders of this machine, so that `file://` is
+            accepted.
+
     Raises:
         UnsupportedError: a feature is not implemented (see `require_supported`), or the model has
-            real weights.
+            real weights that cannot be served.
         SpecError: the device profile does not exist, or has another tensor parallelism.
     """
     require_supported(service)
     model = service.spec.model
+    if folders and model.scheme == "file":
+        require_computable(service.spec)
+        return
     if model.scheme != "emulated":
+        problem = (
+            f"{model.scheme}:// is not implemented yet, so {model.source} cannot be served; "
+            "download the model and set the source to file:// and its folder, or emulate a device "
+            "profile:"
+            if folders
+            else "torch execution is not implemented yet in clusters, so "
+            f"{model.source} cannot be served; emulate a device profile instead:"
+        )
         raise UnsupportedError(
             "spec.model.source",
-            f"torch execution is not implemented yet, so {model.source} cannot be served; emulate "
-            "a device profile instead: emulated:// followed by one of "
-            f"{', '.join(SHIPPED_PROFILES)}",
+            f"{problem} emulated:// followed by one of {', '.join(SHIPPED_PROFILES)}",
         )
     if is_profile_path(model.name):
         return

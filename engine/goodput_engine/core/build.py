@@ -8,9 +8,11 @@ control mode. Any other change needs a new process.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from goodput_core.errors import InputError
+from goodput_core.contract import DISTRIBUTION
+from goodput_core.errors import InputError, UsageError
 from goodput_core.spec.choices import BudgetLaw, ControlMode, LateRequests, Preemption
 from goodput_core.units import BYTES_PER_GIB
 from goodput_engine.core.engine_core import EngineCore
@@ -27,12 +29,17 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.workloads import EngineSpec
     from goodput_engine.device.profile import DeviceProfile
+    from goodput_engine.executor.base import LoadedModel
+    from goodput_engine.messages import ModelFolder
     from goodput_engine.scheduler.plan import StepOutcome
     from goodput_engine.scheduler.policy import SchedulingPolicy
 
-__all__ = ["build_core", "configuration", "followed_by_core"]
+__all__ = ["build_core", "build_model_core", "configuration", "followed_by_core", "load_model"]
 
 C = TypeVar("C", bound=StrEnum)
+
+# Only this package imports torch.
+_START_UP: Final = "goodput_engine.executor.torch.start_up"
 
 
 def build_core(
@@ -54,7 +61,82 @@ def build_core(
     Raises:
         InputError: a value is out of bounds, or a name is unknown.
     """
-    preemption = _choose(Preemption, "preemption", config.preemption)
+    scheduler = _build_scheduler(
+        config,
+        policy,
+        kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
+        host=_host_memory(config, profile),
+        max_model_tokens=profile.max_model_tokens,
+        default_depth=profile.default_depth,
+    )
+    executor = EmulatedExecutor(profile)
+    return EngineCore(
+        scheduler=scheduler,
+        executor=executor,
+        ahead=executor,
+        min_token_budget=config.min_token_budget,
+        max_token_budget=config.max_token_budget,
+        on_step=on_step,
+    )
+
+
+def load_model(config: Configure, settings: ModelFolder) -> LoadedModel:
+    """Load the model of a configuration, which takes seconds to minutes.
+
+    Args:
+        config: the configuration.
+        settings: its model.
+
+    Raises:
+        InputError: the model cannot be served.
+        UsageError: torch is not installed.
+    """
+    try:
+        start_up = import_module(_START_UP)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"serving {settings.path} needs the package {error.name!r}: "
+            f"pip install '{DISTRIBUTION}[torch]'"
+        ) from error
+    with_swap = config.preemption != Preemption.RECOMPUTE
+    loaded: LoadedModel = start_up.start_model(config, settings, with_swap=with_swap)
+    return loaded
+
+
+def build_model_core(
+    config: Configure,
+    model: LoadedModel,
+    *,
+    on_step: Callable[[StepOutcome], None] | None = None,
+) -> EngineCore:
+    """Build a core on a real model; for arguments and errors, see `build_core`."""
+    scheduler = _build_scheduler(
+        config,
+        None,
+        kv=BlockPool(total_blocks=model.kv_blocks, block_size=model.block_size),
+        host=HostPool(total_blocks=model.host_blocks, ns_per_block=model.swap_ns_per_block),
+        max_model_tokens=model.max_model_tokens,
+        default_depth=0,
+    )
+    return EngineCore(
+        scheduler=scheduler,
+        executor=model.executor,
+        min_token_budget=config.min_token_budget,
+        max_token_budget=config.max_token_budget,
+        on_step=on_step,
+    )
+
+
+def _build_scheduler(
+    config: Configure,
+    policy: SchedulingPolicy | None,
+    *,
+    kv: BlockPool,
+    host: HostPool,
+    max_model_tokens: int,
+    default_depth: int,
+) -> Scheduler:
+    """Return the scheduler of a configuration on a device with this memory."""
     low, high = config.min_token_budget, config.max_token_budget
     _require_within("token budget", config.token_budget, low, high)
     _require_within("minimum token budget", low, 1, high)
@@ -66,7 +148,7 @@ def build_core(
         _require_within("ageing", config.ageing_ns, 1, None)
     if config.prefill_chunk_tokens is not None:
         _require_within("prefill chunk", config.prefill_chunk_tokens, 1, None)
-    depth = profile.default_depth if config.depth is None else config.depth
+    depth = default_depth if config.depth is None else config.depth
     _require_within("depth", depth, 0, 2)
     if policy is None:
         settings = PolicySettings(
@@ -77,42 +159,39 @@ def build_core(
     if config.budget_law is not None and policy.uses_prefill_budget:
         law = _choose(BudgetLaw, "token budget law", config.budget_law)
         prefill_budget = PrefillBudget(law, min_tokens=low)
-    scheduler = Scheduler(
+    return Scheduler(
         policy=policy,
-        kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
+        kv=kv,
         limits=SchedulerLimits(
             token_budget=config.token_budget,
             max_num_seqs=config.max_num_seqs,
             max_waiting=config.max_waiting,
         ),
-        max_model_tokens=profile.max_model_tokens,
+        max_model_tokens=max_model_tokens,
         depth=depth,
-        host=_host_memory(config.swap_space_bytes, preemption, profile),
-        preemption=preemption,
+        host=host,
+        preemption=_choose(Preemption, "preemption", config.preemption),
         prefill_budget=prefill_budget,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         late_requests=_choose(LateRequests, "treatment of late requests", config.late_requests),
     )
-    executor = EmulatedExecutor(profile)
-    return EngineCore(
-        scheduler=scheduler,
-        executor=executor,
-        ahead=executor,
-        min_token_budget=low,
-        max_token_budget=high,
-        on_step=on_step,
-    )
 
 
 def configuration(
-    engine: EngineSpec, *, mode: ControlMode, device: str, step_log: str | None = None
+    engine: EngineSpec,
+    *,
+    mode: ControlMode,
+    device: str,
+    model: ModelFolder | None = None,
+    step_log: str | None = None,
 ) -> Configure:
     """Return the configuration of a replica of a service.
 
     Args:
         engine: `spec.engine` of the manifest.
         mode: `spec.control.mode` of the manifest; only `Auto` uses a token-budget law.
-        device: name or path of the device profile.
+        device: name or path of the device profile; not used if a model is computed.
+        model: the model to compute; None to emulate `device`.
         step_log: absolute path of a step log to write; None to write none.
     """
     manifest_fields = followed_by_core(engine, mode=mode)
@@ -132,6 +211,7 @@ def configuration(
         late_requests=engine.late_requests,
         swap_space_bytes=engine.swap_space_gib * BYTES_PER_GIB,
         step_log=step_log,
+        model=model,
     )
 
 
@@ -148,12 +228,12 @@ def followed_by_core(engine: EngineSpec, *, mode: ControlMode) -> FollowManifest
     )
 
 
-def _host_memory(size: int, preemption: Preemption, profile: DeviceProfile) -> HostPool:
+def _host_memory(config: Configure, profile: DeviceProfile) -> HostPool:
     """Return the pool of host blocks, as many as fit into the swap space."""
-    _require_within("swap space", size, 0, None)
-    blocks = size // (profile.block_size * profile.kv_bytes_per_token)
+    _require_within("swap space", config.swap_space_bytes, 0, None)
+    blocks = config.swap_space_bytes // (profile.block_size * profile.kv_bytes_per_token)
     return HostPool(
-        total_blocks=0 if preemption is Preemption.RECOMPUTE else blocks,
+        total_blocks=0 if config.preemption == Preemption.RECOMPUTE else blocks,
         ns_per_block=profile.swap_ns_per_block,
     )
 

@@ -31,7 +31,7 @@ from goodput_core.contract import ENV_DEBUG
 from goodput_core.errors import ExitCode, GoodputError
 from goodput_core.signals import ignore_stop_signals
 from goodput_core.units import NS_PER_S
-from goodput_engine.core.build import build_core
+from goodput_engine.core.build import build_core, build_model_core, load_model
 from goodput_engine.core.wire import Outbox, WireError, encode, front_reader
 from goodput_engine.device.load import load_profile
 from goodput_engine.device.step_log import StepLog
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from goodput_engine.core.engine_core import EngineCore
     from goodput_engine.core.wire import FrameReader
     from goodput_engine.messages import FrontMessage
+    from goodput_engine.scheduler.plan import StepOutcome
 
 __all__ = ["main", "serve"]
 
@@ -142,18 +143,11 @@ def _run(sock: socket.socket) -> None:
     config = messages.pop(0)
     if not isinstance(config, Configure):
         raise WireError(f"the first message must be Configure, not {type(config).__name__}")
-    profile = load_profile(config.device)
     with ExitStack() as stack:
         on_step = None
         if config.step_log is not None:
             on_step = stack.enter_context(closing(StepLog(Path(config.step_log)))).add
-        core = build_core(config, profile, on_step=on_step)
-        ready = Ready(
-            device=profile.name,
-            vocab_size=profile.vocab_size,
-            max_model_tokens=core.scheduler.max_total_tokens,
-            state=core.state(time.monotonic_ns()),
-        )
+        core, ready = _build(config, on_step)
         try:
             sock.sendall(encode(ready))
         except OSError:
@@ -162,6 +156,31 @@ def _run(sock: socket.socket) -> None:
         gc.collect()
         gc.freeze()  # later collections skip the long-lived objects
         serve(sock, core, messages, reader, time.monotonic_ns)
+
+
+def _build(
+    config: Configure, on_step: Callable[[StepOutcome], None] | None
+) -> tuple[EngineCore, Ready]:
+    """Build the core of a configuration, and the report that it is ready."""
+    if config.model is None:
+        profile = load_profile(config.device)
+        core = build_core(config, profile, on_step=on_step)
+        return core, Ready(
+            device=profile.name,
+            vocab_size=profile.vocab_size,
+            max_model_tokens=core.scheduler.max_total_tokens,
+            state=core.state(time.monotonic_ns()),
+        )
+    loaded = load_model(config, config.model)
+    core = build_model_core(config, loaded, on_step=on_step)
+    return core, Ready(
+        device=loaded.name,
+        vocab_size=loaded.vocab_size,
+        max_model_tokens=core.scheduler.max_total_tokens,
+        state=core.state(time.monotonic_ns()),
+        longest_step_ns=loaded.longest_step_ns,
+        model_facts=dict(loaded.facts),
+    )
 
 
 def _receive(sock: socket.socket) -> bytes:

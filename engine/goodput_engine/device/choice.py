@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_engine.device.profile import DeviceProfile
 
-__all__ = ["budget_problem", "choose_device", "device_facts"]
+__all__ = ["budget_problem", "choose_device", "device_facts", "model_facts"]
 
 
 def choose_device(
@@ -31,7 +32,7 @@ def choose_device(
         The name or path, and the profile.
 
     Raises:
-        UnsupportedError: `spec.model.source` names real weights and `--device` is not given.
+        UnsupportedError: `spec.model.source` is no device profile and `--device` is not given.
         InputError: the profile of `--device` is unknown or invalid.
         SpecError: the profile of `spec.model.source` is unknown or invalid, its tensor parallelism
             differs from `spec.engine.tensorParallel`, or the smallest token budget is less than one
@@ -39,10 +40,15 @@ def choose_device(
     """
     model = spec.model
     if device is None and model.scheme != "emulated":
+        refused = (
+            f"{model.source} is a real model, not a device profile; emulate"
+            if model.scheme == "file"
+            else f"{model.scheme}:// is not implemented yet, so {model.source} cannot be served; "
+            "download the model and set the source to file:// and its folder, or emulate"
+        )
         raise UnsupportedError(
             "spec.model.source",
-            f"torch execution is not implemented yet, so {model.source} cannot be served; emulate "
-            f"a device with --device, one of {', '.join(list_profiles())}",
+            f"{refused} a device with --device, one of {', '.join(list_profiles())}",
             source,
         )
     name = model.name if device is None else device
@@ -86,4 +92,14 @@ def device_facts(profile: DeviceProfile) -> dict[str, Any]:
         "host_ns_per_step": profile.host_ns_per_step,
         "host_ns_per_request": profile.host_ns_per_request,
         "startup_seconds": profile.startup_seconds,
+    }
+
+
+def model_facts(path: str) -> dict[str, Any]:
+    """Return the facts of a real model that are known before it is loaded."""
+    return {
+        "name": posixpath.basename(path.rstrip("/")),
+        "illustrative": False,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
     }

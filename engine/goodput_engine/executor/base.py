@@ -7,6 +7,8 @@ the request's next step. Only executors see `ExecutorInput`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.fast_forward import SkippedSteps, SteadyDecoding
     from goodput_engine.scheduler.plan import StepPlan, StepResult
 
-__all__ = ["Executor", "RunsAhead"]
+__all__ = ["Executor", "LoadedModel", "RunsAhead"]
 
 
 class Executor(Protocol):
@@ -71,3 +73,32 @@ class RunsAhead(Protocol):
             The steps; None if none was taken.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A real model that was loaded and checked, and that has computed a first step.
+
+    Args:
+        executor: runs plans on the model.
+        name: name of the model.
+        vocab_size: size of the vocabulary; token ids are smaller.
+        max_model_tokens: limit of prompt and output tokens together.
+        block_size: tokens per KV block.
+        kv_blocks: number of KV blocks.
+        host_blocks: number of host blocks for preempted requests.
+        swap_ns_per_block: measured time to copy one block between the two, at least 1.
+        longest_step_ns: estimated time of the longest step.
+        facts: see `goodput_engine.messages.Ready`.
+    """
+
+    executor: Executor
+    name: str
+    vocab_size: int
+    max_model_tokens: int
+    block_size: int
+    kv_blocks: int
+    host_blocks: int
+    swap_ns_per_block: int
+    longest_step_ns: int
+    facts: Mapping[str, str | int | float]

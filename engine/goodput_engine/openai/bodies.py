@@ -12,11 +12,14 @@ of its text.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
 from goodput_engine.openai.errors import APIError, bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "CHAT_BODY",
@@ -73,6 +76,7 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     slo_class: str | None = None
+    return_token_ids: bool | None = None
 
     # Accepted without effect: sampling, because an emulated device does not sample, and `user`,
     # which is the caller's bookkeeping.
@@ -280,13 +284,16 @@ def response_body(
     model: str,
     finish_reason: str,
     usage: dict[str, Any],
+    token_ids: Sequence[int] | None = None,
 ) -> bytes:
-    """Return the body of a response that is not streamed."""
+    """Return the body of a response that is not streamed; None to send no token ids."""
     content: dict[str, Any] = (
         {"message": {"role": "assistant", "content": text, "refusal": None}}
         if chat
         else {"text": text}
     )
+    if token_ids is not None:
+        content["token_ids"] = token_ids
     choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
     return msgspec.json.encode(
         {

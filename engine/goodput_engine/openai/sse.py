@@ -11,12 +11,15 @@ Source: WHATWG HTML, "Parsing an event stream".
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from goodput_core.units import NS_PER_US
 from goodput_engine.openai.errors import is_failure, is_overload, read_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "DONE_EVENT",
@@ -220,6 +223,7 @@ class _ObservedDelta(msgspec.Struct, gc=False):
 
 class _ObservedChoice(msgspec.Struct, gc=False):
     text: msgspec.Raw = _ABSENT
+    token_ids: msgspec.Raw = _ABSENT
     delta: _ObservedDelta | None = None
     finish_reason: msgspec.Raw = _ABSENT
 
@@ -236,9 +240,9 @@ class _ObservedEvent(msgspec.Struct, gc=False):
 class TokenObserver:
     """Times the tokens of a stream of completions.
 
-    Each event with content, reasoning, a refusal or a tool call counts as one token. If the stream
-    reports `usage`, the count there is used instead. Events that are not in OpenAI's form are
-    ignored. A line above 256 KiB counts as one token and is not parsed.
+    Each event with content, token ids, reasoning, a refusal or a tool call counts as one token. If
+    the stream reports `usage`, the count there is used instead. Events that are not in OpenAI's
+    form are ignored. A line above 256 KiB counts as one token and is not parsed.
 
     Args:
         keep_gaps: True to record the time between consecutive tokens.
@@ -317,7 +321,12 @@ class TokenObserver:
             has_token = False
             for choice in event.choices:
                 delta = choice.delta
-                has_token = has_token or _is_filled(choice.text) or _has_token(delta)
+                has_token = (
+                    has_token
+                    or _is_filled(choice.text)
+                    or _is_filled(choice.token_ids)
+                    or _has_token(delta)
+                )
                 if _is_filled(choice.finish_reason):
                     self.finished = True
                     if is_failure(bytes(choice.finish_reason).decode(errors="replace").strip('"')):
@@ -407,18 +416,21 @@ class EventWriter:
         self._role = b'"role":"assistant",' if chat else b""
         self._tail = (
             (b"}" if chat else b"")
-            + b',"logprobs":null,"finish_reason":%b}]'
+            + b'%b,"logprobs":null,"finish_reason":%b}]'
             + (b',"usage":null' if include_usage else b"")
             + b"}\n\n"
         )
         self._first = True
 
-    def event(self, text: str, finish_reason: str | None) -> bytes:
+    def event(
+        self, text: str, finish_reason: str | None, token_ids: Sequence[int] | None = None
+    ) -> bytes:
         """Return one event.
 
         Args:
             text: the next text.
             finish_reason: the finish reason if this is the last text; None otherwise.
+            token_ids: ids of the tokens since the previous event; None to send no ids.
         """
         name = b'"content":' if self._delta else b'"text":'
         role = self._role if self._first else b""
@@ -430,7 +442,11 @@ class EventWriter:
             + role
             + name
             + msgspec.json.encode(text)
-            + self._tail % (b'"%b"' % finish_reason.encode() if finish_reason else b"null")
+            + self._tail
+            % (
+                b"" if token_ids is None else b',"token_ids":%b' % msgspec.json.encode(token_ids),
+                b'"%b"' % finish_reason.encode() if finish_reason else b"null",
+            )
         )
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:

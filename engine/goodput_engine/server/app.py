@@ -28,6 +28,7 @@ from goodput_core.contract import (
     PATH_MODELS,
     PATH_READY,
     TOKENIZER_EMULATED,
+    TOKENIZER_MODEL,
 )
 from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import APIError
@@ -183,7 +184,8 @@ def _control_state(server: ServerState) -> dict[str, Any]:
         state |= asdict(core)
         state["max_model_tokens"] = server.ready.max_model_tokens
         state["startup_seconds"] = server.startup_s
-        state["tokenizer"] = TOKENIZER_EMULATED
+        state["device"] = {**settings.device, **server.ready.model_facts}
+        state["tokenizer"] = TOKENIZER_EMULATED if configure.model is None else TOKENIZER_MODEL
         state |= read_load(server.core, draining=server.draining)
     return state
 

@@ -17,12 +17,13 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
-from goodput_engine.device.choice import choose_device, device_facts
+from goodput_engine.device.choice import choose_device, device_facts, model_facts
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.lifecycle import serve
 from goodput_engine.server.limits import read_last_limits
 from goodput_engine.server.manifest_watch import followed_fields
+from goodput_engine.server.model_options import add_model_arguments, choose_model
 from goodput_engine.server.settings import EngineSettings, ReplicaIdentity
 from goodput_engine.server_options import add_server_arguments, connection_limits
 
@@ -94,6 +95,7 @@ def make_parser() -> CommandParser:
     )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     add_server_arguments(parser, port=8001, admin_port="port for metrics and control")
+    add_model_arguments(parser)
     return parser
 
 
@@ -107,11 +109,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> EngineSettings:
     service = read_manifest(args.manifest)
     engine = service.spec.engine
-    device, profile = choose_device(service.spec, device=args.device, source=str(args.manifest))
+    source = str(args.manifest)
+    model = choose_model(args, service.spec, source=source)
+    if model is None:
+        device, profile = choose_device(service.spec, device=args.device, source=source)
+        facts = device_facts(profile)
+    else:
+        device, facts = model.path, model_facts(model.path)
     configure = configuration(
         engine,
         mode=service.spec.control.mode,
         device=device,
+        model=model,
         step_log=None if args.step_log is None else str(args.step_log.absolute()),
     )
     return EngineSettings(
@@ -129,7 +138,7 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
         if args.limits is None
         else read_last_limits(args.limits, configure, unix_ns=time.time_ns()),
         connections=connection_limits(args),
-        device=device_facts(profile),
+        device=facts,
         host=args.host,
         port=args.port,
         admin_port=args.admin_port,

@@ -36,19 +36,19 @@ from goodput_engine.openai.errors import (
 from goodput_engine.openai.sse import DONE_EVENT, EventWriter
 from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
-from goodput_engine.text.stop_matcher import StopMatcher
-from goodput_engine.tokens import answer_text
+from goodput_engine.server.output_text import CompletionText, EmulatedText, NoText
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from concurrent.futures import Executor
 
     from goodput_engine.core_client import CoreClient, RequestStream
     from goodput_engine.messages import Rejected
+    from goodput_engine.server.output_text import TextSource
     from goodput_engine.server.requests import CompletionRequest, RequestParser
     from goodput_engine.server.state import ServerState
 
-__all__ = ["CompletionHandlers", "CompletionText"]
+__all__ = ["CompletionHandlers"]
 
 _MAX_RETRY_AFTER_S: Final = 60
 _MAX_EVENTS: Final = 64
@@ -149,7 +149,7 @@ class CompletionHandlers:
         stream: RequestStream,
     ) -> web.StreamResponse:
         completion_id = _make_id(call)
-        text = CompletionText(call.stops, min_tokens=call.min_tokens)
+        text = self._text(call)
         writer = EventWriter(
             chat=call.chat,
             include_usage=call.include_usage,
@@ -168,7 +168,7 @@ class CompletionHandlers:
         reason = None
         while True:
             if stream.tokens > text.tokens or stream.finish_reason is not None:
-                events, reason = self._events(request, writer, text, stream)
+                events, reason = self._events(request, call, writer, text, stream)
                 if events:
                     await self._write(request, response, events)
             if reason is not None:
@@ -185,6 +185,11 @@ class CompletionHandlers:
         await self._finish(request, response, tail + DONE_EVENT)
         return response
 
+    def _text(self, call: CompletionRequest) -> CompletionText:
+        computes = self._state.configure.model is not None
+        source: TextSource = NoText() if computes else EmulatedText()
+        return CompletionText(source, call.stops, min_tokens=call.min_tokens)
+
     def _record_lengths(
         self, call: CompletionRequest, text: CompletionText, stream: RequestStream
     ) -> dict[str, object]:
@@ -200,6 +205,7 @@ class CompletionHandlers:
     def _events(
         self,
         request: web.Request,
+        call: CompletionRequest,
         writer: EventWriter,
         text: CompletionText,
         stream: RequestStream,
@@ -216,12 +222,14 @@ class CompletionHandlers:
         end = min(stream.tokens, text.tokens + (slow_tokens if is_slow else _MAX_EVENTS))
         events: list[bytes] = []
         while True:
-            count = min(per_event, end - text.tokens)
-            last = stream.finish_reason is not None and text.tokens + count == stream.tokens
+            start = text.tokens
+            count = min(per_event, end - start)
+            last = stream.finish_reason is not None and start + count == stream.tokens
             piece = text.take(count, last=last)
             reason = "stop" if text.stopped else stream.finish_reason if last else None
-            if piece or reason is not None:
-                events.append(writer.event(piece, reason))
+            ids = stream.token_ids[start : text.tokens] if call.returns_token_ids else None
+            if piece or ids or reason is not None:
+                events.append(writer.event(piece, reason, ids))
             if reason is not None or text.tokens >= end:
                 return b"".join(events), reason
 
@@ -232,7 +240,7 @@ class CompletionHandlers:
         core: CoreClient,
         stream: RequestStream,
     ) -> web.StreamResponse:
-        text = CompletionText(call.stops, min_tokens=call.min_tokens)
+        text = self._text(call)
         pieces: list[str] = []
         while True:
             count = stream.tokens - text.tokens
@@ -253,6 +261,7 @@ class CompletionHandlers:
             model=self._state.settings.identity.llmservice,
             finish_reason="stop" if text.stopped else stream.finish_reason or "stop",
             usage=self._record_lengths(call, text, stream),
+            token_ids=stream.token_ids[: text.tokens] if call.returns_token_ids else None,
         )
         headers = {
             **self._headers,
@@ -300,55 +309,6 @@ class CompletionHandlers:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the client stopped reading") from error
-
-
-class CompletionText:
-    """The text of one response, built as its tokens are taken.
-
-    Args:
-        stops: stop strings.
-        min_tokens: no stop string ends the text before this many tokens.
-
-    Attributes:
-        tokens: number of tokens taken so far; none is taken after the token that completed a stop
-            string.
-        stopped: True if a stop string was found.
-    """
-
-    __slots__ = ("_matcher", "_min_tokens", "stopped", "tokens")
-
-    def __init__(self, stops: Sequence[str], *, min_tokens: int) -> None:
-        self.tokens = 0
-        self.stopped = False
-        self._matcher = StopMatcher(stops) if stops else None
-        self._min_tokens = min_tokens
-
-    def take(self, count: int, *, last: bool) -> str:
-        """Return the text of the next tokens that may be sent.
-
-        Args:
-            count: number of tokens to take.
-            last: True if these are the last tokens, so that no text is held back.
-        """
-        matcher = self._matcher
-        if matcher is None:
-            text = answer_text(self.tokens, count)
-            self.tokens += count
-            return text
-        pieces: list[str] = []
-        for _ in range(count):
-            piece = answer_text(self.tokens, 1)
-            self.tokens += 1
-            if self.tokens <= self._min_tokens:
-                pieces.append(piece)
-                continue
-            text, self.stopped = matcher.feed(piece)
-            pieces.append(text)
-            if self.stopped:
-                return "".join(pieces)
-        if last:
-            pieces.append(matcher.rest())
-        return "".join(pieces)
 
 
 def _encode_timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:

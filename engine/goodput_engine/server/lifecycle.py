@@ -81,6 +81,8 @@ async def serve(settings: EngineSettings) -> int:
         if settings.limits is not None:
             core.send(settings.limits)
         state.serve(core, ready.result(), startup_s=time.monotonic() - began_s)
+        if facts := ready.result().model_facts:
+            _log.info("model loaded", extra={"model": ready.result().device, **facts})
         watch_task = asyncio.create_task(
             watch_manifest(settings.manifest, settings.followed, state.follow)
         )

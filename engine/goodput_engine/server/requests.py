@@ -7,12 +7,11 @@ The code is synchronous and stateless, so a long prompt can be parsed in a threa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import msgspec
 
 from goodput_core.placement.blockhash import block_hashes
-from goodput_engine import tokens
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.openai.bodies import (
     CHAT_BODY,
@@ -26,14 +25,29 @@ from goodput_engine.openai.errors import APIError, bad_request, too_long
 from goodput_engine.openai.headers import ServiceClasses, read_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["CompletionRequest", "PromptLimits", "RequestParser"]
+__all__ = ["CompletionRequest", "PromptLimits", "PromptTokenizer", "RequestParser"]
 
 _TEXT: Final = msgspec.json.Decoder(str)
 _IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]])
 _WHITE_SPACE: Final = b" \t\r\n"
 _SLICE_BYTES: Final = 1 << 18
+_NO_TOKENIZER: Final = "the model's folder has no tokenizer"
+
+
+class PromptTokenizer(Protocol):
+    """Converts prompts to token ids; for the arguments, see `goodput_engine.tokens`."""
+
+    def encode(self, text: str, *, limit: int | None = None) -> list[int]:
+        """Return the token ids of a text."""
+        ...
+
+    def encode_chat(
+        self, messages: Iterable[tuple[str, str]], *, limit: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a chat, up to the start of the output."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +61,7 @@ class CompletionRequest:
         stops: strings that end the output.
         min_tokens: no stop string ends the output before this many tokens.
         request_id: the client's identifier; None if it sent none.
+        returns_token_ids: True if the response has the ids of the output's tokens.
         submit: the message for the core.
     """
 
@@ -56,6 +71,7 @@ class CompletionRequest:
     stops: tuple[str, ...]
     min_tokens: int
     request_id: str | None
+    returns_token_ids: bool
     submit: Submit
 
 
@@ -82,11 +98,15 @@ class RequestParser:
         model: the served model's name.
         slo: the SLO classes.
         limits: limits of the device.
+        computes: True if the core computes a real model, so that it needs token ids.
+        tokenizer: tokenizer of the model or the emulated device; None if the model has none.
     """
 
     model: str
     slo: ServiceClasses
     limits: PromptLimits
+    computes: bool
+    tokenizer: PromptTokenizer | None
 
     def parse(
         self,
@@ -121,7 +141,17 @@ class RequestParser:
         options = body.stream_options
         if options is not None and not body.stream:
             raise bad_request("stream_options requires stream: true", "stream_options")
+        if self.computes:
+            _require_greedy(body)
+        elif body.return_token_ids:
+            raise bad_request(
+                "return_token_ids is not supported by an emulated device, which computes no "
+                "tokens; leave it out",
+                "return_token_ids",
+            )
         stops = read_stops(body)
+        if stops and self.tokenizer is None:
+            raise bad_request(f"stop needs text, and {_NO_TOKENIZER}; leave it out", "stop")
         slo = self.slo.resolve(
             from_headers.targets,
             header=from_headers.slo_class,
@@ -137,6 +167,9 @@ class RequestParser:
             stops=stops,
             min_tokens=min_tokens,
             request_id=from_headers.request_id,
+            returns_token_ids=self.tokenizer is None
+            if body.return_token_ids is None
+            else body.return_token_ids,
             submit=Submit(
                 rid=rid,
                 arrival_ns=arrival_ns,
@@ -151,6 +184,7 @@ class RequestParser:
                     output_tokens=from_headers.output_tokens,
                     min_tokens=min_tokens,
                     ignore_eos=bool(body.ignore_eos),
+                    token_ids=ids if self.computes else [],
                 ),
             ),
         )
@@ -166,8 +200,13 @@ class RequestParser:
 
     def _read_prompt(self, body: CompletionBody | ChatBody) -> list[int]:
         if isinstance(body, ChatBody):
+            if self.tokenizer is None:
+                raise bad_request(
+                    f"messages are text, and {_NO_TOKENIZER}; send token ids to /v1/completions",
+                    "messages",
+                )
             chat = [(message.role, message.text) for message in body.messages]
-            ids = tokens.encode_chat(chat, limit=self.limits.max_model_tokens)
+            ids = self.tokenizer.encode_chat(chat, limit=self.limits.max_model_tokens)
             return self._require_fit(ids, "messages")
         try:
             return self._require_fit(self._read_completion_prompt(bytes(body.prompt)), "prompt")
@@ -186,15 +225,22 @@ class RequestParser:
             data = inner  # a list of one prompt; decoding rejects further prompts
         if data.startswith(b"["):
             return self._read_token_ids(data)
-        return tokens.encode(_TEXT.decode(data), limit=self.limits.max_model_tokens)
+        text = _TEXT.decode(data)
+        if self.tokenizer is None:
+            raise bad_request(
+                f"prompt is a text, and {_NO_TOKENIZER}; send a list of token ids", "prompt"
+            )
+        return self.tokenizer.encode(text, limit=self.limits.max_model_tokens)
 
     def _read_token_ids(self, data: bytes) -> list[int]:
         self._check_count(data)
         ids = _IDS.decode(data)
-        if ids and max(ids) >= self.limits.vocab_size:
+        vocab_size = self.limits.vocab_size
+        if ids and max(ids) >= vocab_size:
+            at, token_id = next((at, one) for at, one in enumerate(ids) if one >= vocab_size)
             raise bad_request(
-                f"prompt contains the token id {max(ids)}; this model's token ids are below "
-                f"{self.limits.vocab_size}",
+                f"prompt[{at}] is the token id {token_id}; this model's token ids are below "
+                f"{vocab_size}",
                 "prompt",
             )
         return ids
@@ -228,6 +274,22 @@ class RequestParser:
                 f"max_tokens is {max_tokens}, but after a prompt of {input_tokens} tokens this "
                 f"model's context of {self.limits.max_model_tokens} leaves {left}",
                 "max_tokens",
+            )
+
+
+def _require_greedy(body: CompletionBody | ChatBody) -> None:
+    """Reject sampling options that a greedy output does not honour."""
+    for name, neutral in (
+        ("temperature", 0),
+        ("presence_penalty", 0),
+        ("frequency_penalty", 0),
+        ("repetition_penalty", 1),
+    ):
+        if getattr(body, name) not in {None, neutral}:
+            raise bad_request(
+                f"{name} is not supported yet for real models, whose outputs are greedy; leave it "
+                f"out or send {neutral}",
+                name,
             )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from goodput_core.histogram import LengthHistogram
+from goodput_engine import tokens
 from goodput_engine.openai.errors import overloaded, unavailable
 from goodput_engine.request_bodies import MemoryLimit
 from goodput_engine.server.requests import PromptLimits, RequestParser
@@ -102,6 +103,7 @@ class ServerState:
         self.core = core
         self.ready = ready
         self.startup_s = startup_s
+        computes = self.configure.model is not None
         self.parser = RequestParser(
             model=self.settings.identity.llmservice,
             slo=self.settings.followed.slo,
@@ -110,6 +112,8 @@ class ServerState:
                 max_model_tokens=ready.max_model_tokens,
                 block_size=ready.state.block_size,
             ),
+            computes=computes,
+            tokenizer=None if computes else tokens,
         )
         self.phase = ServerPhase.SERVING
 

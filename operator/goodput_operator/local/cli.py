@@ -28,13 +28,19 @@ from goodput_operator.backoff import BackOff
 from goodput_operator.local.commands import HOST, Commands, open_workspace
 from goodput_operator.local.control import FleetControl
 from goodput_operator.local.decide import Desired
-from goodput_operator.local.manifest import ignored_here, read_manifest, require_device
+from goodput_operator.local.manifest import (
+    computes_model,
+    ignored_here,
+    model_options,
+    read_manifest,
+    require_device,
+)
 from goodput_operator.local.options import MAX_REPLICAS, UpOptions, parse_options
 from goodput_operator.local.reporter import LineWriter, Reporter
 from goodput_operator.local.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from goodput_core.errors import ExitCode
     from goodput_core.spec.llmservice import LLMService
@@ -71,6 +77,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
         raise error.at(str(options.manifest)) from error
     raise_open_files()
     desired = _desired(service, options)
+    max_replicas = _max_replicas(service, desired)
     require_free(options.port, "--port")
     require_free(options.admin_port, "--admin-port")
 
@@ -80,7 +87,8 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
         err=LineWriter(sys.stderr.fileno()),
         json_events=options.json,
         colour=_colour(),
-        names=_names(service, desired),
+        # The names of all processes that may run.
+        names=replace(desired, replicas=max_replicas).processes,
         model=service.metadata.name,
         ui=page.enter_context(_watched(options)),
     )
@@ -93,6 +101,9 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                 workspace=workspace,
                 token=secrets.token_urlsafe(32),
                 device=options.device,
+                engine_options=model_options(max_replicas)
+                if computes_model(service, device=options.device)
+                else (),
                 grace_ns=options.grace_ns,
                 environment=os.environ.copy(),
             )
@@ -242,12 +253,11 @@ def _control(
     )
 
 
-def _names(service: LLMService, desired: Desired) -> Iterable[str]:
-    """Return the names of all processes that may run."""
+def _max_replicas(service: LLMService, desired: Desired) -> int:
+    """Return the largest number of replicas that may run at the same time."""
     if service.spec.control.mode is not ControlMode.AUTO:
-        return desired.processes
-    max_replicas = min(service.spec.max_replicas, MAX_REPLICAS)
-    return replace(desired, replicas=max(desired.replicas, max_replicas)).processes
+        return desired.replicas
+    return max(desired.replicas, min(service.spec.max_replicas, MAX_REPLICAS))
 
 
 def _colour() -> bool:

@@ -73,6 +73,7 @@ class Commands:
         workspace: files that the processes read.
         token: bearer token of the admin ports.
         device: device profile that replaces the model's source; None to use the source.
+        engine_options: further options of the replicas.
         grace_ns: time for running requests to finish after SIGTERM.
         environment: environment variables that the processes inherit.
     """
@@ -81,13 +82,15 @@ class Commands:
     workspace: Workspace
     token: str = field(repr=False)
     device: str | None
+    engine_options: tuple[str, ...] = ()
     grace_ns: int
     environment: Mapping[str, str] = field(repr=False)
 
     def replica(self, name: str) -> Command:
         """Return the command of a replica."""
         device = () if self.device is None else ("--device", self.device)
-        return self._command("engine", name, "--port", "0", "--admin-port", "0", *device)
+        options = (*device, *self.engine_options)
+        return self._command("engine", name, "--port", "0", "--admin-port", "0", *options)
 
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
         """Return the command of the router on these ports; 0 stands for any free port."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import yaml
 
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
     from goodput_core.spec.workloads import RouterSpec
 
-__all__ = ["ignored_here", "read_manifest", "require_device"]
+__all__ = ["computes_model", "ignored_here", "model_options", "read_manifest", "require_device"]
+
+# Share of the memory left after loading that the replicas of a real model take together.
+_MEMORY_PERCENT: Final = 50
 
 _WEIGHTS = "an emulated device has no weights"
 _PODS = "it applies to pods of a cluster only"
@@ -57,15 +61,21 @@ def require_device(service: LLMService, *, device: str | None) -> None:
         device: profile that replaces `spec.model.source`; None to use the source.
 
     Raises:
-        UnsupportedError: the model has real weights, and no device replaces it.
+        UnsupportedError: the model cannot be served, and no device replaces it.
         InputError: the profile of `device` does not exist, or its file cannot be read.
-        SpecError: the same for the profile of `spec.model.source`, or the profile has another
-            tensor parallelism.
+        SpecError: the model's folder does not exist; or the profile of `spec.model.source` does
+            not, or has another tensor parallelism.
     """
     if device is None:
-        require_servable(service)
+        require_servable(service, folders=True)
         name = service.spec.model.name
-        if is_profile_path(name):
+        if computes_model(service, device=None):
+            if not Path(name).is_dir():
+                raise SpecError(
+                    "spec.model.source",
+                    f"{name} is not a folder; name one with a model in Hugging Face's format",
+                )
+        elif is_profile_path(name):
             try:
                 read_profile_file(Path(name))
             except InputError as error:
@@ -81,6 +91,23 @@ def require_device(service: LLMService, *, device: str | None) -> None:
     require_tensor_parallel(
         service.spec.engine.tensor_parallel, profile=device, expected=SHIPPED_PROFILES[device]
     )
+
+
+def computes_model(service: LLMService, *, device: str | None) -> bool:
+    """True if the replicas compute a real model, and no device replaces it."""
+    return device is None and service.spec.model.scheme == "file"
+
+
+def model_options(replicas: int) -> tuple[str, ...]:
+    """Return the options by which replicas of a real model share the memory and cores.
+
+    Args:
+        replicas: the largest number of replicas.
+    """
+    cores = len(os.sched_getaffinity(0))
+    threads = max(1, (cores - 1) // replicas)
+    percent = max(1, _MEMORY_PERCENT // replicas)
+    return ("--memory-utilization", f"{percent}%", "--threads", str(threads))
 
 
 def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
@@ -103,8 +130,8 @@ def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
 
 def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]]:
     spec = service.spec
-    if emulated and spec.model.revision is not None:
-        yield "spec.model.revision", _WEIGHTS
+    if spec.model.revision is not None:
+        yield "spec.model.revision", _WEIGHTS if emulated else "a folder has no revisions"
     weights = _WEIGHTS if emulated else _PODS
     if spec.model.cache is not None:
         yield "spec.model.cache", weights

@@ -58,6 +58,8 @@ def test_the_chunks_change_only_the_times(cuts: list[int]) -> None:
     [
         pytest.param(completion("a"), 1, id="text"),
         pytest.param(completion(""), 0, id="empty text"),
+        pytest.param(b'data: {"choices":[{"text":"","token_ids":[7]}]}\n\n', 1, id="token ids"),
+        pytest.param(b'data: {"choices":[{"text":"","token_ids":[]}]}\n\n', 0, id="no token ids"),
         pytest.param(chat('{"content":"a"}'), 1, id="content"),
         pytest.param(chat('{"content":null}'), 0, id="null content"),
         pytest.param(chat('{"role":"assistant"}'), 0, id="role"),

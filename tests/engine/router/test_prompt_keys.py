@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from goodput_core.placement import MAX_KEYS
 from goodput_core.placement.blockhash import byte_block_hashes
 from goodput_core.slo.targets import SLOClass
+from goodput_engine import tokens
 from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.router.prompt_keys import BYTES_PER_BLOCK, PromptForm, prompt_keys
 from goodput_engine.server.requests import PromptLimits, RequestParser
@@ -20,6 +21,8 @@ PARSER = RequestParser(
     model="chat",
     slo=ServiceClasses(classes={"a": SLOClass(name="a", ttft_ms=5, tpot_ms=5)}, default="a"),
     limits=PromptLimits(vocab_size=1 << 32, max_model_tokens=1 << 20, block_size=16),
+    computes=False,
+    tokenizer=tokens,
 )
 WORDS = PromptForm(block_size=16, counts_words=True)
 BYTES = PromptForm(block_size=16)

@@ -316,7 +316,7 @@ def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
 
 def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunEngine) -> None:
     error = sentence(run_engine(source="hf://Qwen/Qwen3-8B"), 64)
-    assert "chat.yaml: spec.model.source: torch execution is not implemented yet" in error
+    assert "chat.yaml: spec.model.source: hf:// is not implemented yet" in error
     assert "llama-3-8b-h100, " in error
 
 
@@ -339,6 +339,21 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
         pytest.param(["--admin-port", "70000"], {}, "is not a port", id="a port"),
         pytest.param(["--grace", "30"], {}, "is not a duration", id="grace"),
         pytest.param(["--name", "a\nb"], {}, "--name must be 1 to 253 visible", id="a name"),
+        pytest.param(
+            ["--threads", "2"], {}, "--threads applies to a real model, but an", id="a model option"
+        ),
+        pytest.param(["--memory-utilization", "96%"], {}, "in 1 to 95", id="too much memory"),
+        pytest.param(["--memory-utilization", "0.5"], {}, "for example 50%", id="no percentage"),
+        pytest.param(["--dtype", "int4"], {}, "invalid choice: 'int4'", id="a data type"),
+        pytest.param(
+            [], {"source": "file://chat"}, "'chat' is not an absolute path", id="a relative folder"
+        ),
+        pytest.param(
+            ["--block-size", "128"],
+            {"source": "file:///chat"},
+            "spec.engine.tokenBudget.min: is 64, less than one KV block; set at least 128",
+            id="large blocks",
+        ),
         pytest.param(["-f", "/nowhere.yaml"], {}, "/nowhere.yaml: no such file", id="no file"),
         pytest.param(["-f", "/dev/null"], {}, "is not a regular file", id="a device"),
         pytest.param(["--host", "no.such.host.invalid"], {}, "cannot listen on", id="a host"),

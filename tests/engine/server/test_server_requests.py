@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from goodput_core.placement.blockhash import block_hashes
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_MS
+from goodput_engine import tokens
 from goodput_engine.openai.errors import APIError
 from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.server.requests import CompletionRequest, PromptLimits, RequestParser
@@ -28,6 +29,8 @@ PARSER = RequestParser(
         default="interactive",
     ),
     limits=PromptLimits(vocab_size=1000, max_model_tokens=100, block_size=4),
+    computes=False,
+    tokenizer=tokens,
 )
 
 

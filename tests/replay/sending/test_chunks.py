@@ -10,6 +10,7 @@ from goodput_replay.sending.client.chunks import (
     decode_chunk,
     decode_usage,
     error_sentence,
+    has_output,
 )
 from goodput_replay.sending.client.request import _printable
 
@@ -44,6 +45,13 @@ def test_a_usage_out_of_bounds_is_no_usage_of_any_token(usage: bytes) -> None:
     chunk = decode_chunk(b'{"choices":[],"usage":%b}' % usage)
     assert chunk.has_usage
     assert decode_usage(chunk.usage) == Usage(completion_tokens=0)
+
+
+def test_a_choice_with_token_ids_and_without_text_has_output() -> None:
+    for ids, expected in ((b"[7]", True), (b"[]", False), (b"null", False)):
+        chunk = decode_chunk(b'{"choices":[{"text":"","token_ids":%b}]}' % ids)
+        assert chunk.choices is not None
+        assert has_output(chunk.choices[0]) is expected
 
 
 def test_an_error_nested_too_deeply_still_has_a_message() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
 from goodput_core.errors import InputError
+from goodput_core.units import BYTES_PER_GIB
 from goodput_engine.executor.torch.attention import SDPAttention
+from goodput_engine.executor.torch.memory import available_bytes
 from goodput_engine.executor.torch.model import PackedModel
 from goodput_engine.executor.torch.self_check import check_model
+from goodput_engine.messages import DATA_TYPES
 from goodput_engine.model_folder import read_json_object
 
 if TYPE_CHECKING:
@@ -28,12 +33,9 @@ _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_DETAIL: Final = 300
-DTYPES: Final = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+# A file of weights begins with the length of its header, a JSON object.
+_LENGTH_BYTES: Final = 8
+_MAX_HEADER_BYTES: Final = 100_000_000
 
 
 def load_model(
@@ -47,19 +49,19 @@ def load_model(
 
     Args:
         folder: a folder with `config.json` and weights in the format safetensors.
-        dtype: one of `DTYPES`, to which the weights are converted.
+        dtype: one of `DATA_TYPES`, to which the weights are converted.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
         adapter: computes the attention; None for `SDPAttention`.
 
     Raises:
-        InputError: the folder is incomplete, its weights are pickled, it needs its own code, or
-            the model does not pass the self-check.
+        InputError: the folder is incomplete, its weights are pickled or larger than the available
+            memory, it needs its own code, or the model does not pass the self-check.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"the data type {dtype!r} is not one of {', '.join(DTYPES)}")
+    if dtype not in DATA_TYPES:
+        raise InputError(f"the data type {dtype!r} is not one of {', '.join(DATA_TYPES)}")
     config = read_json_object(folder / _CONFIG)
     _check_architecture(folder, config)
-    _check_weights(folder)
+    _check_size(folder, _weight_files(folder), dtype)
     disable_progress_bar()
     # The grouped product of experts has no kernel for float64.
     experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
@@ -69,7 +71,7 @@ def load_model(
             config=AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             ),
-            dtype=DTYPES[dtype],
+            dtype=getattr(torch, dtype),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -77,11 +79,6 @@ def load_model(
             output_loading_info=True,
             **experts,
         )
-    except SafetensorError as error:
-        raise InputError(
-            f"{folder}: a file of weights is damaged or incomplete; download the model again: "
-            f"{error}"
-        ) from error
     except Exception as error:  # transformers raises many types for an invalid folder
         detail = " ".join(str(error).split())[:_MAX_DETAIL] or type(error).__name__
         raise InputError(f"{folder}: transformers cannot load the model: {detail}") from error
@@ -134,9 +131,10 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _check_weights(folder: Path) -> None:
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights, all of which exist."""
     if (folder / _WEIGHTS).is_file():
-        return
+        return [folder / _WEIGHTS]
     if not (folder / _INDEX).is_file():
         pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
         if pickled:
@@ -148,8 +146,51 @@ def _check_weights(folder: Path) -> None:
     shards = read_json_object(folder / _INDEX).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise InputError(f"{folder}: {_INDEX} has no weight_map; download the model again")
-    for shard in sorted({str(name) for name in shards.values()}):
+    names = sorted({str(name) for name in shards.values()})
+    for shard in names:
         if Path(shard).name != shard:
             raise InputError(f"{folder}: {_INDEX} names {shard[:200]!r} outside the folder")
         if not (folder / shard).is_file():
             raise InputError(f"{folder}: {shard} is missing; download the model again")
+    return [folder / shard for shard in names]
+
+
+def _check_size(folder: Path, files: list[Path], dtype: str) -> None:
+    """Reject damaged weights, and weights that do not fit into memory."""
+    try:
+        elements = sum(map(_count_elements, files))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{folder}: a file of weights is damaged or incomplete; download the model again: "
+            f"{error}"
+        ) from error
+    size, available = elements * getattr(torch, dtype).itemsize, available_bytes()
+    if size > available:
+        raise InputError(
+            f"{folder}: the weights take {size / BYTES_PER_GIB:.1f} GiB as {dtype}, but only "
+            f"{available / BYTES_PER_GIB:.1f} GiB of memory is available; serve a smaller model, "
+            "or choose a smaller data type with --dtype"
+        )
+
+
+def _count_elements(path: Path) -> int:
+    """Return the number of weights in a file.
+
+    Only the header is read: the library would map the complete file, which the system refuses if
+    the file is larger than the memory.
+
+    Raises:
+        ValueError: the file does not have the announced length; or another error for a header
+            that is not of the format.
+    """
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES).ljust(_LENGTH_BYTES, b"\0"))
+        if not length <= _MAX_HEADER_BYTES:
+            raise ValueError(f"{path.name} has a header of {length} bytes")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    expected, found = _LENGTH_BYTES + length + end, path.stat().st_size
+    if found != expected:
+        raise ValueError(f"{path.name} has {found} of {expected} bytes")
+    return sum(prod(tensor["shape"]) for tensor in header.values())

@@ -1,7 +1,7 @@
 """Events of an OpenAI stream, decoded for counting tokens. No text is kept.
 
-Each event with text, reasoning, a refusal or a tool call counts as one event with output. The
-number of tokens follows from these events and from the last `usage`, by the rule in
+Each event with text, token ids, reasoning, a refusal or a tool call counts as one event with
+output. The number of tokens follows from these events and from the last `usage`, by the rule in
 `goodput_core.slo.conformance`.
 """
 
@@ -61,6 +61,7 @@ class _Delta(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct, gc=False):
     text: msgspec.Raw = _ABSENT
+    token_ids: msgspec.Raw = _ABSENT
     delta: _Delta | None = None
     finish_reason: str | None = None
 
@@ -84,7 +85,7 @@ class CompletionChunk(msgspec.Struct, gc=False):
 
 def has_output(choice: _Choice) -> bool:
     """Return True if a choice contains output of the model."""
-    if _is_filled(choice.text):
+    if _is_filled(choice.text) or _is_filled(choice.token_ids):
         return True
     delta = choice.delta
     return delta is not None and (

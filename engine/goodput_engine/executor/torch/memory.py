@@ -1,0 +1,103 @@
+"""Measure the memory of this machine and of this process.
+
+Linux only: other systems have no `/proc`. The limits of control groups count, because a container
+that exceeds its own limit is killed even if the machine has free memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PeakMemory", "available_bytes"]
+
+_KIB: Final = 1024
+# By the controllers that /proc/self/cgroup names: folder of the hierarchy, files of the limit and
+# of the usage, and the reclaimable page cache in memory.stat.
+_HIERARCHIES: Final = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process can still allocate without swapping.
+
+    Args:
+        root: the folder that contains `proc` and `sys`.
+
+    Raises:
+        InputError: this system does not report its memory.
+    """
+    try:
+        available = _kib_field(root / "proc/meminfo", "MemAvailable")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            "the available memory cannot be measured on this system; serve real models on Linux"
+        ) from error
+    return max(0, min([available, *_left_in_groups(root)]))
+
+
+class PeakMemory:
+    """The memory that this process takes beyond its size at the creation of this object."""
+
+    def __init__(self) -> None:
+        self._status = Path("/proc/self/status")
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            pass  # the peak then includes that of loading, which is cautious
+        self._before = _kib_field(self._status, "VmRSS")
+
+    def grown_bytes(self) -> int:
+        """Return the largest growth so far."""
+        return max(0, _kib_field(self._status, "VmHWM") - self._before)
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Yield what the control groups of this process leave, those of their parents included."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            if controller not in _HIERARCHIES:
+                continue
+            folder, limit, usage, reclaimable = _HIERARCHIES[controller]
+            top = root / "sys/fs/cgroup" / folder
+            group = top / path.strip("/")
+            # In a container, the path may be that outside of it; the top is then its own group.
+            for place in (group, *group.parents):
+                if place.is_relative_to(top):
+                    left = _left_in_group(place, limit, usage, reclaimable)
+                    if left is not None:
+                        yield left
+
+
+def _left_in_group(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    """Return the unused memory of one group; None if the group has no limit."""
+    try:
+        bound = int((group / limit).read_text(encoding="ascii"))
+        used = int((group / usage).read_text(encoding="ascii"))
+        for line in (group / "memory.stat").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == reclaimable:
+                used -= int(value)
+    except (OSError, ValueError):
+        return None  # "max", or no group of this hierarchy
+    return bound - used
+
+
+def _kib_field(path: Path, name: str) -> int:
+    """Return a field of a file such as `/proc/meminfo`, in bytes."""
+    for line in path.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * _KIB
+    raise ValueError(f"{path} has no {name}")

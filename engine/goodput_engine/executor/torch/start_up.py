@@ -1,0 +1,184 @@
+"""From a configuration to a model that serves: load, check, take a first step, size the memory.
+
+The KV blocks get a share of the memory that is left once the weights are loaded and the largest
+step has its working memory. The first step also shows how long the longest one may take.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from goodput_core.errors import InputError
+from goodput_core.units import BYTES_PER_GIB, NS_PER_S
+from goodput_engine.executor.base import LoadedModel
+from goodput_engine.executor.torch.executor import TorchExecutor
+from goodput_engine.executor.torch.kv_pool import KVPool
+from goodput_engine.executor.torch.loading import load_model
+from goodput_engine.executor.torch.memory import PeakMemory, available_bytes
+from goodput_engine.executor.torch.model import PackedRow
+from goodput_engine.scheduler.plan import Copy
+
+if TYPE_CHECKING:
+    from goodput_engine.executor.torch.model import PackedModel
+    from goodput_engine.messages import Configure, ModelFolder
+
+__all__ = ["start_model"]
+
+# Tokens of the first step. The working memory of a larger step is extrapolated.
+_FIRST_STEP_TOKENS: Final = 256
+# Copies of the logits of a step: those of the model, in float32, and for sampling.
+_LOGIT_COPIES: Final = 3
+_FLOAT_BYTES: Final = 4
+_MEASURED_BLOCKS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FirstStep:
+    """Measurements of the first step.
+
+    Args:
+        ns_per_token: time of a prompt token.
+        working_bytes: working memory of the largest step that the configuration allows.
+    """
+
+    ns_per_token: int
+    working_bytes: int
+
+
+def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) -> LoadedModel:
+    """Load a model and prepare its executor.
+
+    Args:
+        config: the configuration of the core.
+        settings: its model.
+        with_swap: True to allocate host blocks for preempted requests.
+
+    Raises:
+        InputError: the model cannot be served, or the memory is too small for it.
+    """
+    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    torch.set_num_threads(threads)
+    folder = Path(settings.path)
+    began_ns = time.monotonic_ns()
+    model = load_model(folder, dtype=settings.dtype, max_model_tokens=settings.max_model_tokens)
+    loaded_ns = time.monotonic_ns()
+    first_step = _take_first_step(model, config, settings.block_size)
+    kv_blocks, host_blocks = _size_pools(
+        model, config, settings, first_step.working_bytes, with_swap=with_swap
+    )
+    executor = TorchExecutor(
+        model,
+        num_blocks=kv_blocks,
+        block_size=settings.block_size,
+        num_host_blocks=host_blocks,
+        clock=time.monotonic_ns,
+    )
+    swap_ns_per_block = _measure_copies(executor.pool) if host_blocks else 1
+    ready_ns = time.monotonic_ns()
+    return LoadedModel(
+        executor=executor,
+        name=folder.name,
+        vocab_size=model.vocab_size,
+        max_model_tokens=model.max_model_tokens,
+        block_size=settings.block_size,
+        kv_blocks=kv_blocks,
+        host_blocks=host_blocks,
+        swap_ns_per_block=swap_ns_per_block,
+        longest_step_ns=first_step.ns_per_token * config.max_token_budget,
+        facts={
+            "dtype": settings.dtype,
+            "attention": model.adapter.name,
+            "threads": threads,
+            "kv_bytes_per_token": model.geometry.bytes_per_token,
+            "prompt_tokens_per_second": NS_PER_S // first_step.ns_per_token,
+            "load_seconds": _seconds(loaded_ns - began_ns),
+            "warm_up_seconds": _seconds(ready_ns - loaded_ns),
+        },
+    )
+
+
+def _take_first_step(model: PackedModel, config: Configure, block_size: int) -> _FirstStep:
+    """Compute a prompt, first to warm up, then to measure."""
+    tokens = min(_FIRST_STEP_TOKENS, config.max_token_budget, model.max_model_tokens)
+    blocks = list(range(-(-tokens // block_size)))
+    pool = KVPool(model.geometry, num_blocks=len(blocks), block_size=block_size)
+    row = PackedRow([0] * tokens, 0, blocks, samples=True)
+    peak = PeakMemory()
+    model.compute([row], pool)
+    step_bytes = peak.grown_bytes()
+    began_ns = time.monotonic_ns()
+    model.compute([row], pool)
+    step_ns = time.monotonic_ns() - began_ns
+    logit_bytes = config.max_num_seqs * model.vocab_size * _FLOAT_BYTES * _LOGIT_COPIES
+    return _FirstStep(
+        ns_per_token=max(1, step_ns // tokens),
+        working_bytes=step_bytes * config.max_token_budget // tokens + logit_bytes,
+    )
+
+
+def _size_pools(
+    model: PackedModel,
+    config: Configure,
+    settings: ModelFolder,
+    working_bytes: int,
+    *,
+    with_swap: bool,
+) -> tuple[int, int]:
+    """Return the numbers of KV blocks and of host blocks.
+
+    On a CPU, both are in the same memory. The KV blocks come first, because more of them make
+    copies unnecessary.
+    """
+    block_size, kv_blocks = settings.block_size, settings.kv_blocks
+    block_bytes = block_size * model.geometry.bytes_per_token
+    free = max(0, available_bytes() - working_bytes)
+    affordable = free * settings.memory_percent // 100 // block_bytes
+    if kv_blocks is None:
+        longest = -(-model.max_model_tokens // block_size)
+        # More blocks than all running requests can fill would stay unused.
+        kv_blocks = min(affordable, longest * config.max_num_seqs)
+        if kv_blocks * block_size < min(model.max_model_tokens, config.min_token_budget):
+            raise InputError(
+                f"{settings.path}: {_gib(free)} of memory is left beside the weights and a step of "
+                f"{config.max_token_budget} tokens, and {settings.memory_percent}% of it holds "
+                f"only {kv_blocks * block_size} tokens; lower spec.engine.tokenBudget.max, or use "
+                "a smaller model or data type"
+            )
+    elif kv_blocks * block_bytes > free:
+        raise InputError(
+            f"--kv-blocks: {kv_blocks} blocks take {_gib(kv_blocks * block_bytes)}, but only "
+            f"{_gib(free)} of memory is left beside the weights and a step of "
+            f"{config.max_token_budget} tokens; give fewer"
+        )
+    swap_blocks = config.swap_space_bytes // block_bytes if with_swap else 0
+    return kv_blocks, max(0, min(swap_blocks, affordable - kv_blocks, kv_blocks))
+
+
+def _measure_copies(pool: KVPool) -> int:
+    """Return the time to copy one block between device and host, in nanoseconds, at least 1."""
+    count = min(_MEASURED_BLOCKS, len(pool.device_blocks), len(pool.host_blocks))
+    blocks = tuple(range(count))
+    fastest: list[int] = []
+    for to_host in (True, False):
+        copy = Copy(rid=0, to_host=to_host, device_blocks=blocks, host_blocks=blocks)
+        times: list[int] = []
+        for _ in range(3):  # the first copy also makes the system provide the memory
+            began_ns = time.monotonic_ns()
+            pool.copy(copy)
+            times.append(time.monotonic_ns() - began_ns)
+        fastest.append(min(times))
+    return max(1, max(fastest) // count)
+
+
+def _gib(size: int) -> str:
+    return f"{size / BYTES_PER_GIB:.1f} GiB"
+
+
+def _seconds(ns: int) -> float:
+    return round(ns / NS_PER_S, 3)

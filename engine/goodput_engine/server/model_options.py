@@ -1,0 +1,111 @@
+"""The options of `goodput engine` for real models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.cli import argument_type, parse_whole
+from goodput_core.errors import SpecError, UsageError
+from goodput_core.spec.support import require_computable
+from goodput_engine.messages import DATA_TYPES, ModelFolder
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from goodput_core.spec.llmservice import LLMServiceSpec
+
+__all__ = ["add_model_arguments", "choose_model"]
+
+_DEFAULTS: Final = ModelFolder(path="")
+_MAX_BLOCKS: Final = 100_000_000
+_MAX_TOKENS: Final = 1_048_576
+_MAX_BLOCK_SIZE: Final = 1024
+_MAX_THREADS: Final = 1024
+_MAX_PERCENT: Final = 95
+# Options by the field of `ModelFolder` that they set.
+_OPTIONS: Final = {
+    "dtype": "--dtype",
+    "max_model_tokens": "--max-model-tokens",
+    "block_size": "--block-size",
+    "kv_blocks": "--kv-blocks",
+    "memory_percent": "--memory-utilization",
+    "threads": "--threads",
+}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that apply to real models only."""
+    group = parser.add_argument_group("options for a real model (spec.model.source: file://…)")
+    group.add_argument(
+        "--dtype", choices=DATA_TYPES,
+        help=f"data type of weights and KV cache ({_DEFAULTS.dtype})",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-model-tokens", type=_whole(_MAX_TOKENS, "a number of tokens"), metavar="N",
+        help="limit of prompt and output together (default: that of the model)",
+    )  # fmt: skip
+    group.add_argument(
+        "--block-size", type=_whole(_MAX_BLOCK_SIZE, "a number of tokens"), metavar="N",
+        help=f"tokens per KV block ({_DEFAULTS.block_size})",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-blocks", type=_whole(_MAX_BLOCKS, "a number of blocks"), metavar="N",
+        help="number of KV blocks (default: as many as --memory-utilization allows)",
+    )  # fmt: skip
+    group.add_argument(
+        "--memory-utilization", type=argument_type(_parse_percent, "percentage"),
+        metavar="PERCENT", dest="memory_percent",
+        help="share of the memory left after loading, for KV blocks and swap space "
+        f"({_DEFAULTS.memory_percent}%%)",
+    )  # fmt: skip
+    group.add_argument(
+        "--threads", type=_whole(_MAX_THREADS, "a number of threads"), metavar="N",
+        help="threads that compute (default: all cores but one)",
+    )  # fmt: skip
+
+
+def choose_model(
+    args: argparse.Namespace, spec: LLMServiceSpec, *, source: str
+) -> ModelFolder | None:
+    """Return the model to compute; None if a device is emulated.
+
+    Args:
+        args: the parsed arguments.
+        spec: the service.
+        source: the manifest's path, for error messages.
+
+    Raises:
+        UsageError: a device is emulated, but an option for real models is given.
+        SpecError: the model cannot be computed.
+    """
+    given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    if args.device is not None or spec.model.scheme != "file":
+        for name in given:
+            raise UsageError(
+                f"goodput engine: {_OPTIONS[name]} applies to a real model, but an emulated device "
+                "is served; remove it, or set spec.model.source to file:// and a model's folder"
+            )
+        return None
+    try:
+        require_computable(spec)
+        model = ModelFolder(path=spec.model.name, **given)
+        if model.block_size > spec.engine.token_budget.min:
+            raise SpecError(
+                "spec.engine.tokenBudget.min",
+                f"is {spec.engine.token_budget.min}, less than one KV block; set at least "
+                f"{model.block_size}, or give a smaller --block-size",
+            )
+    except SpecError as error:
+        raise error.at(source) from error
+    return model
+
+
+def _whole(high: int, what: str) -> Callable[[str], int]:
+    return argument_type(lambda text: parse_whole(text, 1, high, what), "number")
+
+
+def _parse_percent(text: str) -> int:
+    if not text.endswith("%"):
+        raise ValueError(f"{text[:40]!r} is not a percentage; write for example 50%")
+    return parse_whole(text[:-1], 1, _MAX_PERCENT, "a percentage")

@@ -1,0 +1,273 @@
+"""`goodput engine` on a tiny random model: token ids over HTTP, compared with `generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import psutil
+import pytest
+
+pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
+
+from tests.builders.torch_models import CONTEXT, VOCABULARY, Outputs, make_folder
+from tests.engine.conftest import EngineStarter
+
+from goodput_engine.messages import ExecutorInput, Submit
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from tests.engine.conftest import RunEngine, RunningEngine, StartEngine
+
+pytestmark = pytest.mark.torch
+
+URL = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without a tokenizer."""
+    return make_folder(tmp_path_factory.mktemp("tiny"), "Llama")
+
+
+@pytest.fixture(scope="module")
+def outputs(folder: Path) -> Outputs:
+    """The model's own outputs."""
+    return Outputs(folder, "float64")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """An engine whose KV cache is too small for all requests of a test."""
+    engines = EngineStarter(tmp_path_factory.mktemp("engine"))
+    yield engines.start(
+        *("--dtype", "float64", "--block-size", "4", "--kv-blocks", "24", "--threads", "1"),
+        source=f"file://{folder}",
+        preemption="swap",
+        swapSpaceGib=1,
+    )
+    engines.close()
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    stream = random.Random(seed)
+    return [stream.randrange(VOCABULARY) for _ in range(length)]
+
+
+def body_of(prompt: list[int], **fields: Any) -> dict[str, Any]:
+    return {"model": "chat", "prompt": prompt, "max_tokens": Outputs.max_tokens, **fields}
+
+
+def expected_output(
+    outputs: Outputs, prompt: list[int], *, ignore_eos: bool = False
+) -> tuple[list[int], str]:
+    options = ExecutorInput(token_ids=prompt, ignore_eos=ignore_eos)
+    submit = Submit(
+        rid=0,
+        arrival_ns=0,
+        input_tokens=len(prompt),
+        max_output_tokens=Outputs.max_tokens,
+        executor=options,
+    )
+    return outputs.of(submit)
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.content:
+        if line.startswith(b"data: {"):
+            event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+            yield event
+
+
+async def test_concurrent_requests_get_the_tokens_of_generate(
+    engine: RunningEngine, outputs: Outputs
+) -> None:
+    prompts = [prompt_of(seed, 3 * seed + 1) for seed in range(14)]
+
+    async def stream(http: aiohttp.ClientSession, prompt: list[int]) -> tuple[list[int], str]:
+        ids: list[int] = []
+        reason, usage = "", {}
+        body = body_of(prompt, stream=True, stream_options={"include_usage": True})
+        async with http.post(URL, json=body) as response:
+            assert response.status == 200
+            async for event in events(response):
+                if not event["choices"]:
+                    usage = event["usage"]
+                    continue
+                (choice,) = event["choices"]
+                assert choice["text"] == ""
+                ids += choice["token_ids"]
+                reason = choice["finish_reason"] or reason
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), len(ids))
+        return ids, reason
+
+    async def whole(http: aiohttp.ClientSession, prompt: list[int]) -> tuple[list[int], str]:
+        async with http.post(URL, json=body_of(prompt, ignore_eos=True)) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+        (choice,) = answer["choices"]
+        assert answer["usage"]["completion_tokens"] == len(choice["token_ids"])
+        return choice["token_ids"], choice["finish_reason"]
+
+    async with aiohttp.ClientSession(engine.url) as http:
+        streamed = await asyncio.gather(*(stream(http, prompt) for prompt in prompts))
+        complete = await asyncio.gather(*(whole(http, prompt) for prompt in prompts))
+    for at, prompt in enumerate(prompts):
+        assert streamed[at] == expected_output(outputs, prompt)
+        assert complete[at] == expected_output(outputs, prompt, ignore_eos=True)
+    state = await engine.state()
+    assert state["preemptions"] > 0
+    assert state["swapped_tokens"] > 0
+    assert state["tokenizer"] == "model"
+    assert (state["device"]["dtype"], state["device"]["threads"]) == ("float64", 1)
+    assert (state["kv_total_blocks"], state["block_size"]) == (24, 4)
+
+
+async def test_a_client_that_disconnects_frees_the_blocks(engine: RunningEngine) -> None:
+    async with aiohttp.ClientSession(engine.url) as http:
+        body = body_of(prompt_of(1, 30), stream=True, max_tokens=60, ignore_eos=True)
+        async with http.post(URL, json=body) as response:
+            await anext(events(response))
+        # Leaving the block closed the connection during the stream.
+    state = await engine.state_when(lambda state: not state["in_flight"] and not state["running"])
+    assert state["kv_free_blocks"] == state["kv_total_blocks"]
+    assert state["output_tokens"] > 0
+
+
+BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a text": ({"prompt": "hello"}, "prompt", "the model's folder has no tokenizer; send a list"),
+    "a list with a text": ({"prompt": ["hello"]}, "prompt", "no tokenizer"),
+    "no token": ({"prompt": []}, "prompt", "prompt has no tokens; send at least one"),
+    "an id outside the vocabulary": (
+        {"prompt": [1, 2, VOCABULARY, 4, VOCABULARY + 1]},
+        "prompt",
+        f"prompt[2] is the token id {VOCABULARY}; this model's token ids are below {VOCABULARY}",
+    ),
+    "a negative id": ({"prompt": [3, -1]}, "prompt", "$[1]"),
+    "an id of 40 digits": ({"prompt": [10**40]}, "prompt", "$[0]"),
+    "a fraction": ({"prompt": [1.5]}, "prompt", "$[0]"),
+    "longer than the context": (
+        {"prompt": [1] * 1000},
+        "prompt",
+        "this model's context of 97 must hold",
+    ),
+    "an output beyond the context": ({"max_tokens": 95}, "max_tokens", "context of 97 leaves 94"),
+    "a stop string": ({"stop": "x"}, "stop", "stop needs text, and the model's folder has no"),
+    "a temperature": ({"temperature": 0.7}, "temperature", "temperature is not supported yet"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+async def test_a_bad_request_is_refused_while_others_run(
+    engine: RunningEngine, outputs: Outputs, case: str
+) -> None:
+    fields, param, part = BAD_REQUESTS[case]
+    prompt = prompt_of(2, 9)
+    async with aiohttp.ClientSession(engine.url) as http:
+        good = asyncio.ensure_future(http.post(URL, json=body_of(prompt)))
+        async with http.post(URL, json={**body_of([1, 2, 3]), **fields}) as response:
+            answer = await response.json()
+        async with await good as other:
+            (choice,) = (await other.json())["choices"]
+    assert choice["token_ids"] == expected_output(outputs, prompt)[0]
+    assert response.status == 400, answer
+    assert answer["error"]["param"] == param
+    assert part in answer["error"]["message"]
+
+
+async def test_a_prompt_of_a_million_tokens_is_refused(engine: RunningEngine) -> None:
+    body = io.BytesIO(json.dumps(body_of([1] * 1_000_000)).encode())
+    async with aiohttp.ClientSession(engine.url) as http, http.post(URL, data=body) as response:
+        assert response.status == 413  # larger than the body of any prompt of this context
+
+
+async def test_a_chat_without_a_tokenizer_names_the_remedy(engine: RunningEngine) -> None:
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+    async with (
+        aiohttp.ClientSession(engine.url) as http,
+        http.post("/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["param"] == "messages"
+    assert error["message"].endswith("no tokenizer; send token ids to /v1/completions")
+
+
+async def test_a_killed_core_ends_streams_with_an_error(
+    start_engine: StartEngine, folder: Path
+) -> None:
+    engine = start_engine(source=f"file://{folder}")
+    (core,) = psutil.Process(engine.process.pid).children()
+    body = body_of([1, 2, 3], stream=True, max_tokens=100, ignore_eos=True)
+    async with aiohttp.ClientSession(engine.url) as http, http.post(URL, json=body) as response:
+        lines = response.content
+        await lines.readline()
+        core.suspend()
+        await http.get("/health/live")  # the HTTP process still responds
+        core.kill()
+        rest = (await lines.read()).decode()
+    assert rest.splitlines()[-2].startswith('data: {"error":'), rest
+    assert '"code":"engine_died"' in rest
+    assert "[DONE]" not in rest
+    assert engine.wait() == 70
+    assert "error: the engine core ended by SIGKILL" in engine.stderr()
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 64, result.stderr
+    assert "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...], str]] = {
+    "half a download": (
+        cut_weights,
+        (),
+        "download the model again: model.safetensors has ",
+    ),
+    "no configuration": (lambda f: (f / "config.json").unlink(), (), "config.json cannot be read"),
+    "a long context": (
+        lambda _: None,
+        ("--max-model-tokens", "129"),
+        f"its context has {CONTEXT} tokens, so the limit must be 1 to {CONTEXT}, not 129",
+    ),
+    "more blocks than memory": (
+        lambda _: None,
+        ("--kv-blocks", "99999999"),
+        "--kv-blocks: 99999999 blocks take 381.5 GiB, but only ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_model_that_cannot_be_served_is_refused_in_one_sentence(
+    run_engine: RunEngine, tmp_path: Path, case: str
+) -> None:
+    change, options, part = BROKEN[case]
+    folder = make_folder(tmp_path / "model", "Llama")
+    change(folder)
+    assert part in refused(run_engine(*options, source=f"file://{folder}"))
+
+
+async def test_a_limited_context_and_measured_memory_are_published(
+    start_engine: StartEngine, folder: Path
+) -> None:
+    engine = start_engine("--max-model-tokens", "64", source=f"file://{folder}")
+    state = await engine.state()
+    assert state["max_model_tokens"] == 64
+    # All 256 sequences of 64 tokens fit into this machine's memory, and more are never needed.
+    assert state["kv_total_blocks"] == 256 * 64 // 16
+    assert state["startup_seconds"] > state["device"]["load_seconds"]
