@@ -14,6 +14,7 @@ import msgspec
 
 from goodput_core.engine_state import EngineState  # noqa: TC001 - msgspec reads the annotations
 from goodput_core.slo.targets import Targets
+from goodput_engine.scheduler.plan import TokenLogprobs  # noqa: TC001 - msgspec reads it
 
 __all__ = [
     "DATA_TYPES",
@@ -31,6 +32,7 @@ __all__ = [
     "Ready",
     "Rejected",
     "RequestOutput",
+    "SamplingOptions",
     "SetLimits",
     "StepOutputs",
     "Submit",
@@ -135,6 +137,39 @@ class FollowManifest(_Message, frozen=True, kw_only=True):
     budget_law: str | None = None
 
 
+class SamplingOptions(_Value, frozen=True, kw_only=True):
+    """Options for choosing the output tokens of a real model; by default, the most probable ones.
+
+    Args:
+        temperature: divisor of the logits; 0 for the most probable token.
+        top_k: number of the most probable tokens that are kept; 0 for all.
+        top_p: probability of the most probable tokens that are kept; 1 for all.
+        min_p: probability of a token that is kept, as a share of the largest; 0 for all.
+        repetition_penalty: divisor of the positive logits, and factor of the negative ones, of
+            tokens in the prompt or the output.
+        presence_penalty: subtracted from the logits of tokens in the output.
+        frequency_penalty: the same, once for each time that a token is in the output.
+        seed: requests with equal seeds, options and prompts have equal outputs; from −2**63 to
+            2**63 − 1.
+        logit_bias: added to the logits of these token ids.
+        stop_ids: ids of further tokens that end the output.
+        logprobs: number of the most probable tokens whose log-probabilities are returned, besides
+            that of the output token; None for no log-probabilities.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: dict[int, float] = {}
+    stop_ids: list[int] = []
+    logprobs: int | None = None
+
+
 class ExecutorInput(_Value, frozen=True, kw_only=True):
     """The part of a request that only the executor may see.
 
@@ -145,12 +180,14 @@ class ExecutorInput(_Value, frozen=True, kw_only=True):
         ignore_eos: True to generate up to the limit, ignoring the end-of-sequence token.
         token_ids: token ids of the prompt, for executors that compute; empty on an emulated
             device.
+        sampling: choice of the tokens; an emulated device ignores it.
     """
 
     output_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     token_ids: list[int] = []
+    sampling: SamplingOptions = SamplingOptions()
 
 
 class Submit(_Message, frozen=True, kw_only=True):
@@ -228,6 +265,7 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
         rid: the request's number.
         new_tokens: number of tokens that the request gained.
         token_ids: ids of these tokens; empty on an emulated device.
+        logprobs: their log-probabilities; empty without this option.
         finish_reason: "stop" or "length" in the last output of the request, else None.
         cached_tokens: prompt tokens taken from the prefix cache; set only in the output with the
             first token.
@@ -238,6 +276,7 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
     rid: int
     new_tokens: int
     token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     finish_reason: str | None = None
     cached_tokens: int = 0
     first_scheduled_ns: int = 0

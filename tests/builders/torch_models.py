@@ -20,12 +20,20 @@ from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.torch.executor import TorchExecutor
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.model import PackedModel
-from goodput_engine.messages import ExecutorInput, Limits, SetLimits, StepOutputs, Submit
+from goodput_engine.messages import (
+    ExecutorInput,
+    Limits,
+    SamplingOptions,
+    SetLimits,
+    StepOutputs,
+    Submit,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_core.spec.choices import Preemption
+    from goodput_engine.scheduler.plan import TokenLogprobs
 
 __all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "make_folder"]
 
@@ -33,6 +41,7 @@ VOCABULARY = 97
 CONTEXT = 128
 STOP_IDS = [5, 11, 17, 29, 44, 58, 71, 83]
 _NO_TARGETS = Targets()
+_GREEDY = SamplingOptions()
 
 # Configurations of transformers and their particular fields. Windows are shorter than prompts.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -201,6 +210,7 @@ class ModelBench:
         self.core = EngineCore(scheduler=self.scheduler, executor=self.executor)
         self.submits: dict[int, Submit] = {}
         self.token_ids: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.finished: dict[int, str] = {}
         self.cancelled: set[int] = set()
         self.rejected: dict[int, str] = {}
@@ -221,6 +231,7 @@ class ModelBench:
         priority: int = 0,
         targets: Targets = _NO_TARGETS,
         output_tokens: int | None = None,
+        sampling: SamplingOptions = _GREEDY,
     ) -> int:
         """Submit a request whose prompt begins like those of its family; return its number."""
         rid = len(self.submits)
@@ -241,10 +252,12 @@ class ModelBench:
                 min_tokens=min_tokens,
                 ignore_eos=ignore_eos,
                 output_tokens=output_tokens,
+                sampling=sampling,
             ),
         )
         self.submits[rid] = submit
         self.token_ids[rid] = []
+        self.logprobs[rid] = []
         rejected = self.core.submit(submit, self.clock())
         if rejected is not None:
             self.rejected[rid] = rejected.reason
@@ -272,9 +285,19 @@ class ModelBench:
             assert len(output.token_ids) == output.new_tokens
             assert output.rid not in self.finished
             self.token_ids[output.rid] += output.token_ids
+            self.logprobs[output.rid] += output.logprobs
             if output.finish_reason is not None:
                 self.finished[output.rid] = output.finish_reason
         return outputs
+
+    def finish(self) -> None:
+        """Take steps until no request is left."""
+        self.core.drain()
+        for _ in range(5_000):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work
 
     def run_dry(self, *, tie: float = 0.0) -> None:
         """Take steps until no request is left, and compare every output with `generate`.
@@ -282,12 +305,7 @@ class ModelBench:
         Args:
             tie: difference of the two highest logits below which an output may differ.
         """
-        self.core.drain()
-        for _ in range(5_000):
-            if not self.scheduler.has_work:
-                break
-            self.step()
-        assert not self.scheduler.has_work
+        self.finish()
         for rid, submit in self.submits.items():
             ids, reason = self.model.outputs.of(submit)
             own = self.token_ids[rid]

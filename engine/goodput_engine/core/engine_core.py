@@ -327,9 +327,15 @@ class EngineCore:
 
     def _outputs(self, outcome: StepOutcome) -> list[RequestOutput]:
         one_token_outputs, token_ids = self._one_token_outputs, outcome.result.token_ids
+        logprobs = outcome.result.logprobs
         if token_ids:
             outputs = [
-                RequestOutput(rid=rid, new_tokens=1, token_ids=[token_ids[rid]])
+                RequestOutput(
+                    rid=rid,
+                    new_tokens=1,
+                    token_ids=[token_ids[rid]],
+                    logprobs=[logprobs[rid]] if rid in logprobs else [],
+                )
                 for rid in outcome.advanced
             ]
         else:
@@ -342,6 +348,7 @@ class EngineCore:
                     rid=request.rid,
                     new_tokens=1,
                     token_ids=[token_ids[request.rid]] if token_ids else [],
+                    logprobs=[logprobs[request.rid]] if request.rid in logprobs else [],
                     finish_reason=reason,
                     cached_tokens=request.cached_tokens if first else 0,
                     first_scheduled_ns=request.first_scheduled_ns if first else 0,

@@ -169,5 +169,6 @@ def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         first,
         new_tokens=first.new_tokens + second.new_tokens,
         token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
         finish_reason=second.finish_reason,
     )

@@ -133,6 +133,20 @@ class StepPlan(NamedTuple):
     chunks: tuple[Chunk, ...] = ()
 
 
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of one output token, by the model's own logits (docs/engine.md).
+
+    Args:
+        logprob: of the token itself.
+        top_ids: ids of the most probable tokens, in descending order.
+        top_logprobs: their log-probabilities.
+    """
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
 class StepResult(NamedTuple):
     """The result of a plan: one token for each request that sampled in it (docs/adr/0006).
 
@@ -143,6 +157,8 @@ class StepResult(NamedTuple):
         stopped: finish reason ("stop") of each request that ended in this step.
         token_ids: id of the token of each request that sampled; empty on an emulated device. The
             scheduler does not read them.
+        logprobs: log-probabilities of the tokens of requests with this option. The scheduler does
+            not read them.
     """
 
     plan_id: int
@@ -150,6 +166,7 @@ class StepResult(NamedTuple):
     step_ns: int
     stopped: Mapping[int, str]
     token_ids: Mapping[int, int] = MappingProxyType({})
+    logprobs: Mapping[int, TokenLogprobs] = MappingProxyType({})
 
 
 class Progress(NamedTuple):

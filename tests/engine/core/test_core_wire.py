@@ -21,10 +21,12 @@ from goodput_engine.messages import (
     FrontMessage,
     Limits,
     RequestOutput,
+    SamplingOptions,
     SetLimits,
     StepOutputs,
     Submit,
 )
+from goodput_engine.scheduler.plan import TokenLogprobs
 
 _MESSAGES: list[FrontMessage] = [
     Configure(
@@ -91,3 +93,19 @@ def test_the_state_of_the_engine_survives_a_frame() -> None:
         at_ns=7, step_ns=3, outputs=[RequestOutput(rid=1, new_tokens=1)], state=state
     )
     assert core_reader().feed(encode(step)) == [step]
+
+
+def test_sampling_options_and_log_probabilities_survive_a_frame() -> None:
+    sampling = SamplingOptions(temperature=0.5, logit_bias={7: -100.0}, stop_ids=[3], logprobs=2)
+    submit = Submit(
+        rid=1,
+        arrival_ns=5,
+        input_tokens=2,
+        block_hashes=[],
+        executor=ExecutorInput(token_ids=[4, 5], sampling=sampling),
+    )
+    assert front_reader().feed(encode(submit)) == [submit]
+    token = TokenLogprobs(-0.5, [4, 7], [-0.5, -3.0])
+    output = RequestOutput(rid=1, new_tokens=1, token_ids=[4], logprobs=[token])
+    message = StepOutputs(at_ns=7, step_ns=3, outputs=[output], state=EngineState(at_ns=7))
+    assert core_reader().feed(encode(message)) == [message]

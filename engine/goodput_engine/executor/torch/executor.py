@@ -12,23 +12,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import PackedRow
-from goodput_engine.messages import ExecutorInput
+from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
+from goodput_engine.messages import ExecutorInput, SamplingOptions
 from goodput_engine.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from goodput_engine.executor.torch.model import PackedModel
+    from goodput_engine.executor.torch.sampling import SampledToken
     from goodput_engine.messages import Submit
     from goodput_engine.scheduler.plan import StepPlan
 
 __all__ = ["TorchExecutor"]
+
+_GREEDY: Final = SamplingOptions()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class _TokenSequence:
         token_ids: prompt and output.
         input_tokens: number of prompt tokens.
         options: end of the output.
+        stop_ids: ids of the tokens that end the output.
+        sampling: choice of the tokens; None for the most probable one.
         blocks: block table; empty before the first admission.
         ended: True after the last token. A plan that was made before may still compute the request.
     """
@@ -46,6 +50,8 @@ class _TokenSequence:
     token_ids: list[int]
     input_tokens: int
     options: ExecutorInput
+    stop_ids: frozenset[int]
+    sampling: RequestSampling | None
     blocks: list[int] = field(default_factory=list)
     ended: bool = False
 
@@ -54,19 +60,23 @@ class _TokenSequence:
         """Number of output tokens so far."""
         return len(self.token_ids) - self.input_tokens
 
-    def may_stop(self) -> bool:
-        """True if a stop token may be the next token."""
+    def banned_ids(self) -> frozenset[int]:
+        """Return the ids of the tokens that would end the output too early."""
         options = self.options
-        if options.ignore_eos or options.output_tokens is not None:
-            return True  # it is an ordinary token then
-        return self.output_tokens >= options.min_tokens
+        if options.output_tokens is not None or self.output_tokens >= options.min_tokens:
+            return frozenset()
+        return self.stop_ids
 
-    def stops_after(self, token_id: int, stop_ids: frozenset[int]) -> bool:
-        """True if the output ends with the token that was just appended."""
-        options = self.options
-        if options.output_tokens is not None:
-            return self.output_tokens >= options.output_tokens
-        return not options.ignore_eos and token_id in stop_ids
+    def append(self, token_id: int) -> bool:
+        """Append a sampled token; return True if the output ends with it."""
+        self.token_ids.append(token_id)
+        if self.sampling is not None:
+            self.sampling.append(token_id)
+        if self.ended:
+            return False
+        limit = self.options.output_tokens
+        self.ended = token_id in self.stop_ids if limit is None else self.output_tokens >= limit
+        return self.ended
 
 
 class TorchExecutor:
@@ -99,17 +109,23 @@ class TorchExecutor:
         )
         self._model = model
         self._clock = clock
-        self._stop_ids = sorted(model.stop_ids)
+        self._sampler = Sampler()
         self._sequences: dict[int, _TokenSequence] = {}
         self._members: dict[int, None] = {}
         self._plans: deque[tuple[StepPlan, int]] = deque()
 
     def add(self, submit: Submit) -> None:
         """Add a request with the token ids of its prompt."""
-        token_ids = submit.executor.token_ids
+        options = submit.executor
+        token_ids, sampling = options.token_ids, options.sampling
         assert len(token_ids) == submit.input_tokens, "the token ids of the prompt are missing"
+        model_stop_ids = frozenset() if options.ignore_eos else self._model.stop_ids
         self._sequences[submit.rid] = _TokenSequence(
-            token_ids=list(token_ids), input_tokens=len(token_ids), options=submit.executor
+            token_ids=list(token_ids),
+            input_tokens=len(token_ids),
+            options=options,
+            stop_ids=model_stop_ids.union(sampling.stop_ids),
+            sampling=None if sampling == _GREEDY else RequestSampling(sampling, token_ids),
         )
 
     def forget(self, rids: Iterable[int]) -> None:
@@ -134,14 +150,21 @@ class TorchExecutor:
         self._apply(plan)
         rids, rows = self._rows(plan)
         sampled = self._sample(rids, rows) if rows else {}
-        stopped = self._append(sampled)
+        stopped = {
+            rid: "stop"
+            for rid, token in sampled.items()
+            if self._sequences[rid].append(token.token_id)
+        }
         end_ns = self._clock()
         return StepResult(
             plan_id=plan.plan_id,
             at_ns=end_ns,
             step_ns=end_ns - start_ns,
             stopped=stopped,
-            token_ids=sampled,
+            token_ids={rid: token.token_id for rid, token in sampled.items()},
+            logprobs={
+                rid: token.logprobs for rid, token in sampled.items() if token.logprobs is not None
+            },
         )
 
     def _apply(self, plan: StepPlan) -> None:
@@ -184,23 +207,13 @@ class TorchExecutor:
             )
         return rids, rows
 
-    def _sample(self, rids: list[int], rows: list[PackedRow]) -> dict[int, int]:
-        """Compute a step, and return the most probable next token of each row that samples."""
-        logits = self._model.compute(rows, self.pool).float()
+    def _sample(self, rids: list[int], rows: list[PackedRow]) -> dict[int, SampledToken]:
+        """Compute a step, and return the next token of each row that samples."""
+        logits = self._model.compute(rows, self.pool)
         sampling = [rid for rid, row in zip(rids, rows, strict=True) if row.samples]
-        if self._stop_ids:
-            early = [at for at, rid in enumerate(sampling) if not self._sequences[rid].may_stop()]
-            for at in early:
-                logits[at, self._stop_ids] = -torch.inf
-        return dict(zip(sampling, logits.argmax(-1).tolist(), strict=True))
-
-    def _append(self, sampled: dict[int, int]) -> dict[int, str]:
-        """Append the sampled tokens; return the finish reasons of the requests that stop."""
-        stopped: dict[int, str] = {}
-        for rid, token_id in sampled.items():
-            sequence = self._sequences[rid]
-            sequence.token_ids.append(token_id)
-            if not sequence.ended and sequence.stops_after(token_id, self._model.stop_ids):
-                sequence.ended = True
-                stopped[rid] = "stop"
-        return stopped
+        sequences = map(self._sequences.__getitem__, sampling)
+        tokens = self._sampler.sample(
+            logits,
+            [SampledRow(one.sampling, len(one.token_ids), one.banned_ids()) for one in sequences],
+        )
+        return dict(zip(sampling, tokens, strict=True))

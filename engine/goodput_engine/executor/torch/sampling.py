@@ -1,0 +1,399 @@
+"""Sampling of the next token of every row of a step.
+
+A token is sampled by the Gumbel-max rule. The noise of a token is a hash of the request's seed, the
+position and the token's id, so it depends neither on the other rows of a step nor on the steps
+before it. The same seed therefore gives the same tokens for every batch, chunk size and preemption,
+as far as the logits are the same.
+
+The order of the options is that of transformers: penalties, bias, banned tokens, temperature,
+top-k, top-p, min-p. A row pays only for its own options. Tokens that are as probable as the last
+token within top-k or top-p are kept, so that the order of equal logits has no effect.
+
+Source: Maddison, Tarlow, Minka, "A* sampling", NeurIPS 2014, section 2: the Gumbel-max rule.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from goodput_engine.scheduler.plan import TokenLogprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from goodput_engine.messages import SamplingOptions
+
+__all__ = ["RequestSampling", "SampledRow", "SampledToken", "Sampler"]
+
+# Below, a softmax in float32 has one token, or overflows.
+_GREEDY_BELOW: Final = 1e-5
+# Numbers of the most probable tokens among which top-k and top-p are searched first.
+_PREFIXES: Final = (256, 4096)
+# Logits that are computed together: on a CPU as many as its cache holds, else as the memory does.
+_MAX_CPU_LOGITS: Final = 1 << 18
+_MAX_LOGITS: Final = 1 << 24
+_MASK_64: Final = (1 << 64) - 1
+_FIRST_FACTOR: Final = -2048144789  # 0x85ebca6b as int32
+_SECOND_FACTOR: Final = -1028477387  # 0xc2b2ae35 as int32
+
+
+class SampledToken(NamedTuple):
+    """The token of one row; None instead of log-probabilities if the row has no such option."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class RequestSampling:
+    """The options of one request, and the tokens that its penalties count.
+
+    Args:
+        options: the options.
+        prompt: token ids of the prompt.
+    """
+
+    __slots__ = ("_counts", "_ids", "_slots", "bias_ids", "bias_values", "key", "options")
+
+    def __init__(self, options: SamplingOptions, prompt: Iterable[int]) -> None:
+        self.options = options
+        self.key = _mix_64(options.seed & _MASK_64)
+        self.bias_ids = torch.tensor(list(options.logit_bias), dtype=torch.long)
+        self.bias_values = torch.tensor(list(options.logit_bias.values()), dtype=torch.float32)
+        seen = set(prompt) if options.repetition_penalty != 1 else set()
+        self._slots = {token_id: slot for slot, token_id in enumerate(seen)}
+        self._ids = torch.tensor(list(seen), dtype=torch.long)
+        self._counts = torch.zeros(len(seen))
+
+    @property
+    def is_random(self) -> bool:
+        """True unless the most probable token is taken."""
+        return self.options.temperature >= _GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        """True if earlier tokens change the logits."""
+        options = self.options
+        return (
+            options.repetition_penalty != 1
+            or options.presence_penalty != 0
+            or options.frequency_penalty != 0
+        )
+
+    def append(self, token_id: int) -> None:
+        """Count an output token."""
+        if not self.has_penalties:
+            return
+        slots = self._slots
+        slot = slots.setdefault(token_id, len(slots))
+        if slot == len(self._ids):
+            grown = max(64, slot)
+            self._ids = torch.cat([self._ids, torch.zeros(grown, dtype=torch.long)])
+            self._counts = torch.cat([self._counts, torch.zeros(grown)])
+        self._ids[slot] = token_id
+        self._counts[slot] += 1
+
+    def counted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the ids of the counted tokens, and how often each is in the output."""
+        size = len(self._slots)
+        return self._ids[:size], self._counts[:size]
+
+
+class SampledRow(NamedTuple):
+    """One row of logits.
+
+    Args:
+        sampling: the request's options; None for the most probable token.
+        position: position of the token in the request.
+        banned: ids that must not be sampled now.
+    """
+
+    sampling: RequestSampling | None
+    position: int
+    banned: Collection[int] = ()
+
+
+class Sampler:
+    """Samples the tokens of steps.
+
+    It keeps the hashes of the token ids, so that they are computed once.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = torch.empty(0, dtype=torch.int32)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[SampledToken]:
+        """Return the next token of each row.
+
+        Args:
+            logits: `[num_rows, vocab_size]`, floating point; may be changed.
+            rows: options of the rows.
+        """
+        with torch.inference_mode():
+            logits = logits.float()
+            raw = _RawLogits(logits, rows)
+            _apply_penalties(logits, rows)
+            _apply_bias(logits, rows)
+            _apply_bans(logits, rows)
+            chosen = torch.empty(len(rows), dtype=torch.long, device=logits.device)
+            whole: list[int] = []
+            prefixed: list[int] = []
+            for at, row in enumerate(rows):
+                if row.sampling is not None and row.sampling.is_random:
+                    options = row.sampling.options
+                    limited = options.top_k > 0 or options.top_p < 1
+                    (prefixed if limited else whole).append(at)
+            if len(whole) + len(prefixed) < len(rows):
+                chosen = logits.argmax(-1)
+            if whole or prefixed:
+                keys = self._keys(rows, logits.device)
+                self._prepare(logits)
+                self._sample_whole(logits, rows, whole, keys, chosen)
+                self._sample_prefixes(logits, rows, prefixed, keys, chosen)
+            ids = chosen.tolist()
+            return list(map(SampledToken, ids, raw.logprobs(ids)))
+
+    def _prepare(self, logits: torch.Tensor) -> None:
+        """Compute the hashes of all token ids."""
+        if self._hashes.shape[0] < logits.shape[1] or self._hashes.device != logits.device:
+            ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+            self._hashes = _mix_32(ids.add_(1).mul_(-1640531527), 0)
+
+    def _keys(self, rows: Sequence[SampledRow], device: torch.device) -> torch.Tensor:
+        """Return the two halves of the key of each row, `[num_rows, 2]`."""
+        keys: list[tuple[int, int]] = []
+        for row in rows:
+            key = 0 if row.sampling is None else _mix_64(row.sampling.key + row.position)
+            keys.append((_signed(key & 0xFFFFFFFF), _signed(key >> 32)))
+        return torch.tensor(keys, dtype=torch.int32, device=device)
+
+    def _sample_whole(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampledRow],
+        selected: list[int],
+        keys: torch.Tensor,
+        chosen: torch.Tensor,
+    ) -> None:
+        """Sample rows among all tokens, or among those that min-p keeps."""
+        vocab_size = logits.shape[1]
+        for indices in _groups(selected, logits):
+            scores = _scaled(logits, rows, indices)
+            least = _min_p_bound(rows, indices, logits.device)
+            if least is not None:
+                scores.masked_fill_(scores < least, -torch.inf)
+            scores -= _gumbel_log(self._hashes[:vocab_size], keys[indices])
+            chosen[indices] = scores.argmax(-1)
+
+    def _sample_prefixes(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampledRow],
+        selected: list[int],
+        keys: torch.Tensor,
+        chosen: torch.Tensor,
+    ) -> None:
+        """Sample rows with top-k or top-p, among as few of the most probable tokens as possible."""
+        vocab_size = logits.shape[1]
+        for size in (*(one for one in _PREFIXES if one < vocab_size), vocab_size):
+            left: list[int] = []
+            ready: list[int] = []
+            for at in selected:
+                sampling = rows[at].sampling
+                assert sampling is not None
+                fits = sampling.options.top_k < size or size == vocab_size
+                (ready if fits else left).append(at)
+            for indices in _groups(ready, logits):
+                values = _scaled(logits, rows, indices)
+                total = values.logsumexp(-1, keepdim=True)
+                top, ids = values.topk(size, dim=-1)
+                kept = _kept(top, total, rows, indices)
+                scores = top - _gumbel_log(self._hashes[ids], keys[indices])
+                scores.masked_fill_(~kept, -torch.inf)
+                tokens = ids.gather(-1, scores.argmax(-1, keepdim=True))[:, 0]
+                if size == vocab_size:
+                    chosen[indices] = tokens
+                    continue
+                # Tokens behind the prefix may belong to the row if its last one does.
+                done = ~(kept[:, -1]).cpu()
+                for row, is_done in enumerate(done.tolist()):
+                    if is_done:
+                        chosen[indices[row]] = tokens[row]
+                    else:
+                        left.append(indices[row])
+            selected = left
+
+
+class _RawLogits:
+    """The model's own logits of the rows whose log-probabilities are requested."""
+
+    def __init__(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+        self._counts: list[int | None] = [
+            None if row.sampling is None else row.sampling.options.logprobs for row in rows
+        ]
+        self._rows = [at for at, count in enumerate(self._counts) if count is not None]
+        self._logits = logits[self._rows] if self._rows else None  # a copy
+
+    def logprobs(self, token_ids: list[int]) -> list[TokenLogprobs | None]:
+        """Return the log-probabilities of each row; None for a row without."""
+        found: list[TokenLogprobs | None] = [None] * len(token_ids)
+        if self._logits is None:
+            return found
+        logits = self._logits
+        total = logits.logsumexp(-1, keepdim=True)
+        chosen = torch.tensor([[token_ids[at]] for at in self._rows], device=logits.device)
+        own = (logits.gather(-1, chosen) - total)[:, 0].tolist()
+        most = min(max(self._counts[at] or 0 for at in self._rows), logits.shape[1])
+        top, ids = logits.topk(most, dim=-1)
+        values, names = (top - total).tolist(), ids.tolist()
+        for row, at in enumerate(self._rows):
+            count = self._counts[at]
+            found[at] = TokenLogprobs(own[row], names[row][:count], values[row][:count])
+        return found
+
+
+def _apply_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+    sizes: list[int] = []
+    indices: list[int] = []
+    factors: list[tuple[float, float, float]] = []
+    ids: list[torch.Tensor] = []
+    counts: list[torch.Tensor] = []
+    for at, row in enumerate(rows):
+        sampling = row.sampling
+        if sampling is None or not sampling.has_penalties:
+            continue
+        row_ids, row_counts = sampling.counted()
+        options = sampling.options
+        indices.append(at)
+        sizes.append(len(row_ids))
+        ids.append(row_ids)
+        counts.append(row_counts)
+        factors.append(
+            (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
+        )
+    if not sum(sizes):
+        return
+    device = logits.device
+    repeats = torch.tensor(sizes)
+    index = torch.tensor(indices).repeat_interleave(repeats).to(device)
+    repetition, presence, frequency = (
+        torch.tensor(factors).repeat_interleave(repeats, dim=0).to(device).unbind(-1)
+    )
+    token_ids, count = torch.cat(ids).to(device), torch.cat(counts).to(device)
+    values = logits[index, token_ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits[index, token_ids] = values - frequency * count - presence * (count > 0)
+
+
+def _apply_bias(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+    for at, row in enumerate(rows):
+        if row.sampling is not None and len(row.sampling.bias_ids):
+            ids = row.sampling.bias_ids.to(logits.device)
+            logits[at, ids] += row.sampling.bias_values.to(logits.device)
+
+
+def _apply_bans(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+    pairs = [(at, token_id) for at, row in enumerate(rows) for token_id in row.banned]
+    if pairs:
+        index, ids = torch.tensor(pairs, device=logits.device).unbind(-1)
+        logits[index, ids] = -torch.inf
+
+
+def _scaled(logits: torch.Tensor, rows: Sequence[SampledRow], indices: list[int]) -> torch.Tensor:
+    """Return the logits of some rows divided by their temperature, relative to the largest."""
+    temperatures = [sampling.options.temperature for sampling in _samplings(rows, indices)]
+    values = logits[indices]
+    values -= values.amax(-1, keepdim=True)
+    values /= torch.tensor(temperatures, device=logits.device)[:, None]
+    return values
+
+
+def _min_p_bound(
+    rows: Sequence[SampledRow], indices: list[int], device: torch.device
+) -> torch.Tensor | None:
+    """Return the least scaled logit that min-p keeps in each row; None if no row has min-p."""
+    least = [sampling.options.min_p for sampling in _samplings(rows, indices)]
+    return torch.tensor(least, device=device).log()[:, None] if any(least) else None
+
+
+def _kept(
+    top: torch.Tensor, total: torch.Tensor, rows: Sequence[SampledRow], indices: list[int]
+) -> torch.Tensor:
+    """Return a mask of the tokens that top-k, top-p and min-p keep.
+
+    Args:
+        top: the largest scaled logits of each row, in descending order, `[num_rows, size]`.
+        total: logarithm of the sum of the exponentials of all logits, `[num_rows, 1]`.
+        rows: the rows of the step.
+        indices: the rows that `top` has.
+    """
+    samplings = _samplings(rows, indices)
+    size, device = top.shape[1], top.device
+    last = [min(one.options.top_k or size, size) - 1 for one in samplings]
+    has_top_k = torch.tensor([[one.options.top_k > 0] for one in samplings], device=device)
+    least = top.gather(-1, torch.tensor(last, device=device)[:, None])
+    least = torch.where(has_top_k, least, -torch.inf)
+    kept = top >= least
+    within = top.masked_fill(~kept, -torch.inf).logsumexp(-1, keepdim=True)
+    probabilities = (top - torch.where(has_top_k, within, total)).double().exp()
+    before = probabilities.cumsum(-1) - probabilities
+    top_p = torch.tensor([[one.options.top_p] for one in samplings], device=device)
+    nucleus = (before < top_p) | (top_p >= 1)
+    nucleus[:, 0] = True
+    kept &= top >= top.masked_fill(~nucleus, torch.inf).amin(-1, keepdim=True)
+    bound = _min_p_bound(rows, indices, device)
+    return kept if bound is None else kept & (top >= bound)
+
+
+def _samplings(rows: Sequence[SampledRow], indices: list[int]) -> list[RequestSampling]:
+    found = [rows[at].sampling for at in indices]
+    return [one for one in found if one is not None]
+
+
+def _groups(indices: list[int], logits: torch.Tensor) -> Iterable[list[int]]:
+    """Divide rows into groups that are computed together."""
+    most = _MAX_CPU_LOGITS if logits.device.type == "cpu" else _MAX_LOGITS
+    size = max(1, most // logits.shape[1])
+    return (indices[at : at + size] for at in range(0, len(indices), size))
+
+
+def _gumbel_log(hashes: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return the negated Gumbel noise of each token.
+
+    It is the logarithm of an exponential variate. Small variates, which decide, are exact to
+    single precision.
+
+    Args:
+        hashes: of the token ids, `[num_tokens]` or `[num_rows, num_tokens]`.
+        keys: of the rows, `[num_rows, 2]`.
+    """
+    mixed = _mix_32(hashes ^ keys[:, :1], keys[:, 1:])
+    uniform = mixed.to(torch.float32).add_(2.0**31 + 0.5).mul_(2.0**-32)
+    # The largest value is 1 in single precision, whose exponential variate would be infinite.
+    return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_()
+
+
+def _mix_32(values: torch.Tensor, key: torch.Tensor | int) -> torch.Tensor:
+    """Hash int32 values in place, with a further key between the two rounds."""
+    values *= _FIRST_FACTOR
+    values ^= (values >> 15) & 0x1FFFF
+    values += key
+    values *= _SECOND_FACTOR
+    values ^= (values >> 16) & 0xFFFF
+    return values
+
+
+def _mix_64(value: int) -> int:
+    """Hash a 64-bit integer.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    value = (value + 0x9E3779B97F4A7C15) & _MASK_64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return value ^ (value >> 31)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value
