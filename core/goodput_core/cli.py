@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 _MAX_PORT: Final = 65_535
+_NEGATIVE_VALUE: Final = re.compile(r"-\.?\d")
 _INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.+)' \(choose from (.+)\)")
 
 
@@ -53,6 +54,8 @@ class CommandParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(prog=prog, **kwargs)
+        # argparse takes -1 for a value, but -1% and -5s for options. No option has such a name.
+        self._negative_number_matcher = _NEGATIVE_VALUE
         if not kwargs.get("parents"):  # a parent has the option already
             self.add_argument(
                 "--version",

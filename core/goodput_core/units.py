@@ -39,9 +39,11 @@ def parse_duration(text: str) -> int:
     """Return the nanoseconds of a duration such as `250ms`, `90s`, `10m`, `1h30m` or `1.5s`.
 
     Raises:
-        ValueError: the text has no unit, an unknown one, or exceeds ten years.
+        ValueError: the text has no unit or an unknown one, is negative, or exceeds ten years.
     """
     stripped = text.strip()
+    if stripped.startswith("-"):
+        raise ValueError(f"{text!r} is negative; a duration is at least 0s")
     total, at = Decimal(0), 0
     for match in _PART.finditer(stripped):
         if match.start() != at:

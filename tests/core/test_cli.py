@@ -32,6 +32,9 @@ def test_arguments_are_parsed(parser: CommandParser) -> None:
         pytest.param(["--fo", "10s"], "--fo", id="abbreviated-option"),
         pytest.param(["--for"], "expected one argument", id="missing-value"),
         pytest.param(["--for", "soon"], "'soon' is not a duration", id="bad-value"),
+        pytest.param(["--for", "-5s"], "'-5s' is negative; a duration is", id="negative"),
+        pytest.param(["--for", "-.5m"], "'-.5m' is negative; a duration is", id="fraction"),
+        pytest.param(["--for", "-5"], "'-5' is negative; a duration is", id="a number"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_exit_64(

@@ -36,7 +36,7 @@ def test_objective_is_an_exact_fraction(text: str, objective: Fraction) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["99", "0.99", "99 %", "-1%", "1e1%", "99.%", "", "%", "99.0000001%"]
+    "text", ["99", "0.99", "99 %", "--1%", "-%", "1e1%", "99.%", "", "%", "99.0000001%"]
 )
 def test_text_that_is_not_a_percentage_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a percentage"):
@@ -50,7 +50,13 @@ def test_a_margin_of_0_percent_is_allowed(text: str, margin: Fraction) -> None:
     assert parse_margin(text) == Fraction(str(margin))
 
 
-@pytest.mark.parametrize("text", ["0%", "0.0%", "100%", "100.5%"])
+@pytest.mark.parametrize("text", ["-1%", "-0.5%", "100%"])
+def test_a_margin_below_0_percent_or_of_100_percent_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="out of bounds; a margin is at least 0% and below 100%"):
+        parse_margin(text)
+
+
+@pytest.mark.parametrize("text", ["-1%", "0%", "0.0%", "100%", "100.5%"])
 def test_objectives_of_0_and_100_percent_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="out of bounds"):
         parse_objective(text)

@@ -100,9 +100,11 @@ def parse_objective(text: str) -> Fraction:
 
 
 def _parse_percentage(text: str) -> Fraction:
-    if not re.fullmatch(_PERCENTAGE, text):
+    digits = text.removeprefix("-")
+    if not re.fullmatch(_PERCENTAGE, digits):
         raise ValueError(f"{text!r} is not a percentage; write for example '99%' or '99.9%'")
-    return Fraction(text[:-1]) / 100
+    share = Fraction(digits[:-1]) / 100
+    return share if digits == text else -share
 
 
 def parse_confidence(text: str) -> Fraction:
@@ -124,7 +126,7 @@ def parse_margin(text: str) -> Fraction:
         ValueError: the text is not a percentage from 0 % to below 100 %.
     """
     margin = _parse_percentage(text)
-    if margin >= 1:
+    if not 0 <= margin < 1:
         raise ValueError(f"{text!r} is out of bounds; a margin is at least 0% and below 100%")
     return margin
 

@@ -259,8 +259,10 @@ def read_checked_summary(folder: Path) -> Summary:
         for promise in summary.promises:
             if promise.objective is not None:
                 parse_objective(promise.objective)
-        if not (0 < window.length_s <= _MAX_WINDOW_S and abs(window.start_s) <= _MAX_WINDOW_S):
-            raise ValueError("the window is longer than a year")
+        if not window.length_s > 0:
+            raise ValueError("the window does not end after its start")
+        if not (window.length_s <= _MAX_WINDOW_S and abs(window.start_s) <= _MAX_WINDOW_S):
+            raise ValueError("the window is longer than a year, or begins more than a year away")
         if not 0 <= summary.outage_s <= _MAX_WINDOW_S:
             raise ValueError("the declared outage is out of bounds")
     except ValueError as error:

@@ -545,3 +545,25 @@ def test_a_file_that_cannot_be_written_is_named(
     with pytest.raises(InputError, match=r"missing/gate\.xml: the result cannot be written"):
         main([run, "--junit", str(tmp_path / "missing" / "gate.xml")])
     assert "PASS" in capsys.readouterr().out, "the verdict is not lost"
+
+
+@pytest.mark.parametrize(
+    ("window", "problem"),
+    [
+        ({"length_s": -5.0}, "the window does not end after its start"),
+        ({"length_s": 0.0}, "the window does not end after its start"),
+        ({"length_s": 4e7}, "the window is longer than a year"),
+        ({"start_s": -4e7}, "begins more than a year away"),
+    ],
+    ids=["negative", "empty", "long", "late"],
+)
+def test_a_window_that_no_run_has_is_rejected_with_its_problem(
+    tmp_path: Path, window: dict[str, float], problem: str
+) -> None:
+    run = chat_run(tmp_path / "run", seconds=5)
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["window"] |= window
+    path.write_text(json.dumps(summary))
+    with pytest.raises(InputError, match=rf"summary\.json: not a run's summary .*{problem}"):
+        main([str(run)])
