@@ -27,7 +27,7 @@ from goodput_traces.transforms import parse_factor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from goodput_replay.sweep.probe import ProbeRun  # noqa: TC004 - loads the schema of a summary
+    from goodput_replay.sweep.probe import ProbePlan, ProbeRun  # noqa: TC004 - loads the schema of a summary
 
 __all__ = ["Capacity", "as_json", "conclude", "main", "make_parser", "tables"]
 
@@ -78,10 +78,10 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--out {out}: exists already; name another folder, or remove it")
     probes: list[ProbeRun] = []
     with replays(replay_arguments) as run:
-        plan_s = run.plan_s()
+        plan = run.plan()
         if not _has(replay_arguments, "--emulate"):
             console.print(
-                f"each rate {_describe_length(plan_s, replay_arguments)}; usually six to ten are "
+                f"each rate {_describe_length(plan)}; usually six to ten are "
                 f"tried, and at most {arguments.probes}",
                 highlight=False,
                 soft_wrap=True,
@@ -104,18 +104,19 @@ def main(argv: Sequence[str]) -> int:
                     break
         except Interrupted:
             if probes:
-                _print_result(probes, console, out, json_output=arguments.json)
+                _print_result(probes, plan, console, out, json_output=arguments.json)
             raise
-    return _print_result(probes, console, out, json_output=arguments.json)
+    return _print_result(probes, plan, console, out, json_output=arguments.json)
 
 
-def _describe_length(plan_s: float, arguments: Sequence[str]) -> str:
-    plan = format_duration(round(plan_s) * NS_PER_S)
-    if "causal" in arguments or "--sessions=causal" in arguments:
+def _describe_length(plan: ProbePlan) -> str:
+    length = format_duration(round(plan.duration_s) * NS_PER_S)
+    if plan.causal:
         return (
-            f"takes as long as its sessions, which depends on the responses (in the trace: {plan})"
+            "takes as long as its sessions, which depends on the responses (in the trace: "
+            f"{length})"
         )
-    return f"takes at least {plan} of real time"
+    return f"takes at least {length} of real time"
 
 
 def _has(arguments: Sequence[str], option: str) -> bool:
@@ -146,7 +147,7 @@ def _print_line(text: str, console: Console) -> None:
 
 
 def _print_result(
-    probes: Sequence[ProbeRun], console: Console, out: Path, *, json_output: bool
+    probes: Sequence[ProbeRun], plan: ProbePlan, console: Console, out: Path, *, json_output: bool
 ) -> int:
     """Print the capacity and the valid probes, and return the exit code."""
     valid = [probe for probe in probes if probe.summary.validity.valid]
@@ -159,7 +160,7 @@ def _print_result(
                 console,
             )
     if json_output:
-        sys.stdout.write(json.dumps(as_json(capacity, valid), indent=2) + "\n")
+        sys.stdout.write(json.dumps(as_json(capacity, valid, plan), indent=2) + "\n")
     else:
         screen = open_console()
         if valid:
@@ -355,11 +356,11 @@ def _table(
     return view
 
 
-def as_json(capacity: Capacity, probes: Sequence[ProbeRun]) -> dict[str, Any]:
+def as_json(capacity: Capacity, probes: Sequence[ProbeRun], plan: ProbePlan) -> dict[str, Any]:
     """Return the result and the probes for `--json`; rates in requests per second."""
     return {
         "sentence": capacity.sentence,
-        "sessions": session_mode(probes[0].summary) if probes else None,
+        "sessions": "causal" if plan.causal else "independent",
         "shown": capacity.best is not None and capacity.level is RateLevel.SHOWN,
         "capacity": None if capacity.best is None else _probe_json(capacity.best),
         "does_not_hold": None if capacity.above is None else _probe_json(capacity.above),

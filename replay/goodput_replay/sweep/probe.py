@@ -21,7 +21,24 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Sequence
 
-__all__ = ["ProbeRun", "Replays", "replays"]
+__all__ = ["ProbePlan", "ProbeRun", "Replays", "replays"]
+
+
+class ProbePlan(msgspec.Struct, frozen=True):
+    """The plan of a replay, as `--dry-run` prints it.
+
+    Args:
+        duration_s: length of the replay.
+        sessions: counts of requests of sessions; None if all arrivals are independent.
+    """
+
+    duration_s: float
+    sessions: dict[str, int] | None = None
+
+    @property
+    def causal(self) -> bool:
+        """True if requests wait for the responses before them."""
+        return self.sessions is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +66,8 @@ class Replays:
         self._children = children
         self._arguments = arguments
 
-    def plan_s(self) -> float:
-        """Check the arguments and return the length of one replay in seconds, without sending.
+    def plan(self) -> ProbePlan:
+        """Check the arguments and return the plan of a replay, without sending.
 
         Raises:
             UsageError: the replay rejected its arguments.
@@ -60,8 +77,7 @@ class Replays:
         completed = self._run("--dry-run", "--json")
         if completed.returncode != ExitCode.PASS:
             raise self._children.error(completed, "")
-        duration_s: float = msgspec.json.decode(completed.stdout)["duration_s"]
-        return duration_s
+        return msgspec.json.decode(completed.stdout, type=ProbePlan)
 
     def try_rate(self, scale: Fraction, folder: Path) -> ProbeRun:
         """Replay at a rate.

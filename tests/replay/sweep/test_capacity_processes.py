@@ -160,7 +160,7 @@ def test_no_replay_is_started_after_an_interruption() -> None:
     with replays([]) as run:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Interrupted):
-            run.plan_s()
+            run.plan()
 
 
 def _until_sending(process: subprocess.Popen[str]) -> None:

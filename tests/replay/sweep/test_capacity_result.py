@@ -15,7 +15,7 @@ from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.runs.folder import RunWriter
 from goodput_replay.runs.tables import choose_table
 from goodput_replay.sweep.capacity import _print_result, as_json, conclude, tables
-from goodput_replay.sweep.probe import ProbeRun
+from goodput_replay.sweep.probe import ProbePlan, ProbeRun
 from goodput_replay.sweep.search import RateLevel
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ KINDS = {
     RateLevel.SEEMS: VerdictKind.INCONCLUSIVE,
     RateLevel.FAILED: VerdictKind.FAIL,
 }
+
+PLAN = ProbePlan(duration_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +103,9 @@ def test_a_failed_lower_rate_is_in_the_sentence_and_in_the_json(
     assert (
         "A lower rate was not sustained (8 requests/s), so the limit is not sharp" in found.sentence
     )
-    (missed,) = as_json(found, tried)["lower_that_do_not_hold"]
+    (missed,) = as_json(found, tried, PLAN)["lower_that_do_not_hold"]
     assert missed["rate_scale"] == 4
-    assert not as_json(conclude(tried[:1]), tried)["lower_that_do_not_hold"]
+    assert not as_json(conclude(tried[:1]), tried, PLAN)["lower_that_do_not_hold"]
 
 
 def test_several_failed_lower_rates_are_listed_in_the_sentence(
@@ -131,6 +133,18 @@ def test_the_search_fails_if_no_rate_is_sustained(
     assert found.exit_code is ExitCode.FAIL
 
 
+@pytest.mark.parametrize(
+    ("plan", "mode"),
+    [(PLAN, "independent"), (ProbePlan(duration_s=60.0, sessions={"starts": 3}), "causal")],
+    ids=["independent", "causal"],
+)
+def test_the_mode_of_sessions_is_stated_although_no_probe_was_valid(
+    plan: ProbePlan, mode: str
+) -> None:
+    found = as_json(conclude([]), [], plan)
+    assert (found["sessions"], found["capacity"], found["probes"]) == (mode, None, [])
+
+
 def test_control_characters_of_classes_and_sentences_are_escaped(
     probe: Callable[[float, RateLevel], ProbeRun],
     tmp_path: Path,
@@ -143,7 +157,7 @@ def test_control_characters_of_classes_and_sentences_are_escaped(
     validity = replace(failed.summary.validity, valid=False, sentence="\x1b]0;v\x07[b]")
     failed = replace(failed, summary=replace(failed.summary, validity=validity))
     _print_result(
-        [seems, failed], Console(stderr=True), tmp_path / "\x1b]0;f\x07", json_output=False
+        [seems, failed], PLAN, Console(stderr=True), tmp_path / "\x1b]0;f\x07", json_output=False
     )
     printed = capsys.readouterr()
     shown = printed.out + printed.err
@@ -182,10 +196,11 @@ def test_a_pipe_gets_every_column(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    shown = [probe(1, RateLevel.SHOWN)]
     monkeypatch.delenv("COLUMNS", raising=False)
-    _print_result([probe(1, RateLevel.SHOWN)], Console(stderr=True), tmp_path, json_output=False)
+    _print_result(shown, PLAN, Console(stderr=True), tmp_path, json_output=False)
     assert "goodput/s" in capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "60")
-    _print_result([probe(1, RateLevel.SHOWN)], Console(stderr=True), tmp_path, json_output=False)
+    _print_result(shown, PLAN, Console(stderr=True), tmp_path, json_output=False)
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines if not line.startswith("runs: ")) <= 60
