@@ -25,7 +25,9 @@ from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.statistics.evidence import EvidenceTally, RunEvidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from goodput_core.slo.attainment import SecondCounts
     from goodput_core.slo.evidence import ValidityEvidence
@@ -276,11 +278,24 @@ class LiveTally:
         self._reach(progress.elapsed_ns)
         elapsed_s = self.elapsed_ns(progress) / NS_PER_S
         begun = max(1, int(np.searchsorted(self._edges_s[:-1], elapsed_s)))
-        edges_s = np.append(self._edges_s[:begun], min(elapsed_s, self._edges_s[begun]))
+        end_s = min(elapsed_s, self._edges_s[begun])
+        shown = begun
+        if begun > 1 and 2 * (end_s - self._edges_s[begun - 1]) < self._edges_s[1]:
+            shown -= 1  # a rest of less than half an interval is a part of the one before
+        edges_s = np.append(self._edges_s[:shown], end_s)
         starts = edges_s[:-1].astype(np.int64)
-        lags_ms = np.full((2, len(starts)), np.nan)
-        for interval, lags in self._lags.items():
-            if interval < begun:
+
+        def joined(counts: Sequence[int], join: np.ufunc = np.add) -> NDArray[np.int64]:
+            values: NDArray[np.int64] = join.reduceat(np.array(counts[:begun]), np.arange(shown))
+            return values
+
+        lags_ms = np.full((2, shown), np.nan)
+        for interval in range(shown):
+            lags = DurationHistogram()
+            for part in range(interval, begun if interval == shown - 1 else interval + 1):
+                if part in self._lags:
+                    lags.merge(self._lags[part])
+            if lags.count:
                 lags_ms[0, interval] = lags.quantile_ns(0.5) / NS_PER_MS
                 lags_ms[1, interval] = lags.max_ns / NS_PER_MS
         classes = []
@@ -295,10 +310,10 @@ class LiveTally:
             edges_s=edges_s,
             widths_s=np.diff(edges_s),
             classes=tuple(classes),
-            offered=np.array(self._offered[:begun]),
-            served=np.array(self._served[:begun]),
-            in_flight=np.array(self._in_flight[:begun]),
-            misses={r: np.array(self._misses[r][:begun]) for r in MissReason if r in self._misses},
+            offered=joined(self._offered),
+            served=joined(self._served),
+            in_flight=joined(self._in_flight, np.maximum),
+            misses={r: joined(self._misses[r]) for r in MissReason if r in self._misses},
             lag_p50_ms=lags_ms[0],
             lag_max_ms=lags_ms[1],
         )

@@ -68,7 +68,7 @@ class Timeline:
 
     Args:
         edges_s: start of each interval, and the end of the window; shape [num_intervals + 1].
-        widths_s: length of each interval; the last may be shorter.
+        widths_s: length of each interval; that of the last is 0.5 to 1.5 times the others'.
         classes: counts by class, in the requested order.
         offered: scheduled requests.
         served: complete responses.
@@ -216,10 +216,16 @@ class TimelineReader:
 
 
 def interval_edges(length_s: float) -> NDArray[np.float64]:
-    """Return the starts of the intervals of a window, and its end; shape [num_intervals + 1]."""
+    """Return the starts of the intervals of a window, and its end; shape [num_intervals + 1].
+
+    A rest of less than half an interval is a part of the last one, because the rate in a fraction
+    of a second says nothing.
+    """
     width = _interval_width(length_s)
-    count = max(1, int(np.ceil(length_s / width)))
-    return np.minimum(np.arange(count + 1, dtype=np.float64) * width, max(length_s, 1e-9))
+    count = max(1, int(length_s / width + 0.5))
+    edges = np.arange(count + 1, dtype=np.float64) * width
+    edges[-1] = max(length_s, 1e-9)
+    return edges
 
 
 def _interval_width(length_s: float) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +14,6 @@ import pytest
 from benchmarks.replayer_lateness import mock_server
 from hypothesis import given
 from hypothesis import strategies as st
-from playwright.sync_api import expect
 from rich.console import Console
 from tests.builders.pages import opened
 from tests.builders.records import finished_request
@@ -77,6 +75,7 @@ def test_every_request_is_in_one_interval_however_long_the_run_becomes(
     assert timeline.edges_s[0] == 0
     assert timeline.edges_s[-1] == pytest.approx(progress.elapsed_ns / NS_PER_S)
     assert len(timeline.widths_s) <= 120
+    assert len(timeline.widths_s) == 1 or 0.5 <= timeline.widths_s[-1] / timeline.widths_s[0] <= 1.5
     assert np.isfinite(timeline.lag_max_ms).sum() == np.count_nonzero(timeline.offered)
     for at_s in scheduled_s:
         interval = int(np.searchsorted(timeline.edges_s, at_s, side="right")) - 1
@@ -143,9 +142,19 @@ def test_the_page_has_an_axis_until_now_and_its_progress_in_requests(
 SLO_FILE = """
 slo:
   classes:
-    - {name: interactive, ttftMs: 500, tpotMs: 50, objective: "90%"}
+    - {name: interactive, ttftMs: 5000, tpotMs: 500, objective: "90%"}
   default: interactive
 """
+
+
+LIVE = r"""(verdict) => {
+    const text = (selector) => document.querySelector(selector)?.innerText ?? "";
+    const progress = /\d+ of (96|90) requests done after .*:\s+\d+ sent, \d+ in flight/;
+    return progress.test(text("#progress"))
+        && /[1-9]\d* of [1-9]\d* requests met every target/.test(text("#classes .card"))
+        && text("#verdict").includes(verdict)
+        && document.querySelectorAll("figure .uplot canvas").length >= 6;
+}"""
 
 
 @pytest.mark.slow
@@ -182,19 +191,15 @@ def test_the_live_page_of_a_run_with_an_open_end_turns_into_its_report(
             line = child.stderr.readline()
         try:
             with opened(browser, line.split()[-1]) as page:
-                expect(page.locator("#progress")).to_contain_text(
-                    re.compile(r"\d+ of (96|90) requests done after .*:\s+\d+ sent, \d+ in flight")
+                # One look at the page, because the run goes on meanwhile.
+                page.wait_for_function(
+                    LIVE, arg="gets no verdict" if closed_loop else "so far", timeout=30_000
                 )
-                expect(page.locator("#classes .card").first).to_contain_text(
-                    re.compile(r"[1-9] of [1-9]\d* requests met every target"), timeout=10_000
-                )
-                verdict = page.locator("#verdict")
-                assert ("gets no verdict" in verdict.inner_text()) == closed_loop
-                assert ("so far" in verdict.inner_text()) != closed_loop
-                assert page.locator("figure .uplot canvas").count() >= 6
                 page.wait_for_url("**/report", timeout=60_000)
                 assert page.locator("#slowest table").is_visible()
-                assert ("gets no verdict" in verdict.inner_text()) == closed_loop
+                verdict = page.locator("#verdict").inner_text()
+                late = "ClientLag" in verdict
+                assert late or ("gets no verdict" in verdict) == closed_loop
             assert child.wait(timeout=30) in {0, 3}  # a busy test machine can be late
         finally:
             child.kill()

@@ -11,6 +11,7 @@ import pytest
 from tests.replay.conftest import write_run
 from tests.replay.live.builders import make_progress, make_tally, make_window
 
+from goodput_core.slo.record import Outcome
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S
 from goodput_replay.frames import encode, encode_records, read_message
@@ -72,19 +73,25 @@ def test_the_timeline_at_the_end_is_that_of_the_finished_run(
         assert mine.total.tolist() == its.total.tolist()
 
 
-def test_the_timeline_ends_at_the_present(synthetic_run: SyntheticRun) -> None:
+@pytest.mark.parametrize(
+    ("now_s", "edges_s"), [(62, [55, 62]), (62.5, [60, 62.5])], ids=["a rest", "half an interval"]
+)
+def test_the_timeline_ends_at_the_present(
+    synthetic_run: SyntheticRun, now_s: float, edges_s: list[float]
+) -> None:
     tally = LiveTally(make_window(synthetic_run))
     for record in synthetic_run.records:
-        if record.end_ns is not None and record.end_ns < 62 * NS_PER_S:
+        if record.end_ns is not None and record.end_ns < now_s * NS_PER_S:
             tally.add(record)
-    progress = make_progress(synthetic_run, 62, in_flight=7)
+    progress = make_progress(synthetic_run, now_s, in_flight=7)
     tally.sample(progress)
     timeline = tally.timeline(progress)
-    assert timeline.edges_s[-2:].tolist() == [60, 62]
-    assert timeline.in_flight.tolist() == [0] * 12 + [7]
+    assert timeline.edges_s[-2:].tolist() == edges_s
+    assert timeline.in_flight.tolist() == [0] * (len(timeline.widths_s) - 1) + [7]
+    assert timeline.served.sum() == tally.so_far(progress).evidence.overall.outcomes[Outcome.OK]
     verdict = tally.so_far(progress).verdict
     assert "so far" not in verdict.sentence
-    assert tally.so_far(progress).evidence.window_ns == 62 * NS_PER_S
+    assert tally.so_far(progress).evidence.window_ns == now_s * NS_PER_S
 
 
 def test_memory_is_bounded_for_many_classes_and_errors(synthetic_run: SyntheticRun) -> None:

@@ -122,9 +122,9 @@ def test_a_figure_of_chosen_values_is_that_of_all_values(
     assert latency_figure(measure, few, {}) == latency_figure(measure, all_values, {})
 
 
-@given(spans=_SPANS, length_s=st.integers(60, 100_000))
+@given(spans=_SPANS, length_s=st.floats(60, 100_000))
 def test_every_request_belongs_to_an_interval(
-    spans: list[tuple[float, float]], length_s: int
+    spans: list[tuple[float, float]], length_s: float
 ) -> None:
     timeline = cut_timeline([_columns(spans)], ("chat",), start_s=0, length_s=length_s)
     assert timeline.offered.sum() == len(spans)
@@ -132,6 +132,15 @@ def test_every_request_belongs_to_an_interval(
     assert timeline.served.sum() == sum(end <= length_s for _, end in spans)
     assert len(timeline.widths_s) <= 120
     assert timeline.widths_s.sum() == pytest.approx(length_s)
+    assert 0.5 <= timeline.widths_s[-1] / timeline.widths_s[0] <= 1.5
+
+
+def test_a_request_in_a_short_rest_of_the_window_is_no_burst() -> None:
+    spans = [(at / 4, at / 4 + 0.1) for at in range(41)]
+    timeline = cut_timeline([_columns(spans)], ("chat",), start_s=0, length_s=10.02)
+    assert timeline.edges_s.tolist() == [*range(10), 10.02]
+    assert (timeline.offered / timeline.widths_s).max() < 5
+    assert (timeline.served / timeline.widths_s).max() < 5
 
 
 def test_attainment_is_nan_without_judged_requests() -> None:
