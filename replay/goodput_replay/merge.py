@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.files import partial_path
+from goodput_core.text import printable
 from goodput_replay.runs.files import SERVER_METRICS_FILE
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def merge_runs(
         scraped = [found for run in runs if (found := read_server_metrics(run.folder)) is not None]
         if scraped:
             file = partial_path(out / SERVER_METRICS_FILE)
-            write_server_metrics(file, merge_server_metrics(scraped))
+            if warning := write_server_metrics(file, merge_server_metrics(scraped)):
+                sys.stderr.write(f"{printable(warning)}\n")
         if info.run.sessions is not None:  # the responses determined the window
             start_ns, end_ns = span.span_ns
             info = replace(info, window_start_ns=start_ns, window_ns=end_ns - start_ns)

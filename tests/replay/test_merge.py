@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import sys
 import time
 from asyncio.subprocess import PIPE
@@ -314,6 +315,26 @@ def test_a_server_that_several_shards_scraped_is_in_the_merged_run_once(tmp_path
         times, values = merged.values(page, "running_requests")
         assert (list(times), set(values)) == ([2 * n * NS_PER_S for n in range(10)], {value})
     assert "Running in the server" in (tmp_path / "merged" / "report.html").read_text()
+
+
+def test_a_merged_run_is_judged_although_the_disk_has_no_space_for_the_server_metrics(
+    tmp_path: Path, tiny_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = replace(INFO, slo=CHAT, window_ns=60 * NS_PER_S, rows_planned=600, warmup_rows=0)
+    shards = write_shards(tmp_path, info, steady(), 2)
+    metrics, noise = ServerMetrics(every_ns=NS_PER_S), random.Random(1)
+    for second in range(200_000):
+        metrics.add("page", second * NS_PER_S, {"running_requests": noise.random()})
+    write_server_metrics(shards[0] / SERVER_METRICS_FILE, metrics)
+    size = (shards[0] / SERVER_METRICS_FILE).stat().st_size
+    assert size > os.statvfs(tiny_disk).f_bavail * 4096 - (9 << 20), "more than the reserve leaves"
+    out = tiny_disk / "merged"
+    assert run_command(["replay", "merge", *map(str, shards), "-o", str(out), "--no-report"]) == 0
+    printed = capsys.readouterr().err
+    assert "server_metrics.parquet.partial: the server's metrics were not written" in printed
+    assert "No space left on device" in printed
+    assert {path.name for path in out.iterdir()} == {"records.parquet", "summary.json"}
+    assert load_run(out).summary.overall.requests == 600
 
 
 def test_shards_without_scrapes_make_a_run_without_server_metrics(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import collections
 import errno
 import itertools
 import random
-import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,8 +33,6 @@ from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import read_summary, write_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.replay.conftest import SyntheticRun
 
     from goodput_core.slo.record import RequestRecord
@@ -175,20 +172,6 @@ def test_the_folder_is_named_by_time_trace_and_target(
 ) -> None:
     started = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
     assert default_folder(started, trace, target) == Path("runs", expected)
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of twelve megabytes."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(path)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a small file system is not permitted here")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def _fill(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,7 +67,7 @@ def _data(html: str) -> dict[str, Any]:
 
 def test_a_file_has_what_was_written(tmp_path: Path) -> None:
     written = _metrics(fail=range(10, 20))
-    write_server_metrics(tmp_path / FILE, written)
+    assert not write_server_metrics(tmp_path / FILE, written)
     found = read_server_metrics(tmp_path)
     assert found is not None
     assert found.table().equals(written.table())
@@ -74,6 +75,19 @@ def test_a_file_has_what_was_written(tmp_path: Path) -> None:
     assert (found.every_ns, found.metrics) == (written.every_ns, written.metrics)
     assert found.sources == written.sources
     assert found.sources["http://a:1/metrics"].failed == 5
+
+
+@pytest.mark.parametrize("where", ["full", "missing"])
+def test_a_file_that_cannot_be_written_is_a_warning_and_absent(tiny_disk: Path, where: str) -> None:
+    (tiny_disk / "full").mkdir()
+    with (tiny_disk / "neighbour").open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+    path = tiny_disk / where / FILE
+    why = "No space left on device" if where == "full" else "No such file or directory"
+    expected = f"warning: {path}: the server's metrics were not written ({why})"
+    assert write_server_metrics(path, _metrics()) == expected
+    assert not path.exists()
 
 
 def test_a_run_that_did_not_scrape_has_no_file(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ no value of this file takes part in its verdict.
 
 from __future__ import annotations
 
+import os
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -276,15 +278,23 @@ def merge_server_metrics(parts: Sequence[ServerMetrics]) -> ServerMetrics:
     return merged
 
 
-def write_server_metrics(path: Path, metrics: ServerMetrics) -> None:
+def write_server_metrics(path: Path, metrics: ServerMetrics) -> str:
     """Write the values to a file.
 
-    Raises:
-        OSError: the file could not be written.
+    Returns:
+        A warning if the file could not be written, after which there is no file; else an empty
+        text. A run is valid without these values.
     """
-    # An error of opening the file itself has a message for users.
-    with path.open("wb") as file:
-        pq.write_table(metrics.table(), file, compression="zstd")
+    try:
+        # An error of opening the file itself has a message for users.
+        with path.open("wb") as file:
+            pq.write_table(metrics.table(), file, compression="zstd")
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        why = os.strerror(error.errno) if error.errno else type(error).__name__
+        return f"warning: {path}: the server's metrics were not written ({why})"
+    return ""
 
 
 def read_server_metrics(folder: Path) -> ServerMetrics | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -81,15 +80,10 @@ class MetricsScraper:
             for one in self.metrics.sources.values()
             if one.failed
         ]
-        file = self._settings.file
-        if self.metrics.sources:
-            try:
-                write_server_metrics(file, self.metrics)
-            except OSError as error:
-                with suppress(OSError):
-                    file.unlink()
-                why = error.strerror or type(error).__name__
-                sentences.append(f"warning: {file}: the server's metrics were not written ({why})")
+        if self.metrics.sources and (
+            warning := write_server_metrics(self._settings.file, self.metrics)
+        ):
+            sentences.append(warning)
         return sentences
 
     async def _run(self) -> None:
