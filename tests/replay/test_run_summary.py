@@ -25,7 +25,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS
-from goodput_replay.runs.columns import ColumnParts, count_gaps, load_columns
+from goodput_replay.runs.columns import ColumnParts, count_gaps
 from goodput_replay.runs.files import SUMMARY_FILE
 from goodput_replay.runs.folder import RunWriter
 from goodput_replay.runs.formatting import format_percent
@@ -243,7 +243,7 @@ def test_a_printed_percentage_is_truncated(share: Fraction, words: str) -> None:
 
 def test_columns_agree_with_the_records(tmp_path: Path, synthetic_run: SyntheticRun) -> None:
     write_run(tmp_path, synthetic_run.info, synthetic_run.records)
-    columns = load_columns(tmp_path)
+    (columns,) = ColumnParts(tmp_path)
     classes = synthetic_run.info.slo.by_name()
     for index, record in enumerate(synthetic_run.records[:300]):
         judgement = judge(record, targets_for(record, classes))
@@ -265,13 +265,15 @@ def test_parts_of_a_run_are_its_columns(
     with RunWriter(tmp_path, slo=synthetic_run.info.slo) as writer:
         for index, record in enumerate(synthetic_run.records):
             writer.append(record, warmup=index % 3 == 0)
-    whole = load_columns(tmp_path)
+    (whole,) = ColumnParts(tmp_path, ids=True)
     assert whole.row.tolist() == [i for i in range(len(synthetic_run.records)) if i % 3]
-    reader = ColumnParts(tmp_path, part_rows=part_rows)
+    reader = ColumnParts(tmp_path, part_rows=part_rows, ids=True)
     for parts in (list(reader), list(reader)):
         assert (len(parts) == 1) == (part_rows == 10**6)
         assert parts[-1].class_names == whole.class_names
-        for field in fields(whole)[1:]:
+        joined_ids = [name for part in parts for name in part.ids.to_pylist()]
+        assert joined_ids == whole.ids.to_pylist()
+        for field in fields(whole)[1:-1]:
             joined = np.concatenate([getattr(part, field.name) for part in parts])
             np.testing.assert_array_equal(joined, getattr(whole, field.name))
 

@@ -8,33 +8,30 @@ several pairs show how much of a difference is noise between runs; see `gate`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 from msgspec import Meta
 
 from goodput_core.slo.intervals import WindowEstimate
 from goodput_core.slo.pairs import DifferenceEstimate
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.compare.quantile_differences import LatencySample, quantile_differences
-from goodput_replay.compare.runs import (
-    LoadedRun,
-    Matching,
-    difference_between,
-    match,
-    require_same_sessions,
-)
-from goodput_replay.runs.records import open_records
+from goodput_replay.compare.pairing import match
+from goodput_replay.compare.quantile_differences import LatencySource, quantile_differences
+from goodput_replay.compare.runs import LoadedRun, difference_between, require_same_sessions
+from goodput_replay.runs.chosen_rows import read_rows
+from goodput_replay.runs.columns import ColumnParts
 from goodput_replay.runs.rounding import cut_share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
+
+    from goodput_core.slo.judging import MissReason
+    from goodput_replay.compare.pairing import Matching
 
 __all__ = [
     "ClassComparison",
@@ -48,9 +45,21 @@ __all__ = [
 ]
 
 _VERSION: Final = "1"
+_METRICS: Final = ("ttft", "tpot", "e2e")
 _LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_MAX_FLIPS: Final = 200
-_TEXTS: Final = ("slo_class", "outcome", "miss_reasons", "detail", "replica")
+_CLASSES_AT_ONCE: Final = 4
+_FLIP_COLUMNS: Final = (
+    "request_id",
+    "slo_class",
+    "scheduled_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "input_tokens",
+    "output_tokens",
+    "miss_reasons",
+    "detail",
+    "replica",
+)
 
 
 def _doc(description: str) -> Meta:
@@ -186,8 +195,15 @@ def compare(baseline: LoadedRun, candidate: LoadedRun, *, confidence: float) -> 
     """Compare two runs, paired by request id if they served the same requests."""
     reason = difference_between(baseline.summary, candidate.summary)
     matching = None if reason else match(baseline, candidate)
-    names = [*baseline.columns.class_names, *candidate.columns.class_names]
-    flips, other_flips = ((), 0) if matching is None else _list_flips(matching)
+    names = list(dict.fromkeys((*baseline.class_names, *candidate.class_names)))
+    latencies = _compare_latencies(
+        names, baseline, candidate, confidence=confidence, paired=matching is not None
+    )
+    classes = tuple(
+        _compare_class(name, baseline, candidate, matching, latencies=own, confidence=confidence)
+        for name, own in zip(names, latencies, strict=True)
+    )
+    flips = () if matching is None else _list_flips(matching)
     return RunComparison(
         baseline=str(baseline.folder),
         candidate=str(candidate.folder),
@@ -198,15 +214,10 @@ def compare(baseline: LoadedRun, candidate: LoadedRun, *, confidence: float) -> 
             for run in (baseline, candidate)
             if not run.summary.validity.valid
         ),
-        dropped=0
-        if matching is None
-        else matching.only_baseline + matching.only_candidate + matching.not_judged,
-        classes=tuple(
-            _compare_class(name, baseline, candidate, matching, confidence)
-            for name in dict.fromkeys(names)
-        ),
+        dropped=0 if matching is None else matching.dropped,
+        classes=classes,
         flips=flips,
-        other_flips=other_flips,
+        other_flips=sum(one.gained + one.lost for one in classes) - len(flips),
     )
 
 
@@ -215,13 +226,16 @@ def _compare_class(
     baseline: LoadedRun,
     candidate: LoadedRun,
     matching: Matching | None,
+    *,
+    latencies: tuple[LatencyComparison, ...],
     confidence: float,
 ) -> ClassComparison:
     rows = [_class_row(run, name) for run in (baseline, candidate)]
     if matching is None:
         difference, lower, upper = _unpaired_difference(name, baseline, candidate, confidence)
         matched = gained = lost = 0
-        reasons: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        gained_by_reason: Mapping[MissReason, int] = {}
+        lost_by_reason: Mapping[MissReason, int] = {}
     else:
         counts = matching.counts(name)
         matched, gained, lost = (sum(c) for c in (counts.total, counts.gained, counts.lost))
@@ -229,7 +243,8 @@ def _compare_class(
         if matched:
             interval = DifferenceEstimate([counts]).interval(confidence)
             difference, lower, upper = interval.difference, interval.lower, interval.upper
-        reasons = _count_reasons(matching, name)
+        gained_by_reason = matching.gained_by_reason.get(name, {})
+        lost_by_reason = matching.lost_by_reason.get(name, {})
     promises = {promise.name: promise.objective for promise in baseline.summary.promises}
     return ClassComparison(
         name=name,
@@ -244,9 +259,9 @@ def _compare_class(
         matched=matched,
         gained=gained,
         lost=lost,
-        gained_by_reason=reasons[0],
-        lost_by_reason=reasons[1],
-        latencies=tuple(_compare_latencies(name, baseline, candidate, matching, confidence)),
+        gained_by_reason={reason.value: n for reason, n in gained_by_reason.items()},
+        lost_by_reason={reason.value: n for reason, n in lost_by_reason.items()},
+        latencies=latencies,
     )
 
 
@@ -277,103 +292,103 @@ def _unpaired_difference(
 
 
 def _compare_latencies(
-    name: str,
+    names: Sequence[str],
     baseline: LoadedRun,
     candidate: LoadedRun,
-    matching: Matching | None,
+    *,
     confidence: float,
-) -> list[LatencyComparison]:
-    rows = []
-    for metric in ("ttft", "tpot", "e2e"):
+    paired: bool,
+) -> Iterator[tuple[LatencyComparison, ...]]:
+    """Yield the quantiles of the latencies of each class, read for a few classes at a time."""
+    for start in range(0, len(names), _CLASSES_AT_ONCE):
+        some = names[start : start + _CLASSES_AT_ONCE]
         differences = quantile_differences(
-            _latencies(baseline, name, metric),
-            _latencies(candidate, name, metric),
+            _latencies(baseline, some),
+            _latencies(candidate, some),
+            len(some) * len(_METRICS),
             list(_LEVELS.values()),
             confidence=confidence,
-            paired=matching is not None,
+            paired=paired,
         )
-        rows += [
-            LatencyComparison(
-                metric=metric,
-                quantile=level,
-                baseline_ms=_to_ms(one.baseline_ns),
-                candidate_ms=_to_ms(one.candidate_ns),
-                bounds_ms=None
-                if one.bounds_ns is None
-                else (_to_ms(one.bounds_ns[0]), _to_ms(one.bounds_ns[1])),
+        for number in range(len(some)):
+            own = differences[number * len(_METRICS) :]
+            yield tuple(
+                LatencyComparison(
+                    metric=metric,
+                    quantile=level,
+                    baseline_ms=_to_ms(one.baseline_ns),
+                    candidate_ms=_to_ms(one.candidate_ns),
+                    bounds_ms=None
+                    if one.bounds_ns is None
+                    else (_to_ms(one.bounds_ns[0]), _to_ms(one.bounds_ns[1])),
+                )
+                for metric, found in zip(_METRICS, own, strict=False)
+                for level, one in zip(_LEVELS, found or (), strict=False)
             )
-            for level, one in zip(_LEVELS, differences or (), strict=False)
-        ]
-    return rows
 
 
-def _latencies(run: LoadedRun, name: str, metric: str) -> LatencySample:
-    values: NDArray[np.float64] = getattr(run.columns, f"{metric}_ns")
-    measured = run.columns.of_class(name) & np.isfinite(values)
-    return LatencySample(
-        values_ns=values[measured], seconds=run.seconds[measured], window_s=run.window_s
+def _latencies(run: LoadedRun, names: Sequence[str]) -> LatencySource:
+    """Return the latencies of some classes; each metric of each class is a group."""
+    parts = ColumnParts(run.folder)
+
+    def read() -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.int64]]]:
+        for part in parts:
+            seconds = run.counts.second_of(part.scheduled_ns)
+            masks = [part.of_class(name) for name in names]
+            for number, values_ns in enumerate((part.ttft_ns, part.tpot_ns, part.e2e_ns)):
+                for place, mask in enumerate(masks):
+                    yield place * len(_METRICS) + number, values_ns[mask], seconds[mask]
+
+    return LatencySource(read=read, window_s=run.counts.length_s)
+
+
+def _list_flips(matching: Matching) -> tuple[Flip, ...]:
+    """Return the changed requests that the matching lists."""
+    before, after = (
+        read_rows(run.folder, rows, _FLIP_COLUMNS)
+        for run, rows in (
+            (matching.baseline, [one.baseline_row for one in matching.changed]),
+            (matching.candidate, [one.candidate_row for one in matching.changed]),
+        )
     )
-
-
-def _count_reasons(matching: Matching, name: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the first miss reasons of the gained requests, and those of the lost ones."""
-    mask = matching.of_class(name)
-    gained = matching.baseline.columns.first_reasons(matching.at_baseline[mask & matching.gained])
-    lost = matching.candidate.columns.first_reasons(matching.at_candidate[mask & matching.lost])
-    return dict(Counter(gained).most_common()), dict(Counter(lost).most_common())
-
-
-def _list_flips(matching: Matching) -> tuple[tuple[Flip, ...], int]:
-    """Return changed requests, lost ones first and each in the order of arrival, and the rest."""
-    lost, gained = np.flatnonzero(matching.lost), np.flatnonzero(matching.gained)
-    at = matching.baseline.columns.scheduled_ns[matching.at_baseline]
-    chosen = np.concatenate([part[np.argsort(at[part])] for part in (lost, gained)])
-    shown = chosen[:_MAX_FLIPS]
-    before, after = matching.baseline, matching.candidate
-    texts = [
-        _read_texts(run, indices[shown])
-        for run, indices in ((before, matching.at_baseline), (after, matching.at_candidate))
-    ]
-    start_s = before.summary.window.start_s
-    is_lost = matching.lost
+    start_s = matching.baseline.summary.window.start_s
     flips = []
-    for number, position in enumerate(shown.tolist()):
-        i, j = int(matching.at_baseline[position]), int(matching.at_candidate[position])
-        missed = texts[1][number] if is_lost[position] else texts[0][number]
-        good = before.columns if is_lost[position] else after.columns
+    for one, old, new in zip(matching.changed, before, after, strict=True):
+        good, missed = (old, new) if one.lost else (new, old)
         flips.append(
             Flip(
-                request_id=before.ids[i].as_py(),
-                slo_class=texts[0][number]["slo_class"],
-                at_s=round(float(before.columns.scheduled_ns[i]) / NS_PER_S - start_s, 3),
-                input_tokens=int(before.columns.input_tokens[i]),
-                output_tokens=int(good.output_tokens[i if is_lost[position] else j]),
-                lost=bool(is_lost[position]),
+                request_id=old["request_id"],
+                slo_class=old["slo_class"],
+                at_s=round(old["scheduled_ns"] / NS_PER_S - start_s, 3),
+                input_tokens=old["input_tokens"],
+                output_tokens=good["output_tokens"],
+                lost=one.lost,
                 reasons=tuple(missed["miss_reasons"]),
                 detail=missed["detail"],
-                baseline_ttft_ms=_optional_ms(before.columns.ttft_ns[i]),
-                candidate_ttft_ms=_optional_ms(after.columns.ttft_ns[j]),
-                baseline_tpot_ms=_optional_ms(before.columns.tpot_ns[i]),
-                candidate_tpot_ms=_optional_ms(after.columns.tpot_ns[j]),
-                baseline_replica=texts[0][number]["replica"],
-                candidate_replica=texts[1][number]["replica"],
+                baseline_ttft_ms=_ttft_ms(old),
+                candidate_ttft_ms=_ttft_ms(new),
+                baseline_tpot_ms=_tpot_ms(old),
+                candidate_tpot_ms=_tpot_ms(new),
+                baseline_replica=old["replica"],
+                candidate_replica=new["replica"],
             )
         )
-    return tuple(flips), len(chosen) - len(shown)
+    return tuple(flips)
 
 
-def _read_texts(run: LoadedRun, indices: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Return the text columns of a few requests."""
-    rows = run.columns.row[indices]
-    with open_records(run.folder) as opened:
-        table = opened.read(columns=list(_TEXTS)).take(pa.array(rows))
-    texts: list[dict[str, Any]] = table.to_pylist()
-    return texts
+def _ttft_ms(row: Mapping[str, Any]) -> float | None:
+    first_ns = row["first_token_ns"]
+    return None if first_ns is None else _to_ms(first_ns - row["scheduled_ns"])
+
+
+def _tpot_ms(row: Mapping[str, Any]) -> float | None:
+    first_ns, last_ns, tokens = (
+        row[name] for name in ("first_token_ns", "last_token_ns", "output_tokens")
+    )
+    if first_ns is None or last_ns is None or tokens < 2:
+        return None
+    return _to_ms((last_ns - first_ns) / (tokens - 1))
 
 
 def _to_ms(ns: float) -> float:
     return round(ns / NS_PER_MS, 3)
-
-
-def _optional_ms(ns: np.float64) -> float | None:
-    return _to_ms(float(ns)) if np.isfinite(ns) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -28,22 +28,18 @@ from goodput_core.slo.gate import (
     decide_gate,
 )
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
-from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
-from goodput_core.slo.verdict import Reason, VerdictKind, decide
-from goodput_core.units import NS_PER_S
-from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, match, read_misses
-from goodput_replay.runs.records import read_records
+from goodput_core.slo.verdict import Reason, VerdictKind
+from goodput_replay.compare.pairing import match
+from goodput_replay.compare.rejections import is_valid_beside
+from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, read_misses
 from goodput_replay.runs.rounding import cut_share
-from goodput_replay.runs.summary_builder import read_stalls
-from goodput_replay.statistics.evidence import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from goodput_core.slo.conformance import Deviation
-    from goodput_core.slo.record import RequestRecord
-    from goodput_replay.compare.runs import Matching
+    from goodput_replay.compare.pairing import Matching
 
 __all__ = [
     "CheckResult",
@@ -56,7 +52,6 @@ __all__ = [
 ]
 
 _RESULT_VERSION: Final = "1"
-_KEY_ERRORS: Final = (401, 403, 407)
 _Runs = Sequence[tuple[LoadedRun, LoadedRun | None]]
 """Pairs of a candidate's run and the baseline's; None without a baseline."""
 
@@ -203,7 +198,7 @@ def judge_runs(
             f"{first.folder}: runs in virtual time have no noise, so they repeat each other; give "
             "one run of each build"
         )
-    if not first.summary.promises and not any(run.judged.any() for run in everything):
+    if not first.summary.promises and not any(run.summary.overall.total for run in everything):
         raise InputError(
             f"{first.folder}: the run has no SLO; replay with --slo FILE, -f MANIFEST, or a trace "
             "with targets in its rows"
@@ -315,7 +310,7 @@ def _changes(verdict: GateVerdict, other: GateVerdict, condition: str) -> list[s
 def _class_names(first: LoadedRun, runs: Sequence[LoadedRun]) -> list[str]:
     """Return the classes of the SLO, then other classes that have requests."""
     names = [promise.name for promise in first.summary.promises]
-    names += [name for run in runs for name in run.columns.class_names]
+    names += [name for run in runs for name in run.class_names]
     return list(dict.fromkeys(names))
 
 
@@ -374,7 +369,7 @@ def _invalid_runs(
         if (
             baseline is not None
             and validity.reason is Reason.CLIENT_ERROR
-            and _is_valid_beside(candidate, baseline)
+            and is_valid_beside(candidate, baseline)
         ):
             continue
         yield _describe_invalid(candidate)
@@ -383,41 +378,6 @@ def _invalid_runs(
 def _describe_invalid(run: LoadedRun) -> str:
     sentence = run.summary.validity.sentence.removeprefix("The run is invalid: ")
     return f"{run.folder}: {sentence.rstrip('.')}"
-
-
-def _is_valid_beside(run: LoadedRun, baseline: LoadedRun) -> bool:
-    """Return True if the run's only problem are rejections (4xx) of requests that are valid.
-
-    A request is valid if the baseline answered it. A missing or wrong key is always the client's
-    fault.
-    """
-    answered = set(baseline.ids_of_outcome(Outcome.OK))
-    window_start_ns = round(run.summary.window.start_s * NS_PER_S)
-    if len(run.ids):
-        window_start_ns = min(window_start_ns, int(run.columns.scheduled_ns.min()))
-    rejected = 0
-
-    def records() -> Iterator[RequestRecord]:
-        nonlocal rejected
-        for record in read_records(run.folder, gaps=False):
-            if record.client_error:
-                is_key = record.status in _KEY_ERRORS
-                rejected += is_key or record.request_id not in answered
-            yield record
-
-    summary = run.summary
-    evidence = gather(
-        records(),
-        classes=run.slo_classes(),
-        window_ns=max(1, round(summary.window.length_s * NS_PER_S)),
-        window_start_ns=window_start_ns,
-        rows_planned=summary.window.rows_planned,
-        incomplete="" if summary.run.complete else summary.run.abort_reason or "it was stopped",
-        outage_s=summary.outage_s,
-        stalls=read_stalls(summary.client),
-    )
-    validity = replace(evidence.validity, client_errors=rejected)
-    return decide(evidence.classes, validity).kind is not VerdictKind.INVALID
 
 
 def _build_result(
@@ -439,7 +399,7 @@ def _build_result(
         virtual=runs[0][0].is_virtual,
         candidates=tuple(str(candidate.folder) for candidate, _ in runs),
         baselines=tuple(str(baseline.folder) for _, baseline in runs if baseline is not None),
-        dropped=sum(m.only_baseline + m.only_candidate + m.not_judged for m in matchings),
+        dropped=sum(matching.dropped for matching in matchings),
         classes=tuple(_build_class(one, verdict, matchings, confidence) for one in evidence),
     )
 

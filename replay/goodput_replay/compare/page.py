@@ -15,21 +15,35 @@ from goodput_replay.report.figures import (
     XAxis,
     numbers,
 )
-from goodput_replay.report.latency_figures import MEASURES, latency_figure, run_curves
+from goodput_replay.report.latency_figures import (
+    MEASURES,
+    choose_ranks,
+    latency_figure,
+    ranked_curve,
+)
 from goodput_replay.report.page import PageData, render_page
 from goodput_replay.report.run_figures import class_label
-from goodput_replay.report.timeline import cut_timeline
+from goodput_replay.report.timeline import AttainmentReader, interval_edges
+from goodput_replay.runs.columns import ColumnParts
 from goodput_replay.runs.formatting import format_ms, format_seconds
+from goodput_replay.statistics.rank_search import RankSearch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from fractions import Fraction
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from goodput_replay.compare.comparison import ComparisonResult
     from goodput_replay.compare.runs import LoadedRun
+    from goodput_replay.report.latency_figures import Curve, Measure
+    from goodput_replay.report.timeline import ClassTimeline
+    from goodput_replay.runs.columns import RunColumns
 
 __all__ = ["render_comparison"]
 
-_DRAWN: Final = ("ttft", "tpot", "e2e")
+_DRAWN: Final = tuple(measure for measure in MEASURES if measure.name in {"ttft", "tpot", "e2e"})
 _MAX_CLASSES: Final = 6
 
 
@@ -50,8 +64,27 @@ def render_comparison(result: ComparisonResult, runs: Sequence[LoadedRun]) -> st
     """
     labels = _labels(runs)
     names = _largest_classes(runs)
+    length_s = max(run.summary.window.length_s for run in runs)
+    attainments = [
+        AttainmentReader(names, start_s=run.summary.window.start_s, length_s=length_s)
+        for run in runs
+    ]
+    curves = _CurveSearch(names, len(runs))
+    _read_runs(runs, attainments, curves)
     sections = [
-        _ClassSection(name=name, figures=tuple(_figures(number, name, runs, labels)))
+        _ClassSection(
+            name=name,
+            figures=(
+                _attainment_figure(
+                    number,
+                    runs[0].objective(name),
+                    [reader.classes()[number] for reader in attainments],
+                    labels,
+                    length_s,
+                ),
+                *_latency_figures(number, name, runs[0], curves, labels),
+            ),
+        )
         for number, name in enumerate(names)
     ]
     return render_page(
@@ -80,37 +113,95 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
 
 def _largest_classes(runs: Sequence[LoadedRun]) -> list[str]:
     """Return the classes with the most requests, in the order of the baseline."""
-    names = list(dict.fromkeys(name for run in runs for name in run.columns.class_names))
-    by_size = sorted(names, key=lambda name: -sum(_rows(run, name) for run in runs))
+    names = list(dict.fromkeys(name for run in runs for name in run.class_names))
+    by_size = sorted(names, key=lambda name: -sum(run.counts.requests.get(name, 0) for run in runs))
     return [name for name in names if name in by_size[:_MAX_CLASSES]]
 
 
-def _rows(run: LoadedRun, name: str) -> int:
-    return int(run.columns.of_class(name).sum())
+class _CurveSearch:
+    """Finds the distributions of latencies that the figures show, of several runs.
+
+    Args:
+        names: names of the classes.
+        runs: number of runs.
+    """
+
+    def __init__(self, names: Sequence[str], runs: int) -> None:
+        self._names = names
+        self._runs = runs
+        self._search = RankSearch(len(_DRAWN) * len(names) * runs, self._choose_ranks)
+        self._ranks: list[NDArray[np.int64]] = []
+
+    @property
+    def finished(self) -> bool:
+        """True if no further pass is needed."""
+        return self._search.finished
+
+    def add(self, run: int, part: RunColumns) -> None:
+        """Add the next part of a run."""
+        masks = {name: part.of_class(name) for name in self._names}
+        for measure in _DRAWN:
+            values_ms = measure.main_ms(part)
+            for name, mask in masks.items():
+                self._search.add(self._first_key(measure, name) + run, values_ms[mask])
+
+    def end_pass(self) -> None:
+        """End a pass over all runs."""
+        self._search.end_pass()
+
+    def curves(self, measure: Measure, name: str, labels: Sequence[str]) -> list[Curve]:
+        """Return the distributions of a latency of a class in all runs."""
+        first = self._first_key(measure, name)
+        return [
+            ranked_curve(
+                run,
+                label,
+                self._search.values(first + run),
+                self._ranks[first + run],
+                self._search.count(first + run),
+            )
+            for run, label in enumerate(labels)
+        ]
+
+    def _first_key(self, measure: Measure, name: str) -> int:
+        """Return the group of the values of a figure in the first run."""
+        return (_DRAWN.index(measure) * len(self._names) + self._names.index(name)) * self._runs
+
+    def _choose_ranks(self, counts: Sequence[int]) -> list[NDArray[np.int64]]:
+        for first in range(0, len(counts), self._runs):
+            self._ranks += choose_ranks(counts[first : first + self._runs])
+        return self._ranks
 
 
-def _figures(
-    number: int, name: str, runs: Sequence[LoadedRun], labels: Sequence[str]
+def _read_runs(
+    runs: Sequence[LoadedRun], attainments: Sequence[AttainmentReader], curves: _CurveSearch
+) -> None:
+    """Pass over the records of all runs until everything is read."""
+    sources = [ColumnParts(run.folder) for run in runs]
+    while not curves.finished:
+        for number, (source, attainment) in enumerate(zip(sources, attainments, strict=True)):
+            for part in source:
+                curves.add(number, part)
+                if not attainment.finished:
+                    attainment.add(part)
+            attainment.end_pass()
+        curves.end_pass()
+
+
+def _latency_figures(
+    number: int, name: str, baseline: LoadedRun, curves: _CurveSearch, labels: Sequence[str]
 ) -> Iterator[Figure]:
-    """Yield the figures of one class; each run is a line."""
-    yield _attainment_figure(number, name, runs, labels)
-    promises = {promise.name: promise for promise in runs[0].summary.promises}
+    """Yield the figures of the latencies of one class; each run is a line."""
+    promises = {promise.name: promise for promise in baseline.summary.promises}
     slo_by_run = {labels[0]: promises[name]} if name in promises else {}
-    for measure in MEASURES:
-        if measure.name not in _DRAWN:
-            continue
+    for measure in _DRAWN:
         plain = replace(
             measure,
             note=measure.note.partition(";")[0],
             dotted_ms=None,
             name=f"{measure.name}-{number}",
         )
-        curves = [
-            replace(curve, group=group, name=label)
-            for group, (run, label) in enumerate(zip(runs, labels, strict=True))
-            for curve in run_curves(plain, run.columns, [name])
-        ]
-        figure = latency_figure(plain, curves, slo_by_run)
+        figure = latency_figure(plain, curves.curves(measure, name, labels), slo_by_run)
         # The target is that of all runs, so it stays when one of them is hidden.
         yield replace(
             figure, marks=[replace(mark, colour="ink", group=None) for mark in figure.marks]
@@ -118,22 +209,21 @@ def _figures(
 
 
 def _attainment_figure(
-    number: int, name: str, runs: Sequence[LoadedRun], labels: Sequence[str]
+    number: int,
+    objective: Fraction | None,
+    classes: Sequence[ClassTimeline],
+    labels: Sequence[str],
+    length_s: float,
 ) -> Figure:
-    length_s = max(run.summary.window.length_s for run in runs)
-    timelines = [
-        cut_timeline([run.columns], (name,), start_s=run.summary.window.start_s, length_s=length_s)
-        for run in runs
-    ]
-    objective = runs[0].objective(name)
+    """Return the attainment of one class in each run over time."""
+    edges = interval_edges(length_s)
     marks = []
     if objective is not None:
         share = float(objective)
         marks = [Mark(label=f"{share * 100:.6g}%", value=share, colour="ink")]
-    edges = timelines[0].edges_s.tolist()
     series = []
-    for group, (timeline, label) in enumerate(zip(timelines, labels, strict=True)):
-        shares = numbers(timeline.classes[0].attainment.tolist())
+    for group, (one, label) in enumerate(zip(classes, labels, strict=True)):
+        shares = numbers(one.attainment.tolist())
         series.append(
             FigureSeries(
                 label=label,
@@ -145,14 +235,14 @@ def _attainment_figure(
     return Figure(
         name=f"attainment-{number}",
         title="Attainment",
-        note=f"share of the requests scheduled in each {format_seconds(timelines[0].width_s)}; "
-        "dashed: the objective",
+        note="share of the requests scheduled in each "
+        f"{format_seconds(float(edges[1] - edges[0]))}; dashed: the objective",
         axis=XAxis.TIME,
         unit=FigureUnit.SHARE,
-        x=[value for value in numbers(edges) if value is not None],
+        x=[value for value in numbers(edges.tolist()) if value is not None],
         series=series,
         marks=marks,
-        when_empty=f"No request of {class_label(name)} was judged.",
+        when_empty=f"No request of {class_label(classes[0].name)} was judged.",
     )
 
 

@@ -17,7 +17,8 @@ from goodput_core.slo.looks import look_confidences
 from goodput_core.slo.pairs import MAX_PAIRS, RunSpread
 from goodput_core.slo.targets import parse_confidence, parse_margin
 from goodput_replay.compare.gate import RunPair
-from goodput_replay.compare.runs import difference_between, load_run, match
+from goodput_replay.compare.pairing import match
+from goodput_replay.compare.runs import difference_between, load_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -180,7 +181,7 @@ def _differences(pair: RunPair, like: LoadedRun, judged: Collection[Path]) -> di
             )
     matching = match(*runs)
     differences = {}
-    for name in runs[0].columns.class_names:
+    for name in runs[0].class_names:
         counts = matching.counts(name)
         if total := sum(counts.total):
             differences[name] = (sum(counts.gained) - sum(counts.lost)) / total

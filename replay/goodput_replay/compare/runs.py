@@ -1,11 +1,13 @@
-"""Finished runs as arrays, and their requests matched by id.
+"""Finished runs: their counts, their requests in parts, and if two of them can be paired.
 
-Two runs can be paired if they sent the same requests under the same promises. A request that was
-not judged in both runs is dropped and counted. Memory is about three hundred bytes per request.
+Two runs can be paired if they sent the same requests under the same promises. Memory does not grow
+with the requests, except by 9 bytes for each one that is judged again with another result.
 """
 
 from __future__ import annotations
 
+from array import array
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,36 +27,38 @@ from goodput_core.slo.judging import (
     targets_for,
     without_lag,
 )
-from goodput_core.slo.pairs import PairCounts
 from goodput_core.slo.stalls import NO_STALLS
 from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
-from goodput_replay.runs.columns import KINDS, RunColumns, load_columns
+from goodput_replay.runs.chosen_rows import read_chosen
+from goodput_replay.runs.columns import KINDS, ColumnParts
 from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
 from goodput_replay.runs.formatting import session_mode
-from goodput_replay.runs.records import open_records, read_records
 from goodput_replay.runs.summary import ClassSummary, Summary, read_summary
 from goodput_replay.runs.summary_builder import read_stalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from fractions import Fraction
 
-    from goodput_core.slo.record import Outcome
-
+    from goodput_core.slo.judging import Judgement
+    from goodput_core.slo.record import RequestRecord
+    from goodput_core.slo.targets import Targets
+    from goodput_replay.runs.columns import RunColumns
 
 __all__ = [
     "LoadedRun",
-    "Matching",
+    "RunCounts",
     "difference_between",
     "load_run",
-    "match",
     "read_checked_summary",
     "read_classes",
     "read_misses",
     "require_same_sessions",
 ]
 
+_MISSED: Final = JudgementKind.MISSED.value
+_COUNTED: Final = (JudgementKind.ATTAINED, JudgementKind.MISSED)
 _MAX_LISTED: Final = 80
 _MAX_WINDOW_S: Final = 366 * 86_400
 _SAMPLED: Final = ("--rate-scale", "--session-arrivals")
@@ -62,19 +66,22 @@ _SAMPLED: Final = ("--rate-scale", "--session-arrivals")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRun:
-    """A finished run and its judged requests.
+    """A finished run, whose requests are counted when it is loaded and read in parts later.
 
     Args:
         folder: the run's folder.
         summary: the run's summary.
-        columns: its requests, without warm-up rows.
-        ids: request ids in the order of `columns`, an Arrow array of strings.
+        counts: its requests by class and second.
+        changed_rows: requests whose judgement differs from the recorded one: their indices in the
+            file, ascending; shape [num_changed].
+        changed_kinds: their judgements, as in `RunColumns`.
     """
 
     folder: Path
     summary: Summary
-    columns: RunColumns
-    ids: Any
+    counts: RunCounts
+    changed_rows: NDArray[np.int64]
+    changed_kinds: NDArray[np.int8]
 
     @property
     def is_virtual(self) -> bool:
@@ -82,26 +89,9 @@ class LoadedRun:
         return self.summary.emulation is not None
 
     @property
-    def window_s(self) -> int:
-        """Length of the window in seconds, rounded up, at least 1."""
-        return max(1, int(np.ceil(self.summary.window.length_s - 1e-9)))
-
-    @property
-    def seconds(self) -> NDArray[np.int64]:
-        """Second of the window in which each request was scheduled; shape [num_requests]."""
-        start_ns = round(self.summary.window.start_s * NS_PER_S)
-        seconds = (self.columns.scheduled_ns - start_ns) // NS_PER_S
-        return np.clip(seconds.astype(np.int64), 0, self.window_s - 1)
-
-    @property
-    def attained(self) -> NDArray[np.bool_]:
-        """Mask of the requests that met their targets."""
-        return self.columns.of_kind(JudgementKind.ATTAINED)
-
-    @property
-    def judged(self) -> NDArray[np.bool_]:
-        """Mask of the requests that met or missed their targets."""
-        return self.attained | self.columns.of_kind(JudgementKind.MISSED)
+    def class_names(self) -> list[str]:
+        """Names of the classes in the order of their first requests."""
+        return list(self.counts.requests)
 
     def objective(self, name: str) -> Fraction | None:
         """Return the objective of a class; None if it has none."""
@@ -114,100 +104,131 @@ class LoadedRun:
         """Return the classes of the run's SLO."""
         return read_classes(self.summary)
 
-    def ids_of_outcome(self, outcome: Outcome) -> list[str]:
-        """Return the ids of the requests with an outcome."""
-        ids: list[str] = self.ids.filter(pa.array(self.columns.of_outcome(outcome))).to_pylist()
-        return ids
+    def parts(self) -> Iterator[RunColumns]:
+        """Yield the judged requests with their ids.
+
+        Raises:
+            InputError: the records cannot be read.
+        """
+        for part in ColumnParts(self.folder, ids=True):
+            if not len(part.row):
+                continue
+            first, end = np.searchsorted(self.changed_rows, (part.row[0], part.row[-1] + 1))
+            kinds = part.kind_code.copy()
+            changed = np.searchsorted(part.row, self.changed_rows[first:end])
+            kinds[changed] = self.changed_kinds[first:end]
+            yield replace(part, kind_code=kinds)
 
     def judged_without_lag(self) -> LoadedRun:
         """Return the run, judged as if the client had sent and read on time."""
         stalls = read_stalls(self.summary.client)
-        classes = {one.name: one for one in self.slo_classes()}
-        missed = self.columns.of_kind(JudgementKind.MISSED)
-        kinds = self.columns.kind_code.copy()
-        for index, record in enumerate(read_records(self.folder, gaps=False)):
-            if missed[index]:
-                own = stalls.get(record.sender, NO_STALLS)
-                judgement = judge(without_lag(record, own), targets_for(record, classes))
-                kinds[index] = KINDS.index(judgement.kind)
-        return replace(self, columns=replace(self.columns, kind_code=kinds))
+        return self._judged_again(
+            lambda batch: pc.equal(pc.cast(batch["judgement"], pa.string()), _MISSED),
+            lambda record, targets: judge(
+                without_lag(record, stalls.get(record.sender, NO_STALLS)), targets
+            ),
+        )
 
     def judged_favourably(self) -> LoadedRun:
         """Return the run with every question of its deviations decided in its favour."""
-        classes = {one.name: one for one in self.slo_classes()}
-        kinds = self.columns.kind_code.copy()
-        for index, record in enumerate(read_records(self.folder, gaps=False)):
-            if record.deviations:
-                judgement = judge_favourably(record, targets_for(record, classes))
-                kinds[index] = KINDS.index(judgement.kind)
-        return replace(self, columns=replace(self.columns, kind_code=kinds))
+        return self._judged_again(_find_deviating, judge_favourably)
 
     def second_counts(self, name: str) -> SecondCounts:
         """Count the judged requests of a class by second of the window."""
-        mask = self.judged & self.columns.of_class(name)
-        seconds, length = self.seconds, self.window_s
-        return SecondCounts(
-            good=np.bincount(seconds[mask & self.attained], minlength=length).tolist(),
-            total=np.bincount(seconds[mask], minlength=length).tolist(),
+        return self.counts.of_class(name)
+
+    def _judged_again(
+        self,
+        choose: Callable[[Any], Any],
+        judge_again: Callable[[RequestRecord, Targets], Judgement],
+    ) -> LoadedRun:
+        """Return the run with other judgements.
+
+        Args:
+            choose: returns the mask of the requests to judge again in a batch of records.
+            judge_again: returns the other judgement.
+        """
+        classes = {one.name: one for one in self.slo_classes()}
+        counts = deepcopy(self.counts)
+        rows, kinds = array("q"), array("b")
+        for row, (record, before) in read_chosen(self.folder, choose):
+            if before is None:
+                continue  # a warm-up request
+            after = judge_again(record, targets_for(record, classes))
+            if after.kind is not before.kind:
+                rows.append(row)
+                kinds.append(KINDS.index(after.kind))
+                counts.change(record, before.kind, after.kind)
+        return replace(
+            self,
+            counts=counts,
+            changed_rows=np.array(rows, dtype=np.int64),
+            changed_kinds=np.array(kinds, dtype=np.int8),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matching:
-    """The requests of two runs, matched by id.
+class RunCounts:
+    """Judged requests of a run by class and second of their scheduled arrival.
+
+    Memory grows with the number of classes times the seconds of the window.
 
     Args:
-        baseline: the first run.
-        candidate: the second run.
-        at_baseline: indices of the requests that were judged in both runs; shape [num_matched].
-        at_candidate: their indices in the candidate.
-        only_baseline: requests that only the baseline has.
-        only_candidate: requests that only the candidate has.
-        not_judged: requests of both runs that were cancelled or could not be judged in one.
+        summary: summary of the run, for its window.
+
+    Attributes:
+        start_ns: start of the window, nanoseconds since the run's time zero.
+        length_s: length of the window, rounded up, at least 1.
+        requests: number of requests by class, in the order of their first requests.
     """
 
-    baseline: LoadedRun
-    candidate: LoadedRun
-    at_baseline: NDArray[np.int64]
-    at_candidate: NDArray[np.int64]
-    only_baseline: int
-    only_candidate: int
-    not_judged: int
+    def __init__(self, summary: Summary) -> None:
+        self.start_ns = round(summary.window.start_s * NS_PER_S)
+        self.length_s = max(1, int(np.ceil(summary.window.length_s - 1e-9)))
+        self.requests: dict[str, int] = {}
+        self._kinds: dict[str, NDArray[np.int64]] = {}
+
+    def second_of(self, scheduled_ns: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the second of the window of each arrival; the last second for later ones."""
+        seconds = (scheduled_ns - self.start_ns) // NS_PER_S
+        return np.clip(seconds.astype(np.int64), 0, self.length_s - 1)
+
+    def add(self, part: RunColumns) -> None:
+        """Count the requests of a part."""
+        seconds = self.second_of(part.scheduled_ns)
+        for code in np.unique(part.class_code).tolist():
+            name = part.class_names[code]
+            mine = part.class_code == code
+            self.requests[name] = self.requests.get(name, 0) + int(mine.sum())
+            counts = self._counts(name)
+            for number, kind in enumerate(_COUNTED):
+                np.add.at(counts[number], seconds[mine & part.of_kind(kind)], 1)
+
+    def change(self, record: RequestRecord, before: JudgementKind, after: JudgementKind) -> None:
+        """Count a request with another judgement than before."""
+        second = int(self.second_of(np.array([record.scheduled_ns], dtype=np.float64))[0])
+        counts = self._counts(record.slo_class)
+        for kind, added in ((before, -1), (after, 1)):
+            if kind in _COUNTED:
+                counts[_COUNTED.index(kind), second] += added
+
+    def of_class(self, name: str) -> SecondCounts:
+        """Return the counts of a class."""
+        attained, missed = self._counts(name)
+        return SecondCounts(good=attained.tolist(), total=(attained + missed).tolist())
 
     @property
-    def gained(self) -> NDArray[np.bool_]:
-        """Mask of the matched requests that only the candidate served in time."""
-        return ~self._before & self._after
-
-    @property
-    def lost(self) -> NDArray[np.bool_]:
-        """Mask of the matched requests that only the baseline served in time."""
-        return self._before & ~self._after
-
-    def of_class(self, name: str) -> NDArray[np.bool_]:
-        """Mask of the matched requests of a class of the baseline."""
-        return self.baseline.columns.of_class(name)[self.at_baseline]
-
-    def counts(self, name: str) -> PairCounts:
-        """Count the matched requests of a class by second of the window."""
-        mask = self.of_class(name)
-        seconds, length = self.baseline.seconds[self.at_baseline], self.baseline.window_s
-
-        def count(chosen: NDArray[np.bool_]) -> list[int]:
-            counts: list[int] = np.bincount(seconds[chosen], minlength=length).tolist()
-            return counts
-
-        return PairCounts(
-            gained=count(mask & self.gained), lost=count(mask & self.lost), total=count(mask)
+    def totals(self) -> tuple[int, int, int]:
+        """Numbers of requests, of those that met their targets, and of judged ones."""
+        attained, missed = (
+            sum(int(counts[number].sum()) for counts in self._kinds.values()) for number in (0, 1)
         )
+        return sum(self.requests.values()), attained, attained + missed
 
-    @property
-    def _before(self) -> NDArray[np.bool_]:
-        return self.baseline.attained[self.at_baseline]
-
-    @property
-    def _after(self) -> NDArray[np.bool_]:
-        return self.candidate.attained[self.at_candidate]
+    def _counts(self, name: str) -> NDArray[np.int64]:
+        """Return the numbers of attained and of missed requests; shape [2, length_s]."""
+        if name not in self._kinds:
+            self._kinds[name] = np.zeros((len(_COUNTED), self.length_s), dtype=np.int64)
+        return self._kinds[name]
 
 
 def load_run(folder: Path) -> LoadedRun:
@@ -222,28 +243,37 @@ def load_run(folder: Path) -> LoadedRun:
         raise InputError(
             f"{folder}: only shard {summary.run.shard}; join all shards with `replay merge`"
         )
-    columns = load_columns(folder)
-    with open_records(folder) as opened:
-        ids = opened.read(columns=["request_id"])["request_id"].combine_chunks()
-    run = LoadedRun(
-        folder=folder, summary=summary, columns=columns, ids=ids.take(pa.array(columns.row))
+    counts = RunCounts(summary)
+    for part in ColumnParts(folder):
+        counts.add(part)
+    _require_counts_of_summary(folder, counts, summary)
+    return LoadedRun(
+        folder=folder,
+        summary=summary,
+        counts=counts,
+        changed_rows=np.empty(0, dtype=np.int64),
+        changed_kinds=np.empty(0, dtype=np.int8),
     )
-    _require_counts_of_summary(run)
-    return run
 
 
-def _require_counts_of_summary(run: LoadedRun) -> None:
-    overall = run.summary.overall
+def _find_deviating(batch: Any) -> Any:
+    """Return the mask of the records of a batch whose responses deviate from the API."""
+    if "deviations" not in batch.schema.names:  # written by an earlier version
+        return pa.array(np.zeros(batch.num_rows, dtype=np.bool_))
+    return pc.greater(pc.list_value_length(batch["deviations"]), 0)
+
+
+def _require_counts_of_summary(folder: Path, counts: RunCounts, summary: Summary) -> None:
+    overall = summary.overall
     expected = (overall.requests, overall.good, overall.total)
-    counts = len(run.ids), int(run.attained.sum()), int(run.judged.sum())
-    if counts != expected:
-        records, summary = (
+    if counts.totals != expected:
+        found, stated = (
             f"{requests} requests, of which {good} of {total} met their targets"
-            for requests, good, total in (counts, expected)
+            for requests, good, total in (counts.totals, expected)
         )
         raise InputError(
-            f"{run.folder}: the records are not those of the summary ({RECORDS_FILE} has "
-            f"{records}, and {SUMMARY_FILE} {summary}); restore both files or replay again"
+            f"{folder}: the records are not those of the summary ({RECORDS_FILE} has "
+            f"{found}, and {SUMMARY_FILE} {stated}); restore both files or replay again"
         )
 
 
@@ -294,24 +324,6 @@ def read_misses(row: ClassSummary) -> MissCounts:
             reason: row.misses[reason.value] for reason in MissReason if reason.value in row.misses
         },
         without_response=row.misses_without_response,
-    )
-
-
-def match(baseline: LoadedRun, candidate: LoadedRun) -> Matching:
-    """Match the requests of two runs of the same trace by id."""
-    found = pc.index_in(candidate.ids, value_set=baseline.ids)
-    is_found = found.is_valid().to_numpy(zero_copy_only=False)
-    at_candidate = np.flatnonzero(is_found)
-    at_baseline = found.drop_null().to_numpy().astype(np.int64)
-    both = baseline.judged[at_baseline] & candidate.judged[at_candidate]
-    return Matching(
-        baseline=baseline,
-        candidate=candidate,
-        at_baseline=at_baseline[both],
-        at_candidate=at_candidate[both],
-        only_baseline=len(baseline.ids) - len(at_baseline),
-        only_candidate=len(candidate.ids) - len(at_candidate),
-        not_judged=int(np.count_nonzero(~both)),
     )
 
 

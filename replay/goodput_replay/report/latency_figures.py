@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,11 +32,19 @@ from goodput_replay.runs.summary import SLOSummary
 from goodput_replay.statistics.rank_search import RankSearch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from goodput_replay.runs.columns import GapCounts
 
-__all__ = ["MEASURES", "Curve", "CurveReader", "latency_figure", "run_curves"]
+__all__ = [
+    "MEASURES",
+    "Curve",
+    "CurveReader",
+    "Measure",
+    "choose_ranks",
+    "latency_figure",
+    "ranked_curve",
+]
 
 _POINTS: Final = 120
 # Tokens of one read are microseconds apart. No target is that short, and a logarithmic axis down to
@@ -183,15 +192,9 @@ class CurveReader:
                 continue
             count = self._search.count(key)
             group = self._names.index(name)
+            values_ms = self._search.values(key)
             found.append(
-                Curve(
-                    group=group,
-                    name=name,
-                    values_ms=self._search.values(key),
-                    shares=(self._ranks[key] + 1) / max(1, count),
-                    count=count,
-                    dotted=dotted,
-                )
+                ranked_curve(group, name, values_ms, self._ranks[key], count, dotted=dotted)
             )
             if measure is _TBT and name in self._gaps and self._gaps[name].total:
                 found.append(_gap_curve(self._gaps[name], group, name))
@@ -199,13 +202,11 @@ class CurveReader:
 
     def _choose_ranks(self, counts: Sequence[int]) -> Sequence[NDArray[np.int64]]:
         """Return the ranks of the values that each figure shows."""
-        ranks = []
-        for (measure, _, _), count in zip(self._keys, counts, strict=True):
-            shown = [n for n, key in zip(counts, self._keys, strict=True) if key[0] is measure]
-            if measure is _TBT:
-                shown += [gaps.total for name, gaps in self._gaps.items() if name in self._names]
-            places = _choose_places([n for n in shown if n])
-            ranks.append(_find_ranks(count, places))
+        gaps = [gaps.total for name, gaps in self._gaps.items() if name in self._names]
+        ranks: list[NDArray[np.int64]] = []
+        for measure, keys in groupby(range(len(self._keys)), key=lambda key: self._keys[key][0]):
+            own = [counts[key] for key in keys]
+            ranks += choose_ranks(own, gaps if measure is _TBT else ())
         self._ranks = ranks
         return ranks
 
@@ -222,24 +223,35 @@ def _gap_curve(gaps: GapCounts, group: int, name: str) -> Curve:
     )
 
 
-def run_curves(measure: Measure, columns: RunColumns, names: Sequence[str]) -> Iterator[Curve]:
-    """Yield the distributions of one latency of a run in memory, without its dotted lines.
+def choose_ranks(counts: Sequence[int], others: Sequence[int] = ()) -> list[NDArray[np.int64]]:
+    """Return the ranks of the values that a figure shows of each of its curves, from 0.
 
     Args:
-        measure: the latency.
-        columns: judged requests of the run.
-        names: the classes, in the order of the page's groups.
+        counts: number of measurements of each curve.
+        others: numbers of measurements of further curves of the figure, which are drawn otherwise.
     """
-    for group, name in enumerate(names):
-        values_ms = measure.main_ms(columns)[columns.of_class(name)]
-        measured = np.sort(values_ms[np.isfinite(values_ms)])
-        yield Curve(
-            group=group,
-            name=name,
-            values_ms=measured,
-            shares=(np.arange(len(measured)) + 1) / max(1, len(measured)),
-            count=len(measured),
-        )
+    places = _choose_places([count for count in (*counts, *others) if count])
+    return [_find_ranks(count, places) for count in counts]
+
+
+def ranked_curve(
+    group: int,
+    name: str,
+    values_ms: NDArray[np.float64],
+    ranks: NDArray[np.int64],
+    count: int,
+    *,
+    dotted: bool = False,
+) -> Curve:
+    """Return a curve from the values at the chosen ranks of all `count` measurements."""
+    return Curve(
+        group=group,
+        name=name,
+        values_ms=values_ms,
+        shares=(ranks + 1) / max(1, count),
+        count=count,
+        dotted=dotted,
+    )
 
 
 def latency_figure(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
 
 from goodput_core.slo.judging import JudgementKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.runs.records import open_records
+from goodput_replay.runs.chosen_rows import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,9 +79,10 @@ class SlowestReader:
             InputError: see `open_records`.
         """
         rows = [row for (_, _, row), _ in self._worst]
-        texts = _read_texts(self._folder, rows)
+        texts = read_rows(self._folder, rows, _COLUMNS)
         return tuple(
-            replace(request, **text) for (_, request), text in zip(self._worst, texts, strict=True)
+            replace(request, reasons=tuple(text.pop("miss_reasons")), **text)
+            for (_, request), text in zip(self._worst, texts, strict=True)
         )
 
 
@@ -104,24 +104,6 @@ def _make_row(part: RunColumns, index: int, start_s: float) -> SlowRequest:
         reasons=(),
         detail="",
     )
-
-
-def _read_texts(folder: Path, rows: list[int]) -> list[dict[str, Any]]:
-    """Read the texts of a few rows, one row group at a time."""
-    texts: dict[int, dict[str, Any]] = {}
-    first = 0
-    with open_records(folder) as opened:
-        for group in range(opened.num_row_groups):
-            size = opened.metadata.row_group(group).num_rows
-            here = [row for row in rows if first <= row < first + size]
-            if here:
-                table = opened.read_row_group(group, columns=list(_COLUMNS))
-                picked = table.take(pa.array([row - first for row in here])).to_pylist()
-                for row, text in zip(here, picked, strict=True):
-                    reasons = tuple(text.pop("miss_reasons"))
-                    texts[row] = {**text, "reasons": reasons}
-            first += size
-    return [texts[row] for row in rows]
 
 
 def _ms(ns: float) -> float | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from goodput_replay.runs.columns import RunColumns
 
 __all__ = [
+    "AttainmentReader",
     "ClassTimeline",
     "SecondsReader",
     "SoFar",
@@ -120,6 +121,51 @@ def cut_timeline(
     return reader.timeline()
 
 
+class AttainmentReader:
+    """Counts the judged requests of each class by interval of the window; a `PartReader`.
+
+    Args:
+        names: names of the classes.
+        start_s: start of the window, seconds since the run's time zero.
+        length_s: length of the window.
+    """
+
+    def __init__(self, names: Iterable[str], *, start_s: float, length_s: float) -> None:
+        self._start_s = start_s
+        self._length_s = length_s
+        self._count = len(interval_edges(length_s)) - 1
+        self._good = {name: np.zeros(self._count, dtype=np.int64) for name in names}
+        self._total = {name: np.zeros(self._count, dtype=np.int64) for name in self._good}
+        self.finished = False
+
+    def add(self, part: RunColumns) -> None:
+        """Add the next part."""
+        interval = self.interval(part)
+        good = part.of_kind(JudgementKind.ATTAINED)
+        judged = good | part.of_kind(JudgementKind.MISSED)
+        for name in self._good:
+            mine = part.of_class(name)
+            self._good[name] += _count(interval, good & mine, self._count)
+            self._total[name] += _count(interval, judged & mine, self._count)
+
+    def end_pass(self) -> None:
+        """End the only pass."""
+        self.finished = True
+
+    def interval(self, part: RunColumns) -> NDArray[np.int64]:
+        """Return the interval of each request."""
+        since_start_s = part.scheduled_ns / NS_PER_S - self._start_s
+        index = (since_start_s // _interval_width(self._length_s)).astype(np.int64)
+        return np.clip(index, 0, self._count - 1)
+
+    def classes(self) -> tuple[ClassTimeline, ...]:
+        """Return the counts of each class, in the order of the names."""
+        return tuple(
+            ClassTimeline(name=name, good=good, total=self._total[name])
+            for name, good in self._good.items()
+        )
+
+
 class TimelineReader:
     """Divides the window of a run into intervals; a `PartReader`.
 
@@ -135,8 +181,7 @@ class TimelineReader:
         self._edges_s = interval_edges(length_s)
         count = len(self._edges_s) - 1
         self._first_pass = True
-        self._good = {name: np.zeros(count, dtype=np.int64) for name in names}
-        self._total = {name: np.zeros(count, dtype=np.int64) for name in names}
+        self._attainment = AttainmentReader(names, start_s=start_s, length_s=length_s)
         self._offered = np.zeros(count, dtype=np.int64)
         self._served = np.zeros(count, dtype=np.int64)
         self._misses = {reason: np.zeros(count, dtype=np.int64) for reason in MissReason}
@@ -151,10 +196,11 @@ class TimelineReader:
 
     def add(self, part: RunColumns) -> None:
         """Add the next part."""
-        interval = self._interval(part)
+        interval = self._attainment.interval(part)
         lag_ms = part.lag_ns / NS_PER_MS
         end_s = part.end_ns / NS_PER_S - self._start_s
         if self._first_pass:
+            self._attainment.add(part)
             self._count(part, interval, end_s)
             was_sent = np.isfinite(lag_ms)
             np.fmax.at(self._lag_max_ms, interval[was_sent], lag_ms[was_sent])
@@ -180,10 +226,7 @@ class TimelineReader:
         return Timeline(
             edges_s=self._edges_s,
             widths_s=np.diff(self._edges_s),
-            classes=tuple(
-                ClassTimeline(name=name, good=good, total=self._total[name])
-                for name, good in self._good.items()
-            ),
+            classes=self._attainment.classes(),
             offered=self._offered,
             served=self._served,
             in_flight=self._in_flight.maxima,
@@ -192,22 +235,10 @@ class TimelineReader:
             lag_max_ms=self._lag_max_ms,
         )
 
-    def _interval(self, part: RunColumns) -> NDArray[np.int64]:
-        """Return the interval of each request."""
-        since_start_s = part.scheduled_ns / NS_PER_S - self._start_s
-        index = (since_start_s // _interval_width(self._length_s)).astype(np.int64)
-        return np.clip(index, 0, len(self._offered) - 1)
-
     def _count(
         self, part: RunColumns, interval: NDArray[np.int64], end_s: NDArray[np.float64]
     ) -> None:
         count = len(self._offered)
-        good = part.of_kind(JudgementKind.ATTAINED)
-        judged = good | part.of_kind(JudgementKind.MISSED)
-        for name in self._good:
-            mine = part.of_class(name)
-            self._good[name] += _count(interval, good & mine, count)
-            self._total[name] += _count(interval, judged & mine, count)
         self._offered += np.bincount(interval, minlength=count)
         served = part.of_outcome(Outcome.OK) & (end_s >= 0) & (end_s <= self._length_s)
         self._served += np.histogram(end_s[served], bins=self._edges_s)[0]

@@ -8,7 +8,7 @@ are read from the records and not recomputed.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "OUTCOMES",
     "ColumnParts",
     "GapCounts",
     "PartReader",
@@ -36,15 +37,15 @@ __all__ = [
     "count_gaps",
     "count_prompt_tokens",
     "count_retried",
-    "load_columns",
     "read_parts",
 ]
 
-_OUTCOMES: Final = tuple(Outcome)
+OUTCOMES: Final = tuple(Outcome)
 KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
 _NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 _PART_ROWS: Final = 1 << 16
+_KEPT_PARTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,8 @@ class RunColumns:
     """The judged requests of a run, one entry each; every array has the shape [num_requests].
 
     Times are nanoseconds since the run's time zero. They are floats, exact up to 104 days, and NaN
-    for missing values. `row` is the index in the file, including warm-up rows.
+    for missing values. `row` is the index in the file, including warm-up rows. `ids` is an Arrow
+    array of the request ids, or None if they were not read.
     """
 
     class_names: tuple[str, ...]
@@ -69,6 +71,7 @@ class RunColumns:
     output_tokens: NDArray[np.int64]
     tbt_p99_us: NDArray[np.float64]
     row: NDArray[np.int64]
+    ids: Any = None
 
     @property
     def ttft_ns(self) -> NDArray[np.float64]:
@@ -105,7 +108,7 @@ class RunColumns:
 
     def of_outcome(self, outcome: Outcome) -> NDArray[np.bool_]:
         """Mask of the requests with this outcome."""
-        return _equals(self.outcome_code, _OUTCOMES.index(outcome))
+        return _equals(self.outcome_code, OUTCOMES.index(outcome))
 
     def of_first_reason(self, reason: MissReason) -> NDArray[np.bool_]:
         """Mask of the requests whose first miss reason is `reason`."""
@@ -117,7 +120,7 @@ class RunColumns:
 
     def outcome(self, index: int) -> Outcome:
         """Return the outcome of one request."""
-        return _OUTCOMES[int(self.outcome_code[index])]
+        return OUTCOMES[int(self.outcome_code[index])]
 
     def of_kind(self, kind: JudgementKind) -> NDArray[np.bool_]:
         """Mask of the requests with this judgement."""
@@ -127,37 +130,41 @@ class RunColumns:
 class ColumnParts:
     """The judged requests of a run in parts, read again each time it is iterated.
 
-    A run that fits into one part is kept in memory after the first time. The class names of a part
+    A run that fits into two parts is kept in memory after the first time. The class names of a part
     are those of all parts until then, so that the code of a class is the same in all parts.
 
     Args:
         folder: the run's folder.
         part_rows: maximum number of rows of a part.
+        ids: True to read the request ids.
 
     Raises:
         InputError: see `open_records`; raised during the iteration.
     """
 
-    def __init__(self, folder: Path, *, part_rows: int = _PART_ROWS) -> None:
+    def __init__(self, folder: Path, *, part_rows: int = _PART_ROWS, ids: bool = False) -> None:
         self._folder = folder
         self._part_rows = part_rows
-        self._only: RunColumns | None = None
+        self._columns = [*_COLUMNS, "request_id"] if ids else list(_COLUMNS)
+        self._kept: list[RunColumns] = []
 
     def __iter__(self) -> Iterator[RunColumns]:
-        if self._only is not None:
-            yield self._only
+        if self._kept:
+            yield from self._kept
             return
         names: list[str] = []
+        kept: list[RunColumns] = []
         first = 0
         with open_records(self._folder) as opened:
             num_rows = opened.metadata.num_rows
             for groups in _cut_groups(opened.metadata, self._part_rows):
-                table = opened.read_row_groups(groups, columns=list(_COLUMNS), use_threads=False)
+                table = opened.read_row_groups(groups, columns=self._columns, use_threads=False)
                 part = _make_part(table, names, first)
                 first += table.num_rows
-                if table.num_rows == num_rows:
-                    self._only = part
+                if num_rows <= _KEPT_PARTS * self._part_rows:
+                    kept.append(part)
                 yield part
+        self._kept = kept
 
 
 class PartReader(Protocol):
@@ -187,21 +194,6 @@ def read_parts(parts: Iterable[RunColumns], readers: Iterable[PartReader]) -> No
                 reader.add(part)
         for reader in unfinished:
             reader.end_pass()
-
-
-def load_columns(folder: Path) -> RunColumns:
-    """Load the judged requests of the run in `folder`, without warm-up rows, into memory.
-
-    Raises:
-        InputError: see `open_records`.
-    """
-    parts = list(ColumnParts(folder))
-    arrays: dict[str, Any] = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
-        for field in fields(RunColumns)
-        if field.name != "class_names"
-    }
-    return RunColumns(class_names=parts[-1].class_names, **arrays)
 
 
 def count_gaps(folder: Path) -> dict[str, GapCounts]:
@@ -321,12 +313,12 @@ def _make_part(table: Any, names: list[str], first: int) -> RunColumns:
     """
     is_judged = pc.invert(table["warmup"])
     judged = table.filter(is_judged)
-    classes = _to_strings(judged["slo_class"])
+    classes = judged["slo_class"]
     names += (name for name in pc.unique(classes).to_pylist() if name not in names)
     return RunColumns(
         class_names=tuple(names),
         class_code=_encode(classes, names),
-        outcome_code=_encode(judged["outcome"], [o.value for o in _OUTCOMES]),
+        outcome_code=_encode(judged["outcome"], [o.value for o in OUTCOMES]),
         kind_code=_encode(judged["judgement"], [k.value for k in KINDS]),
         reason_code=_encode_first_reasons(judged["miss_reasons"]),
         scheduled_ns=_to_floats(judged["scheduled_ns"]),
@@ -338,6 +330,7 @@ def _make_part(table: Any, names: list[str], first: int) -> RunColumns:
         output_tokens=judged["output_tokens"].to_numpy(),
         tbt_p99_us=_to_floats(judged["tbt_p99_us"]),
         row=first + np.flatnonzero(is_judged.to_numpy()),
+        ids=judged["request_id"].combine_chunks() if "request_id" in judged.schema.names else None,
     )
 
 
@@ -364,9 +357,14 @@ def _to_strings(column: Any) -> Any:
 
 
 def _encode(column: Any, names: Sequence[str]) -> NDArray[np.int64]:
-    indices = pc.index_in(_to_strings(column), value_set=pa.array(names, type=pa.string()))
-    codes: NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes
+    """Return the index in `names` of each text of a column without nulls; −1 for other texts."""
+    texts, indices = column, None
+    if pa.types.is_dictionary(column.type):  # many rows have few texts
+        labels = column.combine_chunks()
+        texts, indices = labels.dictionary, labels.indices.to_numpy()
+    found = pc.index_in(texts, value_set=pa.array(names, type=pa.string()))
+    codes: NDArray[np.int64] = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+    return codes if indices is None else codes[indices]
 
 
 def _encode_first_reasons(column: Any) -> NDArray[np.int64]:

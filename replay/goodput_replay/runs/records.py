@@ -35,6 +35,7 @@ __all__ = [
     "RECORDS_SCHEMA",
     "JudgedRecord",
     "RecordWriter",
+    "decode_rows",
     "open_records",
     "read_batches",
     "read_judged",
@@ -437,7 +438,7 @@ def read_judged(folder: Path, *, gaps: bool = True) -> Iterator[JudgedRecord]:
     with open_records(folder) as opened:
         names = [n for n in opened.schema_arrow.names if gaps or n != "gaps_us"]
         for batch in read_batches(opened, names):
-            yield from _rows(batch)
+            yield from decode_rows(batch)
 
 
 def read_batches(opened: Any, columns: Sequence[str]) -> Iterator[Any]:
@@ -451,7 +452,8 @@ def read_batches(opened: Any, columns: Sequence[str]) -> Iterator[Any]:
         yield from table.to_batches(_BATCH_ROWS)
 
 
-def _rows(batch: Any) -> Iterator[JudgedRecord]:
+def decode_rows(batch: Any) -> Iterator[JudgedRecord]:
+    """Yield the rows of a batch, in which columns of later versions and the gaps may be missing."""
     columns = batch.to_pydict()
     for name, value in {**_ADDED, "gaps_us": ()}.items():
         columns.setdefault(name, [value] * batch.num_rows)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from tests.replay.compare.recorded import chat_run
 
 from goodput_core.errors import InputError, UsageError
 from goodput_replay.compare.compare_command import main
-from goodput_replay.compare.quantile_differences import LatencySample, quantile_differences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,54 +99,3 @@ def test_two_different_runs_are_needed(tmp_path: Path) -> None:
         main([run, run])
     with pytest.raises(InputError, match="give the folder of a finished run"):
         main([run, str(tmp_path / "missing")])
-
-
-def sample(rng: random.Random, *, shift: float = 0.0, count: int = 3000) -> LatencySample:
-    """Return latencies whose level drifts over the window, as under changing load."""
-    seconds = [i * 300 // count for i in range(count)]
-    level = [rng.gauss(0, 20) for _ in range(30)]
-    values = [100 + shift + level[s // 10] + rng.expovariate(1 / 30) for s in seconds]
-    return LatencySample(values_ns=np.array(values), seconds=np.array(seconds), window_s=300)
-
-
-def test_bounds_of_a_quantile_hold_about_as_often_as_stated() -> None:
-    """Two runs of one service differ only by noise, so 0 should lie between the bounds."""
-    rng, trials = random.Random(3), 120
-    outside = {0.5: 0, 0.99: 0}
-    for _ in range(trials):
-        differences = quantile_differences(
-            sample(rng), sample(rng), [0.5, 0.99], confidence=0.95, paired=True
-        )
-        assert differences is not None
-        for level, one in zip(outside, differences, strict=True):
-            assert one.bounds_ns is not None
-            outside[level] += one.bounds_ns[0] > 0 or one.bounds_ns[1] < 0
-    assert all(count <= 0.2 * trials for count in outside.values()), outside
-
-
-def test_a_shift_beyond_the_noise_is_found() -> None:
-    rng = random.Random(4)
-    differences = quantile_differences(
-        sample(rng), sample(rng, shift=80), [0.5], confidence=0.95, paired=True
-    )
-    assert differences is not None
-    bounds = differences[0].bounds_ns
-    assert bounds is not None
-    assert bounds[0] > 0
-
-
-def test_a_quantile_beyond_the_requests_has_no_bounds() -> None:
-    rng = random.Random(6)
-    few = sample(rng, count=300)
-    differences = quantile_differences(few, few, [0.5, 0.99], confidence=0.95, paired=True)
-    assert differences is not None
-    assert differences[0].bounds_ns is not None
-    assert differences[1].bounds_ns is None
-
-
-def test_runs_without_a_latency_have_no_quantiles() -> None:
-    empty = LatencySample(
-        values_ns=np.array([]), seconds=np.array([], dtype=np.int64), window_s=300
-    )
-    rng = random.Random(5)
-    assert quantile_differences(empty, sample(rng), [0.5], confidence=0.9, paired=True) is None

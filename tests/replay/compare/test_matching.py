@@ -13,7 +13,8 @@ from tests.replay.compare.recorded import CHAT, chat_run
 from tests.replay.conftest import INFO
 
 from goodput_core.slo.targets import SLOClass
-from goodput_replay.compare.runs import difference_between, load_run, match
+from goodput_replay.compare.pairing import match
+from goodput_replay.compare.runs import difference_between, load_run
 from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def test_requests_of_one_run_only_are_dropped_and_counted(tmp_path: Path) -> Non
     matching = match(old, new)
     assert (matching.only_baseline, matching.only_candidate) == (2, 1)
     assert matching.not_judged == 3
-    assert len(matching.at_baseline) == 600 - 3 - 3
-    assert not matching.gained.any()
-    assert not matching.lost.any()
+    assert matching.dropped == 6
+    assert sum(matching.counts("chat").total) == 600 - 3 - 3
+    assert not matching.changed
 
 
 @settings(max_examples=15, deadline=None)
