@@ -36,7 +36,7 @@ from goodput_engine.openai.errors import (
 from goodput_engine.openai.sse import DONE_EVENT, EventWriter
 from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
-from goodput_engine.server.output_text import CompletionText, EmulatedText, NoText
+from goodput_engine.server.output_text import CompletionText, EmulatedText, ModelText, NoText
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -149,7 +149,7 @@ class CompletionHandlers:
         stream: RequestStream,
     ) -> web.StreamResponse:
         completion_id = _make_id(call)
-        text = self._text(call)
+        text = self._text(call, stream)
         writer = EventWriter(
             chat=call.chat,
             include_usage=call.include_usage,
@@ -185,9 +185,13 @@ class CompletionHandlers:
         await self._finish(request, response, tail + DONE_EVENT)
         return response
 
-    def _text(self, call: CompletionRequest) -> CompletionText:
-        computes = self._state.configure.model is not None
-        source: TextSource = NoText() if computes else EmulatedText()
+    def _text(self, call: CompletionRequest, stream: RequestStream) -> CompletionText:
+        source: TextSource = EmulatedText()
+        if self._state.tokenizer is not None:
+            detokenizer = self._state.tokenizer.detokenizer(continues=not call.chat)
+            source = ModelText(detokenizer, stream.token_ids)
+        elif self._state.configure.model is not None:
+            source = NoText()
         return CompletionText(source, call.stops, min_tokens=call.min_tokens)
 
     def _record_lengths(
@@ -240,7 +244,7 @@ class CompletionHandlers:
         core: CoreClient,
         stream: RequestStream,
     ) -> web.StreamResponse:
-        text = self._text(call)
+        text = self._text(call, stream)
         pieces: list[str] = []
         while True:
             count = stream.tokens - text.tokens

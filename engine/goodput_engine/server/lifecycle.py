@@ -24,6 +24,7 @@ from goodput_engine.messages import Drain
 from goodput_engine.server.app import admin_app, serving_app
 from goodput_engine.server.manifest_watch import watch_manifest
 from goodput_engine.server.metrics import EngineMetrics
+from goodput_engine.server.model_options import load_tokenizer
 from goodput_engine.server.state import ServerPhase, ServerState
 from goodput_engine.server_options import ADMIN_CONNECTIONS
 
@@ -73,6 +74,12 @@ async def serve(settings: EngineSettings) -> int:
         )
         core = await CoreClient.start(settings.configure, on_step=metrics.observe)
         stack.push_async_callback(core.close)
+        tokenizer = None
+        if settings.configure.model is not None:
+            # The core loads the weights in the meantime.
+            tokenizer = await asyncio.get_running_loop().run_in_executor(
+                parsers, load_tokenizer, settings.configure.model
+            )
         ready = asyncio.ensure_future(core.await_ready())
         await _wait_for_first(shutdown.requested.wait(), ready)
         if not ready.done():
@@ -80,7 +87,7 @@ async def serve(settings: EngineSettings) -> int:
             return shutdown.exit_code
         if settings.limits is not None:
             core.send(settings.limits)
-        state.serve(core, ready.result(), startup_s=time.monotonic() - began_s)
+        state.serve(core, ready.result(), tokenizer=tokenizer, startup_s=time.monotonic() - began_s)
         if facts := ready.result().model_facts:
             _log.info("model loaded", extra={"model": ready.result().device, **facts})
         watch_task = asyncio.create_task(

@@ -1,10 +1,13 @@
-"""The options of `goodput engine` for real models."""
+"""A real model in the HTTP process: the options of `goodput engine`, and the model's tokenizer."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import argument_type, parse_whole
+from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import SpecError, UsageError
 from goodput_core.spec.support import require_computable
 from goodput_engine.messages import DATA_TYPES, ModelFolder
@@ -14,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_engine.text.tokenizer import ModelTokenizer
 
-__all__ = ["add_model_arguments", "choose_model"]
+__all__ = ["add_model_arguments", "choose_model", "load_tokenizer"]
 
 _DEFAULTS: Final = ModelFolder(path="")
 _MAX_BLOCKS: Final = 100_000_000
@@ -99,6 +103,24 @@ def choose_model(
     except SpecError as error:
         raise error.at(source) from error
     return model
+
+
+def load_tokenizer(model: ModelFolder) -> ModelTokenizer | None:
+    """Return the tokenizer of a model; None if its folder has none.
+
+    Raises:
+        InputError: the tokenizer is damaged, or not supported.
+        UsageError: a package that it needs is not installed.
+    """
+    try:
+        module = import_module("goodput_engine.text.tokenizer")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"serving {model.path} needs the package {error.name!r}: "
+            f"pip install '{DISTRIBUTION}[torch]'"
+        ) from error
+    tokenizer: ModelTokenizer | None = module.load_model_tokenizer(Path(model.path))
+    return tokenizer
 
 
 def _whole(high: int, what: str) -> Callable[[str], int]:

@@ -14,7 +14,9 @@ from goodput_engine.tokens import answer_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CompletionText", "EmulatedText", "NoText", "TextSource"]
+    from goodput_engine.text.detokenizer import Detokenizer
+
+__all__ = ["CompletionText", "EmulatedText", "ModelText", "NoText", "TextSource"]
 
 
 class TextSource(Protocol):
@@ -39,6 +41,27 @@ class EmulatedText:
     def rest(self) -> str:
         """Return an empty text, because a word is never held back."""
         return ""
+
+
+class ModelText:
+    """The text of a real model.
+
+    Args:
+        detokenizer: converts the tokens of this output.
+        token_ids: their ids, which grow while the model computes.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, token_ids: Sequence[int]) -> None:
+        self._detokenizer = detokenizer
+        self._token_ids = token_ids
+
+    def take(self, start: int, count: int) -> str:
+        """Return the characters that the tokens complete."""
+        return self._detokenizer.push(self._token_ids[start : start + count])
+
+    def rest(self) -> str:
+        """Return the replacement of an incomplete character."""
+        return self._detokenizer.finish()
 
 
 class NoText:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import msgspec
 
+from goodput_core.errors import InputError
 from goodput_core.placement.blockhash import block_hashes
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.openai.bodies import (
@@ -206,10 +207,15 @@ class RequestParser:
                     "messages",
                 )
             chat = [(message.role, message.text) for message in body.messages]
-            ids = self.tokenizer.encode_chat(chat, limit=self.limits.max_model_tokens)
+            try:
+                ids = self.tokenizer.encode_chat(chat, limit=self.limits.max_model_tokens)
+            except InputError as error:
+                raise bad_request(str(error), "messages") from error
             return self._require_fit(ids, "messages")
         try:
             return self._require_fit(self._read_completion_prompt(bytes(body.prompt)), "prompt")
+        except InputError as error:
+            raise bad_request(str(error), "prompt") from error
         except (ValueError, RecursionError) as error:  # not JSON, or of another type
             raise bad_request(
                 "prompt must be a text, a list of token ids, or a list of one of these: "
@@ -258,6 +264,12 @@ class RequestParser:
             raise bad_request(f"{param} has no tokens; send at least one", param)
         if len(ids) >= self.limits.max_model_tokens:
             raise self._too_long_error(len(ids), param)
+        if self.computes and max(ids) >= self.limits.vocab_size:
+            raise bad_request(
+                f"{param}: the tokenizer returns the token id {max(ids)}, but this model's token "
+                f"ids are below {self.limits.vocab_size}; remove the special token",
+                param,
+            )
         return ids
 
     def _too_long_error(self, count: int, param: str) -> APIError:

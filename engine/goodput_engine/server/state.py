@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from goodput_engine.openai.errors import APIError
     from goodput_engine.server.manifest_watch import FollowedFields
     from goodput_engine.server.settings import EngineSettings
+    from goodput_engine.text.tokenizer import ModelTokenizer
 
 __all__ = ["ServerPhase", "ServerState"]
 
@@ -54,6 +55,7 @@ class ServerState:
         core: the running core; None before it is ready.
         ready: the core's first report; None before it is ready.
         parser: validates requests; None before the core is ready.
+        tokenizer: tokenizer of a real model; None without one.
         configure: the core's configuration, updated by changes of the manifest.
         startup_s: seconds from the start of the process until the core was ready.
         in_flight: number of requests that are being read or served.
@@ -71,6 +73,7 @@ class ServerState:
         self.core: CoreClient | None = None
         self.ready: Ready | None = None
         self.parser: RequestParser | None = None
+        self.tokenizer: ModelTokenizer | None = None
         self.configure = settings.configure
         self.startup_s = 0.0
         self.in_flight = 0
@@ -98,10 +101,18 @@ class ServerState:
         of_context = clients.body_token_bytes * self.ready.max_model_tokens
         return min(clients.body_bytes, clients.body_base_bytes + of_context)
 
-    def serve(self, core: CoreClient, ready: Ready, *, startup_s: float) -> None:
+    def serve(
+        self,
+        core: CoreClient,
+        ready: Ready,
+        *,
+        tokenizer: ModelTokenizer | None = None,
+        startup_s: float,
+    ) -> None:
         """Start to admit requests."""
         self.core = core
         self.ready = ready
+        self.tokenizer = tokenizer
         self.startup_s = startup_s
         computes = self.configure.model is not None
         self.parser = RequestParser(
@@ -113,7 +124,7 @@ class ServerState:
                 block_size=ready.state.block_size,
             ),
             computes=computes,
-            tokenizer=None if computes else tokens,
+            tokenizer=tokenizer if computes else tokens,
         )
         self.phase = ServerPhase.SERVING
 

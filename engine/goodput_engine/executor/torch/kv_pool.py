@@ -70,8 +70,9 @@ class KVPool:
             geometry.num_kv_heads,
             geometry.head_dim,
         )
-        self.device_blocks = torch.zeros((num_blocks, *block), dtype=geometry.dtype)
-        self.host_blocks = torch.zeros((num_host_blocks, *block), dtype=geometry.dtype)
+        # Not zeroed: the system then provides the memory of a block when it is first written.
+        self.device_blocks = torch.empty((num_blocks, *block), dtype=geometry.dtype)
+        self.host_blocks = torch.empty((num_host_blocks, *block), dtype=geometry.dtype)
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of a layer's keys and values.

@@ -154,6 +154,7 @@ def test_a_block_is_contiguous_over_all_layers() -> None:
 
 def test_written_slots_are_read_in_their_layer_only() -> None:
     pool = KVPool(GEOMETRY, num_blocks=5, block_size=2)
+    pool.device_blocks.zero_()
     keys, values = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
     pool.write(1, torch.tensor([9, 0, 3]), keys, values)
     read_keys, read_values = pool.layer(1)

@@ -1,0 +1,195 @@
+"""Text of a tiny random model over HTTP: prompts, chats, streams, stop strings and usage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
+
+from tests.builders.torch_models import Outputs, make_folder
+from tests.engine.conftest import EngineStarter
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from goodput_engine.messages import ExecutorInput, Submit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.engine.conftest import RunEngine, RunningEngine
+
+pytestmark = pytest.mark.torch
+
+VOCABULARY = 300
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}"
+    "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+)
+
+
+def make_tokenizer() -> Tokenizer:
+    """Return a byte-level tokenizer with fewer tokens than the model."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 4,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox", "user and assistant"] * 9, trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer and a chat template."""
+    folder = make_folder(tmp_path_factory.mktemp("tiny"), "Llama", vocab_size=VOCABULARY)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outputs(folder: Path) -> Outputs:
+    """The model's own outputs."""
+    return Outputs(folder, "float64")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """An engine that serves the model."""
+    engines = EngineStarter(tmp_path_factory.mktemp("engine"))
+    options = ("--dtype", "float64", "--kv-blocks", "40", "--threads", "1")
+    yield engines.start(*options, source=f"file://{folder}", preemption="hybrid")
+    engines.close()
+
+
+def expected_output(outputs: Outputs, prompt: list[int]) -> tuple[list[int], str]:
+    """Return the ids and the text of the output for a prompt."""
+    submit = Submit(
+        rid=0,
+        arrival_ns=0,
+        input_tokens=len(prompt),
+        max_output_tokens=Outputs.max_tokens,
+        executor=ExecutorInput(token_ids=prompt),
+    )
+    ids, _ = outputs.of(submit)
+    return ids, make_tokenizer().decode(ids)
+
+
+def body_of(text: str, *, chat: bool, **fields: Any) -> dict[str, Any]:
+    prompt = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    return {"model": "chat", "max_tokens": Outputs.max_tokens, **prompt, **fields}
+
+
+def prompt_ids(text: str, *, chat: bool) -> list[int]:
+    whole = f"<|im_start|>user\n{text}<|im_end|><|im_start|>" if chat else text
+    return make_tokenizer().encode(whole).ids
+
+
+TEXTS = ("the quick brown fox", "x", "Grüße 🦊 aus 東京", "user and the fox and the user")
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
+async def test_streamed_and_whole_texts_are_those_of_generate(
+    engine: RunningEngine, outputs: Outputs, chat: bool
+) -> None:
+    url = "/v1/chat/completions" if chat else "/v1/completions"
+
+    async def stream(http: aiohttp.ClientSession, text: str) -> tuple[str, dict[str, Any]]:
+        pieces: list[str] = []
+        usage: dict[str, Any] = {}
+        body = body_of(text, chat=chat, stream=True, stream_options={"include_usage": True})
+        async with http.post(url, json=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line.removeprefix(b"data: "))
+                for choice in event["choices"]:
+                    assert "token_ids" not in choice
+                    pieces.append(choice["delta"]["content"] if chat else choice["text"])
+                usage = event["usage"] or usage
+        return "".join(pieces), usage
+
+    async def whole(http: aiohttp.ClientSession, text: str) -> tuple[str, dict[str, Any]]:
+        async with http.post(url, json=body_of(text, chat=chat, return_token_ids=True)) as response:
+            answer = await response.json()
+        (choice,) = answer["choices"]
+        assert choice["token_ids"] == expected_output(outputs, prompt_ids(text, chat=chat))[0]
+        return choice["message"]["content"] if chat else choice["text"], answer["usage"]
+
+    async with aiohttp.ClientSession(engine.url) as http:
+        calls = [call(http, text) for text in TEXTS for call in (stream, whole)]
+        answers = await asyncio.gather(*calls)
+    for at, (text, usage) in enumerate(answers):
+        prompt = prompt_ids(TEXTS[at // 2], chat=chat)
+        ids, expected = expected_output(outputs, prompt)
+        assert text == expected
+        assert usage["completion_tokens"] == len(ids)
+        assert usage["prompt_tokens"] == len(prompt)
+
+
+async def test_a_stop_string_ends_the_text_before_it(
+    engine: RunningEngine, outputs: Outputs
+) -> None:
+    ids, text = expected_output(outputs, prompt_ids(TEXTS[0], chat=False))
+    stop = text[len(text) // 2 :][:2]
+    assert stop
+    async with (
+        aiohttp.ClientSession(engine.url) as http,
+        http.post("/v1/completions", json=body_of(TEXTS[0], chat=False, stop=[stop])) as response,
+    ):
+        answer = await response.json()
+    (choice,) = answer["choices"]
+    assert choice["text"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] <= len(ids)
+    await engine.state_when(lambda state: not state["running"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "part"),
+    [
+        pytest.param({"prompt": ""}, "prompt", "prompt has no tokens", id="an empty text"),
+        pytest.param({"prompt": "x" * 500}, "prompt", "context of 128 must", id="a long text"),
+        pytest.param({"prompt": "a\ud800"}, None, "the body is not JSON", id="a surrogate"),
+        pytest.param(
+            {"messages": [{"role": "system", "content": "x"}]},
+            "messages",
+            "rejects the messages: no system messages",
+            id="a role that the template rejects",
+        ),
+    ],
+)
+async def test_a_bad_text_is_refused(
+    engine: RunningEngine, body: dict[str, Any], param: str | None, part: str
+) -> None:
+    url = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    async with (
+        aiohttp.ClientSession(engine.url) as http,
+        http.post(url, json={"model": "chat", **body}) as response,
+    ):
+        answer = await response.json()
+    assert response.status == 400, answer
+    assert answer["error"]["param"] == param
+    assert part in answer["error"]["message"]
+
+
+def test_a_damaged_tokenizer_is_refused_in_one_sentence(
+    run_engine: RunEngine, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "model", "Llama")
+    (folder / "tokenizer.json").write_text('{"model": ')
+    ended = run_engine(source=f"file://{folder}")
+    assert ended.returncode == 64
+    assert "Traceback" not in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert "not a tokenizer.json of Hugging Face's tokenizers" in line
