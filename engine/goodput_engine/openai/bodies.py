@@ -1,9 +1,9 @@
 """Bodies of OpenAI's completion endpoints: decoding of requests, encoding of responses.
 
-A known request field is honoured, accepted without effect, or rejected. A field is accepted if it
-only affects sampling or serves the caller's bookkeeping. It is rejected, with an error that names
-it, if it would change the response and is not implemented. Unknown fields are rejected too, so that
-a typo is not silently ignored.
+A known request field is honoured, accepted without effect, or rejected. A field is accepted without
+effect if it serves the caller's bookkeeping, or only affects sampling and the device is emulated.
+It is rejected, with an error that names it, if it would change the response and is not implemented.
+Unknown fields are rejected too, so that a typo is not silently ignored.
 
 Unused fields are not decoded, because decoding arbitrary JSON takes up to thirty times the memory
 of its text.
@@ -30,6 +30,7 @@ __all__ = [
     "StreamOptions",
     "TextPart",
     "decode_body",
+    "decode_field",
     "read_stops",
     "request_body",
     "response_body",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 MAX_TOKENS: Final = 1_048_576
+MAX_STOP_TOKEN_IDS: Final = 128
 _MAX_STOPS: Final = 16
 _MAX_STOP_CHARACTERS: Final = 256
 _MAX_STOP_BYTES: Final = 64 << 10
@@ -78,23 +80,26 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slo_class: str | None = None
     return_token_ids: bool | None = None
 
-    # Accepted without effect: sampling, because an emulated device does not sample, and `user`,
-    # which is the caller's bookkeeping.
+    # Sampling: honoured by a real model, accepted without effect by an emulated device.
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: _Probability | None = None
-    top_k: int | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: _Probability | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+
+    # Honoured by a real model, rejected by an emulated device except for the values in `_NEUTRAL`.
+    logit_bias: msgspec.Raw = _ABSENT
+    stop_token_ids: msgspec.Raw = _ABSENT
+
+    # Accepted without effect.
     user: str | None = None
 
     # Rejected, except for the values in `_NEUTRAL`.
     n: msgspec.Raw = _ABSENT
     logprobs: msgspec.Raw = _ABSENT
-    logit_bias: msgspec.Raw = _ABSENT
-    stop_token_ids: msgspec.Raw = _ABSENT
 
 
 class CompletionBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,6 +210,9 @@ _NEUTRAL: Final[dict[type, dict[str, tuple[object, ...]]]] = {
         "tool_calls": ([],),
     },
 }
+_OF_REAL_MODELS: Final = frozenset({"logit_bias", "stop_token_ids"})
+_NUMBER: Final = re.compile(rb'"(\w{1,40})"[ \t\r\n]*:[ \t\r\n]*(-?(?:NaN|Infinity))')
+_MALFORMED: Final = re.compile(r".*\(byte (\d+)\)")
 _PATH: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
@@ -221,12 +229,13 @@ B = TypeVar("B", CompletionBody, ChatBody)
 T = TypeVar("T")
 
 
-def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
+def decode_body(data: bytes, decoder: msgspec.json.Decoder[B], *, computes: bool = False) -> B:
     """Decode a request's body.
 
     Args:
         data: the body.
         decoder: `COMPLETION_BODY` or `CHAT_BODY`.
+        computes: True if the engine computes a real model, so that it honours more fields.
 
     Raises:
         APIError: 400 for a body that is not JSON, has a wrong type or an unknown field, or requests
@@ -238,8 +247,9 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B]) -> B:
     except msgspec.ValidationError as error:
         raise _decode_error(str(error)) from error
     except (ValueError, RecursionError) as error:
+        _reject_not_a_number(data, str(error))
         raise bad_request(f"the body is not JSON: {error}") from error
-    _reject_unsupported(body, "")
+    _reject_unsupported(body, "", honoured=_OF_REAL_MODELS if computes else frozenset())
     if isinstance(body, ChatBody):
         _check_metadata(body.metadata)
         for index, message in enumerate(body.messages):
@@ -257,7 +267,7 @@ def read_stops(body: CompletionBody | ChatBody) -> tuple[str, ...]:
         raise bad_request(f"stop is longer than {_MAX_STOP_BYTES >> 10} KiB", "stop")
     if not len(body.stop):
         return ()
-    stops = _decode_field(body.stop, _STOPS, "stop")
+    stops = decode_field(body.stop, _STOPS, "stop")
     return (stops,) if isinstance(stops, str) else tuple(stops or ())
 
 
@@ -344,10 +354,15 @@ def _check_metadata(raw: msgspec.Raw) -> None:
     if len(raw) > _MAX_METADATA_BYTES:
         raise bad_request(f"metadata is longer than {_MAX_METADATA_BYTES >> 10} KiB", "metadata")
     if len(raw):
-        _decode_field(raw, _METADATA, "metadata")
+        decode_field(raw, _METADATA, "metadata")
 
 
-def _decode_field(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str) -> T:
+def decode_field(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str) -> T:
+    """Decode a field that was kept as JSON.
+
+    Raises:
+        APIError: 400 if the value has another type.
+    """
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -356,8 +371,26 @@ def _decode_field(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str
         raise bad_request(f"{field} is not JSON: {error}", field) from error
 
 
-def _reject_unsupported(value: CompletionBody | ChatBody | ChatMessage, path: str) -> None:
+def _reject_not_a_number(data: bytes, error: str) -> None:
+    """Name the field if the body is not JSON because of NaN or an infinite number."""
+    if (malformed := _MALFORMED.fullmatch(error)) is None:
+        return
+    at = int(malformed[1])
+    start = max(0, at - 100)
+    for match in _NUMBER.finditer(data, start, at + len(b"-Infinity")):
+        if match.start(2) <= at <= match.end(2):
+            field = match[1].decode()
+            raise bad_request(f"{field} is {match[2].decode()}, but must be a finite number", field)
+
+
+def _reject_unsupported(
+    value: CompletionBody | ChatBody | ChatMessage,
+    path: str,
+    honoured: frozenset[str] = frozenset(),
+) -> None:
     for field, neutral in _NEUTRAL[type(value)].items():
+        if field in honoured:
+            continue
         raw: msgspec.Raw = getattr(value, field)
         if not len(raw) or raw == _NULL or _is_one_of(raw, neutral):
             continue
@@ -389,7 +422,8 @@ def _decode_error(error: str, field: str = "") -> APIError:
     """
     match = _PATH.fullmatch(error)
     assert match is not None, "every part of the pattern is optional"
-    problem, path = match[1], field + (match[2] or "")
+    # msgspec writes [...] for any key or value of an object.
+    problem, path = match[1], field + (match[2] or "").removeprefix("[...]")
     if unknown := _UNKNOWN.fullmatch(problem):
         name = unknown[1][:100]
         name = f"{path}.{name}" if path else name

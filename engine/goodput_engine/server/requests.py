@@ -6,6 +6,7 @@ The code is synchronous and stateless, so a long prompt can be parsed in a threa
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
@@ -13,7 +14,7 @@ import msgspec
 
 from goodput_core.errors import InputError
 from goodput_core.placement.blockhash import block_hashes
-from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.messages import ExecutorInput, SamplingOptions, Submit
 from goodput_engine.openai.bodies import (
     CHAT_BODY,
     COMPLETION_BODY,
@@ -24,6 +25,7 @@ from goodput_engine.openai.bodies import (
 )
 from goodput_engine.openai.errors import APIError, bad_request, too_long
 from goodput_engine.openai.headers import ServiceClasses, read_headers
+from goodput_engine.openai.sampling_fields import read_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -131,7 +133,11 @@ class RequestParser:
             APIError: 400 or 404, naming the field or header.
         """
         from_headers = read_headers(headers)
-        body = decode_body(data, CHAT_BODY) if chat else decode_body(data, COMPLETION_BODY)
+        body = (
+            decode_body(data, CHAT_BODY, computes=self.computes)
+            if chat
+            else decode_body(data, COMPLETION_BODY, computes=self.computes)
+        )
         self._check_model(body.model)
         max_tokens = _read_max_tokens(body)
         min_tokens = body.min_tokens or 0
@@ -142,8 +148,11 @@ class RequestParser:
         options = body.stream_options
         if options is not None and not body.stream:
             raise bad_request("stream_options requires stream: true", "stream_options")
+        sampling = SamplingOptions()
         if self.computes:
-            _require_greedy(body)
+            sampling = read_sampling(
+                body, vocab_size=self.limits.vocab_size, random_seed=secrets.randbits(63)
+            )
         elif body.return_token_ids:
             raise bad_request(
                 "return_token_ids is not supported by an emulated device, which computes no "
@@ -186,6 +195,7 @@ class RequestParser:
                     min_tokens=min_tokens,
                     ignore_eos=bool(body.ignore_eos),
                     token_ids=ids if self.computes else [],
+                    sampling=sampling,
                 ),
             ),
         )
@@ -286,22 +296,6 @@ class RequestParser:
                 f"max_tokens is {max_tokens}, but after a prompt of {input_tokens} tokens this "
                 f"model's context of {self.limits.max_model_tokens} leaves {left}",
                 "max_tokens",
-            )
-
-
-def _require_greedy(body: CompletionBody | ChatBody) -> None:
-    """Reject sampling options that a greedy output does not honour."""
-    for name, neutral in (
-        ("temperature", 0),
-        ("presence_penalty", 0),
-        ("frequency_penalty", 0),
-        ("repetition_penalty", 1),
-    ):
-        if getattr(body, name) not in {None, neutral}:
-            raise bad_request(
-                f"{name} is not supported yet for real models, whose outputs are greedy; leave it "
-                f"out or send {neutral}",
-                name,
             )
 
 

@@ -62,7 +62,8 @@ def prompt_of(seed: int, length: int) -> list[int]:
 
 
 def body_of(prompt: list[int], **fields: Any) -> dict[str, Any]:
-    return {"model": "chat", "prompt": prompt, "max_tokens": Outputs.max_tokens, **fields}
+    greedy = {"model": "chat", "prompt": prompt, "max_tokens": Outputs.max_tokens, "temperature": 0}
+    return greedy | fields
 
 
 def expected_output(
@@ -160,7 +161,23 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an output beyond the context": ({"max_tokens": 95}, "max_tokens", "context of 97 leaves 94"),
     "a stop string": ({"stop": "x"}, "stop", "stop needs text, and the model's folder has no"),
-    "a temperature": ({"temperature": 0.7}, "temperature", "temperature is not supported yet"),
+    "a temperature of 3": ({"temperature": 3}, "temperature", "expected `float` <= 2.0"),
+    "a top-k of -2": ({"top_k": -2}, "top_k", "expected `int` >= -1"),
+    "a repetition penalty of 0": ({"repetition_penalty": 0}, "repetition_penalty", "> 0.0"),
+    "a seed of 65 bits": ({"seed": 1 << 64}, "seed", "expected `int` <= 9223372036854775807"),
+    "a stop id outside the vocabulary": (
+        {"stop_token_ids": [VOCABULARY]},
+        "stop_token_ids",
+        f"stop_token_ids has the token id {VOCABULARY}",
+    ),
+    "too many stop ids": ({"stop_token_ids": [1] * 129}, "stop_token_ids", "length <= 128"),
+    "a bias outside the vocabulary": (
+        {"logit_bias": {str(VOCABULARY): 1}},
+        "logit_bias",
+        f"logit_bias has the token id {VOCABULARY}",
+    ),
+    "a bias of a text": ({"logit_bias": {"a": 1}}, "logit_bias", "logit_bias"),
+    "a large bias": ({"logit_bias": {"1": 101}}, "logit_bias", "<= 100.0"),
 }
 
 
@@ -180,6 +197,36 @@ async def test_a_bad_request_is_refused_while_others_run(
     assert response.status == 400, answer
     assert answer["error"]["param"] == param
     assert part in answer["error"]["message"]
+
+
+async def choice_of(engine: RunningEngine, **fields: Any) -> tuple[list[int], str]:
+    body = body_of(prompt_of(3, 9), **fields)
+    async with aiohttp.ClientSession(engine.url) as http, http.post(URL, json=body) as response:
+        assert response.status == 200
+        (choice,) = (await response.json())["choices"]
+    return choice["token_ids"], choice["finish_reason"]
+
+
+async def test_the_seed_of_a_request_decides_its_output(engine: RunningEngine) -> None:
+    free = {"temperature": 1.5, "ignore_eos": True}
+    first = await choice_of(engine, **free, seed=7)
+    assert await choice_of(engine, **free, seed=7, top_p=1, top_k=-1) == first
+    assert await choice_of(engine, **free, seed=8) != first
+    others = [await choice_of(engine, **{**free, "temperature": None}) for _ in range(3)]
+    assert len({tuple(ids) for ids, _ in others}) > 1, "the default temperature is 1"
+
+
+async def test_options_change_a_greedy_output(engine: RunningEngine) -> None:
+    ids, _ = await choice_of(engine, ignore_eos=True)
+    banned = ids[4]
+    without, _ = await choice_of(engine, ignore_eos=True, logit_bias={str(banned): -100})
+    at = ids.index(banned)
+    assert without[:at] == ids[:at]
+    assert banned not in without
+    stopped = await choice_of(engine, ignore_eos=True, stop_token_ids=[banned])
+    assert stopped == (ids[: at + 1], "stop")
+    penalised, _ = await choice_of(engine, ignore_eos=True, frequency_penalty=2, temperature=0)
+    assert len(set(penalised)) >= len(set(ids))
 
 
 async def test_a_prompt_of_a_million_tokens_is_refused(engine: RunningEngine) -> None:

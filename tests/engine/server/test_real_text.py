@@ -86,7 +86,8 @@ def expected_output(outputs: Outputs, prompt: list[int]) -> tuple[list[int], str
 
 def body_of(text: str, *, chat: bool, **fields: Any) -> dict[str, Any]:
     prompt = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
-    return {"model": "chat", "max_tokens": Outputs.max_tokens, **prompt, **fields}
+    greedy = {"model": "chat", "max_tokens": Outputs.max_tokens, "temperature": 0}
+    return {**greedy, **prompt, **fields}
 
 
 def prompt_ids(text: str, *, chat: bool) -> list[int]:

@@ -253,6 +253,18 @@ def test_a_body_that_is_not_a_json_object_is_rejected(data: bytes) -> None:
     assert len(rejection(data).message) < 300
 
 
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity"])
+def test_a_number_that_is_not_finite_names_its_field(value: bytes) -> None:
+    error = rejection(b'{"model": "chat", "prompt": "x", "temperature" : %b}' % value)
+    assert error.param == "temperature"
+    assert error.message == f"temperature is {value.decode()}, but must be a finite number"
+
+
+def test_a_field_within_a_text_is_not_named() -> None:
+    error = rejection(b'{"model": "chat", "prompt": "\\"seed\\": NaN", "user": -}')
+    assert error.message.startswith("the body is not JSON")
+
+
 def test_an_unknown_model_is_404_and_the_served_one_is_named() -> None:
     error = rejection(completion(model="gpt-4"), status=404)
     assert error.code == "model_not_found"

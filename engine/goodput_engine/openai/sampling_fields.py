@@ -1,0 +1,74 @@
+"""The fields of a request that choose the output tokens of a real model.
+
+An emulated device does not sample, so these fields are read only if the engine computes a model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import msgspec
+
+from goodput_engine.messages import SamplingOptions
+from goodput_engine.openai.bodies import MAX_STOP_TOKEN_IDS, decode_field
+from goodput_engine.openai.errors import bad_request
+
+if TYPE_CHECKING:
+    from goodput_engine.openai.bodies import ChatBody, CompletionBody
+
+__all__ = ["read_sampling"]
+
+T = TypeVar("T")
+
+_MAX_BYTES: Final = 64 << 10
+_DEFAULT_TEMPERATURE: Final = 1.0
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_STOP_IDS: Final = msgspec.json.Decoder(
+    Annotated[list[_TokenId], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] | None
+)
+_BIAS: Final = msgspec.json.Decoder(
+    dict[_TokenId, Annotated[float, msgspec.Meta(ge=-100, le=100)]] | None
+)
+
+
+def read_sampling(
+    body: CompletionBody | ChatBody, *, vocab_size: int, random_seed: int
+) -> SamplingOptions:
+    """Return the sampling options of a request.
+
+    Args:
+        body: the decoded body.
+        vocab_size: number of token ids of the model.
+        random_seed: the seed if the request has none.
+
+    Raises:
+        APIError: 400 naming the field that is invalid.
+    """
+    temperature = _DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
+    stop_ids = _read(body.stop_token_ids, _STOP_IDS, "stop_token_ids") or []
+    bias = _read(body.logit_bias, _BIAS, "logit_bias") or {}
+    for field, ids in (("stop_token_ids", stop_ids), ("logit_bias", list(bias))):
+        if ids and max(ids) >= vocab_size:
+            raise bad_request(
+                f"{field} has the token id {max(ids)}; this model's token ids are below "
+                f"{vocab_size}",
+                field,
+            )
+    return SamplingOptions(
+        temperature=temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        seed=random_seed if body.seed is None else body.seed,
+        logit_bias=bias,
+        stop_ids=stop_ids,
+    )
+
+
+def _read(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str) -> T | None:
+    if len(raw) > _MAX_BYTES:
+        raise bad_request(f"{field} is longer than {_MAX_BYTES >> 10} KiB", field)
+    return decode_field(raw, decoder, field) if len(raw) else None
