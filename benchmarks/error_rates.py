@@ -126,8 +126,11 @@ class PairErrors:
         late: True if the statistics were not tried on this case until they were final.
         pairs: number of pairs.
         margin: largest permitted difference.
-        required: True if pairs are independent, and the noise of runs is symmetric or small.
-        objective_required: True if runs of one build are independent, and their noise is small.
+        outage_s: declared longest outage.
+        required: True if the outages of the case fit the declared length, pairs are independent,
+            and the noise of runs is symmetric or small.
+        objective_required: True if the outages fit the declared length, runs of one build are
+            independent, and their noise is small.
         trials: number of trials.
         wrong_pass: trials that pass if the second build is worse by the margin.
         wrong_fail: trials that fail if the second build is worse by the margin.
@@ -144,6 +147,7 @@ class PairErrors:
     late: bool
     pairs: int
     margin: float
+    outage_s: int
     required: bool
     objective_required: bool
     trials: int
@@ -218,12 +222,19 @@ def measure(case: Case, *, trials: int, seed: int) -> list[RunErrors]:
 
 
 def measure_pairs(case: PairCase, *, trials: int, seed: int) -> list[PairErrors]:
-    """Draw pairs of a case, with equal builds and with one that is worse, and judge them."""
+    """Draw pairs of a case, with equal builds and with one that is worse, and judge them.
+
+    Returns:
+        The verdicts without and with the longest outage of the case declared.
+    """
     rng = np.random.default_rng((seed, *case.name.encode()))
     size = max(1, _CHUNK // (case.pairs * case.seconds * len(case.classes)))
     sizes = [min(size, trials - start) for start in range(0, trials, size)]
-    passed, failed = np.zeros((3, 2), dtype=np.int64).T
-    objective, reached = np.zeros(2, dtype=np.int64), []
+    longest_s = max(one.longest_outage_s(by_outages=case.by_outages) for one in case.classes)
+    outages_s = sorted({0, longest_s})
+    passed, failed = np.zeros((2, len(outages_s), 3), dtype=np.int64)
+    objective = np.zeros((len(outages_s), 2), dtype=np.int64)
+    reached: list[list[Floats]] = [[] for _ in outages_s]
     for worse_by in range(3):
         for chunk in sizes:
             drawn = pairs.draw(case, worse_by, chunk, rng)
@@ -231,36 +242,43 @@ def measure_pairs(case: PairCase, *, trials: int, seed: int) -> list[PairErrors]
             if case.history:
                 earlier = pairs.draw(replace(case, pairs=case.history), 0, chunk, rng)
                 history = [one.difference for one in earlier]
-            kinds, lower = _judge_pairs(case, drawn, history)
-            passed[worse_by] += (kinds > 0).sum()
-            failed[worse_by] += (kinds < 0).sum()
-            if not worse_by:
-                objective += _judge_objective(case, drawn[0], history[0])
-                reached.append(lower)
-    to_pass = -float(np.quantile(np.concatenate(reached), 1 - WANTED_PASSES))
+            for row, outage_s in enumerate(outages_s):
+                kinds, lower = _judge_pairs(case, drawn, history, outage_s)
+                passed[row, worse_by] += (kinds > 0).sum()
+                failed[row, worse_by] += (kinds < 0).sum()
+                if not worse_by:
+                    objective[row] += _judge_objective(case, drawn[0], history[0], outage_s)
+                    reached[row].append(lower)
     return [
         PairErrors(
             case=case.name,
             late=case.late,
             pairs=case.pairs,
             margin=case.margin,
-            required=case.required,
-            objective_required=case.objective_required,
+            outage_s=outage_s,
+            required=case.required and outage_s == longest_s,
+            objective_required=case.objective_required and outage_s == longest_s,
             trials=trials,
-            wrong_pass=int(passed[1]),
-            wrong_fail=int(failed[1]),
-            wrong_fail_equal=int(failed[0]),
-            right_pass=int(passed[0]),
-            right_fail=int(failed[2]),
-            margin_to_pass=None if case.looks else to_pass,
-            objective_wrong_pass=int(objective[0]),
-            objective_wrong_fail=int(objective[1]),
+            wrong_pass=int(passed[row, 1]),
+            wrong_fail=int(failed[row, 1]),
+            wrong_fail_equal=int(failed[row, 0]),
+            right_pass=int(passed[row, 0]),
+            right_fail=int(failed[row, 2]),
+            margin_to_pass=None if case.looks else _margin_to_pass(reached[row]),
+            objective_wrong_pass=int(objective[row, 0]),
+            objective_wrong_fail=int(objective[row, 1]),
         )
+        for row, outage_s in enumerate(outages_s)
     ]
 
 
+def _margin_to_pass(lower: Sequence[Floats]) -> float:
+    """Return the margin with which 80 % of the trials pass."""
+    return -float(np.quantile(np.concatenate(lower), 1 - WANTED_PASSES))
+
+
 def _judge_pairs(
-    case: PairCase, drawn: Sequence[PairCounts], history: Sequence[Floats | None]
+    case: PairCase, drawn: Sequence[PairCounts], history: Sequence[Floats | None], outage_s: int
 ) -> tuple[Counts, Floats]:
     """Judge the differences of all classes.
 
@@ -268,6 +286,7 @@ def _judge_pairs(
         case: the case.
         drawn: the outcomes of each class.
         history: differences of earlier pairs of one build, by class; None if unknown.
+        outage_s: declared longest outage.
 
     Returns:
         1 for PASS, −1 for FAIL and 0 for INCONCLUSIVE, int64 `[trials]`, and the smallest lower
@@ -280,7 +299,8 @@ def _judge_pairs(
     kinds = np.zeros(len(drawn[0].both), dtype=np.int64)
     for look, confidence in zip(looks, confidences, strict=True):
         found = [
-            Differences(one.first(look), known) for one, known in zip(drawn, history, strict=True)
+            Differences(one.first(look), known, outage_s=outage_s)
+            for one, known in zip(drawn, history, strict=True)
         ]
         failed = any_fails(found, margin=case.margin, confidence=confidence)
         passed = all_pass(found, margin=case.margin, confidence=confidence)
@@ -288,11 +308,12 @@ def _judge_pairs(
     return kinds, np.min([one.bound(DEFAULT_CONFIDENCE, -1) for one in found], axis=0)
 
 
-def _judge_objective(case: PairCase, drawn: PairCounts, history: Floats | None) -> tuple[int, int]:
+def _judge_objective(
+    case: PairCase, drawn: PairCounts, history: Floats | None, outage_s: int
+) -> tuple[int, int]:
     """Return the trials whose attainment passes and fails, at the true attainment."""
     one = case.classes[0]
-    longest_s = one.longest_outage_s(by_outages=case.by_outages)
-    lower, upper = attainment_bounds(drawn.second_build, outage_s=longest_s, history=history)
+    lower, upper = attainment_bounds(drawn.second_build, outage_s=outage_s, history=history)
     return int((lower >= 1 - one.miss).sum()), int((upper < 1 - one.miss).sum())
 
 
@@ -373,14 +394,15 @@ def _show_runs(rows: Sequence[RunErrors]) -> None:
 def _show_pairs(rows: Sequence[PairErrors]) -> None:
     width = max(len(row.case) for row in rows) + 2
     print(
-        f"{'pairs':{width}} {'margin':>6} {'wrong PASS':>14} {'wrong FAIL':>14} "
+        f"{'pairs':{width}} {'margin':>6} {'declared':>8} {'wrong PASS':>14} {'wrong FAIL':>14} "
         f"{'PASS if equal':>13} {'FAIL at twice':>13} {'80% pass at':>11} "
         f"{'objective: PASS':>15} {'FAIL':>7}  rule"
     )
     for row in rows:
         to_pass = "–" if row.margin_to_pass is None else f"{row.margin_to_pass:.2%}"
         print(
-            f"{_name(row):{width}} {row.margin:6.1%} {_rate(row.wrong_pass, row.trials)} "
+            f"{_name(row):{width}} {row.margin:6.1%} {row.outage_s:6} s "
+            f"{_rate(row.wrong_pass, row.trials)} "
             f"{_rate(row.wrong_fail, row.trials)} {row.right_pass / row.trials:13.0%} "
             f"{row.right_fail / row.trials:13.0%} {to_pass:>11} "
             f"{row.objective_wrong_pass / row.trials:15.1%} "

@@ -10,7 +10,13 @@ import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from benchmarks.simulated.intervals import Scales, block_sums, bounds, offset_sums
+from benchmarks.simulated.intervals import (
+    Scales,
+    block_sums,
+    bounds,
+    missed_share,
+    offset_sums,
+)
 from benchmarks.simulated.processes import Windows
 from scipy import stats
 
@@ -35,9 +41,12 @@ class Differences:
         counts: the outcomes, `[trials, pairs, seconds]`.
         history: differences of earlier pairs of one build, float64 `[trials, earlier pairs]`. One
             pair without a history is taken to be deterministic.
+        outage_s: declared longest outage.
     """
 
-    def __init__(self, counts: PairCounts, history: Floats | None = None) -> None:
+    def __init__(
+        self, counts: PairCounts, history: Floats | None = None, *, outage_s: int = 0
+    ) -> None:
         change, total = counts.only_b - counts.only_a, counts.total
         self.pairs = total.shape[1]
         pair_total, pair_change = total.sum(axis=2), change.sum(axis=2)
@@ -52,13 +61,14 @@ class Differences:
         residual = change / pair_total[..., None] - (shares / pair_total)[..., None] * total
         self._within = [
             (blocks, sums.var(axis=-1, ddof=1) * blocks * scale)
-            for blocks, scale, sums in block_sums(residual)
+            for blocks, scale, sums in block_sums(residual, outage_s=outage_s)
         ]
         excess = []
         for blocks, _ in self._within:
             sums = offset_sums(residual, residual.shape[-1] // blocks)
             excess.append(sums.max(axis=(1, 2)) + sums.min(axis=(1, 2)))
         self._excess = np.stack(excess) / self.pairs
+        self._outage = missed_share(total, outage_s).max(axis=1) / self.pairs
 
     def bound(self, confidence: float, sign: int) -> Floats:
         """Return the upper bounds for the sign 1, and the lower bounds for −1."""
@@ -69,6 +79,8 @@ class Differences:
         ]
         within = np.max(inflated, axis=0).sum(axis=1) / self.pairs**2
         unseen = np.maximum(1 / self.total, (sign * self._excess).max(axis=0))
+        if sign < 0:
+            unseen = np.maximum(unseen, self._outage)
         mean = (self.gained - self.lost) / self.total
         # Without degrees of freedom, the variance is 0.
         between = stats.t.ppf(confidence, max(1, self._degrees)) * np.sqrt(self._between)

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from benchmarks.simulated.processes import Windows
     from numpy.typing import NDArray
 
-__all__ = ["Bounds", "Scales", "block_sums", "bounds", "failing", "offset_sums", "passing"]
+__all__ = [
+    "Bounds",
+    "Scales",
+    "block_sums",
+    "bounds",
+    "failing",
+    "missed_share",
+    "offset_sums",
+    "passing",
+]
 
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
 
@@ -55,11 +64,10 @@ class Scales:
     """
 
     def __init__(self, windows: Windows, *, outage_s: int = 0, runs: int = 1) -> None:
-        self.outage_s = outage_s
-        self.runs = runs
         self.seconds = windows.total.shape[1]
         self.total = windows.total.sum(axis=1)
         self.missed = windows.missed.sum(axis=1)
+        self.missed_share = missed_share(windows.total, outage_s) / runs
         self.independent = self.missed * (1 - self.missed / self.total)
         mixed = (self.missed > 0) & (self.missed < self.total)
         share = (self.missed / self.total)[:, None]
@@ -111,11 +119,30 @@ def offset_sums(residual: Floats, length: int) -> Floats:
     return np.roll(sums, -length, axis=-1) - sums
 
 
+def missed_share(total: Counts, outage_s: int) -> Floats:
+    """Return the share of requests that miss if there was one visible outage on average.
+
+    Args:
+        total: requests, int64 `[..., seconds]`.
+        outage_s: length of the outage.
+
+    Returns:
+        float64 `[...]`.
+    """
+    length = min(outage_s, total.shape[-1])
+    if not length:
+        return np.zeros(total.shape[:-1])
+    sums = np.cumsum(np.concatenate([total, total[..., :length]], axis=-1), axis=-1)
+    shows = sums[..., length:] > sums[..., :-length]
+    share: Floats = outage_s / shows.sum(axis=-1)
+    return share
+
+
 def bounds(scales: Scales) -> Bounds:
     """Return both bounds of each window at the default confidence."""
     confidence = DEFAULT_CONFIDENCE
     total, missed = scales.total, scales.missed
-    least = np.maximum(1.0, scales.outage_s * total / (scales.seconds * scales.runs))
+    least = np.maximum(1.0, scales.missed_share * total)
     most, fewest = np.zeros(len(total)), np.full(len(total), np.inf)
     for blocks, spread, worst in scales.scales:
         inflation = (stats.t.ppf(confidence, blocks - 1) / stats.norm.ppf(confidence)) ** 2

@@ -373,6 +373,18 @@ CASES: Final = (
         by_outages=True,
     ),
     _case(
+        "outages of 10 s only on the second build, 4 pairs",
+        TraceClass(single=0.0005, lengths=_lengths(10)),
+        by_outages=True,
+    ),
+    _case(
+        "outages of 30 s only on the second build, 10 pairs",
+        TraceClass(single=0.0005, lengths=_lengths(30)),
+        pairs=10,
+        by_outages=True,
+        late=True,
+    ),
+    _case(
         "bursts of 3 s only on the second build, margin 2 %, 4 pairs",
         TraceClass(single=0.0005, lengths=_lengths(3)),
         margin=0.02,

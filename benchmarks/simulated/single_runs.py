@@ -70,6 +70,13 @@ def _outages(per_s: float, miss: float, lengths: Lengths) -> Service:
     return Service(arrivals=Arrivals(per_s=per_s), chance=Outages(miss=miss, lengths=lengths))
 
 
+def _batches(per_s: float, batch: int, miss: float, lengths: Lengths) -> Service:
+    return Service(
+        arrivals=Arrivals(per_s=per_s, batch=batch, regular=True),
+        chance=Outages(miss=miss, lengths=lengths),
+    )
+
+
 def _latency(per_s: float, miss: float, memory_s: float, common: float) -> Service:
     return Service(
         arrivals=Arrivals(per_s=per_s),
@@ -174,6 +181,26 @@ _FULL_OUTAGES: Final = (
         late=True,
     ),
     _case("300 requests, outages of 30 s, 95 %, 1 h", HOUR, 30, _outages(1 / 12, 0.05, _fixed(30))),
+    _case(
+        "300 requests at once each minute, outages of 3 s, 99 %, 15 min",
+        900,
+        3,
+        _batches(5, 300, 0.01, _fixed(3)),
+    ),
+    _case(
+        "60 requests at once each minute, outages of 10 s, 90 %, 1 h",
+        HOUR,
+        10,
+        _batches(1, 60, 0.1, _fixed(10)),
+        late=True,
+    ),
+    _case(
+        "30 requests at once each 10 s, outages of 3 s, 98 %, 1 h",
+        HOUR,
+        3,
+        _batches(3, 30, 0.02, _fixed(3)),
+        late=True,
+    ),
 )
 
 _OTHER_OUTAGES: Final = (

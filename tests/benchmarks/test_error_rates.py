@@ -114,19 +114,22 @@ SHORT_CASES = [case for case in pairs.CASES if case.seconds * case.pairs <= 1800
     worse_by=st.integers(0, 2),
     confidence=st.sampled_from([0.8, 0.95, 0.9987]),
     earlier=st.sampled_from([0, 2, 7]),
+    outage_s=st.sampled_from([0, 7, 60]),
     seed=st.integers(0, 1_000_000),
 )
 @settings(max_examples=40, deadline=None)
 def test_the_vectorised_bounds_of_a_gate_are_those_of_the_product(
-    case: pairs.PairCase, worse_by: int, confidence: float, earlier: int, seed: int
+    case: pairs.PairCase, worse_by: int, confidence: float, earlier: int, outage_s: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     drawn = pairs.draw(case, worse_by, 2, rng)
     history = rng.normal(0, 0.01, (2, earlier)) if earlier else None
-    found = [Differences(one, history) for one in drawn]
+    found = [Differences(one, history, outage_s=outage_s) for one in drawn]
     failed = any_fails(found, margin=case.margin, confidence=confidence)
     passed = all_pass(found, margin=case.margin, confidence=confidence)
-    limits = [attainment_bounds(one.second_build, outage_s=7, history=history) for one in drawn]
+    limits = [
+        attainment_bounds(one.second_build, outage_s=outage_s, history=history) for one in drawn
+    ]
     tests = 2 * len(drawn)
     for trial in range(2):
         spread = None if history is None else RunSpread.of(history[trial].tolist())
@@ -134,7 +137,10 @@ def test_the_vectorised_bounds_of_a_gate_are_those_of_the_product(
         classes = []
         for number, one in enumerate(drawn):
             estimate = DifferenceEstimate(
-                pair_counts(one, trial), history=spread, deterministic=deterministic
+                pair_counts(one, trial),
+                history=spread,
+                deterministic=deterministic,
+                outage_s=outage_s,
             )
             interval = estimate.interval(confidence)
             assert found[number].bound(confidence, -1)[trial] == pytest.approx(interval.lower)
@@ -149,7 +155,7 @@ def test_the_vectorised_bounds_of_a_gate_are_those_of_the_product(
                 Fraction(1, 10),
                 runs,
                 tests=tests,
-                outage_s=7,
+                outage_s=outage_s,
                 history=spread,
                 deterministic=deterministic,
             )
@@ -214,6 +220,15 @@ def test_undeclared_outages_cause_wrong_passes_and_declared_ones_do_not() -> Non
     assert (declared.outage_s, declared.required) == (3, True)
     assert unknown.wrong_pass > 40  # no outage in 30 % of the windows
     assert not unknown.broken
+    assert declared.wrong_pass == 0
+
+
+def test_an_undeclared_outage_of_the_new_build_passes_wrongly_and_a_declared_one_does_not() -> None:
+    case = next(c for c in pairs.CASES if c.name.startswith("outages of 10 s only on the second"))
+    unknown, declared = error_rates.measure_pairs(case, trials=200, seed=1)
+    assert (unknown.outage_s, unknown.required) == (0, False)
+    assert (declared.outage_s, declared.required) == (10, True)
+    assert unknown.wrong_pass > 30  # no outage in 30 % of the comparisons
     assert declared.wrong_pass == 0
 
 

@@ -19,6 +19,7 @@ from goodput_core.slo.distributions import (
     student_t_quantile,
 )
 from goodput_core.slo.intervals import (
+    Exposure,
     Interval,
     IntervalMethod,
     WindowEstimate,
@@ -65,6 +66,11 @@ def formula(sample: SecondCounts, confidence: float, outage_s: int) -> tuple[flo
     missed = n - sum(good)
     e = [t - g - missed / n * t for g, t in zip(good, total, strict=True)]
     highest, lowest = 0.0, math.inf
+    # Seconds at whose start a visible outage can begin, around the end of the window.
+    visible = sum(
+        any([*total, *total][second : second + min(outage_s, seconds)]) for second in range(seconds)
+    )
+    visible = visible or 1
     scales = [60, 30, 15, 8]
     if outage_s > seconds / 8:
         scales.append(max(2, seconds // outage_s))
@@ -76,7 +82,7 @@ def formula(sample: SecondCounts, confidence: float, outage_s: int) -> tuple[flo
         inflation = student_t_quantile(confidence, blocks - 1) / normal_quantile(confidence)
         v = max(spread * seconds / (blocks * length) * inflation**2, missed * (1 - missed / n))
         s = max(
-            1.0, outage_s * n / seconds, *(sum((e + e)[at : at + length]) for at in range(seconds))
+            1.0, outage_s * n / visible, *(sum((e + e)[at : at + length]) for at in range(seconds))
         )
         y, w = missed + s, v + s * s
         highest = max(highest, w / (2 * y) * chi_square_quantile(confidence, 2 * y * y / w))
@@ -228,6 +234,58 @@ def test_a_window_without_misses_excludes_a_third_of_the_allowed_outage() -> Non
     assert WindowEstimate(sample, outage_s=tolerated_s * 1.01).interval().lower < 0.99
     four_runs = WindowEstimate(sample, runs=4).tolerated_outage_s(Fraction(99, 100))
     assert four_runs == pytest.approx(4 * tolerated_s)
+
+
+def test_arrivals_at_few_instants_exclude_less_than_the_window_suggests() -> None:
+    batches = [300 if second % 60 == 0 else 0 for second in range(900)]
+    sample = counts(batches, batches)
+    steady = with_misses(5, 900)
+    assert interval(sample).lower == interval(steady).lower
+    # An outage of up to 60 s hits at most one of the 15 batches.
+    for outage_s in (3, 60):
+        declared = WindowEstimate(sample, outage_s=outage_s).interval()
+        assert declared.lower == pytest.approx(1 - 2.9957 / 15, abs=1e-4)
+    tolerated_s = WindowEstimate(sample).tolerated_outage_s(Fraction(99, 100))
+    assert tolerated_s == pytest.approx(15 * 0.01 / 2.9957, rel=1e-3)
+    usual_s = WindowEstimate(steady).tolerated_outage_s(Fraction(99, 100))
+    assert usual_s == pytest.approx(900 * 0.01 / 2.9957, rel=1e-3)
+
+
+@given(sample=windows(), outage_s=st.integers(1, 250), runs=st.integers(1, 4))
+def test_the_exposure_is_the_time_at_which_a_visible_outage_can_begin(
+    sample: SecondCounts, outage_s: int, runs: int
+) -> None:
+    total = list(sample.total)
+    length = min(outage_s, len(total))
+    visible = sum(any((total + total)[s : s + length]) for s in range(len(total)))
+    exposure = Exposure(total, runs=runs)
+    assert exposure.seconds(outage_s) == visible
+    assert exposure.missed_share(outage_s) == pytest.approx(outage_s / visible)
+
+
+@given(sample=windows(), outages_s=st.tuples(*[st.floats(0.001, 300)] * 2))
+def test_longer_outages_miss_no_smaller_share(
+    sample: SecondCounts, outages_s: tuple[float, float]
+) -> None:
+    exposure = Exposure(sample.total)
+    short, long = (exposure.missed_share(outage_s) for outage_s in sorted(outages_s))
+    assert short <= long * (1 + 1e-9)
+    assert exposure.missed_share(0) == 0
+
+
+@given(sample=windows(), percent=st.integers(50, 99))
+def test_the_tolerated_outage_is_the_longest_that_keeps_the_objective(
+    sample: SecondCounts, percent: int
+) -> None:
+    objective = Fraction(percent, 100)
+    tolerated_s = WindowEstimate(sample).tolerated_outage_s(objective)
+    if tolerated_s:
+        estimate = WindowEstimate(sample, outage_s=tolerated_s * 0.99)
+        # A declared length above an eighth of the window also adds a scale.
+        if tolerated_s < len(sample.total) / 8:
+            assert estimate.interval().lower >= float(objective) - 1e-9
+            longer = WindowEstimate(sample, outage_s=tolerated_s * 1.05)
+            assert longer.interval().lower < objective
 
 
 def test_a_window_below_its_objective_excludes_no_outage() -> None:

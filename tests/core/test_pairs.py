@@ -198,6 +198,30 @@ def test_the_worst_burst_counts_once_more() -> None:
     assert interval.upper < 60 / 24_000 * 2
 
 
+def test_a_declared_outage_that_did_not_occur_lowers_the_lower_bound_only() -> None:
+    sample = [even_pair()] * 4
+    plain = DifferenceEstimate(sample).interval()
+    declared = DifferenceEstimate(sample, outage_s=10).interval()
+    unseen = 10 / 600 / 4
+    assert declared.upper == plain.upper
+    assert declared.lower == pytest.approx(-unseen * (1 + normal_quantile(0.95)), rel=1e-6)
+    # It counts more if the requests arrive at once, so that few of them can show an outage.
+    at_once = [10 * (second % 60 == 0) for second in range(600)]
+    pair = PairCounts(gained=[0] * 600, lost=[0] * 600, total=at_once)
+    rare = DifferenceEstimate([pair] * 4, outage_s=10).interval()
+    assert rare.lower == pytest.approx(-(1 + normal_quantile(0.95)) / 10 / 4, rel=1e-6)
+
+
+def test_the_advised_number_of_pairs_excludes_the_declared_outage() -> None:
+    needed = DifferenceEstimate([even_pair()] * 4, outage_s=10).pairs_to_decide(0.005)
+    assert needed is not None
+    lower = [
+        DifferenceEstimate([even_pair()] * pairs, outage_s=10).interval().lower
+        for pairs in (needed - 1, needed)
+    ]
+    assert lower[0] < -0.005 <= lower[1]
+
+
 def test_few_pairs_with_the_same_spread_as_their_blocks_decide() -> None:
     """The quantile of t with three degrees of freedom is for the spread between pairs only."""
     sample = [even_pair(gained=120, lost=120 + lost) for lost in (-4, 4, -4, 4)]

@@ -14,6 +14,7 @@ the gamma distribution", Statistics in Medicine, 1997, for the bounds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -38,6 +39,7 @@ __all__ = [
     "DEFAULT_CONFIDENCE",
     "LEAST_CONFIDENCE",
     "BlockScale",
+    "Exposure",
     "Interval",
     "IntervalMethod",
     "WindowEstimate",
@@ -53,6 +55,8 @@ _BLOCK_COUNTS: Final = (60, 30, 15, 8)
 # value at 0.75.
 _MIN_INFLATED: Final = 0.75
 _OUTAGE_PRECISION: Final = 1e-2
+# Shorter outages count as none.
+_LEAST_OUTAGE_S: Final = 1e-3
 
 
 class IntervalMethod(StrEnum):
@@ -124,6 +128,42 @@ class BlockScale:
         return self.variance * inflation**2
 
 
+class Exposure:
+    """The part of a window in which an outage would be seen, because a request arrives during it.
+
+    If all requests of a class arrive within a few seconds of each minute, most outages hit none of
+    them. A window without a miss then excludes less than its length suggests. The requests of a
+    second are taken to be evenly spread over it.
+
+    Args:
+        total: requests of each second of the window, at least one in all.
+        runs: number of runs of which these are the sums.
+    """
+
+    def __init__(self, total: Sequence[int], *, runs: int = 1) -> None:
+        busy = [second for second, requests in enumerate(total) if requests]
+        # After the last second, the first one follows.
+        ends = [*busy[1:], busy[0] + len(total)]
+        self._gaps = Counter(end - second for second, end in zip(busy, ends, strict=True))
+        self._rates = Counter(max(1.0, total[second] / runs) for second in busy)
+
+    def seconds(self, outage_s: float) -> float:
+        """Return how long the instants are, together, at which a visible outage can begin.
+
+        It is the length of the window if each period of `outage_s` has a request.
+        """
+        if outage_s < 1:
+            return sum(n * min(rate * outage_s, 1.0) for rate, n in self._rates.items())
+        return sum(n * min(gap, outage_s) for gap, n in self._gaps.items())
+
+    def missed_share(self, outage_s: float) -> float:
+        """Return the share of requests that miss if there was one visible outage on average.
+
+        It is outage_s / window if requests arrive all the time, and larger the rarer they are.
+        """
+        return outage_s / self.seconds(outage_s) if outage_s else 0.0
+
+
 class WindowEstimate:
     """Bounds of one class's attainment in one window, from its per-second counts.
 
@@ -141,6 +181,7 @@ class WindowEstimate:
         self._total = attainment.total
         self._good = attainment.good
         self._missed = attainment.total - attainment.good
+        self._exposure = Exposure(counts.total, runs=runs) if attainment.total else None
         self._scales = tuple(_miss_scales(counts, outage_s))
         # Variance of the number of misses among independent requests.
         self._independent = self._missed * self._good / self._total if self._total else 0.0
@@ -173,16 +214,16 @@ class WindowEstimate:
     ) -> float:
         """Return the longest unobserved outage with which the objective would still be met.
 
-        During an outage, requests arrive at the mean rate of a run and all are missed. Without
-        misses the result is about window · runs · (1 − objective) / 3. It is 0 if the objective is
-        not met even without an outage.
+        All requests that arrive during an outage are missed. Without misses the result is about
+        window · runs · (1 − objective) / 3 if requests arrive all the time. It is 0 if the
+        objective is not met even without an outage.
         """
-        low, high = 0.0, self._seconds * self._runs * float(1 - objective)
-        if not self._missed:
-            tolerated_s = high / -math.log(1 - confidence)
-            return tolerated_s if self._lower(confidence, 0.0) >= objective else 0.0
-        if self._lower(confidence, low) < objective:
+        if self._lower(confidence, 0.0) < objective:
             return 0.0
+        share = float(1 - objective)
+        if not self._missed:
+            return self._excluded_outage_s(share / -math.log(1 - confidence))
+        low, high = 0.0, self._seconds * self._runs * share
         while high - low > _OUTAGE_PRECISION * high:
             middle = (low + high) / 2
             if self._lower(confidence, middle) >= objective:
@@ -191,10 +232,23 @@ class WindowEstimate:
                 high = middle
         return low
 
+    def _excluded_outage_s(self, share: float) -> float:
+        """Return the longest outage of which `missed_share` is at most `share`."""
+        assert self._exposure is not None, "a window without requests excludes nothing"
+        longest_s = share * self._seconds * self._runs
+        while longest_s >= _LEAST_OUTAGE_S:
+            # The exposure is concave, so these values fall towards the solution.
+            next_s = share * self._exposure.seconds(longest_s) * self._runs
+            if next_s > longest_s * (1 - _OUTAGE_PRECISION**2):
+                return next_s
+            longest_s = next_s
+        return 0.0
+
     def _lower(self, confidence: float, outage_s: float) -> float:
-        if self._total == 0:
+        if self._exposure is None:
             return 0.0
-        min_unseen = max(1.0, outage_s * self._total / (self._seconds * self._runs))
+        missed_share = self._exposure.missed_share(outage_s) / self._runs
+        min_unseen = max(1.0, missed_share * self._total)
         most_missed = 0.0
         for scale in self._scales:
             # Count the worst block once more, because the true rate may include another such block

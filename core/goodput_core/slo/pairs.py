@@ -22,6 +22,7 @@ from goodput_core.slo.intervals import (
     DEFAULT_CONFIDENCE,
     LEAST_CONFIDENCE,
     BlockScale,
+    Exposure,
     block_scales,
 )
 
@@ -133,13 +134,15 @@ class DifferenceEstimate:
     - t · SE, where SE² is the variance between pairs, with their degrees of freedom;
     - s + z · √(SE² + s²), where SE² is the variance within pairs from the spread between blocks of
       seconds. The worst block of changes against the candidate (or in its favour, for the upper
-      bound) counts once more as far as it exceeds the worst block of the other kind: that is s;
+      bound) counts once more as far as it exceeds the worst block of the other kind: that is s.
+      For the lower bound, s is at least an unobserved outage of the declared length in one run;
     - the distance for independent requests.
 
     Args:
         pairs: matched requests of each pair, with at least one request in each.
         deterministic: True if runs have no spread, as in virtual time; then one pair is all.
         history: spread between earlier pairs of one build; None if unknown.
+        outage_s: length of the longest outage that the bounds take into account.
 
     Raises:
         ValueError: there is no pair, a pair has no request, or there are several deterministic
@@ -152,6 +155,7 @@ class DifferenceEstimate:
         *,
         deterministic: bool = False,
         history: RunSpread | None = None,
+        outage_s: float = 0.0,
     ) -> None:
         if not pairs:
             raise ValueError("a difference needs at least one pair")
@@ -165,7 +169,9 @@ class DifferenceEstimate:
         self._smallest = min(sum(pair.total) for pair in pairs)
         self.differences = tuple(_difference(pair) for pair in pairs)
         self.difference = math.fsum(self.differences) / self.pairs
-        self._scales = tuple(tuple(_change_scales(pair)) for pair in pairs)
+        self._scales = tuple(tuple(_change_scales(pair, outage_s)) for pair in pairs)
+        # An outage hits one run, of one pair.
+        self._outage_share = max(Exposure(p.total).missed_share(outage_s) for p in pairs)
         self._spread = None if deterministic else _pool(self.differences, history)
         self._covers_runs = deterministic or self._spread is not None
 
@@ -211,34 +217,41 @@ class DifferenceEstimate:
         variance = self._within_variance(confidence)
         if self._spread is not None:
             variance = max(variance, self._spread.variance)
-        distances = [self._within_distance(confidence, sign) for sign in (-1, 1)]
         for pairs in range(max(USUAL_PAIRS, self.pairs + 1), MAX_PAIRS + 1):
             between = student_t_quantile(confidence, pairs - 1) * math.sqrt(variance / pairs)
-            shrunk = math.sqrt(self.pairs / pairs)
-            below, above = (max(between, distance * shrunk) for distance in distances)
+            below, above = (
+                max(between, self._within_distance(confidence, sign, pairs)) for sign in (-1, 1)
+            )
             if self.difference - below >= -margin or self.difference + above < -margin:
                 return pairs
         return None
 
     def _bound(self, confidence: float, sign: int) -> float:
         """Return the upper bound for the sign 1, and the lower bound for −1."""
-        distance = self._within_distance(confidence, sign)
+        distance = self._within_distance(confidence, sign, self.pairs)
         if self._spread is not None:
             error = math.sqrt(self._spread.variance / self.pairs)
             distance = max(distance, student_t_quantile(confidence, self._spread.degrees) * error)
         return min(max(-1.0, self.difference + sign * distance), 1.0)
 
-    def _within_distance(self, confidence: float, sign: int) -> float:
-        """Return the distance of the bound as far as it follows from the requests in the pairs."""
+    def _within_distance(self, confidence: float, sign: int, pairs: int) -> float:
+        """Return the distance of the bound as far as it follows from the requests in the pairs.
+
+        Args:
+            confidence: confidence of the bound.
+            sign: 1 for the upper bound, −1 for the lower one.
+            pairs: number of pairs like the recorded ones.
+        """
         quantile = normal_quantile(confidence)
-        unseen = self._unseen(sign)
-        error = math.sqrt(self._within_variance(confidence) / self.pairs + unseen**2)
+        unseen = self._unseen(sign) * self.pairs / pairs
+        error = math.sqrt(self._within_variance(confidence) / pairs + unseen**2)
         # Pairs count equally, so the smallest one limits how much their requests show together.
         weight = self.pairs * self._smallest / self.total
         gained, lost, total = (n * weight for n in (self.gained, self.lost, self.total))
         mean = (gained - lost) / total
         independent = tango_bounds(gained, lost, total, quantile)[sign > 0]
-        return max(unseen + quantile * error, abs(independent - mean))
+        distance = abs(independent - mean) * math.sqrt(self.pairs / pairs)
+        return max(unseen + quantile * error, distance)
 
     def _within_variance(self, confidence: float) -> float:
         """Return the variance of one pair's difference from the spread between its blocks."""
@@ -250,8 +263,11 @@ class DifferenceEstimate:
 
         The true difference may include another such block that did not occur by chance. Changes
         in both directions are noise of single requests, so the opposite worst block is subtracted.
+        A declared outage that did not occur may hit the candidate, too.
         """
         worst = 1 / self.total
+        if sign < 0:
+            worst = max(worst, self._outage_share / self.pairs)
         for alike in zip_longest(*self._scales, fillvalue=_NO_CHANGES):
             up = max(scale.highest for scale in alike)
             down = -min(scale.lowest for scale in alike)
@@ -302,14 +318,14 @@ def _difference(pair: PairCounts) -> float:
     return (sum(pair.gained) - sum(pair.lost)) / total
 
 
-def _change_scales(pair: PairCounts) -> Iterator[BlockScale]:
+def _change_scales(pair: PairCounts, outage_s: float) -> Iterator[BlockScale]:
     """Divide the changes of a pair, as shares of its requests, into blocks at each scale."""
     total, change = sum(pair.total), sum(pair.gained) - sum(pair.lost)
     residuals = [
         (gained - lost) * total - change * n
         for gained, lost, n in zip(pair.gained, pair.lost, pair.total, strict=True)
     ]
-    return block_scales(residuals, total**2)
+    return block_scales(residuals, total**2, outage_s=outage_s)
 
 
 def _pool(differences: Sequence[float], history: RunSpread | None) -> RunSpread | None:

@@ -335,7 +335,10 @@ def _class_evidence(
     # Without a matched request in one of the pairs, the pairs are not replicates of each other.
     if counts and len(counts) == len(matchings):
         difference = DifferenceEstimate(
-            counts, deterministic=first.is_virtual, history=history.get(name)
+            counts,
+            deterministic=first.is_virtual,
+            history=history.get(name),
+            outage_s=first.summary.outage_s,
         )
     return GateClass(
         candidate=attainment_evidence(
