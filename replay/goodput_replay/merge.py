@@ -16,7 +16,7 @@ from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.files import partial_path
 from goodput_core.text import printable
-from goodput_replay.runs.files import SERVER_METRICS_FILE
+from goodput_replay.runs.files import SERVER_METRICS_FILE, require_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -178,6 +178,7 @@ def _read_shards(folders: Sequence[Path]) -> list[_ShardRun]:
     found: dict[int, tuple[Path, ShardSummary, Summary]] = {}
     for folder in folders:
         summary = read_checked_summary(folder)
+        require_digest(folder, summary.records_digest)
         shard = summary.run.shard
         if shard is None:
             raise InputError(f"{folder}: not a shard; merge only replays with --shard")

@@ -29,6 +29,7 @@ from goodput_core.errors import (
 )
 from goodput_replay.report.timeline import cut_timeline
 from goodput_replay.runs.columns import ColumnParts
+from goodput_replay.runs.files import require_digest
 from goodput_replay.runs.records import open_records
 from goodput_replay.runs.server_metrics import read_server_metrics
 from goodput_replay.runs.summary import ClassSummary, Summary, VerdictSummary, read_summary
@@ -140,9 +141,12 @@ def open_run(folder: str | Path) -> NotebookRun:
     """Return the run in a folder.
 
     Raises:
-        InputError: the folder has no readable run.
+        InputError: the folder has no readable run, or the records of another one.
     """
-    return NotebookRun(folder=Path(folder), summary=read_summary(Path(folder)))
+    path = Path(folder)
+    summary = read_summary(path)
+    require_digest(path, summary.records_digest)
+    return NotebookRun(folder=path, summary=summary)
 
 
 def _new_folder() -> Path:

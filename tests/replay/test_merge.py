@@ -241,6 +241,15 @@ def test_shards_that_do_not_make_up_the_trace_are_not_merged(tmp_path: Path) -> 
         merge_runs(shards, tmp_path / "merged")
 
 
+def test_a_shard_with_the_records_of_another_run_is_rejected(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "a", CHAT_INFO, steady(missed=1), 2)
+    others = write_shards(tmp_path / "b", CHAT_INFO, steady(missed=2), 2)
+    (shards[1] / "records.parquet").write_bytes((others[1] / "records.parquet").read_bytes())
+    with pytest.raises(InputError, match=r"shard-2/records\.parquet: the records are not those of"):
+        merge_runs(shards, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 @pytest.mark.parametrize("missed", [0, 10], ids=["would-pass", "would-fail"])
 @pytest.mark.parametrize("lost", ["missing", "ended early"])
 def test_a_lost_shard_makes_the_merged_run_invalid(tmp_path: Path, lost: str, missed: int) -> None:

@@ -32,7 +32,7 @@ from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
 from goodput_replay.runs.chosen_rows import read_chosen
 from goodput_replay.runs.columns import KINDS, ColumnParts
-from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
+from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE, require_digest
 from goodput_replay.runs.formatting import session_mode
 from goodput_replay.runs.summary import ClassSummary, Summary, read_summary
 from goodput_replay.runs.summary_builder import read_stalls
@@ -247,6 +247,7 @@ def load_run(folder: Path) -> LoadedRun:
     for part in ColumnParts(folder):
         counts.add(part)
     _require_counts_of_summary(folder, counts, summary)
+    require_digest(folder, summary.records_digest)
     return LoadedRun(
         folder=folder,
         summary=summary,

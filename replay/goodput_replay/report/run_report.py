@@ -29,7 +29,7 @@ from goodput_replay.report.server_figures import (
 from goodput_replay.report.slowest import SlowestReader
 from goodput_replay.report.timeline import SecondsReader, TimelineReader, attainment_so_far
 from goodput_replay.runs.columns import ColumnParts, count_gaps, read_parts
-from goodput_replay.runs.files import REPORT_FILE
+from goodput_replay.runs.files import REPORT_FILE, require_digest
 from goodput_replay.runs.formatting import describe_sessions
 from goodput_replay.runs.server_metrics import read_server_metrics
 from goodput_replay.runs.summary import (
@@ -102,6 +102,7 @@ def render(folder: Path) -> str:
     curves = CurveReader(count_gaps(folder), names)
     slowest = SlowestReader(folder, start_s=start_s)
     read_parts(ColumnParts(folder), [timelines, seconds, curves, slowest])
+    require_digest(folder, summary.records_digest)
     timeline = timelines.timeline()
     figures = list(_time_figures(summary, seconds, timeline, shown))
     latencies = _latency_figures(summary, curves)

@@ -7,12 +7,13 @@ current row group and the footer are written into the reserve.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.errors import InternalError
+from goodput_core.errors import InputError, InternalError
 from goodput_core.files import is_disk_full, partial_path
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ __all__ = [
     "SUMMARY_FILE",
     "DiskFullError",
     "ReservedFile",
+    "digest_records",
+    "require_digest",
     "reserve_file",
 ]
 
@@ -46,6 +49,35 @@ _STEP_BYTES: Final = 1 << 20
 
 class DiskFullError(InternalError):
     """The disk of a run's folder is full; the rows that were recorded before are kept."""
+
+
+def digest_records(folder: Path) -> str:
+    """Return the digest of the records of a run, for its summary."""
+    with (folder / RECORDS_FILE).open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def require_digest(folder: Path, digest: str) -> None:
+    """Reject records that are not those of the run's summary, such as those of another run.
+
+    Args:
+        folder: the run's folder.
+        digest: digest in the summary; empty in summaries of earlier versions, which have none.
+
+    Raises:
+        InputError: the records are missing or have another digest.
+    """
+    path = folder / RECORDS_FILE
+    try:
+        found = digest_records(folder) if digest else digest
+    except OSError as error:
+        why = error.strerror or "cannot be read"
+        raise InputError(f"{path}: {why}; give the folder of a run") from error
+    if found != digest:
+        raise InputError(
+            f"{path}: the records are not those of the summary, which has another digest of them; "
+            "restore both files or replay again"
+        )
 
 
 def reserve_file(path: Path, size: int) -> None:

@@ -411,6 +411,9 @@ class Summary:
     other_errors: Annotated[
         int, _doc("Requests that ended with an error not listed in errors.")
     ] = 0
+    records_digest: Annotated[
+        str, _doc("Digest of records.parquet; empty in summaries of earlier versions.")
+    ] = ""
 
 
 def encode_summary(summary: Summary) -> bytes:

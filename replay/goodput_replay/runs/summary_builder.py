@@ -22,6 +22,7 @@ from goodput_replay.runs.columns import (
     count_prompt_tokens,
     count_retried,
 )
+from goodput_replay.runs.files import digest_records
 from goodput_replay.runs.measures import RunMeasures
 from goodput_replay.runs.records import read_records
 from goodput_replay.runs.rounding import cut_share, round_up, seconds, to_ms
@@ -187,6 +188,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         prompt_tokens=_summarise_prompts(prompts, info.target.prompt),
         retried=count_retried(folder) if info.run.retries else 0,
         other_errors=sum(count for _, count in errors[_MAX_ERRORS:]),
+        records_digest=digest_records(folder),
     )
     return _weigh(summary, info.slo)
 

@@ -14,6 +14,7 @@ import pytest
 from tests.replay.compare.recorded import CHAT, chat_run
 from tests.replay.conftest import INFO
 
+from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
@@ -451,6 +452,31 @@ def test_records_of_another_run_are_rejected(tmp_path: Path) -> None:
     (run / RECORDS_FILE).write_bytes((other / RECORDS_FILE).read_bytes())
     with pytest.raises(InputError, match=r"1200 of 1200 met .* and summary\.json .* 900 of 1200"):
         main([str(run)])
+
+
+@pytest.mark.parametrize("command", ["gate", "compare", "report"])
+def test_records_of_another_run_with_the_same_totals_are_rejected(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = chat_run(tmp_path / "run", seconds=120, missed=range(300))
+    other = chat_run(tmp_path / "other", seconds=120, missed=range(100, 400))
+    (run / RECORDS_FILE).write_bytes((other / RECORDS_FILE).read_bytes())
+    names = [run, other] if command == "compare" else [run]
+    assert run_command(["replay", command, *map(str, names)]) == 64
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error == (
+        f"error: {run / RECORDS_FILE}: the records are not those of the summary, which has another "
+        "digest of them; restore both files or replay again"
+    )
+
+
+def test_a_summary_of_an_earlier_version_has_no_digest_and_is_accepted(tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=120)
+    summary = json.loads((run / SUMMARY_FILE).read_text())
+    assert summary.pop("records_digest").startswith("sha256:")
+    (run / SUMMARY_FILE).write_text(json.dumps(summary))
+    assert main([str(run)]) == 0
+    assert run_command(["replay", "report", str(run)]) == 0
 
 
 def test_a_flipped_bit_in_the_judgements_is_found(tmp_path: Path) -> None:
