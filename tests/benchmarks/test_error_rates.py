@@ -249,7 +249,7 @@ def test_the_tables_name_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert "30 requests, outages of 3 s, 90 %" in table
     assert "30 requests a run, margin 5 %, 10 pairs" in table
-    # Three cases of single runs, of which two are also judged without their outages, and one of pairs.
+    # Three cases of single runs, two of them also judged without their outages, and one of pairs.
     assert "4 rows are judged, 0 break it" in table
 
 

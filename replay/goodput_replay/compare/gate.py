@@ -193,6 +193,7 @@ def judge_runs(
             )
     if len({run.folder.resolve() for run in everything}) < len(everything):
         raise InputError("the same run folder was given twice; every run counts once")
+    _reject_copies(everything)
     if first.is_virtual and len(runs) > 1:
         raise InputError(
             f"{first.folder}: runs in virtual time have no noise, so they repeat each other; give "
@@ -357,6 +358,23 @@ def _class_evidence(
         rows=sum(row.requests for row in (*summaries, *others)),
         baseline_unjudged=sum(row.unjudged for row in others),
     )
+
+
+def _reject_copies(runs: Sequence[LoadedRun]) -> None:
+    """Reject copies of one run, which would count as independent evidence.
+
+    Two runs in real time never have equal records. Those in virtual time do, and repeat each other.
+    """
+    known: dict[tuple[str, str], LoadedRun] = {}
+    for run in runs:
+        digest = run.summary.records_digest
+        if not digest or run.is_virtual:
+            continue
+        other = known.setdefault((run.summary.run.started_at, digest), run)
+        if other is not run:
+            raise InputError(
+                f"{other.folder} and {run.folder} are copies of one run; every run counts once"
+            )
 
 
 def _invalid_runs(

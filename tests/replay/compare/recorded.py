@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -79,8 +80,15 @@ def chat_run(
         for number in range(total)
         if number not in absent
     ]
+    # Two runs never start at the same microsecond, and equal starts mean copies of one run.
+    microsecond = zlib.crc32("/".join(folder.parts[-2:]).encode()) % 1_000_000
     info = replace(
-        INFO, slo=slo, window_ns=seconds * NS_PER_S, rows_planned=total - len(absent), warmup_rows=0
+        INFO,
+        run=replace(INFO.run, started_at=f"2026-03-04T05:06:07.{microsecond:06}+00:00"),
+        slo=slo,
+        window_ns=seconds * NS_PER_S,
+        rows_planned=total - len(absent),
+        warmup_rows=0,
     )
     write_run(folder, replace(info, **changes), records)
     return folder

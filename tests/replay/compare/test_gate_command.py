@@ -39,14 +39,15 @@ def pairs(folder: Path, *, lost: int = 0, count: int = 4, order: str = "") -> li
         folder: parent of the runs.
         lost: requests that only the candidate misses.
         count: number of pairs.
-        order: builds in the order of their runs, A for the baseline; all at once if empty.
+        order: builds in the order of their runs, A for the baseline; ABBA and so on if empty.
     """
     old: list[str] = []
     new: list[str] = []
+    order = order or "ABBA" * count
     minutes = {build: [at for at, one in enumerate(order) if one == build] for build in "AB"}
 
     def at(build: str, number: int) -> RunSummary:
-        minute = minutes[build][number] if order else 0
+        minute = minutes[build][number]
         return replace(INFO.run, started_at=f"2026-03-04T05:{minute:02}:07.000000+00:00")
 
     for number in range(count):
@@ -416,6 +417,16 @@ def test_runs_of_different_slos_are_refused_with_the_field(tmp_path: Path) -> No
 def test_arguments_that_do_not_fit_together_are_refused(arguments: list[str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         main(arguments)
+
+
+def test_copies_of_a_run_do_not_count_twice(tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=120)
+    copy = shutil.copytree(run, tmp_path / "copy")
+    text = f"{run} and {copy} are copies of one run; every run counts once"
+    with pytest.raises(InputError, match=text):
+        main([str(run), str(copy)])
+    with pytest.raises(InputError, match="copies of one run"):
+        main([str(run), "--baseline", str(copy)])
 
 
 def test_the_same_run_does_not_count_twice(tmp_path: Path) -> None:
