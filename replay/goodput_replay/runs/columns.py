@@ -1,13 +1,12 @@
 """Numeric columns of a run as arrays, for the summary and the report.
 
 The columns are read in parts, so that memory does not grow with the run. What one pass cannot
-compute reads the parts several times. Gaps and errors are counted in streaming passes. Judgements
+compute reads the parts several times. Gaps are counted in a streaming pass. Judgements
 are read from the records and not recomputed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -33,7 +32,6 @@ __all__ = [
     "PartReader",
     "PromptTokenCounts",
     "RunColumns",
-    "count_errors",
     "count_gaps",
     "count_prompt_tokens",
     "count_retried",
@@ -43,7 +41,6 @@ __all__ = [
 OUTCOMES: Final = tuple(Outcome)
 KINDS: Final = tuple(JudgementKind)
 _REASONS: Final = tuple(MissReason)
-_NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 _PART_ROWS: Final = 1 << 16
 _KEPT_PARTS: Final = 2
 
@@ -204,22 +201,6 @@ def count_gaps(folder: Path) -> dict[str, GapCounts]:
         for batch in read_batches(opened, columns):
             _count_batch(batch, counts)
     return counts
-
-
-def count_errors(folder: Path) -> list[tuple[tuple[str, int | None, str], int]]:
-    """Count distinct errors of judged requests, the most frequent first.
-
-    Returns:
-        (outcome, HTTP status, detail) and the number of requests. Complete responses and
-        cancelled requests are not errors.
-    """
-    counts: Counter[tuple[str, int | None, str]] = Counter()
-    with open_records(folder) as opened:
-        for batch in read_batches(opened, ["outcome", "status", "detail", "warmup"]):
-            failed = pc.invert(pc.is_in(_to_strings(batch["outcome"]), value_set=_NO_ERRORS))
-            rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
-            counts.update(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0][0], item[0][2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ from goodput_core.slo.verdict import VerdictKind, decide
 from goodput_core.units import NS_PER_S
 from goodput_replay.runs.columns import (
     PromptTokenCounts,
-    count_errors,
     count_prompt_tokens,
     count_retried,
 )
+from goodput_replay.runs.error_counts import count_errors
 from goodput_replay.runs.files import digest_records
 from goodput_replay.runs.measures import RunMeasures
 from goodput_replay.runs.records import read_records
@@ -146,6 +146,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
     by_name = info.slo.by_name()
     verdicts = {v.name: v for v in verdict.classes}
     errors = count_errors(folder)
+    listed = errors.errors[:_MAX_ERRORS]
     summary = Summary(
         version=SUMMARY_VERSION,
         verdict=VerdictSummary(
@@ -183,11 +184,11 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
         emulation=info.emulation,
         errors=tuple(
             ErrorSummary(outcome=outcome, status=status, detail=detail, count=count)
-            for (outcome, status, detail), count in errors[:_MAX_ERRORS]
+            for (outcome, status, detail), count in listed
         ),
         prompt_tokens=_summarise_prompts(prompts, info.target.prompt),
         retried=count_retried(folder) if info.run.retries else 0,
-        other_errors=sum(count for _, count in errors[_MAX_ERRORS:]),
+        other_errors=errors.total - sum(count for _, count in listed),
         records_digest=digest_records(folder),
     )
     return _weigh(summary, info.slo)
