@@ -60,17 +60,26 @@ def test_only_a_complete_response_has_an_end_to_end_time(outcome: Outcome) -> No
     [
         (Outcome.ERROR, 302, True),
         (Outcome.ERROR, 400, True),
+        (Outcome.ERROR, 401, True),
+        (Outcome.ERROR, 402, True),
         (Outcome.ERROR, 404, True),
-        (Outcome.ERROR, 499, True),
+        (Outcome.ERROR, 413, True),
+        (Outcome.ERROR, 422, True),
+        (Outcome.ERROR, 431, True),
         (Outcome.ERROR, 408, False),
+        (Outcome.ERROR, 409, False),
+        (Outcome.ERROR, 423, False),
+        (Outcome.ERROR, 424, False),
+        (Outcome.ERROR, 425, False),
         (Outcome.ERROR, 429, False),
+        (Outcome.ERROR, 499, False),
         (Outcome.ERROR, 500, False),
         (Outcome.ERROR, None, False),
         (Outcome.SHED, 429, False),
         (Outcome.OK, 200, False),
     ],
 )
-def test_a_redirect_and_4xx_except_timeout_and_overload_are_client_errors(
+def test_a_redirect_and_4xx_that_blame_the_request_are_client_errors(
     outcome: Outcome, status: int | None, expected: bool
 ) -> None:
     assert replace(RECORD, outcome=outcome, status=status).client_error is expected

@@ -70,16 +70,18 @@ def valid(
     lag_p99_ns: int | None = MS,
     tightest_ttft_ns: int | None = 500 * MS,
     unsent: int = 0,
-    missed: int = 0,
+    requests: int = 0,
     client_errors: int = 0,
+    without_client_errors: tuple[ClassEvidence, ...] = (),
     incomplete: str = "",
 ) -> ValidityEvidence:
     return ValidityEvidence(
         lag_p99_ns=lag_p99_ns,
         tightest_ttft_ns=tightest_ttft_ns,
         unsent=unsent,
-        missed=missed,
+        requests=requests,
         client_errors=client_errors,
+        without_client_errors=without_client_errors,
         incomplete=incomplete,
         without_lag=classes if without_lag is None else without_lag,
         if_conforming=if_conforming,
@@ -268,19 +270,48 @@ def test_the_sentence_of_a_rolling_window_mentions_neither_client_nor_runs() -> 
     assert "run" not in verdict.sentence
 
 
+REJECTED = {
+    "a FAIL that becomes a PASS": (evidence(850, 1000), (evidence(850, 851),), 149, True),
+    "a FAIL that becomes open": (evidence(900, 1000), (evidence(900, 908),), 92, True),
+    "an open verdict that becomes a PASS": (evidence(992, 1000), (evidence(992, 992),), 8, True),
+    "a class without another request": (evidence(0, 10), (evidence(0, 0),), 10, True),
+    "a FAIL that stays one": (evidence(500, 1000), (evidence(500, 700),), 300, False),
+    "a PASS that stays one": (evidence(1999, 2000), (evidence(1999, 1999),), 1, False),
+    "no rejection": (evidence(900, 1000), (evidence(900, 1000),), 0, False),
+}
+
+
+@pytest.mark.parametrize(("found", "others", "count", "invalid"), REJECTED.values(), ids=REJECTED)
+def test_rejections_invalidate_if_the_verdict_depends_on_them(
+    found: ClassEvidence, others: tuple[ClassEvidence, ...], count: int, invalid: bool
+) -> None:
+    validity = valid(
+        found,
+        requests=found.attainment.total,
+        client_errors=count,
+        without_client_errors=others,
+    )
+    verdict = decide([found], validity)
+    assert (verdict.kind is VerdictKind.INVALID) is invalid
+    assert (verdict.reason is Reason.CLIENT_ERROR) is invalid
+    assert (f"{count} of {found.attainment.total} requests as invalid" in verdict.sentence) is (
+        invalid
+    )
+
+
 @pytest.mark.parametrize(
-    ("client_errors", "invalid"),
+    ("objective", "rejected", "kind"),
     [
-        pytest.param(50, False, id="half-of-the-misses-may-be-rejections"),
-        pytest.param(51, True, id="most-misses-are-rejections"),
-        pytest.param(0, False, id="no-rejection"),
+        pytest.param("0.8", 100, PASS, id="a-tenth-may-be-absent-from-the-load"),
+        pytest.param("0.8", 101, VerdictKind.INVALID, id="more-made-a-pass-too-easy"),
+        pytest.param("0.99", 101, FAIL, id="a-lighter-load-does-not-excuse-a-fail"),
     ],
 )
-def test_rejected_requests_invalidate(client_errors: int, invalid: bool) -> None:
-    found = evidence(900, 1000)
-    verdict = decide([found], valid(found, missed=100, client_errors=client_errors))
-    assert (verdict.reason is Reason.CLIENT_ERROR) is invalid
-    assert (verdict.kind is VerdictKind.INVALID) is invalid
+def test_a_pass_needs_most_of_the_load(objective: str, rejected: int, kind: VerdictKind) -> None:
+    """The class itself has no rejection, but those of another one made the load lighter."""
+    found = evidence(950, 1000, objective=objective)
+    validity = valid(found, requests=1000, client_errors=rejected, without_client_errors=(found,))
+    assert decide([found], validity).kind is kind
 
 
 def test_a_target_that_no_request_could_connect_to_is_no_evidence_about_the_service() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from goodput_core.slo.attainment import Attainment
 from goodput_core.slo.conformance import Deviation
@@ -385,6 +388,7 @@ def test_a_cancelled_request_that_was_late_by_lag_leaves_the_counts_without_it()
         pytest.param(404, Reason.CLIENT_ERROR, id="not-found-is-a-client-error"),
         pytest.param(422, Reason.CLIENT_ERROR, id="an-unprocessable-body-is-a-client-error"),
         pytest.param(408, Reason.BELOW_OBJECTIVE, id="a-time-out-is-not"),
+        pytest.param(424, Reason.BELOW_OBJECTIVE, id="a-failed-generation-is-not"),
         pytest.param(500, Reason.BELOW_OBJECTIVE, id="a-server-error-is-not"),
         pytest.param(None, Reason.BELOW_OBJECTIVE, id="no-response-is-not"),
     ],
@@ -392,8 +396,116 @@ def test_a_cancelled_request_that_was_late_by_lag_leaves_the_counts_without_it()
 def test_a_run_of_client_errors_is_invalid(status: int | None, reason: Reason) -> None:
     records = [replace(request(k, outcome=Outcome.ERROR), status=status) for k in range(300)]
     found = gathered(records)
-    assert found.validity.missed == 300
+    assert found.validity.requests == 300
     assert decide(found.classes, found.validity).reason is reason
+
+
+def mixed(shares: dict[str, float], *, per_s: int = 5, seconds: int = 300) -> list[RequestRecord]:
+    """Return an even load with stated shares of some kinds of requests, in a fixed random order."""
+    total = per_s * seconds
+    kinds = [kind for kind, share in shares.items() for _ in range(round(share * total))]
+    kinds += ["met"] * (total - len(kinds))
+    Random(0).shuffle(kinds)
+    return [_of_kind(kind, k / per_s) for k, kind in enumerate(kinds)]
+
+
+def _of_kind(kind: str, at_s: float) -> RequestRecord:
+    """Return a request; the kind is `met`, `slow`, `untargeted` or an HTTP status."""
+    if kind.isdigit():
+        status = int(kind)
+        one = failed(at_s, status, f"HTTP {status}")
+        return replace(one, outcome=Outcome.SHED) if status in {429, 503} else one
+    slo_class = "none" if kind == "untargeted" else "chat"
+    return request(at_s, ttft_s=0.6 if kind == "slow" else 0.15, slo_class=slo_class)
+
+
+CLIENT_ERRORS = {
+    "a key expires half-way": ({"401": 0.5}, VerdictKind.INVALID, "chat would be PASS, not FAIL"),
+    "a key is missing for a part, and the rest is slow": (
+        {"401": 0.3, "slow": 0.3},
+        VerdictKind.FAIL,
+        "at most",
+    ),
+    "few prompts are too long": ({"400": 0.003}, VerdictKind.PASS, "at least"),
+    "prompts that are too long prevent a PASS": (
+        {"400": 0.008},
+        VerdictKind.INVALID,
+        "without them chat would be PASS, not INCONCLUSIVE; correct the key, the address or the",
+    ),
+    "overload is the service's decision": ({"429": 0.5}, VerdictKind.FAIL, "at most"),
+    "a redirected path": ({"308": 0.1}, VerdictKind.INVALID, "chat would be PASS, not FAIL"),
+    "more slow requests than rejected ones": (
+        {"403": 0.02, "slow": 0.004},
+        VerdictKind.INVALID,
+        "chat would be PASS, not FAIL",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shares", "kind", "text"), CLIENT_ERRORS.values(), ids=CLIENT_ERRORS)
+def test_errors_of_the_client_never_decide(
+    shares: dict[str, float], kind: VerdictKind, text: str
+) -> None:
+    found = gathered(mixed(shares))
+    verdict = decide(found.classes, found.validity)
+    assert verdict.kind is kind
+    assert text in verdict.sentence
+
+
+def test_a_class_without_targets_that_is_rejected_makes_a_pass_too_easy() -> None:
+    rejected = [
+        replace(failed(k / 5 + 0.1, 401, "no key"), slo_class="background") for k in range(167)
+    ]
+    found = gathered([*steady(), *rejected])
+    verdict = decide(found.classes, found.validity)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, Reason.CLIENT_ERROR)
+    assert "167 of 1667 requests" in verdict.sentence
+    assert "its load was lighter than that of the trace" in verdict.sentence
+    found = gathered([*steady(), *rejected[1:]])
+    assert decide(found.classes, found.validity).kind is VerdictKind.PASS
+
+
+def test_one_class_with_a_wrong_key_leaves_no_verdict_on_the_others() -> None:
+    batch = [replace(failed(k * 10, 401, "no key"), slo_class="batch") for k in range(30)]
+    found = gather([*steady(), *batch], classes=[CHAT, BATCH], window_ns=300 * SECOND)
+    verdict = decide(found.classes, found.validity)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, Reason.CLIENT_ERROR)
+    assert "batch would be without a judged request, not FAIL" in verdict.sentence
+
+
+_SHARES = st.fixed_dictionaries(
+    {
+        kind: st.sampled_from([0, 0.003, 0.01, 0.03, 0.1, 0.3])
+        for kind in ("401", "422", "429", "500", "slow", "untargeted")
+    }
+)
+_KINDS = (VerdictKind.PASS, VerdictKind.FAIL)
+
+
+@settings(max_examples=60)
+@given(
+    shares=_SHARES,
+    objective=st.sampled_from(["0.5", "0.9", "0.97", "0.99"]),
+    per_s=st.sampled_from([1, 5]),
+)
+def test_removing_the_errors_of_the_client_never_changes_a_pass_or_fail(
+    shares: dict[str, float], objective: str, per_s: int
+) -> None:
+    classes = [replace(CHAT, objective=Fraction(objective))]
+    records = mixed(shares, per_s=per_s)
+    without = [one for one in records if not one.client_error]
+    found, other = (
+        gather(some, classes=classes, window_ns=300 * SECOND) for some in (records, without)
+    )
+    verdict, alone = (decide(one.classes, one.validity) for one in (found, other))
+    event(f"{verdict.reason}")
+    if verdict.kind in _KINDS:
+        assert alone.kind is verdict.kind
+    if verdict.kind is VerdictKind.PASS:
+        assert len(without) >= 0.9 * len(records)
+    if verdict.kind is VerdictKind.INVALID:
+        assert verdict.reason is Reason.CLIENT_ERROR
+        assert len(without) < len(records)
 
 
 def test_responses_shorter_than_their_rows_are_counted() -> None:

@@ -21,11 +21,12 @@ from goodput_core.slo.intervals import (
 )
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
-__all__ = ["ClassEvidence", "ValidityEvidence", "class_evidence"]
+__all__ = ["ClassEvidence", "ValidityEvidence", "class_evidence", "is_load_lacking"]
 
 _MIN_LAG_LIMIT_NS: Final = 10 * NS_PER_MS
 _MAX_LAG_LIMIT_NS: Final = 100 * NS_PER_MS
 _LAG_DIVISOR: Final = 20  # 5 % of the tightest TTFT
+_MIN_REQUESTS_PER_REJECTION: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +73,18 @@ class ValidityEvidence:
         lag_p99_ns: nearest-rank p99 of the send lag; None if no request was sent.
         tightest_ttft_ns: the smallest TTFT target of any request; None without TTFT targets.
         unsent: rows of the window that were never sent.
-        missed: number of judged requests that missed.
-        client_errors: number of missed requests that the server rejected as invalid or redirected
-            (3xx, and 4xx other than 408 and 429), without those that a baseline answered.
+        requests: number of requests of the window that have a record.
+        client_errors: number of these requests that the server rejected as invalid or redirected
+            (`RequestRecord.client_error`), without those that a baseline answered.
         never_connected: number of requests whose connection failed, if no request of the run was
             sent over any connection; otherwise 0.
         incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
             complete.
         without_lag: evidence about the same classes, in the same order, computed as if each
             request had been sent on time, and the client had never stalled.
+        without_client_errors: the same without the requests that `client_errors` counts.
         if_conforming: the same, with every question that a deviation of a response raises decided
-            in the favour of the service; empty if no response deviates.
+            in the favour of the service.
         deviations: number of judged responses with each deviation.
         closed_loop: True if clients sent each request when an earlier response had ended.
         shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
@@ -93,11 +95,12 @@ class ValidityEvidence:
     lag_p99_ns: int | None
     tightest_ttft_ns: int | None
     unsent: int
-    missed: int = 0
+    requests: int = 0
     client_errors: int = 0
     never_connected: int = 0
     incomplete: str = ""
     without_lag: tuple[ClassEvidence, ...]
+    without_client_errors: tuple[ClassEvidence, ...] = ()
     if_conforming: tuple[ClassEvidence, ...] = ()
     deviations: Mapping[Deviation, int] = field(default_factory=dict)
     closed_loop: bool = False
@@ -109,6 +112,16 @@ class ValidityEvidence:
         """Limit of the p99 send lag: max(10 ms, min(5 % of the tightest TTFT, 100 ms))."""
         share_ns = (self.tightest_ttft_ns or 0) // _LAG_DIVISOR
         return max(_MIN_LAG_LIMIT_NS, min(share_ns, _MAX_LAG_LIMIT_NS))
+
+
+def is_load_lacking(rejected: int, requests: int) -> bool:
+    """Return True if so many requests were rejected as invalid that the load was another one.
+
+    Args:
+        rejected: requests that the server rejected as invalid or redirected.
+        requests: all requests of the window.
+    """
+    return _MIN_REQUESTS_PER_REJECTION * rejected > requests
 
 
 def class_evidence(

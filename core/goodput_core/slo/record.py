@@ -12,7 +12,10 @@ from goodput_core.slo.targets import Targets
 
 __all__ = ["Outcome", "RequestRecord"]
 
-_NOT_CLIENT_ERRORS: Final = frozenset({408, 429})  # request timeout, too many requests
+# 4xx by which a server states a problem of its own: time-out, conflict, locked, failed dependency
+# (text-generation-inference reports failed generations so), too early, too many requests, and a
+# request closed by a proxy.
+_SERVER_4XX: Final = frozenset({408, 409, 423, 424, 425, 429, 499})
 
 
 class Outcome(StrEnum):
@@ -133,13 +136,14 @@ class RequestRecord:
     def client_error(self) -> bool:
         """True if the server rejected the request as invalid, or redirected it to another address.
 
-        These are the statuses 3xx, and 4xx other than 408 and 429.
+        These are the statuses 3xx, and 4xx that blame the request: not 408, 409, 423, 424, 425, 429
+        and 499, by which the server states a problem of its own.
         """
         return (
             self.outcome is Outcome.ERROR
             and self.status is not None
             and 300 <= self.status < 500
-            and self.status not in _NOT_CLIENT_ERRORS
+            and self.status not in _SERVER_4XX
         )
 
     @property

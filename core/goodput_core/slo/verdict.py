@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from goodput_core.errors import ExitCode
 from goodput_core.slo.conformance import describe_deviation
+from goodput_core.slo.evidence import is_load_lacking
 from goodput_core.slo.intervals import requests_needed
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.targets import format_objective
@@ -88,7 +89,8 @@ class Reason(StrEnum):
     """INVALID: without the client's lag the verdict on a class would change. The lag consists of
     late sends, and of stalls while responses arrived."""
     CLIENT_ERROR = "ClientError"
-    """INVALID: most misses are requests that the server rejected as invalid (4xx) or redirected."""
+    """INVALID: without the requests that the server rejected as invalid (4xx) or redirected, the
+    verdict on a class would change; or they are so many that the load was another one."""
     NEVER_CONNECTED = "NeverConnected"
     """INVALID: no request of the run could connect to the target."""
     CLOSED_LOOP = "ClosedLoop"
@@ -363,9 +365,10 @@ def _validity_problems(
         yield Reason.INCOMPLETE, f"it is incomplete, {validity.incomplete}"
     if validity.unsent:
         yield Reason.UNSENT_ROWS, f"{validity.unsent} rows were never sent"
-    if 2 * validity.client_errors > validity.missed:
-        rejected = f"{validity.client_errors} of the {validity.missed} missed requests"
-        yield Reason.CLIENT_ERROR, f"the server rejected {rejected} as invalid (3xx or 4xx)"
+    if effect := _effect_of_rejections(verdicts, validity, kind):
+        rejected = f"{validity.client_errors} of {validity.requests} requests"
+        text = f"the server rejected {rejected} as invalid (3xx or 4xx), {effect}"
+        yield Reason.CLIENT_ERROR, f"{text}; correct the key, the address or the requests"
     if validity.never_connected:
         text = f"none of {validity.never_connected} requests could connect to the target"
         yield Reason.NEVER_CONNECTED, f"{text}, which may not be the service"
@@ -374,11 +377,11 @@ def _validity_problems(
         text = f"the p99 of the client's send lag is {lag}, above the limit {limit}"
         yield Reason.CLIENT_LAG, text
     for verdict, other in _changes(verdicts, validity.without_lag):
-        change = f"{verdict.name} would be {other.kind}, not {verdict.kind}"
+        change = f"{verdict.name} would be {other}, not {verdict.kind}"
         text = f"without the client's lag (late sends and stalls) {change}"
         yield Reason.CLIENT_LAG_DECIDES, text
     changes = [
-        f"{verdict.name} could be {other.kind} instead of {verdict.kind}"
+        f"{verdict.name} could be {other} instead of {verdict.kind}"
         for verdict, other in _changes(verdicts, validity.if_conforming)
     ]
     if changes:
@@ -397,15 +400,39 @@ def _validity_problems(
         yield Reason.PROMPT_LENGTHS, f"{text} explain {kind}; {remedy}"
 
 
+def _effect_of_rejections(
+    verdicts: Sequence[ClassVerdict], validity: ValidityEvidence, kind: VerdictKind
+) -> str:
+    """Return what the client's errors change, as the end of a sentence; empty if nothing."""
+    changes = [
+        f"{verdict.name} would be {other}, not {verdict.kind}"
+        for verdict, other in _changes(verdicts, validity.without_client_errors)
+    ]
+    if changes:
+        return f"and without them {', '.join(changes)}"
+    # A service that fails under a lighter load would fail under the load of the trace, too.
+    lacking = is_load_lacking(validity.client_errors, validity.requests)
+    if lacking and kind is not VerdictKind.FAIL:
+        return "so its load was lighter than that of the trace"
+    return ""
+
+
 def _changes(
     verdicts: Sequence[ClassVerdict], alternative: Sequence[ClassEvidence]
-) -> Iterator[tuple[ClassVerdict, ClassVerdict]]:
-    """Yield both verdicts on each class on which the alternative evidence has another verdict."""
-    others = {v.name: v for v in _judge_classes(alternative)}
-    for verdict in verdicts:
+) -> Iterator[tuple[ClassVerdict, str]]:
+    """Yield the verdict on each class that has another one by the alternative evidence, and that.
+
+    A class without a judged request has none.
+
+    Args:
+        verdicts: the verdicts on the classes.
+        alternative: the other evidence about all classes; empty if there is none.
+    """
+    others = {v.name: v.kind for v in _judge_classes(alternative)}
+    for verdict in verdicts if alternative else ():
         other = others.get(verdict.name)
-        if other is not None and other.kind is not verdict.kind:
-            yield verdict, other
+        if other is not verdict.kind:
+            yield verdict, "without a judged request" if other is None else other.value
 
 
 def format_share(share: float) -> str:

@@ -6,8 +6,6 @@ requests, and builds the result that every output format prints.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +16,6 @@ from msgspec import Meta
 
 from goodput_core.errors import InputError
 from goodput_core.slo.attainment import NO_MISSES
-from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.gate import (
     DEFAULT_MARGIN,
     GateClass,
@@ -30,15 +27,16 @@ from goodput_core.slo.gate import (
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
 from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
 from goodput_core.slo.verdict import Reason, VerdictKind
+from goodput_replay.compare.disturbances import invalid_runs, judged_otherwise
 from goodput_replay.compare.pairing import match
-from goodput_replay.compare.rejections import is_valid_beside
+from goodput_replay.compare.rejections import find_client_errors
 from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, read_misses
 from goodput_replay.runs.rounding import cut_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from goodput_core.slo.conformance import Deviation
+    from goodput_replay.compare.disturbances import RunPairs
     from goodput_replay.compare.pairing import Matching
 
 __all__ = [
@@ -52,8 +50,6 @@ __all__ = [
 ]
 
 _RESULT_VERSION: Final = "1"
-_Runs = Sequence[tuple[LoadedRun, LoadedRun | None]]
-"""Pairs of a candidate's run and the baseline's; None without a baseline."""
 
 
 def _doc(description: str) -> Meta:
@@ -207,7 +203,7 @@ def judge_runs(
     spreads = {} if history is None else history(first)
 
     def judge(
-        runs: _Runs, invalid: Sequence[str]
+        runs: RunPairs, invalid: Sequence[str]
     ) -> tuple[GateVerdict, list[GateClass], list[Matching]]:
         matchings = [match(b, candidate) for candidate, b in runs if b is not None]
         evidence = [
@@ -225,10 +221,16 @@ def judge_runs(
         )
         return verdict, evidence, matchings
 
-    invalid = list(_invalid_runs(runs))
+    errors = {
+        run.folder: find_client_errors(run, baseline=other)
+        for candidate, baseline in runs
+        for run, other in ((candidate, baseline), (baseline, None))
+        if run is not None
+    }
+    invalid = list(invalid_runs(runs, errors))
     verdict, evidence, matchings = judge(runs, invalid)
-    if not invalid and not first.is_virtual:
-        for condition, others in _judged_otherwise(runs):
+    if not invalid:
+        for condition, others in judged_otherwise(runs, errors):
             if changes := _changes(verdict, judge(others, ())[0], condition):
                 verdict, evidence, matchings = judge(runs, changes)
                 break
@@ -237,7 +239,7 @@ def judge_runs(
     )
 
 
-def _is_confounded(runs: _Runs) -> bool:
+def _is_confounded(runs: RunPairs) -> bool:
     """True if all runs of one build in several pairs started before those of the other.
 
     In one pair, one of the builds is always the first.
@@ -249,47 +251,6 @@ def _is_confounded(runs: _Runs) -> bool:
     new = [candidate.summary.run.started_at for candidate, _ in pairs]
     old = [baseline.summary.run.started_at for _, baseline in pairs]
     return max(new) < min(old) or max(old) < min(new)
-
-
-def _judged_otherwise(runs: _Runs) -> Iterator[tuple[str, _Runs]]:
-    """Yield the runs as if something had not disturbed them, with the condition in words.
-
-    Deviations are decided in the favour of both builds, as an early end is either a miss in both
-    or in none. If the builds deviate in different ways, they are also decided for each one alone.
-    """
-    without_lag = [
-        (one.judged_without_lag(), None if other is None else other.judged_without_lag())
-        for one, other in runs
-    ]
-    yield "without the client's lag", without_lag
-    ours = _count_doubts(candidate for candidate, _ in runs)
-    theirs = _count_doubts(baseline for _, baseline in runs if baseline is not None)
-    if not ours and not theirs:
-        return
-    doubts = "; ".join(
-        f"{describe_deviation(kind, count)} (in the {build})"
-        for build, counts in (("candidate", ours), ("baseline", theirs))
-        for kind, count in counts.items()
-    )
-    condition = f"{doubts}; with responses as requested"
-    favoured = [
-        (one.judged_favourably(), None if other is None else other.judged_favourably())
-        for one, other in runs
-    ]
-    yield condition, favoured
-    if theirs and ours.keys() ^ theirs.keys():
-        yield condition, [(one, other) for (one, _), (_, other) in zip(favoured, runs, strict=True)]
-        yield condition, [(one, other) for (one, _), (_, other) in zip(runs, favoured, strict=True)]
-
-
-def _count_doubts(runs: Iterable[LoadedRun]) -> dict[Deviation, int]:
-    """Count the responses by each deviation that may change how they are judged."""
-    counts: Counter[Deviation] = Counter()
-    for run in runs:
-        for one in run.summary.validity.deviations:
-            if one.kind.leaves_doubt:
-                counts[one.kind] += one.count
-    return dict(counts)
 
 
 def _changes(verdict: GateVerdict, other: GateVerdict, condition: str) -> list[str]:
@@ -317,7 +278,7 @@ def _class_names(first: LoadedRun, runs: Sequence[LoadedRun]) -> list[str]:
 
 def _class_evidence(
     name: str,
-    runs: _Runs,
+    runs: RunPairs,
     matchings: Sequence[Matching],
     confidence: float,
     history: Mapping[str, RunSpread],
@@ -377,34 +338,10 @@ def _reject_copies(runs: Sequence[LoadedRun]) -> None:
             )
 
 
-def _invalid_runs(
-    runs: _Runs,
-) -> Iterator[str]:
-    """Yield each invalid run with its reason, as the end of a sentence."""
-    for candidate, baseline in runs:
-        if baseline is not None and not baseline.summary.validity.valid:
-            yield _describe_invalid(baseline)
-        validity = candidate.summary.validity
-        if validity.valid:
-            continue
-        if (
-            baseline is not None
-            and validity.reason is Reason.CLIENT_ERROR
-            and is_valid_beside(candidate, baseline)
-        ):
-            continue
-        yield _describe_invalid(candidate)
-
-
-def _describe_invalid(run: LoadedRun) -> str:
-    sentence = run.summary.validity.sentence.removeprefix("The run is invalid: ")
-    return f"{run.folder}: {sentence.rstrip('.')}"
-
-
 def _build_result(
     verdict: GateVerdict,
     evidence: Sequence[GateClass],
-    runs: _Runs,
+    runs: RunPairs,
     matchings: Sequence[Matching],
     *,
     margin: Fraction,

@@ -133,6 +133,19 @@ class LoadedRun:
         """Return the run with every question of its deviations decided in its favour."""
         return self._judged_again(_find_deviating, judge_favourably)
 
+    def judged_without(self, rows: NDArray[np.int64]) -> LoadedRun:
+        """Return the run without the requests in some rows of its records.
+
+        Args:
+            rows: indices in the file, ascending.
+        """
+        kinds = np.full(len(rows), KINDS.index(JudgementKind.EXCLUDED), dtype=np.int8)
+        counts = RunCounts(self.summary)
+        run = replace(self, counts=counts, changed_rows=rows, changed_kinds=kinds)
+        for part in run.parts():
+            counts.add(part)
+        return run
+
     def second_counts(self, name: str) -> SecondCounts:
         """Count the judged requests of a class by second of the window."""
         return self.counts.of_class(name)

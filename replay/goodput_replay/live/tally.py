@@ -362,6 +362,7 @@ def _decide_so_far(evidence: RunEvidence, progress: RunProgress, *, early: bool)
             client_errors=0,
             never_connected=0,
             without_lag=(),
+            without_client_errors=(),
             if_conforming=(),
         )
         verdict = decide(evidence.classes, valid)

@@ -240,7 +240,8 @@ class ValiditySummary:
     ]
     unsent_rows: Annotated[int, _doc("Rows of the window that were not sent.")]
     client_errors: Annotated[
-        int, _doc("Missed requests that the server rejected: 3xx, and 4xx except 408 and 429.")
+        int,
+        _doc("Requests that the server rejected as invalid: 3xx, and 4xx that blame the request."),
     ] = 0
     deviations: Annotated[
         tuple[DeviationSummary, ...], _doc("How responses deviate from the API; empty if none do.")

@@ -229,6 +229,12 @@ def _summarise_validity(
     if valid and deviations:
         listed = "; ".join(deviation.sentence for deviation in deviations)
         sentence += f" The verdict does not depend on these deviations of the target: {listed}."
+    if valid and validity.client_errors:
+        rejected = f"{validity.client_errors} of {validity.requests} requests"
+        sentence += (
+            f" The verdict does not depend on {rejected} that the server rejected as invalid (3xx "
+            "or 4xx)."
+        )
     tightest_ns = validity.tightest_ttft_ns
     return ValiditySummary(
         valid=valid,

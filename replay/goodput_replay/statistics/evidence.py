@@ -1,8 +1,9 @@
 """Gather the evidence of a run from its records.
 
-Each record is judged as measured, as if the client had had no lag, and as if its response had
-conformed to the API. All judgements are counted in the second of its scheduled arrival. Records are
-not retained. `goodput_core.slo` computes intervals and verdicts from the counts.
+Each record is judged as measured, as if the client had had no lag, as if its response had conformed
+to the API, and without the errors of the client. All judgements are counted in the second of its
+scheduled arrival. Records are not retained. `goodput_core.slo` computes intervals and verdicts from
+the counts.
 """
 
 from __future__ import annotations
@@ -174,6 +175,7 @@ class EvidenceTally:
         self._measured: dict[str, _ClassSeconds] = {}
         self._on_time: dict[str, _ClassSeconds] = {}
         self._conforming: dict[str, _ClassSeconds] = {}
+        self._accepted: dict[str, _ClassSeconds] = {}
         self._deviations: Counter[Deviation] = Counter()
         self._lags_ns = array("q") if exact_lag else None
         self._client_errors = 0
@@ -183,8 +185,13 @@ class EvidenceTally:
         self.tightest_ttft_ns = tightest_ttft_ns
         self.lag = DurationHistogram()
 
-    def add(self, record: RequestRecord) -> Judgement:
+    def add(self, record: RequestRecord, *, known_valid: bool = False) -> Judgement:
         """Judge and count one request of the window.
+
+        Args:
+            record: the record.
+            known_valid: True if the request is valid, so that a rejection is no error of the
+                client.
 
         Raises:
             ValueError: the record is scheduled before the window.
@@ -193,15 +200,17 @@ class EvidenceTally:
             raise ValueError("a record is scheduled before the window's start")
         targets = targets_for(record, self._by_name)
         judgement = judge(record, targets)
-        kind = kind_on_time = kind_conforming = judgement.kind
+        kind = kind_on_time = kind_conforming = kind_accepted = judgement.kind
         self.tally.add(record, judgement)
         lag_ns = record.lag_ns
         if lag_ns is not None:
             self._add_lag(max(0, lag_ns))
         self._connected |= record.sent_ns is not None
         self._unconnected += record.failed_without_response
+        if record.client_error and not known_valid:
+            self._client_errors += 1
+            kind_accepted = JudgementKind.EXCLUDED
         if kind is JudgementKind.MISSED:
-            self._client_errors += record.client_error
             stalls = self._stalls.get(record.sender, NO_STALLS)
             kind_on_time = judge(without_lag(record, stalls), targets).kind
         if record.deviations:
@@ -213,6 +222,7 @@ class EvidenceTally:
         self._seconds(self._measured, record.slo_class).add(second, kind)
         self._seconds(self._on_time, record.slo_class).add(second, kind_on_time)
         self._seconds(self._conforming, record.slo_class).add(second, kind_conforming)
+        self._seconds(self._accepted, record.slo_class).add(second, kind_accepted)
         if targets.ttft_ns is not None:
             known_ns = self.tightest_ttft_ns
             self.tightest_ttft_ns = (
@@ -281,11 +291,12 @@ class EvidenceTally:
             lag_p99_ns=self._lag_p99_ns(),
             tightest_ttft_ns=self.tightest_ttft_ns,
             unsent=overall.outcomes.get(Outcome.UNSENT, 0) + missing,
-            missed=overall.attainment.total - overall.attainment.good,
+            requests=overall.rows,
             client_errors=self._client_errors,
             never_connected=0 if self._connected else self._unconnected,
             incomplete=incomplete,
             without_lag=alternative(self._on_time),
+            without_client_errors=alternative(self._accepted),
             if_conforming=alternative(self._conforming),
             deviations={d: self._deviations[d] for d in Deviation if self._deviations[d]},
             closed_loop=closed_loop,

@@ -37,6 +37,7 @@ def chat_run(
     cancelled: Collection[int] = (),
     absent: Collection[int] = (),
     rejected: Collection[int] = (),
+    unauthorised: Collection[int] = (),
     late: Collection[int] = (),
     short: Collection[int] = (),
     unstreamed: Collection[int] = (),
@@ -55,6 +56,7 @@ def chat_run(
         cancelled: numbers of the requests that the trace cancelled.
         absent: numbers of the requests without a record.
         rejected: numbers of the requests that the server rejected with 400.
+        unauthorised: numbers of the requests that the server rejected with 401.
         late: numbers of the requests with a TTFT of 504 ms, 495 ms of it after the send.
         short: numbers of the requests whose output the server ended early, against the request.
         unstreamed: numbers of the requests whose response was not streamed.
@@ -73,7 +75,7 @@ def chat_run(
             ttft_ms=800 if number in missed else 504 if number in late else ttft_ms,
             lag_ms=9 if number in late else lag_ms,
             cancelled=number in cancelled,
-            rejected=number in rejected,
+            rejected_with=400 if number in rejected else 401 if number in unauthorised else None,
             short=number in short,
             unstreamed=number in unstreamed,
         )
@@ -101,7 +103,7 @@ def _record(
     ttft_ms: float,
     lag_ms: float,
     cancelled: bool,
-    rejected: bool,
+    rejected_with: int | None,
     short: bool,
     unstreamed: bool,
 ) -> RequestRecord:
@@ -123,11 +125,11 @@ def _record(
             "output_tokens": 0,
             "deviations": (Deviation.NOT_STREAMED,),
         }
-    if rejected:
+    if rejected_with is not None:
         fields |= {
             "outcome": Outcome.ERROR,
-            "status": 400,
-            "detail": "max_tokens is too large",
+            "status": rejected_with,
+            "detail": f"HTTP {rejected_with}: no",
             "first_token_ns": None,
             "last_token_ns": None,
             "output_tokens": 0,

@@ -11,11 +11,15 @@ from xml.etree import ElementTree as ET
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 from tests.replay.compare.recorded import CHAT, chat_run
 from tests.replay.conftest import INFO
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
+from goodput_core.slo.verdict import VerdictKind
+from goodput_replay.compare.gate import RunPair, judge_runs
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
 from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
@@ -220,12 +224,12 @@ def test_requests_that_both_reject_do_not_fail_a_build_that_fixes_other_misses(
     assert gate([str(fixed), "--baseline", str(before)], capsys)[0] == 3
 
 
-def with_deviations(
-    folder: Path, *, candidate: dict[str, Any], baseline: dict[str, Any]
-) -> list[str]:
-    """Record four pairs whose responses deviate; alone, no run has enough requests to fail."""
-    new = [str(chat_run(folder / f"new-{n}", seconds=120, **candidate)) for n in range(4)]
-    old = [str(chat_run(folder / f"old-{n}", seconds=120, **baseline)) for n in range(4)]
+def loose_pairs(folder: Path, *, candidate: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
+    """Record four pairs; each run alone is far above its objective."""
+    new = [
+        str(chat_run(folder / f"new-{n}", seconds=120, slo=LOOSE, **candidate)) for n in range(4)
+    ]
+    old = [str(chat_run(folder / f"old-{n}", seconds=120, slo=LOOSE, **baseline)) for n in range(4)]
     return [*new, "--baseline", *old]
 
 
@@ -254,12 +258,7 @@ def test_deviations_of_one_side_neither_pass_nor_fail_a_candidate(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The objective is far from both runs, so each of them is valid alone."""
-    runs = with_deviations(
-        tmp_path,
-        candidate={**candidate, "slo": LOOSE},
-        baseline={**baseline, "slo": LOOSE},
-    )
+    runs = loose_pairs(tmp_path, candidate=candidate, baseline=baseline)
     code, result = gate(runs, capsys)
     assert (code, result["verdict"]) == (3, "INVALID")
     assert "the difference check of chat" in result["sentence"]
@@ -283,13 +282,143 @@ def test_deviations_that_decide_nothing_leave_the_verdict(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runs = with_deviations(
-        tmp_path,
-        candidate={**candidate, "slo": LOOSE},
-        baseline={**baseline, "slo": LOOSE},
-    )
+    runs = loose_pairs(tmp_path, candidate=candidate, baseline=baseline)
     _, result = gate(runs, capsys)
     assert result["verdict"] == ("FAIL" if "missed" in candidate else "PASS")
+
+
+REJECTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "the candidate's key expires": (
+        {"unauthorised": range(1100, 1200)},
+        {},
+        "INVALID",
+        "invalid (400 in the candidate), the difference check of chat would be PASS",
+    ),
+    "every twentieth request of the candidate has a wrong key": (
+        {"unauthorised": spread(60)},
+        {},
+        "INVALID",
+        "the difference check of chat would be PASS, not FAIL",
+    ),
+    "the baseline's key hides a loss": (
+        {"missed": spread(60)},
+        {"unauthorised": spread(60, 7)},
+        "INVALID",
+        "invalid (240 in the baseline), the difference check of chat would be FAIL, not PASS",
+    ),
+    "the baseline served a lighter load": (
+        {},
+        {"unauthorised": spread(150)},
+        "INVALID",
+        "old-0: the server rejected 150 of 1200 requests as invalid (3xx or 4xx), so its load",
+    ),
+    "the candidate served a lighter load": (
+        {"unauthorised": spread(150)},
+        {"missed": spread(150)},
+        "INVALID",
+        "new-0: the server rejected 150 of 1200 requests as invalid (3xx or 4xx), so its load",
+    ),
+    "the baseline rejects what the candidate answers": (
+        {"missed": spread(60)},
+        {"rejected": spread(60, 7)},
+        "INVALID",
+        "rejected as invalid (240 in the baseline)",
+    ),
+    "a rejection and a wrong key hide each other": (
+        {"rejected": spread(60)},
+        {"unauthorised": spread(60, 7)},
+        "INVALID",
+        "rejected as invalid (240 in the baseline)",
+    ),
+    "the candidate rejects what the baseline answers": (
+        {"rejected": spread(60)},
+        {},
+        "FAIL",
+        "against the baseline",
+    ),
+    "few on one side": ({"unauthorised": spread(2)}, {}, "PASS", "against the baseline"),
+    "the same ones on both sides": (
+        {"rejected": spread(60)},
+        {"rejected": spread(60)},
+        "PASS",
+        "against the baseline",
+    ),
+    "a loss with and without them": (
+        {"missed": spread(240), "unauthorised": spread(10, 3)},
+        {},
+        "FAIL",
+        "against the baseline",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "verdict", "text"), REJECTIONS.values(), ids=REJECTIONS
+)
+def test_errors_of_the_client_in_either_build_never_decide(
+    candidate: dict[str, Any],
+    baseline: dict[str, Any],
+    verdict: str,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = loose_pairs(tmp_path, candidate=candidate, baseline=baseline)
+    _, result = gate(runs, capsys)
+    assert result["verdict"] == verdict
+    assert text in result["sentence"]
+
+
+def test_a_class_of_many_runs_fails_only_without_the_errors_of_the_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No run alone has enough requests for a verdict, with or without its errors."""
+    runs = [
+        str(chat_run(tmp_path / str(n), seconds=60, per_s=4, unauthorised=range(n, 240, 60)))
+        for n in range(8)
+    ]
+    code, result = gate(runs, capsys)
+    assert (code, result["verdict"]) == (3, "INVALID")
+    assert "(32 in the candidate)" in result["sentence"]
+
+
+_NUMBERS = st.sampled_from([range(0), range(3, 300, 50), range(5, 300, 14), range(2, 300, 5)])
+
+
+@settings(max_examples=12)
+@given(
+    missed=st.tuples(_NUMBERS, _NUMBERS),
+    unauthorised=st.tuples(_NUMBERS, _NUMBERS),
+    objective=st.sampled_from(["0.5", "0.9", "0.95"]),
+)
+def test_leaving_out_the_errors_of_the_client_changes_no_pass_or_fail(
+    tmp_path_factory: pytest.TempPathFactory,
+    missed: tuple[range, range],
+    unauthorised: tuple[range, range],
+    objective: str,
+) -> None:
+    folder = tmp_path_factory.mktemp("gate")
+    slo = SLOClasses(
+        classes=(replace(CHAT.classes[0], objective=Fraction(objective)),), default="chat"
+    )
+
+    def run(kind: str, pair: int, side: int) -> Path:
+        second = pair * 2 + (side if pair else 1 - side)
+        started = replace(INFO.run, started_at=f"2026-03-04T05:00:{second:02}.000000+00:00")
+        changed: dict[str, Any] = {"missed": missed[side], kind: unauthorised[side]}
+        path = folder / f"{kind}-{pair}-{side}"
+        return chat_run(path, seconds=30, slo=slo, run=started, **changed)
+
+    def verdict(kind: str) -> VerdictKind:
+        pairs = [
+            RunPair(candidate=run(kind, pair, 0), baseline=run(kind, pair, 1)) for pair in (0, 1)
+        ]
+        return judge_runs(pairs).verdict
+
+    found = verdict("unauthorised")
+    event(found)
+    if found in {VerdictKind.PASS, VerdictKind.FAIL}:
+        assert verdict("cancelled") is found
 
 
 def test_lag_that_decides_only_over_several_runs_makes_the_comparison_invalid(

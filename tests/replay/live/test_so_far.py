@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders.records import finished_request
 from tests.builders.sessions import plan_of_rows, session_row
-from tests.replay.conftest import INFO, SLO
+from tests.replay.conftest import INFO, SLO, write_run
 
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.verdict import Reason, VerdictKind
@@ -78,6 +78,46 @@ def test_requests_that_were_not_sent_make_a_run_invalid_at_once() -> None:
     unsent = replace(LATE, outcome=Outcome.UNSENT, sent_ns=None, first_token_ns=None)
     verdict = _tally(unsent, 1).so_far(_progress(1)).verdict
     assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, Reason.UNSENT_ROWS)
+
+
+def _answered(number: int) -> RequestRecord:
+    return finished_request(scheduled_ns=number * NS_PER_S // 5, slo_class="interactive")
+
+
+@pytest.mark.parametrize(
+    ("rejected", "reason"),
+    [
+        (0, Reason.ATTAINED),
+        (1, Reason.ATTAINED),
+        (10, Reason.CLIENT_ERROR),
+        (60, Reason.CLIENT_ERROR),
+        (300, Reason.CLIENT_ERROR),
+    ],
+)
+def test_the_live_verdict_on_a_run_with_rejections_is_that_of_the_finished_run(
+    rejected: int, reason: Reason, tmp_path: Path
+) -> None:
+    records = [
+        replace(
+            REJECTED if number < rejected else _answered(number),
+            request_id=str(number),
+            scheduled_ns=number * NS_PER_S // 5,
+        )
+        for number in range(300)
+    ]
+    window_ns = 60 * NS_PER_S
+    tally = LiveTally(replace(WINDOW, length_ns=window_ns))
+    for record in records:
+        tally.add(record)
+    live = tally.so_far(_progress(300, planned=300, elapsed_s=60)).verdict
+    info = replace(INFO, window_ns=window_ns, rows_planned=300, warmup_rows=0)
+    finished = write_run(tmp_path, info, records).verdict
+    assert live.reason is reason
+    assert (live.kind, live.reason, live.sentence) == (
+        finished.kind,
+        finished.reason,
+        finished.sentence,
+    )
 
 
 def test_a_closed_loop_says_from_its_first_request_that_it_gets_no_verdict() -> None:

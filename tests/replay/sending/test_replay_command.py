@@ -389,6 +389,49 @@ async def test_without_the_probe_a_rejected_run_is_recorded_and_invalid(
     assert "40 ×  HTTP 404: no such model" in ended.out
 
 
+@pytest.mark.parametrize(
+    ("rejected", "slow_every", "code", "text"),
+    [
+        pytest.param(8, 50, 3, "so its load was lighter", id="a-fifth-of-the-load"),
+        pytest.param(8, 2, 3, "would be FAIL, not INCONCLUSIVE", id="fewer-than-other-misses"),
+        pytest.param(1, 1, 1, "at most", id="a-FAIL-that-does-not-depend-on-them"),
+        pytest.param(40, 50, 3, "would be without a judged request", id="every-request"),
+    ],
+)
+async def test_a_key_that_expires_decides_no_verdict(
+    serve: Serve, trace: Path, tmp_path: Path, rejected: int, slow_every: int, code: int, text: str
+) -> None:
+    sent = 0
+
+    async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        if request.startswith(b"GET /v1/models"):
+            writer.write(http_response(MODELS))
+            return
+        sent += 1
+        if sent > 40 - rejected:
+            writer.write(http_error(401, "the key has expired"))
+            return
+        if sent % slow_every == 0:
+            await asyncio.sleep(0.8)
+        writer.write(STREAM)
+
+    url = await serve(script)
+    ended = await replay(
+        "--trace", trace, "--target", url, "--ttft", "400ms", "--tpot", "5s", "--objective", "70%",
+        "--out", tmp_path / "run", "--no-probe", "--no-report", "--gate",
+    )  # fmt: skip
+    assert ended.code == code, ended.out + ended.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert text in summary["verdict"]["sentence"]
+    assert (summary["verdict"]["reason"] == "ClientError") is (code == 3)
+    assert summary["validity"]["client_errors"] == rejected
+    if code != 3:
+        expected = f"does not depend on {rejected} of 40 requests that the server rejected"
+        assert expected in summary["validity"]["sentence"]
+    assert f"{rejected} ×  HTTP 401: the key has expired" in ended.out
+
+
 async def test_every_class_is_probed_once_and_probes_are_not_recorded(
     serve: Serve, trace_of: WriteTrace, tmp_path: Path
 ) -> None:

@@ -1,0 +1,114 @@
+"""Disturbances of a comparison: invalid runs, and what could have decided in place of the builds.
+
+A gate judges its runs again without each disturbance. If a check has another verdict then, the
+comparison says nothing about the builds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from goodput_core.slo.conformance import describe_deviation
+from goodput_core.slo.evidence import is_load_lacking
+from goodput_core.slo.verdict import Reason
+from goodput_replay.compare.rejections import is_valid_with
+from goodput_replay.compare.runs import LoadedRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from goodput_core.slo.conformance import Deviation
+
+__all__ = ["RunPairs", "invalid_runs", "judged_otherwise"]
+
+RunPairs = Sequence[tuple[LoadedRun, LoadedRun | None]]
+"""Pairs of a candidate's run and the baseline's; None without a baseline."""
+
+
+def invalid_runs(runs: RunPairs, errors: Mapping[Path, NDArray[np.int64]]) -> Iterator[str]:
+    """Yield each invalid run with its reason, as the end of a sentence.
+
+    A run of a pair is also invalid if its client's errors made its load another one than that of
+    the other run, although a FAIL alone would be valid.
+
+    Args:
+        runs: the pairs.
+        errors: rows of the errors of the client by the folder of the run.
+    """
+    for candidate, baseline in runs:
+        for run in (baseline, candidate):
+            if run is None:
+                continue
+            rows, validity = errors[run.folder], run.summary.validity
+            has_other = run is candidate and baseline is not None
+            excusable = has_other and validity.reason is Reason.CLIENT_ERROR
+            if not validity.valid and not (excusable and is_valid_with(run, rows)):
+                sentence = validity.sentence.removeprefix("The run is invalid: ")
+                yield f"{run.folder}: {sentence.rstrip('.')}"
+            elif baseline is not None and is_load_lacking(len(rows), run.summary.overall.requests):
+                rejected = f"{len(rows)} of {run.summary.overall.requests} requests"
+                yield (
+                    f"{run.folder}: the server rejected {rejected} as invalid (3xx or 4xx), so its "
+                    "load was lighter than that of the trace; correct the key, the address or the "
+                    "requests"
+                )
+
+
+def judged_otherwise(
+    runs: RunPairs, errors: Mapping[Path, NDArray[np.int64]]
+) -> Iterator[tuple[str, RunPairs]]:
+    """Yield the runs as if something had not disturbed them, with the condition in words.
+
+    Deviations are decided in the favour of both builds, as an early end is either a miss in both
+    or in none. If the builds deviate in different ways, they are also decided for each one alone.
+
+    Args:
+        runs: valid pairs.
+        errors: rows of the errors of the client by the folder of the run.
+    """
+    if not runs[0][0].is_virtual:
+        yield "without the client's lag", _judge_each(runs, LoadedRun.judged_without_lag)
+    rejected = [
+        sum(len(errors[run.folder]) for run in side if run is not None)
+        for side in zip(*runs, strict=True)
+    ]
+    if any(rejected):
+        counts = zip(rejected, ("candidate", "baseline"), strict=True)
+        counted = ", ".join(f"{count} in the {build}" for count, build in counts if count)
+        without = _judge_each(runs, lambda run: run.judged_without(errors[run.folder]))
+        yield f"without the requests that the server rejected as invalid ({counted})", without
+    ours = _count_doubts(candidate for candidate, _ in runs)
+    theirs = _count_doubts(baseline for _, baseline in runs if baseline is not None)
+    if not ours and not theirs:
+        return
+    doubts = "; ".join(
+        f"{describe_deviation(kind, count)} (in the {build})"
+        for build, counts in (("candidate", ours), ("baseline", theirs))
+        for kind, count in counts.items()
+    )
+    condition = f"{doubts}; with responses as requested"
+    favoured = _judge_each(runs, LoadedRun.judged_favourably)
+    yield condition, favoured
+    if theirs and ours.keys() ^ theirs.keys():
+        yield condition, [(one, other) for (one, _), (_, other) in zip(favoured, runs, strict=True)]
+        yield condition, [(one, other) for (one, _), (_, other) in zip(runs, favoured, strict=True)]
+
+
+def _judge_each(runs: RunPairs, judge: Callable[[LoadedRun], LoadedRun]) -> RunPairs:
+    return [(judge(one), None if other is None else judge(other)) for one, other in runs]
+
+
+def _count_doubts(runs: Iterable[LoadedRun]) -> dict[Deviation, int]:
+    """Count the responses by each deviation that may change how they are judged."""
+    counts: Counter[Deviation] = Counter()
+    for run in runs:
+        for one in run.summary.validity.deviations:
+            if one.kind.leaves_doubt:
+                counts[one.kind] += one.count
+    return dict(counts)
