@@ -22,7 +22,7 @@ TESTS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
 
-.PHONY: help setup demo test test-torch test-foreign check lint types arch golden e2e cluster cluster-down bench chart picture clean
+.PHONY: help setup torch demo test test-torch test-foreign check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,11 +41,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable '.[$(RUNTIME),dev]'
 	@touch $(VENV)/.runtime $@
 
-$(VENV)/.torch: $(VENV)/.dev
-	$(BIN)/pip install --quiet --editable '.[$(RUNTIME),dev,torch]'
-	@touch $@
-
 setup: $(VENV)/.dev ## create .venv with the packages of the tests (without torch)
+
+torch: | $(VENV)/bin/python ## install torch once into the download cache (5 GB), and link it into .venv
+	@$(BIN)/python -m tools.torch_packages $(VENV)
 
 demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, show the report
 	$(BIN)/replay --trace sample --rate-scale 3 -f examples/chat.yaml
@@ -53,8 +52,8 @@ demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, 
 test: $(VENV)/.dev ## run the tests
 	$(PYTEST) $(TESTS)
 
-test-torch: $(VENV)/.torch ## install torch and run the tests that need it
-	$(PYTEST) -m torch $(TESTS)
+test-torch: $(VENV)/.dev torch ## run the tests that need torch
+	OMP_NUM_THREADS=1 $(PYTEST) -m torch $(TESTS)
 
 test-foreign: $(VENV)/.dev ## install llama_cpp.server and transformers serve (15 minutes, 6 GB), and replay against them
 	$(BIN)/python -m tools.foreign

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from tools.cache import cache_folder
 from tools.cluster import binaries, installing, starting
 from tools.cluster.handle import ClusterError
 from tools.cluster.host import lacks_for_running
@@ -17,7 +18,7 @@ _SAMPLE = starting.ROOT / "examples" / "chat.yaml"
 
 def _kept() -> Path:
     """Return the folder of the cluster that `up` keeps running."""
-    return binaries.cache_folder() / "cluster" / _KEPT
+    return cache_folder() / "cluster" / _KEPT
 
 
 def _require_fit_machine() -> None:

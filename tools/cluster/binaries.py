@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 
 import psutil
+from tools.cache import cache_folder
 from tools.cluster.host import GO_MODULE, lacks_for_building
 
 __all__ = [
     "Unbuildable",
     "build",
-    "cache_folder",
     "folder",
     "go_environment",
     "is_built",
@@ -59,11 +59,6 @@ _DAY_S = 24 * 3600
 
 class Unbuildable(Exception):
     """The binaries cannot be built here; the text gives the reason and the remedy."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of downloads and builds; `GOODPUT_CACHE` overrides it."""
-    return Path(os.environ.get("GOODPUT_CACHE") or Path.home() / ".cache" / "goodput")
 
 
 def version_of(module: str) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tools.cluster.binaries import cache_folder
+from tools.cache import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
