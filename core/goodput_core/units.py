@@ -12,6 +12,7 @@ __all__ = [
     "NS_PER_S",
     "NS_PER_US",
     "format_duration",
+    "format_estimate",
     "format_number",
     "ms_to_ns",
     "parse_duration",
@@ -96,6 +97,16 @@ def format_duration(ns: int) -> str:
         return f"{minutes} min {seconds:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def format_estimate(ns: int) -> str:
+    """Format an estimated duration, rounded up to one or two digits: `40 s`, `9 min`, `2.5 h`."""
+    seconds = -(-ns // NS_PER_S)
+    if seconds <= 90:
+        return f"{-(-seconds // 10) * 10} s"
+    if seconds <= 90 * 60:
+        return f"{-(-seconds // 60)} min"
+    return f"{-(-seconds // 1800) / 2:g} h"
 
 
 def format_number(value: float) -> str:

@@ -31,7 +31,7 @@ from goodput_core.slo.targets import format_objective
 from goodput_core.slo.verdict import MIN_BLOCKS
 from goodput_core.spec.choices import ControlMode
 from goodput_core.text import printable
-from goodput_core.units import NS_PER_S, format_duration
+from goodput_core.units import NS_PER_S, format_duration, format_estimate
 from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.load import LOAD
@@ -279,8 +279,9 @@ def _warn_of_evidence(options: ReplayOptions, plan: RequestPlan, stats: PlanStat
     """State on stderr what the plan lacks for a PASS, before time is spent on it."""
     if options.concurrency is not None:  # no verdict
         return
-    notes = []
-    if not options.causal and (window_ns := plan.window_ns(stats)) < MIN_BLOCKS * NS_PER_S:
+    notes, window_ns = [], plan.window_ns(stats)
+    enough_ns = MIN_BLOCKS * NS_PER_S
+    if not options.causal and window_ns < enough_ns:
         window = format_duration(window_ns)
         notes.append(f"the window is {window} long, and a PASS requires at least {MIN_BLOCKS} s")
     for slo in plan.slo.classes:
@@ -291,10 +292,15 @@ def _warn_of_evidence(options: ReplayOptions, plan: RequestPlan, stats: PlanStat
         if 0 < rows < needed:
             notes.append(
                 f"the plan has {rows:,} requests of class {slo.name}, and a PASS at its objective "
-                f"of {format_objective(slo.objective)} requires at least {needed:,}"
+                f"of {format_objective(slo.objective)} requires at least {needed:,}, "
+                f"{needed - rows:,} more"
             )
+            enough_ns = max(enough_ns, window_ns * needed // rows)
+    window = f"window of about {format_estimate(enough_ns)}"
     for note in notes:
-        sys.stderr.write(f"note: {note}; choose a longer window\n")
+        sys.stderr.write(
+            f"note: {note}; choose a {'longer window' if options.causal else window}\n"
+        )
 
 
 def _check_rate(options: ReplayOptions, stats: PlanStats) -> None:

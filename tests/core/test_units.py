@@ -13,6 +13,7 @@ from goodput_core.units import (
     NS_PER_S,
     NS_PER_US,
     format_duration,
+    format_estimate,
     format_number,
     ms_to_ns,
     parse_duration,
@@ -125,3 +126,23 @@ def test_sizes_have_binary_units(text: str, size: int) -> None:
 def test_other_sizes_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="write for example 512MiB or 4GiB"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1, "10 s"),
+        (20, "20 s"),
+        (20.1, "30 s"),
+        (90, "90 s"),
+        (91, "2 min"),
+        (540, "9 min"),
+        (541, "10 min"),
+        (90 * 60, "90 min"),
+        (90 * 60 + 1, "2 h"),
+        (2.4 * 3600, "2.5 h"),
+        (86_400, "24 h"),
+    ],
+)
+def test_an_estimated_duration_is_rounded_up(seconds: float, text: str) -> None:
+    assert format_estimate(round(seconds * NS_PER_S)) == text

@@ -208,18 +208,41 @@ def test_the_sentence_of_a_pass_names_the_bound_and_the_tolerated_outage() -> No
     )
 
 
-def test_the_sentence_of_an_inconclusive_verdict_names_the_remedy() -> None:
-    assert verdict_on(evidence(990, 1000)).sentence == (
-        "chat: 990 of 1000 requests met their targets, between 98.30% and 99.45%, each bound "
-        "with 95% confidence (objective 99%). Replay a longer window, or repeat the run. "
+def test_the_sentence_of_an_inconclusive_verdict_names_the_window_that_would_decide() -> None:
+    assert verdict_on(evidence(993, 1000)).sentence == (
+        "chat: 993 of 1000 requests met their targets, between 98.68% and 99.67%, each bound "
+        "with 95% confidence (objective 99%); a window of about 37 min would probably decide. "
         "This is a single run: the spread between runs is not included."
     )
+
+
+def test_no_window_is_estimated_if_the_share_is_the_objective() -> None:
+    assert verdict_on(evidence(990, 1000)).sentence == (
+        "chat: 990 of 1000 requests met their targets, between 98.30% and 99.45%, each bound "
+        "with 95% confidence (objective 99%); even a window of a day would probably not decide. "
+        "This is a single run: the spread between runs is not included."
+    )
+
+
+def test_no_window_is_estimated_if_requests_could_not_be_judged() -> None:
+    assert "window" not in verdict_on(evidence(993, 1000, unjudged=3)).sentence
 
 
 def test_the_sentence_names_the_window_that_a_declared_outage_needs() -> None:
     sentence = verdict_on(evidence(outage_s=10)).sentence
     assert "met with an unobserved outage of 1 s, but slo.outageSeconds requires 10 s" in sentence
-    assert "requires 10 s, and so a window of about 49 min" in sentence
+    assert "requires 10 s; a window of about 53 min would probably decide" in sentence
+
+
+def test_the_sentence_counts_the_missing_requests_or_seconds() -> None:
+    assert (
+        "but an objective of 99% requires at least 300 requests, 270 more; "
+        "a window of about 55 min would probably decide" in verdict_on(evidence(30, 30)).sentence
+    )
+    assert (
+        "but a PASS requires a window of at least 20 s, 5 s more than the 15 s of this one; "
+        "a window of about 20 s would probably decide" in verdict_on(evidence(seconds=15)).sentence
+    )
 
 
 def test_mostly_short_outputs_name_the_option_that_allows_them() -> None:

@@ -208,8 +208,9 @@ def test_a_dry_run_prints_the_plan_of_a_load(capsys: pytest.CaptureFixture[str])
     [
         ("5/s", "200s", []),
         ("2/s", "100s", ["requests of class default, and a PASS at its objective of 99%"]),
-        ("90/s", "15s", ["the window is 15 s long, and a PASS requires at least 20 s"]),
-        ("1/s", "15s", ["the window", "a PASS at its objective of 99% requires at least 300"]),
+        ("90/s", "15s", ["and a PASS requires at least 20 s; choose a window of about 20 s"]),
+        ("1/s", "15s", ["the window", "a PASS at its objective of 99% requires at least 300, "]),
+        ("0.1/s", "10m", ["more; choose a window of about"]),
     ],
 )
 def test_a_plan_that_cannot_pass_is_named_before_it_is_sent(

@@ -139,7 +139,9 @@ def record(**changes: object) -> dict[str, object]:
         ),
         pytest.param(
             HEADER + f"{T},5,,gold\n", MAP,
-            "line 2, column completion_tokens: the value is missing; every record needs one",
+            "line 2, column completion_tokens: the value is missing; every request needs one, and "
+            "records that are not requests to the model, such as health checks, are skipped with "
+            "--only COLUMN=VALUE",
             id="no output tokens",
         ),
         pytest.param(

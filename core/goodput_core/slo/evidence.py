@@ -47,6 +47,8 @@ class ClassEvidence:
             (`slo.outageSeconds`).
         tolerated_outage_ns: the longest unobserved outage with which the lower bound still meets
             the objective.
+        deciding_window_ns: length of a window that would probably decide about the objective; None
+            if no window of a day would.
     """
 
     name: str
@@ -58,6 +60,7 @@ class ClassEvidence:
     window_ns: int
     outage_ns: int = 0
     tolerated_outage_ns: int = 0
+    deciding_window_ns: int | None = None
 
     @property
     def blocks(self) -> int:
@@ -151,12 +154,13 @@ def class_evidence(
         misses: missed requests by reason.
     """
     attainment = counts.attainment
-    interval, tolerated_s = None, 0.0
+    interval, tolerated_s, deciding_s = None, 0.0, None
     if attainment.total:
         estimate = WindowEstimate(counts, outage_s=outage_s, runs=runs)
         interval = estimate.interval(confidence, classes=classes)
         if objective is not None:
             tolerated_s = estimate.tolerated_outage_s(objective, confidence)
+            deciding_s = estimate.deciding_window_s(objective, confidence, classes=classes)
     return ClassEvidence(
         name=name,
         objective=objective,
@@ -167,4 +171,5 @@ def class_evidence(
         window_ns=len(counts.total) * NS_PER_S,
         outage_ns=outage_s * NS_PER_S,
         tolerated_outage_ns=int(tolerated_s * NS_PER_S),
+        deciding_window_ns=None if deciding_s is None else round(deciding_s * NS_PER_S),
     )

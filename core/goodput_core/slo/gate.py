@@ -221,7 +221,8 @@ def decide_gate(
     checks = [_check_unjudged(c) for c in without if c.rows]
     for one in judged:
         name = one.candidate.name
-        checks.append(_check_objective(one.candidate, failed.get((name, GateRule.OBJECTIVE))))
+        sharers = failed.get((name, GateRule.OBJECTIVE))
+        checks.append(_check_objective(one.candidate, sharers, is_single_run=is_single_run))
         if with_baseline:
             sharers = failed.get((name, GateRule.DIFFERENCE))
             check = _check_difference(one, intervals.get(name), margin, sharers, confidence)
@@ -287,8 +288,12 @@ def _check_unjudged(one: GateClass) -> GateCheck:
     )
 
 
-def _check_objective(candidate: ClassEvidence, sharers: int | None) -> GateCheck:
-    verdict: ClassVerdict = judge_class(candidate, sharers, tests="checks")
+def _check_objective(
+    candidate: ClassEvidence, sharers: int | None, *, is_single_run: bool
+) -> GateCheck:
+    verdict: ClassVerdict = judge_class(
+        candidate, sharers, tests="checks", with_remedy=is_single_run
+    )
     return GateCheck(
         slo_class=candidate.name,
         rule=GateRule.OBJECTIVE,

@@ -14,9 +14,12 @@ the gamma distribution", Statistics in Medicine, 1997, for the bounds.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import sub
 from typing import TYPE_CHECKING, Final
@@ -31,13 +34,13 @@ from goodput_core.slo.targets import USUAL_CONFIDENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from fractions import Fraction
 
     from goodput_core.slo.attainment import SecondCounts
 
 __all__ = [
     "DEFAULT_CONFIDENCE",
     "LEAST_CONFIDENCE",
+    "LONGEST_WINDOW_S",
     "BlockScale",
     "Exposure",
     "Interval",
@@ -50,6 +53,8 @@ __all__ = [
 
 DEFAULT_CONFIDENCE: Final = float(USUAL_CONFIDENCE)
 LEAST_CONFIDENCE: Final = 0.5
+LONGEST_WINDOW_S: Final = 86_400
+"""The longest window that `WindowEstimate.deciding_window_s` tries, seconds."""
 _BLOCK_COUNTS: Final = (60, 30, 15, 8)
 # t/z is 0/0 at a confidence of 0.5 and nearly constant below 0.75, so lower confidences use its
 # value at 0.75.
@@ -57,6 +62,10 @@ _MIN_INFLATED: Final = 0.75
 _OUTAGE_PRECISION: Final = 1e-2
 # Shorter outages count as none.
 _LEAST_OUTAGE_S: Final = 1e-3
+# Lengths of windows that are tried, each this many times as long as the one before.
+_WINDOW_STEP: Final = 1.05
+# Share of the windows of the estimated length that decide.
+_LIKELY: Final = 0.8
 
 
 class IntervalMethod(StrEnum):
@@ -244,20 +253,77 @@ class WindowEstimate:
             longest_s = next_s
         return 0.0
 
+    def deciding_window_s(
+        self, objective: Fraction, confidence: float = DEFAULT_CONFIDENCE, *, classes: int = 1
+    ) -> float | None:
+        """Return the length of a window that would probably decide about the objective.
+
+        The estimate assumes that requests and misses continue as in this window. Their numbers and
+        the variance of the misses then grow with the window, and the worst block with its square
+        root. The bounds of the longer window are tested with a number of requests and of misses
+        that four of five such windows reach.
+
+        Args:
+            objective: share of requests that must meet their targets.
+            confidence: confidence of each one-sided bound.
+            classes: number of classes that share the permitted error probability of the upper
+                bound.
+
+        Returns:
+            At least the length of this window; None if no window of up to `LONGEST_WINDOW_S` would
+            probably decide, as when the share of requests lies close to the objective.
+        """
+        longest = LONGEST_WINDOW_S / self._seconds
+        if longest < 1 or not self._total:
+            return None
+        steps = range(int(math.log(longest, _WINDOW_STEP)) + 1)
+        decides = partial(self._decides, objective, confidence, classes)
+        step = bisect_left(steps, True, key=lambda number: decides(_WINDOW_STEP**number))
+        return None if step == len(steps) else self._seconds * _WINDOW_STEP**step
+
+    def _decides(self, objective: Fraction, confidence: float, classes: int, longer: float) -> bool:
+        """True if a window that is `longer` times as long would probably decide."""
+        likely = normal_quantile(_LIKELY)
+        total = longer * self._total
+        total -= likely * math.sqrt(total)
+        allowed = total * float(1 - objective)
+        if Fraction(self._missed, self._total) < 1 - objective:
+            most = self._most_missed(confidence, self._outage_s, longer=longer, deviation=likely)
+            return most <= allowed
+        corrected = 1 - (1 - confidence) / classes
+        fewest = self._fewest_missed(corrected, longer=longer, deviation=likely)
+        exact = beta_quantile(corrected, longer * self._good + 1, longer * self._missed)
+        return fewest > allowed and exact < objective
+
     def _lower(self, confidence: float, outage_s: float) -> float:
         if self._exposure is None:
             return 0.0
+        most_missed = self._most_missed(confidence, outage_s)
+        return min(max(0.0, 1 - most_missed / self._total), self._good / self._total)
+
+    def _most_missed(
+        self, confidence: float, outage_s: float, *, longer: float = 1.0, deviation: float = 0.0
+    ) -> float:
+        """Return the upper bound on the number of misses, by the widest scale.
+
+        Args:
+            confidence: confidence of the bound.
+            outage_s: length of an unseen outage, which counts once.
+            longer: factor by which the window is longer than this one.
+            deviation: standard errors by which there are more misses than expected.
+        """
+        assert self._exposure is not None, "a window without requests has no bounds"
         missed_share = self._exposure.missed_share(outage_s) / self._runs
         min_unseen = max(1.0, missed_share * self._total)
-        most_missed = 0.0
+        most = 0.0
         for scale in self._scales:
             # Count the worst block once more, because the true rate may include another such block
             # that did not occur in the window by chance.
-            unseen = max(scale.highest, min_unseen)
-            mean = self._missed + unseen
-            variance = self._variance(scale, confidence) + unseen**2
-            most_missed = max(most_missed, _gamma_quantile(confidence, mean, variance))
-        return min(max(0.0, 1 - most_missed / self._total), self._good / self._total)
+            unseen = max(scale.highest * math.sqrt(longer), min_unseen)
+            spread = longer * self._variance(scale, confidence)
+            mean = longer * self._missed + deviation * math.sqrt(spread) + unseen
+            most = max(most, _gamma_quantile(confidence, mean, spread + unseen**2))
+        return most
 
     def _exact_lower(self, confidence: float) -> float:
         """Return the exact lower bound. The gamma bound may exceed it at confidences near 50 %."""
@@ -268,13 +334,28 @@ class WindowEstimate:
     def _upper(self, confidence: float) -> float:
         if self._missed == 0:
             return 1.0
-        fewest_missed = min(
-            _gamma_quantile(1 - confidence, self._missed, self._variance(scale, confidence))
-            for scale in self._scales
-        )
+        fewest_missed = self._fewest_missed(confidence)
         # The upper gamma bound alone would be slightly tighter than the exact one.
         exact = beta_quantile(confidence, self._good + 1, self._missed)
         return max(1 - fewest_missed / self._total, exact, self._good / self._total)
+
+    def _fewest_missed(
+        self, confidence: float, *, longer: float = 1.0, deviation: float = 0.0
+    ) -> float:
+        """Return the lower bound on the number of misses, by the widest scale.
+
+        Args:
+            confidence: confidence of the bound.
+            longer: factor by which the window is longer than this one.
+            deviation: standard errors by which there are fewer misses than expected.
+        """
+        fewest = math.inf
+        for scale in self._scales:
+            variance = longer * self._variance(scale, confidence)
+            mean = longer * self._missed - deviation * math.sqrt(variance)
+            bound = _gamma_quantile(1 - confidence, mean, variance) if mean > 0 else 0.0
+            fewest = min(fewest, bound)
+        return fewest
 
     def _effective(self, confidence: float) -> float:
         largest = max(self._variance(scale, confidence) for scale in self._scales)

@@ -16,7 +16,7 @@ from goodput_core.slo.evidence import is_load_lacking
 from goodput_core.slo.intervals import requests_needed
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.targets import format_objective
-from goodput_core.units import format_duration
+from goodput_core.units import NS_PER_S, format_duration, format_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -194,8 +194,6 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
             kind, reason = VerdictKind.INVALID, problems[0][0]
             sentence = f"The run is invalid: {'; '.join(text for _, text in problems)}."
         elif verdicts:
-            if kind is VerdictKind.INCONCLUSIVE:
-                sentence += " Replay a longer window, or repeat the run."
             sentence += " This is a single run: the spread between runs is not included."
     return Verdict(kind=kind, reason=reason, sentence=sentence, classes=verdicts, skipped=skipped)
 
@@ -288,7 +286,11 @@ def describe_bound(
 
 
 def judge_class(
-    evidence: ClassEvidence, sharers: int | None, *, tests: str = "classes"
+    evidence: ClassEvidence,
+    sharers: int | None,
+    *,
+    tests: str = "classes",
+    with_remedy: bool = True,
 ) -> ClassVerdict:
     """Return the verdict on one class with an objective and judged requests.
 
@@ -297,6 +299,8 @@ def judge_class(
         sharers: number of tests that shared the error probability when the upper bound of the class
             was below its objective, from `find_below`; None if it was not.
         tests: the word for several tests.
+        with_remedy: False if a longer window is not the only remedy for an undecided class, as
+            after several runs.
     """
     objective, interval = evidence.objective, evidence.interval
     assert objective is not None
@@ -318,11 +322,16 @@ def judge_class(
     elif evidence.blocks < MIN_BLOCKS:
         reason = Reason.TOO_FEW_BLOCKS
         window = format_duration(evidence.window_ns)
-        text = f"but a PASS requires a window of at least {MIN_BLOCKS} s; this one is {window} long"
+        missing = format_duration(MIN_BLOCKS * NS_PER_S - evidence.window_ns)
+        text = (
+            f"but a PASS requires a window of at least {MIN_BLOCKS} s, {missing} more than the "
+            f"{window} of this one"
+        )
     elif total < (needed := requests_needed(objective, interval.confidence)):
         reason = Reason.TOO_FEW_REQUESTS
         text = (
-            f"but an objective of {format_objective(objective)} requires at least {needed} requests"
+            f"but an objective of {format_objective(objective)} requires at least {needed} "
+            f"requests, {needed - total} more"
         )
     elif interval.lower >= objective:
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
@@ -332,17 +341,18 @@ def judge_class(
             f"met with an unobserved outage of {unobserved}"
         )
     elif 0 < tolerated_ns < outage_ns:
-        required = format_duration(evidence.window_ns * outage_ns // tolerated_ns)
         text = (
             "the objective would still be met with an unobserved outage of "
             f"{format_duration(tolerated_ns)}, but slo.outageSeconds requires "
-            f"{format_duration(outage_ns)}, and so a window of about {required}"
+            f"{format_duration(outage_ns)}"
         )
     else:
         text = (
             f"between {format_share(interval.lower)} and {format_share(interval.upper)}, each "
             f"bound {confidence}"
         )
+    if kind is VerdictKind.INCONCLUSIVE and reason is not Reason.UNJUDGED and with_remedy:
+        text += _describe_remedy(evidence)
     short = evidence.misses.by_reason.get(MissReason.SHORT, 0)
     if kind is not VerdictKind.PASS and 2 * short > total:
         text += (
@@ -355,6 +365,14 @@ def judge_class(
     return ClassVerdict(
         name=evidence.name, kind=kind, reason=reason, sentence=sentence, proof=proof
     )
+
+
+def _describe_remedy(evidence: ClassEvidence) -> str:
+    """Return the window that would probably decide about a class, as the end of a sentence."""
+    if evidence.deciding_window_ns is None:
+        return "; even a window of a day would probably not decide"
+    window_ns = max(evidence.deciding_window_ns, MIN_BLOCKS * NS_PER_S)
+    return f"; a window of about {format_estimate(window_ns)} would probably decide"
 
 
 def _validity_problems(

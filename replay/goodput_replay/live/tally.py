@@ -348,8 +348,8 @@ class LiveTally:
 def _decide_so_far(evidence: RunEvidence, progress: RunProgress, *, early: bool) -> Verdict:
     """Return the verdict so far.
 
-    While the run goes on, a remedy such as a longer window is left out, and the first requests
-    alone do not make the run INVALID, unless some were not sent.
+    While the run goes on, the first requests alone do not make it INVALID, unless some were not
+    sent.
     """
     validity = evidence.validity
     verdict = decide(evidence.classes, validity)
@@ -372,7 +372,8 @@ def _decide_so_far(evidence: RunEvidence, progress: RunProgress, *, early: bool)
                 verdict,
                 kind=VerdictKind.INCONCLUSIVE,
                 reason=Reason.TOO_FEW_REQUESTS,
-                sentence=f"Not enough yet: {rows}, and the client is judged from {_MIN_REQUESTS}.",
+                sentence=f"Not enough yet: {rows}, and the client is judged from {_MIN_REQUESTS}, "
+                f"{_MIN_REQUESTS - evidence.overall.rows} more.",
                 classes=(),
             )
     elif verdict.kind is VerdictKind.INCONCLUSIVE and verdict.reason in _NOT_ENOUGH:

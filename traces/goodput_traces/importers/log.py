@@ -44,6 +44,10 @@ __all__ = ["FixedLogImporter", "LogImporter"]
 _DURATION: Final = "duration_e2e_ms"
 _REQUIRED: Final = (ARRIVAL, "input_tokens", "output_tokens")
 _OPTIONAL: Final = tuple(name for name in ROW_FIELDS if name not in {*_REQUIRED, COLUMN_NS})
+_MISSING: Final = (
+    "the value is missing; every request needs one, and records that are not requests to the "
+    "model, such as health checks, are skipped with --only COLUMN=VALUE"
+)
 _KNOWN_ARRIVALS: Final = {COLUMN_NS: "ns", COLUMN_MS: "ms"}
 # The first name that the log has is used.
 _GUESSES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -245,6 +249,8 @@ class LogImporter(Importer):
 
     def _read(self, record: Record, target: str, column: str) -> Any:
         """Return the value of one column of the trace."""
+        if target in _REQUIRED and record.values.get(column) is None:
+            record.reject(column, _MISSING)
         if target in {ARRIVAL, FINISH}:
             return self._arrivals.read_ns(record, column)
         if target in TEXT_BOUNDS:
