@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from goodput_core.errors import GoodputError
+from goodput_core.placement import PlacementReason
 
 __all__ = [
     "APIError",
@@ -21,6 +22,7 @@ __all__ = [
     "is_failure",
     "is_known_reason",
     "is_overload",
+    "not_placed",
     "overloaded",
     "read_error",
     "too_long",
@@ -210,6 +212,17 @@ def overloaded(message: str, retry_after_s: int) -> APIError:
 def unavailable(message: str, code: str) -> APIError:
     """Return a 503 with `Retry-After: 1`."""
     return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, retry_after_s=1)
+
+
+def not_placed(reason: PlacementReason) -> APIError:
+    """Return the 429 or 503 for a request that no replica can take.
+
+    Args:
+        reason: the reason of the placement.
+    """
+    if reason is PlacementReason.ALL_SATURATED:
+        return overloaded("every replica is full; retry shortly", 1)
+    return unavailable("no replica is ready; retry shortly", "no_replica_ready")
 
 
 def _escape_surrogates(text: str) -> str:

@@ -16,13 +16,12 @@ import msgspec
 from aiohttp import web
 
 from goodput_core.contract import HEADER_LOAD, HEADER_SLO_CLASS
-from goodput_core.placement import PlacementReason
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
 from goodput_engine.http_server import error_response
 from goodput_engine.logs import EventCounter
-from goodput_engine.openai.errors import APIError, bad_request, overloaded, unavailable
+from goodput_engine.openai.errors import APIError, bad_request, not_placed, unavailable
 from goodput_engine.openai.headers import ServiceClasses, read_priority, read_targets
 from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.router.proxied_request import ProxiedRequest
@@ -190,9 +189,7 @@ class Proxy:
         importance = state.importance(now_ns)
         replica, placement = self._replicas.place(now_ns, state.keys, importance=importance)
         if replica is None:
-            if placement.reason is PlacementReason.ALL_SATURATED:
-                raise overloaded("every replica is full; retry shortly", 1)
-            raise unavailable("no replica is ready; retry shortly", "no_replica_ready")
+            raise not_placed(placement.reason)
         first_byte_deadline_ns = self._clock() + self._timeouts.first_byte_ns
         try:
             while True:

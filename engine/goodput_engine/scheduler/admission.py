@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView, SchedulingPolicy
     from goodput_engine.scheduler.request_table import RequestTable
 
-__all__ = ["Admission", "Rejection", "Removal", "host_memory_is_full"]
+__all__ = [
+    "Admission",
+    "Rejection",
+    "Removal",
+    "describe_long_output",
+    "describe_long_prompt",
+    "host_memory_is_full",
+]
 
 _REMEMBERED_STARTS: Final = 64
 """Latest starts from which the wait of a rejected request is predicted."""
@@ -74,6 +81,34 @@ class Removal:
 
     request: ScheduledRequest
     rejection: Rejection
+
+
+def describe_long_prompt(context_tokens: int) -> str:
+    """Describe the rejection of a prompt that fills the context, without its length.
+
+    The server rejects most of these prompts before it has counted their tokens.
+
+    Args:
+        context_tokens: limit of prompt and output together.
+    """
+    return (
+        f"the prompt is too long; this model's context of {context_tokens} must hold the prompt "
+        "and at least one output token"
+    )
+
+
+def describe_long_output(max_tokens: int, *, input_tokens: int, context_tokens: int) -> str:
+    """Describe the rejection of an output that does not fit after its prompt.
+
+    Args:
+        max_tokens: the requested limit of the output.
+        input_tokens: length of the prompt.
+        context_tokens: limit of prompt and output together.
+    """
+    return (
+        f"max_tokens is {max_tokens}, but after a prompt of {input_tokens} tokens this model's "
+        f"context of {context_tokens} leaves {context_tokens - input_tokens}"
+    )
 
 
 def host_memory_is_full(*, free_blocks: int, total_blocks: int, mean_blocks: int) -> bool:
@@ -245,18 +280,10 @@ class Admission:
                 detail="a request needs at least one prompt token and one output token",
             )
         if prompt >= bound:
-            return Rejection(
-                reason="too_long",
-                detail=f"the prompt has {prompt} tokens; prompt and output together may have at "
-                f"most {bound} here",
-            )
+            return Rejection(reason="too_long", detail=describe_long_prompt(bound))
         if output is not None and prompt + output > bound:
-            return Rejection(
-                reason="too_long",
-                detail=f"{prompt} prompt tokens and {output} output tokens are more than the "
-                f"{bound} that prompt and output together may have here; request at most "
-                f"{bound - prompt} output tokens",
-            )
+            detail = describe_long_output(output, input_tokens=prompt, context_tokens=bound)
+            return Rejection(reason="too_long", detail=detail)
         return None
 
     def _is_full(self, starting: int) -> bool:

@@ -25,14 +25,8 @@ from goodput_core.contract import (
 )
 from goodput_core.units import NS_PER_MS
 from goodput_engine.openai.bodies import response_body, usage_object
-from goodput_engine.openai.errors import (
-    APIError,
-    bad_request,
-    error_event,
-    overloaded,
-    too_long,
-    unavailable,
-)
+from goodput_engine.openai.errors import APIError, error_event
+from goodput_engine.openai.rejections import rejection_error
 from goodput_engine.openai.sse import DONE_EVENT, EventWriter
 from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
@@ -43,14 +37,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from goodput_engine.core_client import CoreClient, RequestStream
-    from goodput_engine.messages import Rejected
     from goodput_engine.server.output_text import TextSource
     from goodput_engine.server.requests import CompletionRequest, RequestParser
     from goodput_engine.server.state import ServerState
 
 __all__ = ["CompletionHandlers"]
 
-_MAX_RETRY_AFTER_S: Final = 60
 _MAX_EVENTS: Final = 64
 _SLICE_BYTES: Final = 64 << 10
 _CONTENT_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
@@ -106,7 +98,7 @@ class CompletionHandlers:
     def _end_error(self, stream: RequestStream) -> APIError | None:
         """Return the error of a request that was rejected, removed or lost; else None."""
         if stream.rejected is not None:
-            return _rejection_error(stream.rejected)
+            return rejection_error(stream.rejected)
         return self._state.not_serving_error() if stream.lost else None
 
     async def _parse(
@@ -343,13 +335,3 @@ def _to_ms(ns: float) -> float:
 def _make_id(call: CompletionRequest) -> str:
     kind = "chatcmpl" if call.chat else "cmpl"
     return f"{kind}-{secrets.token_hex(12)}"
-
-
-def _rejection_error(rejected: Rejected) -> APIError:
-    if rejected.reason == "too_long":
-        return too_long(rejected.detail)
-    if rejected.reason == "draining":
-        return unavailable("the engine is stopping; use another replica", "draining")
-    if rejected.retry_after_s:
-        return overloaded(rejected.detail, max(1, min(rejected.retry_after_s, _MAX_RETRY_AFTER_S)))
-    return bad_request(rejected.detail)

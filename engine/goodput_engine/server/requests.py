@@ -26,6 +26,7 @@ from goodput_engine.openai.bodies import (
 from goodput_engine.openai.errors import APIError, bad_request, too_long
 from goodput_engine.openai.headers import ServiceClasses, read_headers
 from goodput_engine.openai.sampling_fields import read_sampling
+from goodput_engine.scheduler.admission import describe_long_output, describe_long_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -267,13 +268,13 @@ class RequestParser:
         for at in range(0, len(data), _SLICE_BYTES):
             commas += data.count(b",", at, at + _SLICE_BYTES)
             if commas >= self.limits.max_model_tokens:
-                raise self._too_long_error(commas, "prompt")
+                raise self._too_long_error("prompt")
 
     def _require_fit(self, ids: list[int], param: str) -> list[int]:
         if not ids:
             raise bad_request(f"{param} has no tokens; send at least one", param)
         if len(ids) >= self.limits.max_model_tokens:
-            raise self._too_long_error(len(ids), param)
+            raise self._too_long_error(param)
         if self.computes and max(ids) >= self.limits.vocab_size:
             raise bad_request(
                 f"{param}: the tokenizer returns the token id {max(ids)}, but this model's token "
@@ -282,21 +283,16 @@ class RequestParser:
             )
         return ids
 
-    def _too_long_error(self, count: int, param: str) -> APIError:
-        return too_long(
-            f"{param} has {count} tokens or more; this model's context of "
-            f"{self.limits.max_model_tokens} must hold the prompt and at least one output token",
-            param,
-        )
+    def _too_long_error(self, param: str) -> APIError:
+        return too_long(describe_long_prompt(self.limits.max_model_tokens), param)
 
     def _check_length(self, input_tokens: int, max_tokens: int | None) -> None:
-        left = self.limits.max_model_tokens - input_tokens
-        if max_tokens is not None and max_tokens > left:
-            raise too_long(
-                f"max_tokens is {max_tokens}, but after a prompt of {input_tokens} tokens this "
-                f"model's context of {self.limits.max_model_tokens} leaves {left}",
-                "max_tokens",
+        context_tokens = self.limits.max_model_tokens
+        if max_tokens is not None and input_tokens + max_tokens > context_tokens:
+            detail = describe_long_output(
+                max_tokens, input_tokens=input_tokens, context_tokens=context_tokens
             )
+            raise too_long(detail, "max_tokens")
 
 
 def _read_max_tokens(body: CompletionBody | ChatBody) -> int | None:

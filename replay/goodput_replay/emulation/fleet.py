@@ -20,7 +20,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from goodput_core.engine_state import NO_STATISTICS
-from goodput_core.placement import PLACEMENTS, PlacementReason, PlacementState
+from goodput_core.placement import PLACEMENTS, PlacementState
+from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.importance import Importance
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
@@ -28,14 +29,22 @@ from goodput_core.spec.choices import LateRequests
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.messages import ExecutorInput, Submit
-from goodput_engine.openai.headers import RequestSLO
+from goodput_engine.openai.errors import APIError, not_placed
+from goodput_engine.openai.headers import RequestSLO, ServiceClasses
+from goodput_engine.openai.rejections import rejection_error
 from goodput_engine.router.retry import RetryBudget
 from goodput_engine.router.settings import RouterLimits
 from goodput_engine.scheduler.policies.sjf import SjfPolicy
 from goodput_engine.scheduler.prediction import KnownLengths
 from goodput_replay.emulation.arrivals import ArrivalQueue
 from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
-from goodput_replay.emulation.requests import NO_TIMES, Deadlines, block_keys, make_record
+from goodput_replay.emulation.requests import (
+    NO_TIMES,
+    Deadlines,
+    block_keys,
+    make_record,
+    make_rejected_record,
+)
 from goodput_replay.emulation.settings import FleetOutcome
 
 if TYPE_CHECKING:
@@ -44,6 +53,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from goodput_core.placement import PlacementReason
     from goodput_core.slo.record import RequestRecord
     from goodput_core.spec.choices import RouterPolicy
     from goodput_engine.messages import Configure, Rejected
@@ -91,12 +101,10 @@ class VirtualFleet:
         self.arrived = 0
         self._on_record = on_record
         self._drops_late = settings.configure.late_requests == LateRequests.DROP
-        self._classes = {
-            c.name: RequestSLO(
-                slo_class=c.name, targets=c.targets, priority=c.priority, weight=c.weight
-            )
-            for c in settings.slo.classes
-        }
+        self._classes = ServiceClasses(
+            classes=settings.slo.by_name(), default=settings.slo.default or ""
+        )
+        self._slos: dict[str, RequestSLO] = {}
         self._router = VirtualRouter(settings.placement, seed=settings.seed)
         self._deadlines = Deadlines(settings.timeout_ns)
         self._live: dict[int, ReplicaRequest] = {}
@@ -200,19 +208,11 @@ class VirtualFleet:
 
     def _receive(self, planned: PlannedRequest, rid: int, now_ns: int) -> None:
         """Place and submit a request, with one retry, or record the reason for not serving it."""
-        slo = self._classes.get(planned.slo_class, _NO_CLASS)
-        if slo is _NO_CLASS and self._classes:
-            classes = ", ".join(self._classes)
-            detail = (
-                f"{planned.slo_class!r} is not an SLO class of this service; "
-                f"its classes are {classes}"
-            )
-            self._end(rid, planned, make_record(planned, Outcome.ERROR, now_ns, detail=detail))
-            return
-        submit = self._make_submit(planned, rid, slo)
-        replica = self._router.place(self.replicas, submit, now_ns)
-        if isinstance(replica, str):
-            self._end(rid, planned, make_record(planned, Outcome.SHED, now_ns, detail=replica))
+        try:
+            submit = self._make_submit(planned, rid)
+            replica = self._router.place(self.replicas, submit, now_ns)
+        except APIError as error:
+            self._end(rid, planned, make_rejected_record(planned, error, now_ns))
             return
         request = ReplicaRequest(planned, submit, replica)
         rejected = self._submit(request, now_ns)
@@ -252,11 +252,9 @@ class VirtualFleet:
         times: NDArray[np.int64] = NO_TIMES,
     ) -> None:
         """Record a request that its last replica rejected."""
-        outcome = Outcome.SHED if rejected.retry_after_s else Outcome.ERROR
         planned, name = request.planned, request.replica.name
-        record = make_record(
-            planned, outcome, at_ns, times=times, replica=name, detail=rejected.detail
-        )
+        error = rejection_error(rejected)
+        record = make_rejected_record(planned, error, at_ns, times=times, replica=name)
         self._end(request.rid, planned, record)
 
     def _end_removed(self) -> bool:
@@ -325,8 +323,17 @@ class VirtualFleet:
         return request.replica.cancel(request)
 
     # --- requests --------------------------------------------------------------------------
-    def _make_submit(self, planned: PlannedRequest, rid: int, slo: RequestSLO) -> Submit:
-        """Return the same submission that the engine's HTTP server would create."""
+    def _make_submit(self, planned: PlannedRequest, rid: int) -> Submit:
+        """Return the same submission that the engine's HTTP server would create.
+
+        Raises:
+            APIError: 400 for an unknown class.
+        """
+        name = planned.slo_class
+        slo = self._slos.get(name, _NO_CLASS)
+        if slo is _NO_CLASS and self._classes.classes:
+            slo = self._classes.resolve(Targets(), header=name or None, body=None)
+            self._slos[name] = slo
         targets, priority = slo.targets, planned.priority
         if not planned.targets.empty:
             targets = targets.overridden_by(planned.targets)
@@ -336,7 +343,7 @@ class VirtualFleet:
             input_tokens=planned.prompt.input_tokens,
             max_output_tokens=planned.max_output_tokens,
             block_hashes=block_keys(planned.prompt, self.settings.profile.block_size),
-            slo_class=planned.slo_class,
+            slo_class=name,
             targets=targets,
             priority=slo.priority if priority is None else priority,
             weight=slo.weight,
@@ -352,6 +359,7 @@ class VirtualFleet:
     ) -> None:
         """Record a request that a replica completed."""
         replica, end_ns = request.replica, int(times[-1])
+        is_cut_off = len(times) < request.planned.output_tokens
         record = make_record(
             request.planned,
             Outcome.OK,
@@ -359,6 +367,7 @@ class VirtualFleet:
             times=times,
             replica=replica.name,
             cached_tokens=cached_tokens,
+            deviations=(Deviation.CUT_OFF,) if is_cut_off else (),
         )
         self._end(request.rid, request.planned, record)
         self._remove_if_drained(replica, end_ns)
@@ -431,10 +440,6 @@ class VirtualFleet:
         self._statistics = self._statistics.plus(replica.core.scheduler.stats)
 
 
-_FULL = "every replica is full; try again shortly"
-_NONE_READY = "no replica is ready; try again shortly"
-
-
 class VirtualRouter:
     """Assigns requests to replicas.
 
@@ -451,10 +456,17 @@ class VirtualRouter:
 
     def place(
         self, replicas: Iterable[VirtualReplica], submit: Submit, now_ns: int
-    ) -> VirtualReplica | str:
-        """Return the replica for a new request, or the reason why no replica accepts it."""
+    ) -> VirtualReplica:
+        """Return the replica for a new request.
+
+        Raises:
+            APIError: 429 or 503 if no replica can take it.
+        """
         self._budget.earn()
-        return self._choose(replicas, submit, now_ns)
+        replica, reason = self._choose(replicas, submit, now_ns)
+        if replica is None:
+            raise not_placed(reason)
+        return replica
 
     def retry(
         self,
@@ -464,12 +476,12 @@ class VirtualRouter:
         now_ns: int,
     ) -> VirtualReplica | None:
         """Return another replica for a request rejected under load; None without a retry."""
-        chosen = self._choose((r for r in replicas if r is not tried), submit, now_ns)
-        return None if isinstance(chosen, str) or not self._budget.spend() else chosen
+        chosen, _ = self._choose((r for r in replicas if r is not tried), submit, now_ns)
+        return None if chosen is None or not self._budget.spend() else chosen
 
     def _choose(
         self, replicas: Iterable[VirtualReplica], submit: Submit, now_ns: int
-    ) -> VirtualReplica | str:
+    ) -> tuple[VirtualReplica | None, PlacementReason]:
         by_name = {replica.name: replica for replica in replicas}
         loads = [replica.load(now_ns) for replica in by_name.values()]
         importance = None
@@ -483,6 +495,5 @@ class VirtualRouter:
         self._state, placement = self._place(
             self._state, loads, submit.block_hashes, now_ns, importance=importance
         )
-        if placement.replica is not None:
-            return by_name[placement.replica]
-        return _FULL if placement.reason is PlacementReason.ALL_SATURATED else _NONE_READY
+        chosen = None if placement.replica is None else by_name[placement.replica]
+        return chosen, placement.reason

@@ -22,6 +22,7 @@ import msgspec
 
 from goodput_core.units import NS_PER_S
 from goodput_engine.messages import ExecutorInput, Rejected
+from goodput_engine.scheduler.admission import describe_long_output
 from goodput_replay.emulation.fleet import VirtualFleet
 from goodput_replay.emulation.replica import ReplicaRequest, VirtualReplica
 
@@ -122,9 +123,8 @@ class DisaggregatedFleet(VirtualFleet):
         limit = self._decoders[0].core.scheduler.max_total_tokens
         output_tokens = submit.max_output_tokens
         if output_tokens is not None and submit.input_tokens + output_tokens > limit:
-            detail = (
-                f"{submit.input_tokens} prompt tokens and {output_tokens} output tokens are more "
-                f"than the {limit} tokens that prompt and output can have together"
+            detail = describe_long_output(
+                output_tokens, input_tokens=submit.input_tokens, context_tokens=limit
             )
             return Rejected(rid=submit.rid, reason="too_long", detail=detail)
         prompt = msgspec.structs.replace(

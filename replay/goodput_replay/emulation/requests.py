@@ -12,15 +12,20 @@ import numpy as np
 
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_US
+from goodput_engine.openai.errors import error_body
+from goodput_replay.sending.client.chunks import status_sentence
+from goodput_replay.sending.client.stream import ResponseReader
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from numpy.typing import NDArray
 
+    from goodput_core.slo.conformance import Deviation
+    from goodput_engine.openai.errors import APIError
     from goodput_replay.plan import PlannedRequest, PromptKey
 
-__all__ = ["NO_TIMES", "Deadlines", "block_keys", "make_record"]
+__all__ = ["NO_TIMES", "Deadlines", "block_keys", "make_record", "make_rejected_record"]
 
 _MAX_GAP_US: Final = 2**31 - 1
 NO_TIMES: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
@@ -35,7 +40,9 @@ def make_record(
     times: NDArray[np.int64] = NO_TIMES,
     replica: str = "",
     cached_tokens: int | None = None,
+    status: int | None = None,
     detail: str = "",
+    deviations: tuple[Deviation, ...] = (),
 ) -> RequestRecord:
     """Return the record of a request that was sent exactly at its scheduled arrival.
 
@@ -46,7 +53,9 @@ def make_record(
         times: token times, shape `[num_tokens]`.
         replica: name of the replica that served the request; empty if no replica did.
         cached_tokens: prompt tokens found in the prefix cache; None if unknown.
+        status: HTTP status that a server would respond with; None for 200 with the first token.
         detail: error message.
+        deviations: ways in which the response does not conform to the request.
     """
     tokens = len(times)
     return RequestRecord(
@@ -64,9 +73,49 @@ def make_record(
         pinned_output_tokens=planned.output_tokens,
         targets=planned.targets,
         cancel_after_ns=planned.cancel_after_ns,
+        status=200 if status is None and tokens else status,
         detail=detail,
         replica=replica,
         cached_tokens=cached_tokens,
+        deviations=deviations,
+    )
+
+
+def make_rejected_record(
+    planned: PlannedRequest,
+    error: APIError,
+    end_ns: int,
+    *,
+    times: NDArray[np.int64] = NO_TIMES,
+    replica: str = "",
+) -> RequestRecord:
+    """Return the record that a client makes of an error of the engine or the router.
+
+    After the first token, the error is the last event of the stream.
+
+    Args:
+        planned: the request.
+        error: the error.
+        end_ns: end time.
+        times: token times, shape `[num_tokens]`.
+        replica: name of the replica that reported the error; empty for the router.
+    """
+    body = error_body(error)
+    status, detail = error.status, status_sentence(error.status, None, body)
+    deviations: tuple[Deviation, ...] = ()
+    if len(times):
+        reader = ResponseReader()
+        reader.fail(body)
+        status, detail, deviations = 200, reader.failure or "", reader.deviations
+    return make_record(
+        planned,
+        Outcome.SHED if error.retry_after_s else Outcome.ERROR,
+        end_ns,
+        times=times,
+        replica=replica,
+        status=status,
+        detail=detail,
+        deviations=deviations,
     )
 
 

@@ -283,8 +283,8 @@ def test_cancelling_a_waiting_request_is_at_once() -> None:
 @pytest.mark.parametrize(
     ("tokens", "max_output", "sentence"),
     [
-        (161, None, "the prompt has 161 tokens; prompt and output together may have at most 161"),
-        (100, 62, "request at most 61 output tokens"),
+        (161, None, "this model's context of 161 must hold the prompt and at least one output"),
+        (100, 62, "after a prompt of 100 tokens this model's context of 161 leaves 61"),
     ],
     ids=["prompt", "prompt and answer"],
 )

@@ -117,7 +117,9 @@ def test_a_policy_that_no_manifest_names_runs_on_every_replica() -> None:
 
     settings = replace(make_fleet(replicas=2), build_policy=ShortPrompts)
     run = run_fleet([plan(f"r{n}", n, n * 8, 2) for n in (1, 2, 3, 4)], settings)
-    refused = {name for name in ("r1", "r2", "r3", "r4") if run[name].detail == "too long for us"}
+    refused = {
+        name for name in ("r1", "r2", "r3", "r4") if run[name].detail == "HTTP 400: too long for us"
+    }
     assert refused == {"r3", "r4"}
     assert {run[f"r{n}"].replica for n in (3, 4)} == {"chat-0", "chat-1"}
 
@@ -159,7 +161,7 @@ def test_a_request_is_shed_if_every_queue_is_full() -> None:
     run = run_fleet(requests, make_fleet(replicas=2, max_num_seqs=1, max_waiting=2))
     shed = [r for r in run.records if r.outcome is Outcome.SHED]
     assert [r.request_id for r in shed] == ["r6", "r7"]
-    assert {r.detail for r in shed} == {"every replica is full; try again shortly"}
+    assert {r.detail for r in shed} == {"HTTP 429: every replica is full; retry shortly"}
     assert all(r.end_ns == r.scheduled_ns and not r.output_tokens for r in shed)
 
 
@@ -183,21 +185,22 @@ def test_a_request_rejected_under_load_is_retried_once_on_another_replica() -> N
 def test_a_request_larger_than_any_replica_is_an_error_without_a_retry() -> None:
     run = run_fleet([plan("a", 0, 70_000, 1)], make_fleet(replicas=2))
     assert run["a"].outcome is Outcome.ERROR
-    assert "the prompt has 70000 tokens" in run["a"].detail
+    assert "this model's context of 65536 must hold the prompt" in run["a"].detail
 
 
 def test_a_request_of_an_unknown_class_is_an_error() -> None:
     run = run_fleet([plan("a", 0, 8, 1, slo_class="gold")], make_fleet())
     assert run["a"].outcome is Outcome.ERROR
     assert (
-        run["a"].detail == "'gold' is not an SLO class of this service; its classes are fast, slow"
+        run["a"].detail == "HTTP 400: X-SLO-Class: 'gold' is not an SLO class of this service; "
+        "classes are fast, slow"
     )
 
 
 def test_all_requests_are_shed_without_a_replica() -> None:
     run = run_fleet([plan("a", 0, 8, 1)], make_fleet(replicas=0))
     assert run["a"].outcome is Outcome.SHED
-    assert run["a"].detail == "no replica is ready; try again shortly"
+    assert run["a"].detail == "HTTP 503: no replica is ready; retry shortly"
 
 
 def test_settings_and_outcomes_can_be_pickled() -> None:
