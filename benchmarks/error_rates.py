@@ -27,7 +27,7 @@ import json
 import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -238,10 +238,9 @@ def measure_pairs(case: PairCase, *, trials: int, seed: int) -> list[PairErrors]
     for worse_by in range(3):
         for chunk in sizes:
             drawn = pairs.draw(case, worse_by, chunk, rng)
-            history: list[Floats | None] = [None] * len(drawn)
+            history: Sequence[PairCounts | None] = [None] * len(drawn)
             if case.history:
-                earlier = pairs.draw(replace(case, pairs=case.history), 0, chunk, rng)
-                history = [one.difference for one in earlier]
+                history = pairs.draw(case.earlier, 0, chunk, rng)
             for row, outage_s in enumerate(outages_s):
                 kinds, lower = _judge_pairs(case, drawn, history, outage_s)
                 passed[row, worse_by] += (kinds > 0).sum()
@@ -278,14 +277,17 @@ def _margin_to_pass(lower: Sequence[Floats]) -> float:
 
 
 def _judge_pairs(
-    case: PairCase, drawn: Sequence[PairCounts], history: Sequence[Floats | None], outage_s: int
+    case: PairCase,
+    drawn: Sequence[PairCounts],
+    history: Sequence[PairCounts | None],
+    outage_s: int,
 ) -> tuple[Counts, Floats]:
     """Judge the differences of all classes.
 
     Args:
         case: the case.
         drawn: the outcomes of each class.
-        history: differences of earlier pairs of one build, by class; None if unknown.
+        history: earlier pairs of one build, by class; None if there are none.
         outage_s: declared longest outage.
 
     Returns:
@@ -309,11 +311,11 @@ def _judge_pairs(
 
 
 def _judge_objective(
-    case: PairCase, drawn: PairCounts, history: Floats | None, outage_s: int
+    case: PairCase, drawn: PairCounts, history: PairCounts | None, outage_s: int
 ) -> tuple[int, int]:
     """Return the trials whose attainment passes and fails, at the true attainment."""
     one = case.classes[0]
-    lower, upper = attainment_bounds(drawn.second_build, outage_s=outage_s, history=history)
+    lower, upper = attainment_bounds(drawn, history, outage_s=outage_s)
     return int((lower >= 1 - one.miss).sum()), int((upper < 1 - one.miss).sum())
 
 

@@ -6,7 +6,6 @@ several runs. A test proves that they are those of `goodput_core.slo`.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -39,13 +38,13 @@ class Differences:
 
     Args:
         counts: the outcomes, `[trials, pairs, seconds]`.
-        history: differences of earlier pairs of one build, float64 `[trials, earlier pairs]`. One
-            pair without a history is taken to be deterministic.
+        history: earlier pairs of one build. One pair without a history is taken to be
+            deterministic.
         outage_s: declared longest outage.
     """
 
     def __init__(
-        self, counts: PairCounts, history: Floats | None = None, *, outage_s: int = 0
+        self, counts: PairCounts, history: PairCounts | None = None, *, outage_s: int = 0
     ) -> None:
         change, total = counts.only_b - counts.only_a, counts.total
         self.pairs = total.shape[1]
@@ -56,8 +55,9 @@ class Differences:
         self._weight = self.pairs * pair_total.min(axis=1) / self.total
         shares = pair_change / pair_total
         self.difference = shares.mean(axis=1)
-        variance, self._degrees = _pooled_variance(shares, history)
-        self._between = variance / self.pairs
+        spread = _spread(history, counts)
+        self._between, self._degrees = _pooled_variance(shares, *spread)
+        self._between /= self.pairs
         residual = change / pair_total[..., None] - (shares / pair_total)[..., None] * total
         self._within = [
             (blocks, sums.var(axis=-1, ddof=1) * blocks * scale)
@@ -126,26 +126,25 @@ def all_pass(
 
 
 def attainment_bounds(
-    windows: Windows, *, outage_s: int, history: Floats | None = None
+    counts: PairCounts, history: PairCounts | None = None, *, outage_s: int
 ) -> tuple[Floats, Floats]:
-    """Return the bounds of an attainment over several runs of the same window.
+    """Return the bounds of the second build's attainment over several runs of the same window.
 
     Args:
-        windows: the counts, `[trials, runs, seconds]`.
+        counts: the outcomes, `[trials, pairs, seconds]`.
+        history: earlier pairs of one build.
         outage_s: declared longest outage.
-        history: differences of earlier pairs of one build, float64 `[trials, earlier pairs]`.
 
     Returns:
         The lower and the upper bounds, float64 `[trials]`.
     """
+    windows = counts.second_build
     runs = windows.total.shape[1]
     added = Windows(total=windows.total.sum(axis=1), missed=windows.missed.sum(axis=1))
     found = bounds(Scales(added, outage_s=outage_s, runs=runs))
     shares = 1 - windows.missed.sum(axis=2) / windows.total.sum(axis=2)
     # A difference between two runs has twice the variance of a run.
-    variance, degrees = _pooled_variance(
-        shares, None if history is None else history / math.sqrt(2)
-    )
+    variance, degrees = _pooled_variance(shares, *_spread(history, counts), factor=0.5)
     reach = stats.t.ppf(DEFAULT_CONFIDENCE, max(1, degrees)) * np.sqrt(variance / runs)
     mean = shares.mean(axis=1)
     return (
@@ -154,11 +153,33 @@ def attainment_bounds(
     )
 
 
-def _pooled_variance(values: Floats, history: Floats | None) -> tuple[Floats, int]:
-    """Return the variance within the rows, and its degrees of freedom; 0 without any."""
-    groups = [values] if history is None else [values, history]
-    degrees = sum(group.shape[1] - 1 for group in groups)
-    squares = sum(group.var(axis=1) * group.shape[1] for group in groups)
+def _spread(history: PairCounts | None, judged: PairCounts) -> tuple[Floats | float, int]:
+    """Return the variance between runs with the misses of the judged ones, and its degrees.
+
+    `goodput_core.slo.pairs.RunSpread` explains the rule.
+    """
+    if history is None:
+        return 0.0, 0
+    known, now = history.missed.mean(axis=0), judged.missed[0]
+    variance = history.difference.var(axis=1, ddof=1)
+    more = np.divide(now, known, out=np.ones_like(now), where=known > 0)
+    least = np.where(now > 2 * known, 2 * now**2, 0)
+    return np.maximum(variance * np.maximum(1, more) ** 2, least), history.total.shape[1] - 1
+
+
+def _pooled_variance(
+    values: Floats, known: Floats | float, degrees: int, *, factor: float = 1.0
+) -> tuple[Floats, int]:
+    """Return the variance within the rows, and its degrees of freedom; 0 without any.
+
+    Args:
+        values: float64 `[trials, values]`.
+        known: earlier variance, float64 `[trials]`.
+        degrees: its degrees of freedom.
+        factor: factor of the earlier variance.
+    """
+    squares = values.var(axis=1) * values.shape[1] + known * factor * degrees
+    degrees += values.shape[1] - 1
     return squares / max(1, degrees), degrees
 
 

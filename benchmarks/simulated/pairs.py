@@ -8,7 +8,7 @@ statistics were not tried on the cases with `late=True` until they were final.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -106,6 +106,7 @@ class PairCase:
         seconds: length of each run.
         history: number of earlier pairs of equal builds, from which the spread between runs is
             known if there is one pair. Without them, runs of one pair have no spread.
+        quiet: misses of those earlier pairs as a share of the misses of the judged baseline.
         looks: numbers of pairs after which the verdict is asked for, until it is PASS or FAIL; the
             last one is `pairs`. Only the last one if empty.
         by_outages: True if the worse build has more outages, False if it has more single misses.
@@ -119,9 +120,25 @@ class PairCase:
     runs: RunFactors = RunFactors()
     seconds: int = 300
     history: int = 0
+    quiet: float = 1.0
     looks: tuple[int, ...] = ()
     by_outages: bool = False
     late: bool = False
+
+    @property
+    def earlier(self) -> PairCase:
+        """The earlier pairs of one build, whose misses are fewer if `quiet` is below 1."""
+        classes = tuple(
+            replace(
+                one,
+                **{
+                    name: getattr(one, name) * self.quiet
+                    for name in ("single", "hard", "down", "only_baseline")
+                },
+            )
+            for one in self.classes
+        )
+        return replace(self, pairs=self.history, classes=classes)
 
     @property
     def required(self) -> bool:
@@ -160,6 +177,14 @@ class PairCounts:
         """Difference of each pair, float64 `[trials, pairs]`."""
         difference: Floats = (self.only_b - self.only_a).sum(axis=2) / self.total.sum(axis=2)
         return difference
+
+    @property
+    def missed(self) -> Floats:
+        """Mean share that the runs of each build missed, float64 `[2, trials]`."""
+        alone = np.stack((self.only_b, self.only_a)).sum(axis=3)
+        shares = (alone + self.neither.sum(axis=2)) / self.total.sum(axis=2)
+        mean: Floats = shares.mean(axis=2)
+        return mean
 
     @property
     def second_build(self) -> Windows:
@@ -465,6 +490,19 @@ CASES: Final = (
         history=6,
         margin=0.02,
         runs=RunFactors(spread=0.3, on_baseline=True),
+    ),
+    *(
+        _case(
+            f"one pair after 10 of one build that missed {share}, runs spread by 50 %",
+            TraceClass(single=0.05),
+            pairs=1,
+            history=10,
+            quiet=quiet,
+            margin=0.02,
+            runs=RunFactors(spread=0.5),
+            late=True,
+        )
+        for share, quiet in (("as much", 1.0), ("a third", 1 / 3), ("nothing", 0.0))
     ),
     _case(
         "one pair after 12 of one build, own outages of 5 s, 1 h",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -21,7 +22,11 @@ from benchmarks import error_rates
 from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.evidence import class_evidence
 from goodput_core.slo.gate import GateClass, GateRule, attainment_evidence, decide_gate
-from goodput_core.slo.pairs import DifferenceEstimate, PairCounts, RunSpread
+from goodput_core.slo.pairs import (
+    DifferenceEstimate,
+    PairCounts,
+    RunSpread,
+)
 from goodput_core.slo.verdict import VerdictKind, decide
 
 OBJECTIVES = [Fraction(n, 10_000) for n in (5_003, 8_017, 9_011, 9_507, 9_907, 9_991)]
@@ -106,6 +111,17 @@ def pair_counts(drawn: pairs.PairCounts, trial: int) -> list[PairCounts]:
     ]
 
 
+def known_spread(
+    history: pairs.PairCounts | None, judged: pairs.PairCounts, trial: int
+) -> RunSpread | None:
+    if history is None:
+        return None
+    spread = RunSpread.of(
+        history.difference[trial].tolist(), float(history.missed[:, trial].mean())
+    )
+    return spread.at(float(judged.missed[0, trial]))
+
+
 SHORT_CASES = [case for case in pairs.CASES if case.seconds * case.pairs <= 1800]
 
 
@@ -114,28 +130,41 @@ SHORT_CASES = [case for case in pairs.CASES if case.seconds * case.pairs <= 1800
     worse_by=st.integers(0, 2),
     confidence=st.sampled_from([0.8, 0.95, 0.9987]),
     earlier=st.sampled_from([0, 2, 7]),
+    quiet=st.sampled_from([0.0, 0.2, 0.6, 1.0]),
     outage_s=st.sampled_from([0, 7, 60]),
     seed=st.integers(0, 1_000_000),
 )
 @settings(max_examples=40, deadline=None)
 def test_the_vectorised_bounds_of_a_gate_are_those_of_the_product(
-    case: pairs.PairCase, worse_by: int, confidence: float, earlier: int, outage_s: int, seed: int
+    case: pairs.PairCase,
+    worse_by: int,
+    confidence: float,
+    earlier: int,
+    quiet: float,
+    outage_s: int,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     drawn = pairs.draw(case, worse_by, 2, rng)
-    history = rng.normal(0, 0.01, (2, earlier)) if earlier else None
-    found = [Differences(one, history, outage_s=outage_s) for one in drawn]
+    history: list[pairs.PairCounts | None] = [None] * len(drawn)
+    if earlier:
+        history = list(pairs.draw(replace(case, history=earlier, quiet=quiet).earlier, 0, 2, rng))
+    found = [
+        Differences(one, known, outage_s=outage_s)
+        for one, known in zip(drawn, history, strict=True)
+    ]
     failed = any_fails(found, margin=case.margin, confidence=confidence)
     passed = all_pass(found, margin=case.margin, confidence=confidence)
     limits = [
-        attainment_bounds(one.second_build, outage_s=outage_s, history=history) for one in drawn
+        attainment_bounds(one, known, outage_s=outage_s)
+        for one, known in zip(drawn, history, strict=True)
     ]
     tests = 2 * len(drawn)
     for trial in range(2):
-        spread = None if history is None else RunSpread.of(history[trial].tolist())
         deterministic = case.pairs == 1 and not earlier
         classes = []
         for number, one in enumerate(drawn):
+            spread = known_spread(history[number], one, trial)
             estimate = DifferenceEstimate(
                 pair_counts(one, trial),
                 history=spread,

@@ -184,7 +184,7 @@ def test_runs_that_differ_widen_the_bounds_of_the_attainment() -> None:
 
 
 def test_the_spread_of_earlier_pairs_widens_the_interval_of_one_run() -> None:
-    history = RunSpread.of([0.0, 0.02, -0.02, 0.01, -0.01])
+    history = RunSpread.of([0.0, 0.02, -0.02, 0.01, -0.01], 0.02)
     alone = attainment_evidence("chat", None, [run(60)]).interval
     known = attainment_evidence("chat", None, [run(60)], history=history).interval
     assert alone is not None

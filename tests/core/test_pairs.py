@@ -240,7 +240,7 @@ def test_one_pair_covers_runs_only_with_a_history_or_without_noise() -> None:
     pair = even_pair(lost=6)
     assert not DifferenceEstimate([pair]).interval().covers_runs
     assert DifferenceEstimate([pair], deterministic=True).interval().covers_runs
-    history = RunSpread.of([0.0, 0.004, -0.004, 0.002, -0.002])
+    history = RunSpread.of([0.0, 0.004, -0.004, 0.002, -0.002], 0.02)
     known = DifferenceEstimate([pair], history=history).interval()
     assert known.covers_runs
     error = history.variance**0.5
@@ -250,9 +250,37 @@ def test_one_pair_covers_runs_only_with_a_history_or_without_noise() -> None:
 def test_a_history_adds_its_degrees_of_freedom_to_those_of_the_pairs() -> None:
     sample = [even_pair(lost=lost) for lost in (0, 12, 0, 12)]
     alone = DifferenceEstimate(sample).interval()
-    history = RunSpread.of([0.0, 0.002] * 10)
+    history = RunSpread.of([0.0, 0.002] * 10, 0.02)
     pooled = DifferenceEstimate(sample, history=history).interval()
     assert alone.lower < pooled.lower < pooled.difference
+
+
+@given(
+    differences=st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=10),
+    earlier=st.floats(1e-6, 0.5),
+    missed=st.floats(0, 0.5),
+)
+def test_the_spread_of_a_history_grows_with_the_misses_of_the_judged_runs(
+    differences: list[float], earlier: float, missed: float
+) -> None:
+    history = RunSpread.of(differences, earlier)
+    spread = history.at(missed)
+    assert spread.degrees == history.degrees
+    assert spread.variance >= history.variance
+    if missed <= earlier:
+        assert spread == history
+    else:
+        # The spread as a share of the misses does not fall.
+        assert spread.variance * earlier**2 >= history.variance * missed**2 * (1 - 1e-9)
+    if missed > 2 * earlier:
+        assert spread.variance >= 2 * missed**2
+
+
+def test_a_history_without_misses_does_not_make_one_pair_decide() -> None:
+    quiet = RunSpread.of([0.0] * 10, 0.0).at(0.05)
+    interval = DifferenceEstimate([even_pair(lost=60)], history=quiet).interval()
+    assert interval.lower < -0.05 < interval.upper
+    assert interval.upper > 0
 
 
 def test_repeated_runs_without_noise_are_refused() -> None:

@@ -12,6 +12,7 @@ paired-sample design", Statistics in Medicine, 1998, for the bounds of independe
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
@@ -44,6 +45,8 @@ MAX_PAIRS: Final = 100
 """Largest number of pairs that are compared or advised."""
 USUAL_PAIRS: Final = 4
 """Pairs that are compared, unless the user states another number; fewer are not advised."""
+_COMPARABLE: Final = 2
+"""A baseline with more than this factor of a history's misses is not comparable with it."""
 _NO_CHANGES: Final = BlockScale(blocks=1, variance=0.0, highest=0.0, lowest=0.0)
 
 
@@ -78,16 +81,23 @@ class RunSpread:
     Args:
         variance: variance of the difference between pairs, at least 0.
         degrees: degrees of freedom of the variance, at least 1.
+        missed: share of requests that the earlier runs missed.
     """
 
     variance: float
     degrees: int
+    missed: float
 
     @classmethod
-    def of(cls, differences: Sequence[float]) -> RunSpread:
-        """Estimate the spread from the differences of pairs of the same build.
+    def of(cls, differences: Sequence[float], missed: float) -> RunSpread:
+        """Estimate the spread from pairs of the same build.
 
-        Their mean is not taken to be 0, because the second run of a pair may always be faster.
+        The mean difference is not taken to be 0, because the second run of a pair may always be
+        faster.
+
+        Args:
+            differences: difference of the attainments in each pair.
+            missed: mean share of requests that the runs missed.
 
         Raises:
             ValueError: fewer than two differences.
@@ -95,9 +105,27 @@ class RunSpread:
         degrees = len(differences) - 1
         if degrees < 1:
             raise ValueError("a spread needs at least two differences")
-        mean = math.fsum(differences) / len(differences)
-        squares = math.fsum((difference - mean) ** 2 for difference in differences)
-        return cls(variance=squares / degrees, degrees=degrees)
+        variance = statistics.variance(differences)
+        return cls(variance=variance, degrees=degrees, missed=missed)
+
+    def at(self, missed: float) -> RunSpread:
+        """Return the spread to expect while the same build misses another share of requests.
+
+        Machines and neighbours change the number of misses by a factor, so the spread grows with
+        it. Runs with less than half of the misses say little about that factor; then the spread is
+        at least that of runs whose misses vary as much as they are many. Fewer misses do not
+        narrow it.
+
+        Args:
+            missed: mean share of requests that the judged runs of the baseline missed.
+        """
+        if missed <= self.missed:
+            return self
+        variance = self.variance * (missed / self.missed) ** 2 if self.missed else 0.0
+        if missed > _COMPARABLE * self.missed:
+            # The difference of two runs has twice the variance of one.
+            variance = max(variance, 2 * missed**2)
+        return RunSpread(variance=variance, degrees=self.degrees, missed=missed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +200,8 @@ class DifferenceEstimate:
         self._scales = tuple(tuple(_change_scales(pair, outage_s)) for pair in pairs)
         # An outage hits one run, of one pair.
         self._outage_share = max(Exposure(p.total).missed_share(outage_s) for p in pairs)
-        self._spread = None if deterministic else _pool(self.differences, history)
-        self._covers_runs = deterministic or self._spread is not None
+        self._between, self._degrees = _pool(self.differences, None if deterministic else history)
+        self._covers_runs = deterministic or self._degrees > 0
 
     def interval(
         self, confidence: float = DEFAULT_CONFIDENCE, *, tests: int = 1
@@ -214,9 +242,7 @@ class DifferenceEstimate:
         """
         if self.deterministic:
             return None
-        variance = self._within_variance(confidence)
-        if self._spread is not None:
-            variance = max(variance, self._spread.variance)
+        variance = max(self._within_variance(confidence), self._between)
         for pairs in range(max(USUAL_PAIRS, self.pairs + 1), MAX_PAIRS + 1):
             between = student_t_quantile(confidence, pairs - 1) * math.sqrt(variance / pairs)
             below, above = (
@@ -229,9 +255,9 @@ class DifferenceEstimate:
     def _bound(self, confidence: float, sign: int) -> float:
         """Return the upper bound for the sign 1, and the lower bound for −1."""
         distance = self._within_distance(confidence, sign, self.pairs)
-        if self._spread is not None:
-            error = math.sqrt(self._spread.variance / self.pairs)
-            distance = max(distance, student_t_quantile(confidence, self._spread.degrees) * error)
+        if self._degrees:
+            error = math.sqrt(self._between / self.pairs)
+            distance = max(distance, student_t_quantile(confidence, self._degrees) * error)
         return min(max(-1.0, self.difference + sign * distance), 1.0)
 
     def _within_distance(self, confidence: float, sign: int, pairs: int) -> float:
@@ -328,14 +354,11 @@ def _change_scales(pair: PairCounts, outage_s: float) -> Iterator[BlockScale]:
     return block_scales(residuals, total**2, outage_s=outage_s)
 
 
-def _pool(differences: Sequence[float], history: RunSpread | None) -> RunSpread | None:
-    """Return the spread between pairs, pooled with that of earlier ones; None if unknown."""
+def _pool(differences: Sequence[float], history: RunSpread | None) -> tuple[float, int]:
+    """Return the variance between pairs, pooled with that of earlier ones, and its degrees."""
     degrees = len(differences) - 1
-    if not degrees:
-        return history
-    spread = RunSpread.of(differences)
-    if history is None:
-        return spread
-    total = degrees + history.degrees
-    variance = (spread.variance * degrees + history.variance * history.degrees) / total
-    return RunSpread(variance=variance, degrees=total)
+    squares = statistics.variance(differences) * degrees if degrees else 0.0
+    if history is not None:
+        degrees += history.degrees
+        squares += history.variance * history.degrees
+    return squares / max(1, degrees), degrees

@@ -12,6 +12,7 @@ import random
 import secrets
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +32,6 @@ from goodput_replay.compare.gate import GateResult, judge_runs
 from goodput_replay.compare.gate_command import (
     add_output_options,
     add_rule_options,
-    make_history,
     require_folders,
     write_outputs,
 )
@@ -39,6 +39,7 @@ from goodput_replay.compare.recording import (
     AB_FILE,
     ABRecording,
     RecordedPair,
+    read_history,
     write_recording,
 )
 from goodput_replay.runs.summary import Summary, read_summary
@@ -322,7 +323,7 @@ class _PairRecorder:
                 pairs,
                 margin=margin,
                 confidence=recording.confidence_now(parse_objective(recording.confidence)),
-                history=None if history is None else make_history(history, pairs),
+                history=None if history is None else partial(read_history, history),
             )
             is_look = number in recording.looks
             if result.verdict is VerdictKind.INVALID or (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -30,7 +31,14 @@ from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.compare.disturbances import invalid_runs, judged_otherwise
 from goodput_replay.compare.pairing import match
 from goodput_replay.compare.rejections import find_client_errors
-from goodput_replay.compare.runs import LoadedRun, difference_between, load_run, read_misses
+from goodput_replay.compare.runs import (
+    LoadedRun,
+    difference_between,
+    load_run,
+    missed_shares,
+    read_misses,
+    reject_copies,
+)
 from goodput_replay.runs.rounding import cut_share
 
 if TYPE_CHECKING:
@@ -155,7 +163,7 @@ def judge_runs(
     *,
     margin: Fraction = DEFAULT_MARGIN,
     confidence: Fraction = USUAL_CONFIDENCE,
-    history: Callable[[LoadedRun], Mapping[str, RunSpread]] | None = None,
+    history: Callable[[Sequence[LoadedRun]], Mapping[str, RunSpread]] | None = None,
 ) -> GateResult:
     """Judge a candidate by its runs, against a baseline if the pairs have one.
 
@@ -163,8 +171,8 @@ def judge_runs(
         pairs: one or more pairs, all with a baseline or all without.
         margin: acceptable loss of attainment.
         confidence: one-sided confidence of each bound.
-        history: returns the spread between earlier pairs of one build by class, for runs like the
-            given one; None if unknown.
+        history: returns the spread between earlier pairs of one build by class, for these runs;
+            None if unknown.
 
     Raises:
         InputError: a folder has no finished run, the runs cannot be compared, or they have no SLO.
@@ -189,7 +197,7 @@ def judge_runs(
             )
     if len({run.folder.resolve() for run in everything}) < len(everything):
         raise InputError("the same run folder was given twice; every run counts once")
-    _reject_copies(everything)
+    reject_copies(everything)
     if first.is_virtual and len(runs) > 1:
         raise InputError(
             f"{first.folder}: runs in virtual time have no noise, so they repeat each other; give "
@@ -200,7 +208,7 @@ def judge_runs(
             f"{first.folder}: the run has no SLO; replay with --slo FILE, -f MANIFEST, or a trace "
             "with targets in its rows"
         )
-    spreads = {} if history is None else history(first)
+    spreads = {} if history is None else history(everything)
 
     def judge(
         runs: RunPairs, invalid: Sequence[str]
@@ -293,13 +301,16 @@ def _class_evidence(
     )
     counts = [matching.counts(name) for matching in matchings]
     counts = [pair for pair in counts if sum(pair.total)]
+    spread = history.get(name)
+    if spread is not None and (missed := missed_shares(baselines, name)):
+        spread = spread.at(fmean(missed))
     difference = None
     # Without a matched request in one of the pairs, the pairs are not replicates of each other.
     if counts and len(counts) == len(matchings):
         difference = DifferenceEstimate(
             counts,
             deterministic=first.is_virtual,
-            history=history.get(name),
+            history=spread,
             outage_s=first.summary.outage_s,
         )
     return GateClass(
@@ -311,7 +322,7 @@ def _class_evidence(
             tests=max(1, objectives * (2 if matchings else 1)),
             outage_s=first.summary.outage_s,
             deterministic=first.is_virtual,
-            history=history.get(name),
+            history=spread,
             unjudged=sum(row.unjudged for row in summaries),
             misses=sum((read_misses(row) for row in summaries), NO_MISSES),
         ),
@@ -319,23 +330,6 @@ def _class_evidence(
         rows=sum(row.requests for row in (*summaries, *others)),
         baseline_unjudged=sum(row.unjudged for row in others),
     )
-
-
-def _reject_copies(runs: Sequence[LoadedRun]) -> None:
-    """Reject copies of one run, which would count as independent evidence.
-
-    Two runs in real time never have equal records. Those in virtual time do, and repeat each other.
-    """
-    known: dict[tuple[str, str], LoadedRun] = {}
-    for run in runs:
-        digest = run.summary.records_digest
-        if not digest or run.is_virtual:
-            continue
-        other = known.setdefault((run.summary.run.started_at, digest), run)
-        if other is not run:
-            raise InputError(
-                f"{other.folder} and {run.folder} are copies of one run; every run counts once"
-            )
 
 
 def _build_result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +22,15 @@ from goodput_replay.slo_options import add_confidence
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from goodput_core.slo.pairs import RunSpread
     from goodput_replay.compare.recording import ABRecording
-    from goodput_replay.compare.runs import LoadedRun
 
-    History = Callable[[LoadedRun], Mapping[str, RunSpread]]
 
 __all__ = [
     "add_output_options",
     "add_rule_options",
     "main",
-    "make_history",
     "make_parser",
     "require_folders",
     "write_outputs",
@@ -62,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
         confidence=given.confidence or USUAL_CONFIDENCE,
-        history=None if given.history is None else make_history(given.history, pairs),
+        history=None if given.history is None else partial(read_history, given.history),
     )
     write_outputs(result, given)
     if given.serve is not None:
@@ -177,17 +174,6 @@ def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise InputError(f"{path}: the result cannot be written ({why})") from error
-
-
-def make_history(folder: Path, pairs: Sequence[RunPair]) -> History:
-    """Return a function that reads the history of these pairs; see `read_history`."""
-    judged = {
-        path.resolve()
-        for pair in pairs
-        for path in (pair.candidate, pair.baseline)
-        if path is not None
-    }
-    return lambda run: read_history(folder, run, judged)
 
 
 def _pairs(

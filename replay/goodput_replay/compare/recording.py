@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -18,10 +19,15 @@ from goodput_core.slo.pairs import MAX_PAIRS, RunSpread
 from goodput_core.slo.targets import parse_confidence, parse_margin
 from goodput_replay.compare.gate import RunPair
 from goodput_replay.compare.pairing import match
-from goodput_replay.compare.runs import difference_between, load_run
+from goodput_replay.compare.runs import (
+    difference_between,
+    load_run,
+    missed_shares,
+    reject_copies,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
     from goodput_replay.compare.runs import LoadedRun
 
@@ -135,20 +141,22 @@ def read_recording(folder: Path) -> ABRecording:
     return recording
 
 
-def read_history(folder: Path, like: LoadedRun, judged: Collection[Path]) -> dict[str, RunSpread]:
+def read_history(folder: Path, judged: Sequence[LoadedRun]) -> dict[str, RunSpread]:
     """Return the spread between recorded A/A pairs by class.
 
     Args:
         folder: a recording of `replay ab`, or a folder of recordings.
-        like: a run that is judged; those of the history must have served the same requests.
-        judged: folders of the judged runs, which must not be part of the history.
+        judged: runs that are judged, at least one. The runs of the history must have served the
+            same requests, and must not be judged themselves.
 
     Raises:
         InputError: there are no recordings, one compares two different builds, or a run of one is
-            invalid, judged itself, or of other requests.
+            invalid, judged itself, given twice, or of other requests.
     """
     folders = [folder] if is_recording(folder) else _recordings(folder)
     differences: dict[str, list[float]] = {}
+    missed: dict[str, list[float]] = {}
+    known = list(judged)
     for one in folders:
         recording = read_recording(one)
         if not recording.same_build:
@@ -157,20 +165,38 @@ def read_history(folder: Path, like: LoadedRun, judged: Collection[Path]) -> dic
                 "pairs of one build with itself, such as `replay ab -f a.yaml -f a.yaml`"
             )
         for pair in recording.run_pairs(one):
-            for name, value in _differences(pair, like, judged).items():
-                differences.setdefault(name, []).append(value)
-    spreads = {name: RunSpread.of(v) for name, v in differences.items() if len(v) > 1}
+            runs = _load_earlier(pair, judged)
+            known += runs
+            matching = match(*runs)
+            for name in runs[0].class_names:
+                counts = matching.counts(name)
+                if total := sum(counts.total):
+                    change = sum(counts.gained) - sum(counts.lost)
+                    differences.setdefault(name, []).append(change / total)
+                    missed.setdefault(name, []).extend(missed_shares(runs, name))
+    reject_copies(known)
+    spreads = {
+        name: RunSpread.of(values, fmean(missed[name]))
+        for name, values in differences.items()
+        if len(values) > 1
+    }
     if not spreads:
         raise InputError(f"{folder}: a history needs at least two recorded pairs of one build")
     return spreads
 
 
-def _differences(pair: RunPair, like: LoadedRun, judged: Collection[Path]) -> dict[str, float]:
-    """Return the difference of each class in one pair of a history."""
+def _load_earlier(pair: RunPair, judged: Sequence[LoadedRun]) -> tuple[LoadedRun, LoadedRun]:
+    """Load a pair of a history, the baseline first.
+
+    Raises:
+        InputError: a run is invalid, judged itself, or of other requests.
+    """
     assert pair.baseline is not None
-    runs = [load_run(pair.baseline), load_run(pair.candidate)]
+    like = judged[0]
+    folders = {run.folder.resolve() for run in judged}
+    runs = load_run(pair.baseline), load_run(pair.candidate)
     for run in runs:
-        if run.folder.resolve() in judged:
+        if run.folder.resolve() in folders:
             raise InputError(f"{run.folder}: a judged run cannot be part of its own history")
         if not run.summary.validity.valid:
             raise InputError(f"{run.folder}: an invalid run cannot be part of a history")
@@ -179,13 +205,7 @@ def _differences(pair: RunPair, like: LoadedRun, judged: Collection[Path]) -> di
                 f"{run.folder} cannot be the history of {like.folder}: {reason}; record the "
                 "history with the same trace and options"
             )
-    matching = match(*runs)
-    differences = {}
-    for name in runs[0].class_names:
-        counts = matching.counts(name)
-        if total := sum(counts.total):
-            differences[name] = (sum(counts.gained) - sum(counts.lost)) / total
-    return differences
+    return runs
 
 
 def _check(recording: ABRecording) -> None:

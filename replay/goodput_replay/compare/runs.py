@@ -38,7 +38,7 @@ from goodput_replay.runs.summary import ClassSummary, Summary, read_summary
 from goodput_replay.runs.summary_builder import read_stalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from fractions import Fraction
 
     from goodput_core.slo.judging import Judgement
@@ -51,9 +51,11 @@ __all__ = [
     "RunCounts",
     "difference_between",
     "load_run",
+    "missed_shares",
     "read_checked_summary",
     "read_classes",
     "read_misses",
+    "reject_copies",
     "require_same_sessions",
 ]
 
@@ -339,6 +341,32 @@ def read_misses(row: ClassSummary) -> MissCounts:
         },
         without_response=row.misses_without_response,
     )
+
+
+def missed_shares(runs: Iterable[LoadedRun], name: str) -> list[float]:
+    """Return the share of a class's requests that each run missed, without runs of no request."""
+    shares = (run.second_counts(name).attainment.share for run in runs)
+    return [float(1 - share) for share in shares if share is not None]
+
+
+def reject_copies(runs: Iterable[LoadedRun]) -> None:
+    """Reject copies of one run, which would count as independent evidence.
+
+    Two runs in real time never have equal records. Those in virtual time do, and repeat each other.
+
+    Raises:
+        InputError: two of the runs are copies.
+    """
+    known: dict[tuple[str, str], LoadedRun] = {}
+    for run in runs:
+        digest = run.summary.records_digest
+        if not digest or run.is_virtual:
+            continue
+        other = known.setdefault((run.summary.run.started_at, digest), run)
+        if other is not run:
+            raise InputError(
+                f"{other.folder} and {run.folder} are copies of one run; every run counts once"
+            )
 
 
 def difference_between(first: Summary, second: Summary) -> str:

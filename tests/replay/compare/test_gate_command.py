@@ -125,6 +125,34 @@ def test_one_pair_is_inconclusive_until_a_history_shows_the_noise(
     assert (code, result["verdict"]) == (0, "PASS")
 
 
+def test_a_history_without_misses_says_nothing_about_a_busier_day(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = []
+    for number in range(4):
+        sides = {side: f"{side}-{number}" for side in ("baseline", "candidate")}
+        for name in sides.values():
+            chat_run(tmp_path / "aa" / name, seconds=120)
+        quiet.append(RecordedPair(order="AB", salt="s", **sides))
+    recording = _recording(same_build=True, pairs=0, folder=tmp_path)
+    write_recording(tmp_path / "aa", replace(recording, pairs=tuple(quiet)))
+    arguments = [*pairs(tmp_path, count=1, lost=24), "--history", str(tmp_path / "aa")]
+    _, result = gate(arguments, capsys)
+    (chat,) = result["classes"]
+    difference = next(check for check in chat["checks"] if check["rule"] == "difference")
+    assert difference["verdict"] == "INCONCLUSIVE"
+
+
+def test_copies_in_a_history_do_not_count_twice(tmp_path: Path) -> None:
+    arguments = pairs(tmp_path, count=1)
+    recording = _recording(same_build=True, pairs=2, folder=tmp_path, looks=(2,))
+    write_recording(tmp_path, recording)
+    shutil.rmtree(tmp_path / "history" / "a-1")
+    shutil.copytree(tmp_path / "history" / "a-0", tmp_path / "history" / "a-1")
+    with pytest.raises(InputError, match=r"a-0 and .*a-1 are copies of one run"):
+        main([*arguments, "--history", str(tmp_path)])
+
+
 def test_a_history_of_two_builds_is_refused(tmp_path: Path) -> None:
     arguments = pairs(tmp_path, count=1)
     write_recording(tmp_path, _recording(same_build=False, pairs=4, folder=tmp_path))
