@@ -35,7 +35,7 @@ from goodput_core.files import is_disk_full
 from goodput_core.units import NS_PER_S, ms_to_ns
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.runs.files import DiskFullError
-from goodput_replay.runs.sessions_summary import SessionsSummary
+from goodput_replay.runs.summary_parts import SessionsSummary
 from goodput_replay.shares import ALL, digest_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta
 
 from goodput_core.slo.intervals import WindowEstimate
 from goodput_core.slo.pairs import DifferenceEstimate
@@ -23,6 +22,7 @@ from goodput_replay.compare.runs import LoadedRun, difference_between, require_s
 from goodput_replay.runs.chosen_rows import read_rows
 from goodput_replay.runs.columns import ColumnParts
 from goodput_replay.runs.rounding import cut_share
+from goodput_replay.runs.summary_parts import doc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,21 +62,17 @@ _FLIP_COLUMNS: Final = (
 )
 
 
-def _doc(description: str) -> Meta:
-    return Meta(description=description)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyComparison:
     """One quantile of one latency in both runs, milliseconds."""
 
-    metric: Annotated[str, _doc("ttft, tpot or e2e.")]
-    quantile: Annotated[str, _doc("p50, p90 or p99, nearest rank.")]
-    baseline_ms: Annotated[float, _doc("Quantile in the baseline.")]
-    candidate_ms: Annotated[float, _doc("Quantile in the candidate.")]
+    metric: Annotated[str, doc("ttft, tpot or e2e.")]
+    quantile: Annotated[str, doc("p50, p90 or p99, nearest rank.")]
+    baseline_ms: Annotated[float, doc("Quantile in the baseline.")]
+    candidate_ms: Annotated[float, doc("Quantile in the candidate.")]
     bounds_ms: Annotated[
         tuple[float, float] | None,
-        _doc("Bounds of candidate less baseline; null if there are too few requests."),
+        doc("Bounds of candidate less baseline; null if there are too few requests."),
     ]
 
 
@@ -84,71 +80,71 @@ class LatencyComparison:
 class ClassComparison:
     """One class in both runs."""
 
-    name: Annotated[str, _doc("Class name; empty for requests without a class.")]
-    objective: Annotated[str | None, _doc("Objective of the class in the baseline.")]
-    baseline_attainment: Annotated[float | None, _doc("Share of requests that met the SLO.")]
-    candidate_attainment: Annotated[float | None, _doc("Share of requests that met the SLO.")]
-    baseline_goodput_per_s: Annotated[float, _doc("Requests per second that met the SLO.")]
-    candidate_goodput_per_s: Annotated[float, _doc("Requests per second that met the SLO.")]
-    difference: Annotated[float | None, _doc("Attainment of the candidate less the baseline.")]
-    difference_lower: Annotated[float | None, _doc("Lower bound of the difference.")]
-    difference_upper: Annotated[float | None, _doc("Upper bound of the difference.")]
-    matched: Annotated[int, _doc("Requests judged in both runs; 0 if unpaired.")]
-    gained: Annotated[int, _doc("Requests that met the SLO only in the candidate.")]
-    lost: Annotated[int, _doc("Requests that met the SLO only in the baseline.")]
+    name: Annotated[str, doc("Class name; empty for requests without a class.")]
+    objective: Annotated[str | None, doc("Objective of the class in the baseline.")]
+    baseline_attainment: Annotated[float | None, doc("Share of requests that met the SLO.")]
+    candidate_attainment: Annotated[float | None, doc("Share of requests that met the SLO.")]
+    baseline_goodput_per_s: Annotated[float, doc("Requests per second that met the SLO.")]
+    candidate_goodput_per_s: Annotated[float, doc("Requests per second that met the SLO.")]
+    difference: Annotated[float | None, doc("Attainment of the candidate less the baseline.")]
+    difference_lower: Annotated[float | None, doc("Lower bound of the difference.")]
+    difference_upper: Annotated[float | None, doc("Upper bound of the difference.")]
+    matched: Annotated[int, doc("Requests judged in both runs; 0 if unpaired.")]
+    gained: Annotated[int, doc("Requests that met the SLO only in the candidate.")]
+    lost: Annotated[int, doc("Requests that met the SLO only in the baseline.")]
     gained_by_reason: Annotated[
-        dict[str, int], _doc("First miss reason in the baseline of the gained requests.")
+        dict[str, int], doc("First miss reason in the baseline of the gained requests.")
     ]
     lost_by_reason: Annotated[
-        dict[str, int], _doc("First miss reason in the candidate of the lost requests.")
+        dict[str, int], doc("First miss reason in the candidate of the lost requests.")
     ]
-    latencies: Annotated[tuple[LatencyComparison, ...], _doc("Quantiles of the latencies.")]
+    latencies: Annotated[tuple[LatencyComparison, ...], doc("Quantiles of the latencies.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
     """A request that met its SLO in one run only."""
 
-    request_id: Annotated[str, _doc("Request id in the trace.")]
-    slo_class: Annotated[str, _doc("Class name.")]
-    at_s: Annotated[float, _doc("Scheduled arrival, seconds since the start of the window.")]
-    input_tokens: Annotated[int, _doc("Prompt tokens.")]
-    output_tokens: Annotated[int, _doc("Output tokens in the run that met the SLO.")]
-    lost: Annotated[bool, _doc("True if only the baseline met the SLO.")]
-    reasons: Annotated[tuple[str, ...], _doc("Miss reasons in the run that missed.")]
-    detail: Annotated[str, _doc("Error message of the run that missed; may be empty.")]
-    baseline_ttft_ms: Annotated[float | None, _doc("TTFT in the baseline.")]
-    candidate_ttft_ms: Annotated[float | None, _doc("TTFT in the candidate.")]
-    baseline_tpot_ms: Annotated[float | None, _doc("TPOT in the baseline.")]
-    candidate_tpot_ms: Annotated[float | None, _doc("TPOT in the candidate.")]
-    baseline_replica: Annotated[str, _doc("Replica in the baseline, if reported.")]
-    candidate_replica: Annotated[str, _doc("Replica in the candidate, if reported.")]
+    request_id: Annotated[str, doc("Request id in the trace.")]
+    slo_class: Annotated[str, doc("Class name.")]
+    at_s: Annotated[float, doc("Scheduled arrival, seconds since the start of the window.")]
+    input_tokens: Annotated[int, doc("Prompt tokens.")]
+    output_tokens: Annotated[int, doc("Output tokens in the run that met the SLO.")]
+    lost: Annotated[bool, doc("True if only the baseline met the SLO.")]
+    reasons: Annotated[tuple[str, ...], doc("Miss reasons in the run that missed.")]
+    detail: Annotated[str, doc("Error message of the run that missed; may be empty.")]
+    baseline_ttft_ms: Annotated[float | None, doc("TTFT in the baseline.")]
+    candidate_ttft_ms: Annotated[float | None, doc("TTFT in the candidate.")]
+    baseline_tpot_ms: Annotated[float | None, doc("TPOT in the baseline.")]
+    candidate_tpot_ms: Annotated[float | None, doc("TPOT in the candidate.")]
+    baseline_replica: Annotated[str, doc("Replica in the baseline, if reported.")]
+    candidate_replica: Annotated[str, doc("Replica in the candidate, if reported.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
     """One run against the baseline."""
 
-    baseline: Annotated[str, _doc("Folder of the baseline.")]
-    candidate: Annotated[str, _doc("Folder of the candidate.")]
-    paired: Annotated[bool, _doc("True if requests were matched by id.")]
-    unpaired_because: Annotated[str, _doc("Why the runs are not paired; empty if they are.")]
-    invalid: Annotated[tuple[str, ...], _doc("Reasons why one of the runs is invalid.")]
-    dropped: Annotated[int, _doc("Requests that were not judged in both runs; 0 if unpaired.")]
-    classes: Annotated[tuple[ClassComparison, ...], _doc("Results per class.")]
-    flips: Annotated[tuple[Flip, ...], _doc("Requests that changed, lost ones first, at most 200.")]
-    other_flips: Annotated[int, _doc("Changed requests that flips does not list.")]
+    baseline: Annotated[str, doc("Folder of the baseline.")]
+    candidate: Annotated[str, doc("Folder of the candidate.")]
+    paired: Annotated[bool, doc("True if requests were matched by id.")]
+    unpaired_because: Annotated[str, doc("Why the runs are not paired; empty if they are.")]
+    invalid: Annotated[tuple[str, ...], doc("Reasons why one of the runs is invalid.")]
+    dropped: Annotated[int, doc("Requests that were not judged in both runs; 0 if unpaired.")]
+    classes: Annotated[tuple[ClassComparison, ...], doc("Results per class.")]
+    flips: Annotated[tuple[Flip, ...], doc("Requests that changed, lost ones first, at most 200.")]
+    other_flips: Annotated[int, doc("Changed requests that flips does not list.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonResult:
     """Result of `replay compare`."""
 
-    version: Annotated[str, _doc("Version of this schema.")] = _VERSION
-    confidence: Annotated[float, _doc("One-sided confidence of each bound.")]
-    note: Annotated[str, _doc("What the bounds leave out.")]
+    version: Annotated[str, doc("Version of this schema.")] = _VERSION
+    confidence: Annotated[float, doc("One-sided confidence of each bound.")]
+    note: Annotated[str, doc("What the bounds leave out.")]
     comparisons: Annotated[
-        tuple[RunComparison, ...], _doc("Each further run against the first one.")
+        tuple[RunComparison, ...], doc("Each further run against the first one.")
     ]
 
 

@@ -40,6 +40,7 @@ from goodput_replay.compare.runs import (
     reject_copies,
 )
 from goodput_replay.runs.rounding import cut_share
+from goodput_replay.runs.summary_parts import doc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,10 +61,6 @@ __all__ = [
 _RESULT_VERSION: Final = "1"
 
 
-def _doc(description: str) -> Meta:
-    return Meta(description=description)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPair:
     """The folders of one pair of runs.
@@ -81,10 +78,10 @@ class RunPair:
 class CheckResult:
     """Verdict on one rule for one class."""
 
-    rule: Annotated[GateRule, _doc("objective, or difference to the baseline.")]
-    verdict: Annotated[VerdictKind, _doc("PASS, FAIL or INCONCLUSIVE.")]
-    reason: Annotated[Reason, _doc("Stable reason code for scripts.")]
-    sentence: Annotated[str, _doc("Human-readable explanation.")]
+    rule: Annotated[GateRule, doc("objective, or difference to the baseline.")]
+    verdict: Annotated[VerdictKind, doc("PASS, FAIL or INCONCLUSIVE.")]
+    reason: Annotated[Reason, doc("Stable reason code for scripts.")]
+    sentence: Annotated[str, doc("Human-readable explanation.")]
     proof: Annotated[
         float | None,
         Meta(
@@ -105,52 +102,52 @@ class CheckResult:
 class PairResult:
     """One class in one pair of runs."""
 
-    matched: Annotated[int, _doc("Requests that were judged in both runs.")]
-    gained: Annotated[int, _doc("Requests that met their targets only in the candidate.")]
-    lost: Annotated[int, _doc("Requests that met their targets only in the baseline.")]
+    matched: Annotated[int, doc("Requests that were judged in both runs.")]
+    gained: Annotated[int, doc("Requests that met their targets only in the candidate.")]
+    lost: Annotated[int, doc("Requests that met their targets only in the baseline.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateClassResult:
     """Evidence and checks of one class."""
 
-    name: Annotated[str, _doc("Class name.")]
-    objective: Annotated[str | None, _doc("Objective of the class; null if none.")]
-    good: Annotated[int, _doc("Requests of all candidate runs that met their targets.")]
-    total: Annotated[int, _doc("Judged requests of all candidate runs.")]
-    attainment: Annotated[float | None, _doc("good / total; null if total is 0.")]
-    lower: Annotated[float | None, _doc("Lower bound of the candidate's attainment.")]
-    upper: Annotated[float | None, _doc("Upper bound of the attainment, without correction.")]
+    name: Annotated[str, doc("Class name.")]
+    objective: Annotated[str | None, doc("Objective of the class; null if none.")]
+    good: Annotated[int, doc("Requests of all candidate runs that met their targets.")]
+    total: Annotated[int, doc("Judged requests of all candidate runs.")]
+    attainment: Annotated[float | None, doc("good / total; null if total is 0.")]
+    lower: Annotated[float | None, doc("Lower bound of the candidate's attainment.")]
+    upper: Annotated[float | None, doc("Upper bound of the attainment, without correction.")]
     baseline_attainment: Annotated[
-        float | None, _doc("Attainment of all baseline runs; null without a baseline.")
+        float | None, doc("Attainment of all baseline runs; null without a baseline.")
     ] = None
     difference: Annotated[
-        float | None, _doc("Mean over the pairs of candidate less baseline; null if unknown.")
+        float | None, doc("Mean over the pairs of candidate less baseline; null if unknown.")
     ] = None
-    difference_lower: Annotated[float | None, _doc("Lower bound of the difference.")] = None
-    difference_upper: Annotated[float | None, _doc("Upper bound, without correction.")] = None
-    pairs: Annotated[tuple[PairResult, ...], _doc("Changed requests of each pair.")] = ()
-    checks: Annotated[tuple[CheckResult, ...], _doc("Verdicts on the rules.")] = ()
+    difference_lower: Annotated[float | None, doc("Lower bound of the difference.")] = None
+    difference_upper: Annotated[float | None, doc("Upper bound, without correction.")] = None
+    pairs: Annotated[tuple[PairResult, ...], doc("Changed requests of each pair.")] = ()
+    checks: Annotated[tuple[CheckResult, ...], doc("Verdicts on the rules.")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
     """Result of `replay gate` and `replay ab`."""
 
-    version: Annotated[str, _doc("Version of this schema.")] = _RESULT_VERSION
-    verdict: Annotated[VerdictKind, _doc("PASS, FAIL, INCONCLUSIVE or INVALID.")]
-    reason: Annotated[Reason, _doc("Stable reason code for scripts.")]
-    sentence: Annotated[str, _doc("Human-readable explanation.")]
-    exit_code: Annotated[int, _doc("0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID.")]
-    confidence: Annotated[float, _doc("One-sided confidence of each bound.")]
-    margin: Annotated[float | None, _doc("Acceptable loss; null without a baseline.")]
-    virtual: Annotated[bool, _doc("True if the runs were in virtual time, without noise.")]
-    candidates: Annotated[tuple[str, ...], _doc("Folders of the candidate's runs.")]
-    baselines: Annotated[tuple[str, ...], _doc("Folders of the baseline's runs, in pairs.")]
+    version: Annotated[str, doc("Version of this schema.")] = _RESULT_VERSION
+    verdict: Annotated[VerdictKind, doc("PASS, FAIL, INCONCLUSIVE or INVALID.")]
+    reason: Annotated[Reason, doc("Stable reason code for scripts.")]
+    sentence: Annotated[str, doc("Human-readable explanation.")]
+    exit_code: Annotated[int, doc("0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID.")]
+    confidence: Annotated[float, doc("One-sided confidence of each bound.")]
+    margin: Annotated[float | None, doc("Acceptable loss; null without a baseline.")]
+    virtual: Annotated[bool, doc("True if the runs were in virtual time, without noise.")]
+    candidates: Annotated[tuple[str, ...], doc("Folders of the candidate's runs.")]
+    baselines: Annotated[tuple[str, ...], doc("Folders of the baseline's runs, in pairs.")]
     dropped: Annotated[
-        int, _doc("Requests of the pairs that were not judged in both runs, or only in one.")
+        int, doc("Requests of the pairs that were not judged in both runs, or only in one.")
     ]
-    classes: Annotated[tuple[GateClassResult, ...], _doc("Results per class.")]
+    classes: Annotated[tuple[GateClassResult, ...], doc("Results per class.")]
 
 
 def encode_result(result: GateResult) -> bytes:

@@ -61,18 +61,18 @@ class Measure:
         title: measured quantity.
         note: explanation of the lines.
         main_ms: values of the main line.
+        target_ms: target of a class; None if it has none.
         dotted_ms: values of the dotted line; None if it has no such values.
         dotted: name of the dotted line.
-        target_ms: target of a class; None if it has none.
     """
 
     name: str
     title: str
     note: str
     main_ms: Callable[[RunColumns], NDArray[np.float64]]
-    dotted_ms: Callable[[RunColumns], NDArray[np.float64]] | None
-    dotted: str
     target_ms: Callable[[SLOSummary], int | None]
+    dotted_ms: Callable[[RunColumns], NDArray[np.float64]] | None = None
+    dotted: str = ""
 
 
 _TBT: Final = Measure(
@@ -83,7 +83,6 @@ _TBT: Final = Measure(
         "dotted: all gaps, those under 0.1 ms drawn there"
     ),
     main_ms=lambda columns: columns.tbt_p99_us / 1000,
-    dotted_ms=None,
     dotted="all gaps",
     target_ms=lambda slo: slo.tbt_p99_ms,
 )
@@ -102,8 +101,6 @@ MEASURES: Final = (
         title="Time per output token",
         note="mean over each request, after its first token",
         main_ms=lambda columns: columns.tpot_ns / NS_PER_MS,
-        dotted_ms=None,
-        dotted="",
         target_ms=lambda slo: slo.tpot_ms,
     ),
     _TBT,
@@ -112,8 +109,6 @@ MEASURES: Final = (
         title="End-to-end latency",
         note="complete responses, from the scheduled arrival",
         main_ms=lambda columns: columns.e2e_ns / NS_PER_MS,
-        dotted_ms=None,
-        dotted="",
         target_ms=lambda slo: slo.e2e_ms,
     ),
 )

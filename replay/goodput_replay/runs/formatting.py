@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from goodput_replay.runs.sessions_summary import SessionsSummary
     from goodput_replay.runs.summary import EmulationSummary, Summary
+    from goodput_replay.runs.summary_parts import SessionsSummary
 
 __all__ = [
     "describe_emulation",

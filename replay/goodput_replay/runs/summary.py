@@ -17,12 +17,17 @@ from goodput_core.files import write_atomically
 from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.runs.client_summary import ClientSummary, SenderSummary, StallSummary
-from goodput_replay.runs.emulation_summary import EmulationSummary
 from goodput_replay.runs.files import SUMMARY_FILE
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
-from goodput_replay.runs.sessions_summary import SessionsSummary
+from goodput_replay.runs.summary_parts import (
+    ClientSummary,
+    EmulationSummary,
+    SenderSummary,
+    SessionsSummary,
+    StallSummary,
+    doc,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,33 +66,27 @@ SUMMARY_VERSION: Final = "1"
 _MAX_BYTES: Final = 16 << 20
 
 
-def _doc(description: str) -> Meta:
-    return Meta(description=description)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
     """Nearest-rank quantiles of one metric, milliseconds."""
 
-    count: Annotated[int, _doc("Number of requests, or of gaps for tbt_ms.")]
-    p50: Annotated[float, _doc("Median, milliseconds.")]
-    p90: Annotated[float, _doc("90th percentile, milliseconds.")]
-    p95: Annotated[float, _doc("95th percentile, milliseconds.")]
-    p99: Annotated[float, _doc("99th percentile, milliseconds.")]
-    max: Annotated[float, _doc("Maximum, milliseconds.")]
+    count: Annotated[int, doc("Number of requests, or of gaps for tbt_ms.")]
+    p50: Annotated[float, doc("Median, milliseconds.")]
+    p90: Annotated[float, doc("90th percentile, milliseconds.")]
+    p95: Annotated[float, doc("95th percentile, milliseconds.")]
+    p99: Annotated[float, doc("99th percentile, milliseconds.")]
+    max: Annotated[float, doc("Maximum, milliseconds.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSummary:
     """Two one-sided confidence bounds of an attainment."""
 
-    lower: Annotated[float, _doc("Lower bound of the attainment, six decimals.")]
-    upper: Annotated[
-        float, _doc("Upper bound of the attainment, six decimals, without correction.")
-    ]
-    confidence: Annotated[float, _doc("One-sided confidence of each bound.")]
+    lower: Annotated[float, doc("Lower bound of the attainment, six decimals.")]
+    upper: Annotated[float, doc("Upper bound of the attainment, six decimals, without correction.")]
+    confidence: Annotated[float, doc("One-sided confidence of each bound.")]
     effective_requests: Annotated[
-        float, _doc("Number of independent requests with the same attainment and variance.")
+        float, doc("Number of independent requests with the same attainment and variance.")
     ]
     method: Annotated[
         IntervalMethod,
@@ -102,18 +101,18 @@ class IntervalSummary:
 class SLOSummary:
     """SLO targets of one class."""
 
-    name: Annotated[str, _doc("Class name.")]
-    ttft_ms: Annotated[int, _doc("Target of the time to first token, milliseconds.")]
-    tpot_ms: Annotated[int, _doc("Target of the time per output token, milliseconds.")]
+    name: Annotated[str, doc("Class name.")]
+    ttft_ms: Annotated[int, doc("Target of the time to first token, milliseconds.")]
+    tpot_ms: Annotated[int, doc("Target of the time per output token, milliseconds.")]
     tbt_p99_ms: Annotated[
-        int | None, _doc("Target of the p99 of one request's gaps, ms; null if none.")
+        int | None, doc("Target of the p99 of one request's gaps, ms; null if none.")
     ]
-    e2e_ms: Annotated[int | None, _doc("Target of the end-to-end latency, ms; null if none.")]
+    e2e_ms: Annotated[int | None, doc("Target of the end-to-end latency, ms; null if none.")]
     objective: Annotated[
-        str | None, _doc("Exact share of requests that must be good, as '99%'; null if none.")
+        str | None, doc("Exact share of requests that must be good, as '99%'; null if none.")
     ]
-    priority: Annotated[int, _doc("Priority of requests that have none of their own.")] = 0
-    weight: Annotated[int, _doc("Weight of a good request within its priority.")] = 1
+    priority: Annotated[int, doc("Priority of requests that have none of their own.")] = 0
+    weight: Annotated[int, doc("Weight of a good request within its priority.")] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,22 +120,22 @@ class ClassSummary:
     """Results of one class, or of all classes together."""
 
     name: Annotated[
-        str, _doc("Class name; empty for requests without a class and for all classes together.")
+        str, doc("Class name; empty for requests without a class and for all classes together.")
     ]
-    requests: Annotated[int, _doc("All requests, judged or not.")]
-    good: Annotated[int, _doc("Requests that met every target.")]
-    total: Annotated[int, _doc("Judged requests: met or missed.")]
-    attainment: Annotated[float | None, _doc("good / total, six decimals; null if total is 0.")]
+    requests: Annotated[int, doc("All requests, judged or not.")]
+    good: Annotated[int, doc("Requests that met every target.")]
+    total: Annotated[int, doc("Judged requests: met or missed.")]
+    attainment: Annotated[float | None, doc("good / total, six decimals; null if total is 0.")]
     interval: Annotated[
         IntervalSummary | None,
-        _doc("Bounds of the attainment; null if total is 0, and for all classes together."),
+        doc("Bounds of the attainment; null if total is 0, and for all classes together."),
     ] = None
-    objective: Annotated[str | None, _doc("Objective of the class; null if none.")] = None
+    objective: Annotated[str | None, doc("Objective of the class; null if none.")] = None
     verdict: Annotated[
-        VerdictKind | None, _doc("PASS, FAIL or INCONCLUSIVE; null without an objective.")
+        VerdictKind | None, doc("PASS, FAIL or INCONCLUSIVE; null without an objective.")
     ] = None
-    reason: Annotated[Reason | None, _doc("Reason code of the verdict.")] = None
-    sentence: Annotated[str, _doc("Human-readable explanation; may be empty.")] = ""
+    reason: Annotated[Reason | None, doc("Reason code of the verdict.")] = None
+    sentence: Annotated[str, doc("Human-readable explanation; may be empty.")] = ""
     proof: Annotated[
         float | None,
         Meta(
@@ -144,10 +143,10 @@ class ClassSummary:
             "null unless FAIL."
         ),
     ] = None
-    excluded: Annotated[int, _doc("Requests cancelled by the trace without a miss.")]
-    unjudged: Annotated[int, _doc("Requests without a target, or with too little data.")]
+    excluded: Annotated[int, doc("Requests cancelled by the trace without a miss.")]
+    unjudged: Annotated[int, doc("Requests without a target, or with too little data.")]
     outcomes: Annotated[
-        dict[str, int], _doc("Requests by outcome: ok, shed, error, timeout, cancelled, unsent.")
+        dict[str, int], doc("Requests by outcome: ok, shed, error, timeout, cancelled, unsent.")
     ]
     misses: Annotated[
         dict[str, int],
@@ -157,28 +156,26 @@ class ClassSummary:
         ),
     ]
     misses_without_response: Annotated[
-        int, _doc("Misses by error that have no HTTP response: connection errors.")
+        int, doc("Misses by error that have no HTTP response: connection errors.")
     ] = 0
-    goodput_per_s: Annotated[float, _doc("good per second of the window.")]
+    goodput_per_s: Annotated[float, doc("good per second of the window.")]
     weighted_goodput_per_s: Annotated[
         float | None,
-        _doc("Sum of the weights of good per second of the window; null if all weights are equal."),
+        doc("Sum of the weights of good per second of the window; null if all weights are equal."),
     ] = None
-    offered_per_s: Annotated[float, _doc("requests per second of the window.")]
-    served_per_s: Annotated[float, _doc("Complete responses that ended in the window, per second.")]
-    input_tokens: Annotated[int, _doc("Prompt tokens of all sent requests.")]
-    output_tokens: Annotated[int, _doc("Output tokens received.")]
-    ttft_ms: Annotated[Quantiles | None, _doc("Time to first token from the scheduled arrival.")]
-    ttft_from_send_ms: Annotated[
-        Quantiles | None, _doc("Time to first token from the actual send.")
-    ]
-    tpot_ms: Annotated[Quantiles | None, _doc("(last − first token) / (n − 1), for n > 1.")]
+    offered_per_s: Annotated[float, doc("requests per second of the window.")]
+    served_per_s: Annotated[float, doc("Complete responses that ended in the window, per second.")]
+    input_tokens: Annotated[int, doc("Prompt tokens of all sent requests.")]
+    output_tokens: Annotated[int, doc("Output tokens received.")]
+    ttft_ms: Annotated[Quantiles | None, doc("Time to first token from the scheduled arrival.")]
+    ttft_from_send_ms: Annotated[Quantiles | None, doc("Time to first token from the actual send.")]
+    tpot_ms: Annotated[Quantiles | None, doc("(last − first token) / (n − 1), for n > 1.")]
     tbt_ms: Annotated[
-        Quantiles | None, _doc("All gaps between tokens, exact to 0.1 %; null with --no-gaps.")
+        Quantiles | None, doc("All gaps between tokens, exact to 0.1 %; null with --no-gaps.")
     ]
     e2e_ms: Annotated[
         Quantiles | None,
-        _doc("End-to-end latency of complete responses from the scheduled arrival."),
+        doc("End-to-end latency of complete responses from the scheduled arrival."),
     ]
 
 
@@ -186,32 +183,32 @@ class ClassSummary:
 class ErrorSummary:
     """One distinct error of judged requests."""
 
-    outcome: Annotated[str, _doc("Outcome of these requests: error, shed, timeout or unsent.")]
-    status: Annotated[int | None, _doc("HTTP status; null if there was no response.")]
-    detail: Annotated[str, _doc("Recorded error message, control characters replaced.")]
-    count: Annotated[int, _doc("Requests that ended with this error.")]
+    outcome: Annotated[str, doc("Outcome of these requests: error, shed, timeout or unsent.")]
+    status: Annotated[int | None, doc("HTTP status; null if there was no response.")]
+    detail: Annotated[str, doc("Recorded error message, control characters replaced.")]
+    count: Annotated[int, doc("Requests that ended with this error.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviationSummary:
     """Judged responses that deviate from the API or from their requests in one way."""
 
-    kind: Annotated[Deviation, _doc("Kind of the deviation; see docs/verdicts.md.")]
-    count: Annotated[int, _doc("Responses with this deviation.")]
-    sentence: Annotated[str, _doc("Human-readable explanation.")]
+    kind: Annotated[Deviation, doc("Kind of the deviation; see docs/verdicts.md.")]
+    count: Annotated[int, doc("Responses with this deviation.")]
+    sentence: Annotated[str, doc("Human-readable explanation.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokensSummary:
     """Prompt tokens that the target counted, beside those of the replayed rows."""
 
-    responses: Annotated[int, _doc("Responses that report a number of prompt tokens.")]
-    planned: Annotated[int, _doc("Prompt tokens of these requests, as planned.")]
-    reported: Annotated[int, _doc("Prompt tokens of these requests, as the target counted them.")]
-    mean_difference: Annotated[float, _doc("(reported − planned) / responses.")]
-    max_difference: Annotated[int, _doc("Largest difference of one request, either way.")]
+    responses: Annotated[int, doc("Responses that report a number of prompt tokens.")]
+    planned: Annotated[int, doc("Prompt tokens of these requests, as planned.")]
+    reported: Annotated[int, doc("Prompt tokens of these requests, as the target counted them.")]
+    mean_difference: Annotated[float, doc("(reported − planned) / responses.")]
+    max_difference: Annotated[int, doc("Largest difference of one request, either way.")]
     sentence: Annotated[
-        str, _doc("Explanation of a difference of more than 1 %; empty if it is smaller.")
+        str, doc("Explanation of a difference of more than 1 %; empty if it is smaller.")
     ]
 
 
@@ -219,9 +216,9 @@ class PromptTokensSummary:
 class ValiditySummary:
     """Validity of the measurement, which requires that the client sent every request on time."""
 
-    valid: Annotated[bool, _doc("True if the run is valid.")]
-    reason: Annotated[Reason | None, _doc("Reason code; null if the run is valid.")]
-    sentence: Annotated[str, _doc("Human-readable explanation.")]
+    valid: Annotated[bool, doc("True if the run is valid.")]
+    reason: Annotated[Reason | None, doc("Reason code; null if the run is valid.")]
+    sentence: Annotated[str, doc("Human-readable explanation.")]
     lag_ms: Annotated[
         Quantiles | None,
         Meta(
@@ -236,19 +233,19 @@ class ValiditySummary:
         ),
     ]
     tightest_ttft_ms: Annotated[
-        float | None, _doc("Smallest TTFT target of any request; null if none.")
+        float | None, doc("Smallest TTFT target of any request; null if none.")
     ]
-    unsent_rows: Annotated[int, _doc("Rows of the window that were not sent.")]
+    unsent_rows: Annotated[int, doc("Rows of the window that were not sent.")]
     client_errors: Annotated[
         int,
-        _doc("Requests that the server rejected as invalid: 3xx, and 4xx that blame the request."),
+        doc("Requests that the server rejected as invalid: 3xx, and 4xx that blame the request."),
     ] = 0
     deviations: Annotated[
-        tuple[DeviationSummary, ...], _doc("How responses deviate from the API; empty if none do.")
+        tuple[DeviationSummary, ...], doc("How responses deviate from the API; empty if none do.")
     ] = ()
-    loop_lag_p99_ms: Annotated[float, _doc("p99 delay of the client's event loop, milliseconds.")]
+    loop_lag_p99_ms: Annotated[float, doc("p99 delay of the client's event loop, milliseconds.")]
     loop_lag_max_ms: Annotated[
-        float, _doc("Maximum delay of the client's event loop, milliseconds.")
+        float, doc("Maximum delay of the client's event loop, milliseconds.")
     ]
 
 
@@ -256,12 +253,12 @@ class ValiditySummary:
 class VerdictSummary:
     """Verdict of the run."""
 
-    kind: Annotated[VerdictKind, _doc("PASS, FAIL, INCONCLUSIVE or INVALID.")]
-    reason: Annotated[Reason, _doc("Stable reason code for scripts.")]
-    sentence: Annotated[str, _doc("Human-readable explanation.")]
-    skipped: Annotated[tuple[str, ...], _doc("Classes with an objective but no judged request.")]
+    kind: Annotated[VerdictKind, doc("PASS, FAIL, INCONCLUSIVE or INVALID.")]
+    reason: Annotated[Reason, doc("Stable reason code for scripts.")]
+    sentence: Annotated[str, doc("Human-readable explanation.")]
+    skipped: Annotated[tuple[str, ...], doc("Classes with an objective but no judged request.")]
     runs: Annotated[
-        int, _doc("Number of runs of the verdict; one run shows no run-to-run variance.")
+        int, doc("Number of runs of the verdict; one run shows no run-to-run variance.")
     ]
 
 
@@ -269,42 +266,42 @@ class VerdictSummary:
 class WindowSummary:
     """Judged part of the run."""
 
-    start_s: Annotated[float, _doc("Start of the window, seconds since time zero of the run.")]
+    start_s: Annotated[float, doc("Start of the window, seconds since time zero of the run.")]
     length_s: Annotated[
         float,
-        _doc("Length of the window, seconds; of a run that ended early, its part until the end."),
+        doc("Length of the window, seconds; of a run that ended early, its part until the end."),
     ]
-    rows_planned: Annotated[int, _doc("Rows of the trace in the window.")]
-    rows_sent: Annotated[int, _doc("Rows of the window that were sent.")]
-    warmup_rows: Annotated[int, _doc("Warm-up rows before the window, excluded from all results.")]
+    rows_planned: Annotated[int, doc("Rows of the trace in the window.")]
+    rows_sent: Annotated[int, doc("Rows of the window that were sent.")]
+    warmup_rows: Annotated[int, doc("Warm-up rows before the window, excluded from all results.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSummary:
     """Replayed trace."""
 
-    name: Annotated[str, _doc("File name.")]
-    digest: Annotated[str, _doc("Digest of the file.")]
-    source: Annotated[str, _doc("Source according to the metadata.")]
-    licence: Annotated[str, _doc("Licence according to the metadata.")]
-    clock: Annotated[str, _doc("Clock of the timestamps.")]
-    synthetic: Annotated[bool, _doc("True if the trace was generated.")]
-    transforms: Annotated[tuple[str, ...], _doc("Applied transforms, in order.")]
+    name: Annotated[str, doc("File name.")]
+    digest: Annotated[str, doc("Digest of the file.")]
+    source: Annotated[str, doc("Source according to the metadata.")]
+    licence: Annotated[str, doc("Licence according to the metadata.")]
+    clock: Annotated[str, doc("Clock of the timestamps.")]
+    synthetic: Annotated[bool, doc("True if the trace was generated.")]
+    transforms: Annotated[tuple[str, ...], doc("Applied transforms, in order.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSummary:
     """Target server."""
 
-    url: Annotated[str, _doc("Base URL, without credentials; several are separated by commas.")]
-    endpoint: Annotated[str, _doc("API path.")]
-    model: Annotated[str, _doc("Model name in the requests.")]
-    service: Annotated[str, _doc("Name of the LLMService; empty with --target.")]
+    url: Annotated[str, doc("Base URL, without credentials; several are separated by commas.")]
+    endpoint: Annotated[str, doc("API path.")]
+    model: Annotated[str, doc("Model name in the requests.")]
+    service: Annotated[str, doc("Name of the LLMService; empty with --target.")]
     pinning: Annotated[
         LengthPinning,
-        _doc("How output lengths were pinned; max_tokens reveals them to the server."),
+        doc("How output lengths were pinned; max_tokens reveals them to the server."),
     ]
-    prompt: Annotated[PromptKind | None, _doc("Form of the prompts; null in virtual time.")] = None
+    prompt: Annotated[PromptKind | None, doc("Form of the prompts; null in virtual time.")] = None
     prompt_overhead_tokens: Annotated[
         int | None,
         Meta(
@@ -312,22 +309,22 @@ class TargetSummary:
             "measured before the run; null without --tokenizer."
         ),
     ] = None
-    header_names: Annotated[tuple[str, ...], _doc("Names of extra headers.")]
-    streaming: Annotated[bool, _doc("True if responses were streamed.")]
+    header_names: Annotated[tuple[str, ...], doc("Names of extra headers.")]
+    streaming: Annotated[bool, doc("True if responses were streamed.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSummary:
     """The part of a run that one machine sent."""
 
-    number: Annotated[int, _doc("Number of the shard, from 1.")]
-    count: Annotated[int, _doc("Number of shards.")]
-    rows_planned: Annotated[int, _doc("Rows of the trace in the window, of all shards.")]
-    warmup_rows: Annotated[int, _doc("Warm-up rows before the window, of all shards.")]
+    number: Annotated[int, doc("Number of the shard, from 1.")]
+    count: Annotated[int, doc("Number of shards.")]
+    rows_planned: Annotated[int, doc("Rows of the trace in the window, of all shards.")]
+    warmup_rows: Annotated[int, doc("Warm-up rows before the window, of all shards.")]
     window_start_ns: Annotated[
-        int, _doc("Start of the window, nanoseconds since time zero of the run.")
+        int, doc("Start of the window, nanoseconds since time zero of the run.")
     ]
-    window_ns: Annotated[int, _doc("Length of the window, nanoseconds.")]
+    window_ns: Annotated[int, doc("Length of the window, nanoseconds.")]
     clock_error_ms: Annotated[
         float | None,
         Meta(
@@ -351,69 +348,67 @@ class RunSummary:
             "on the trace's clock."
         ),
     ]
-    goodput_version: Annotated[str, _doc("Goodput version.")]
-    command: Annotated[tuple[str, ...], _doc("Command line without secrets.")]
-    seed: Annotated[int, _doc("Seed of rate scaling and of an emulated fleet's random placement.")]
-    salt: Annotated[str, _doc("Salt of the prompts; empty in virtual time.")]
+    goodput_version: Annotated[str, doc("Goodput version.")]
+    command: Annotated[tuple[str, ...], doc("Command line without secrets.")]
+    seed: Annotated[int, doc("Seed of rate scaling and of an emulated fleet's random placement.")]
+    salt: Annotated[str, doc("Salt of the prompts; empty in virtual time.")]
     concurrency: Annotated[
-        int | None, _doc("Clients of a closed loop; null if requests were sent on schedule.")
+        int | None, doc("Clients of a closed loop; null if requests were sent on schedule.")
     ] = None
     sessions: Annotated[
         SessionsSummary | None,
-        _doc("Order of the requests of sessions; null if all arrivals were independent."),
+        doc("Order of the requests of sessions; null if all arrivals were independent."),
     ] = None
     retries: Annotated[
-        int, _doc("Maximum number of retries of a request that failed before its first token.")
+        int, doc("Maximum number of retries of a request that failed before its first token.")
     ] = 0
     shard: Annotated[
-        ShardSummary | None, _doc("The shard that was sent; null if all requests were sent.")
+        ShardSummary | None, doc("The shard that was sent; null if all requests were sent.")
     ] = None
     complete: Annotated[
-        bool, _doc("False if the run was interrupted or aborted, or the disk was full.")
+        bool, doc("False if the run was interrupted or aborted, or the disk was full.")
     ]
-    abort_reason: Annotated[str, _doc("Why the run is incomplete; empty if it is complete.")]
+    abort_reason: Annotated[str, doc("Why the run is incomplete; empty if it is complete.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """A run's summary.json."""
 
-    version: Annotated[str, _doc("Version of this schema.")]
-    verdict: Annotated[VerdictSummary, _doc("Verdict of the run.")]
-    validity: Annotated[ValiditySummary, _doc("Validity of the run.")]
-    overall: Annotated[ClassSummary, _doc("Results of all classes together.")]
+    version: Annotated[str, doc("Version of this schema.")]
+    verdict: Annotated[VerdictSummary, doc("Verdict of the run.")]
+    validity: Annotated[ValiditySummary, doc("Validity of the run.")]
+    overall: Annotated[ClassSummary, doc("Results of all classes together.")]
     classes: Annotated[
-        tuple[ClassSummary, ...], _doc("Results per class, classes with targets first.")
+        tuple[ClassSummary, ...], doc("Results per class, classes with targets first.")
     ]
-    window: Annotated[WindowSummary, _doc("Judged part of the run.")]
-    run: Annotated[RunSummary, _doc("Command and start time of the run.")]
-    trace: Annotated[TraceSummary, _doc("Replayed trace.")]
-    target: Annotated[TargetSummary, _doc("Target server.")]
-    promises: Annotated[tuple[SLOSummary, ...], _doc("SLO targets per class.")]
+    window: Annotated[WindowSummary, doc("Judged part of the run.")]
+    run: Annotated[RunSummary, doc("Command and start time of the run.")]
+    trace: Annotated[TraceSummary, doc("Replayed trace.")]
+    target: Annotated[TargetSummary, doc("Target server.")]
+    promises: Annotated[tuple[SLOSummary, ...], doc("SLO targets per class.")]
     default_class: Annotated[
-        str | None, _doc("Class of requests without a class; null if there is none.")
+        str | None, doc("Class of requests without a class; null if there is none.")
     ]
-    client: Annotated[ClientSummary, _doc("Resource usage of the client.")]
+    client: Annotated[ClientSummary, doc("Resource usage of the client.")]
     outage_s: Annotated[
-        int, _doc("Longest outage that the lower bounds take into account, seconds; 0 if none.")
+        int, doc("Longest outage that the lower bounds take into account, seconds; 0 if none.")
     ] = 0
     emulation: Annotated[
-        EmulationSummary | None, _doc("Emulated fleet and its totals; null in real time.")
+        EmulationSummary | None, doc("Emulated fleet and its totals; null in real time.")
     ] = None
     errors: Annotated[
         tuple[ErrorSummary, ...],
-        _doc("Distinct errors of judged requests, most frequent first, at most 10."),
+        doc("Distinct errors of judged requests, most frequent first, at most 10."),
     ] = ()
     prompt_tokens: Annotated[
         PromptTokensSummary | None,
-        _doc("Prompt tokens counted by the target; null if no response reports them."),
+        doc("Prompt tokens counted by the target; null if no response reports them."),
     ] = None
-    retried: Annotated[int, _doc("Judged requests that were sent more than once.")] = 0
-    other_errors: Annotated[
-        int, _doc("Requests that ended with an error not listed in errors.")
-    ] = 0
+    retried: Annotated[int, doc("Judged requests that were sent more than once.")] = 0
+    other_errors: Annotated[int, doc("Requests that ended with an error not listed in errors.")] = 0
     records_digest: Annotated[
-        str, _doc("Digest of records.parquet; empty in summaries of earlier versions.")
+        str, doc("Digest of records.parquet; empty in summaries of earlier versions.")
     ] = ""
 
 
