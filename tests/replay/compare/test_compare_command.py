@@ -41,7 +41,7 @@ def test_changed_requests_are_listed_with_their_reasons_lost_ones_first(
     first, second, _ = comparison["flips"]
     assert (first["baseline_ttft_ms"], first["candidate_ttft_ms"]) == (100.0, 800.0)
     assert first["at_s"] == 3.1
-    assert second["detail"] == "max_tokens is too large"
+    assert second["detail"] == "HTTP 400: no"
     assert second["candidate_ttft_ms"] is None
 
 
