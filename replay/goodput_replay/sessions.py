@@ -25,6 +25,7 @@ import os
 import tempfile
 from array import array
 from contextlib import contextmanager
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ import numpy as np
 
 from goodput_core.errors import InputError
 from goodput_core.files import is_disk_full
+from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, ms_to_ns
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.runs.files import DiskFullError
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["FollowUp", "FollowUps", "JudgedSpan", "open_follow_ups"]
 
 _NONE: Final = -1
+_MAX_SHOWN: Final = 80
 _WRITE_BYTES: Final = 1 << 20
 
 
@@ -172,8 +175,8 @@ def open_follow_ups(
         found = table.resolve()
         if not found.summary.follow_ups:
             raise InputError(
-                f"{plan.trace.path}: no request follows another one, because no session has two "
-                "requests in the selected part; remove --sessions causal"
+                f"{plan.trace.path}: no request follows another one: "
+                f"{_describe_orphans(plan, found)}, or remove --sessions causal"
             )
         own = found.owned(share)
         needed = own & (found.predecessors != _NONE)
@@ -184,6 +187,30 @@ def open_follow_ups(
                 store.add(planned if needed[planned.number] else None)
         store.flush()
         yield FollowUps(plan, found, own, file.fileno(), store.ends())
+
+
+def _describe_orphans(plan: RequestPlan, links: _Links) -> str:
+    """Return why no request of a plan follows another one, and the remedy.
+
+    Raises:
+        InputError: see `RequestPlan.requests`.
+    """
+    if links.first_orphan == _NONE:
+        return "no session has two requests in the selected part; select a longer part of the trace"
+    rows = islice((row for row, _ in plan.rows()), links.first_orphan, None)
+    orphan = next(rows)
+    name, parent = orphan.request_id, orphan.parent_request_id or ""
+    problem, remedy = f"has the parent_request_id {parent[:_MAX_SHOWN]!r}, ", "correct the trace"
+    if parent == name:
+        problem = "has its own id as its parent_request_id"
+    elif any(row.request_id == parent for row in rows):
+        problem += "which is the id of a later request"
+    else:
+        problem += "which no request of the selected part has"
+        remedy = "select a longer part of the trace, correct it"
+    count = links.summary.without_parent
+    total = f" (the first of {count} such requests)" if count > 1 else ""
+    return f"{printable(name[:_MAX_SHOWN])}{total} {problem}; {remedy}"
 
 
 class _Store:
@@ -262,12 +289,15 @@ class _Links(NamedTuple):
         think_ns: think time of each follow-up, 0 for a start; shape `[num_requests]`.
         digests: digest of the first request among the sessions that stay together with that of
             each request; shape `[num_requests]`.
+        first_orphan: position of the first request whose parent is not an earlier request of the
+            plan; -1 if there is none.
         summary: counts.
     """
 
     predecessors: NDArray[np.int64]
     think_ns: NDArray[np.int64]
     digests: NDArray[np.uint64]
+    first_orphan: int
     summary: SessionsSummary
 
     def owned(self, share: Share) -> NDArray[np.bool_]:
@@ -337,6 +367,7 @@ class _LinkTable:
         think_ns = np.where(has_delay, delays_ns, np.maximum(pause_ns, 0))
         think_ns[~is_follow_up] = 0
         derived = is_follow_up & ~has_delay
+        orphans = np.flatnonzero(has_parent & ~is_follow_up)
 
         def count(mask: NDArray[np.bool_]) -> int:
             return int(np.count_nonzero(mask))
@@ -347,6 +378,7 @@ class _LinkTable:
             digests=np.frombuffer(self._digests, dtype=np.uint64)[
                 _first_of_group(sessions, predecessors)
             ],
+            first_orphan=int(orphans[0]) if len(orphans) else _NONE,
             summary=SessionsSummary(
                 starts=count(~is_follow_up),
                 follow_ups=count(is_follow_up),
@@ -354,7 +386,7 @@ class _LinkTable:
                 think_from_ends=count(derived & has_duration),
                 think_from_arrivals=count(derived & ~has_duration),
                 overlapping=count(derived & (pause_ns < 0)),
-                without_parent=count(has_parent & ~is_follow_up),
+                without_parent=len(orphans),
             ),
         )
 

@@ -190,6 +190,38 @@ def test_a_trace_without_follow_ups_is_rejected(tmp_path: Path) -> None:
         links(tmp_path, rows)
 
 
+ORPHANS = {
+    "no request has that id": (
+        ["gone", None, "gone", "lost"],
+        "row-0 (the first of 3 such requests) has the parent_request_id 'gone', which no request",
+    ),
+    "the row itself": (
+        [None, "row-1", None, None],
+        "row-1 has its own id as its parent_request_id; correct",
+    ),
+    "a later row": (
+        ["row-3", None, None, None],
+        "row-0 has the parent_request_id 'row-3', which is the id of a later request; correct",
+    ),
+    "a hostile and long id": (
+        ["\x1b[2J" + "x" * 500, None, None, None],
+        "row-0 has the parent_request_id '\\x1b[2Jxxx",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parents", "text"), ORPHANS.values(), ids=ORPHANS)
+def test_requests_without_an_earlier_parent_are_named(
+    parents: list[str | None], text: str, tmp_path: Path
+) -> None:
+    rows = [session_row(i, i, None, parent_request_id=parent) for i, parent in enumerate(parents)]
+    with pytest.raises(InputError) as error:
+        links(tmp_path, rows)
+    assert text in str(error.value)
+    assert str(error.value).endswith(", or remove --sessions causal")
+    assert len(str(error.value)) < 500
+
+
 def test_a_stored_follow_up_is_read_back_unchanged(tmp_path: Path) -> None:
     rows = [
         session_row(
