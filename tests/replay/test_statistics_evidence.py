@@ -410,11 +410,20 @@ def mixed(shares: dict[str, float], *, per_s: int = 5, seconds: int = 300) -> li
 
 
 def _of_kind(kind: str, at_s: float) -> RequestRecord:
-    """Return a request; the kind is `met`, `slow`, `untargeted` or an HTTP status."""
+    """Return a request; the kind is an HTTP status or one of these names.
+
+    `met`, `slow`, `late` (slow because of the send lag), `short` (ended early by the server), or
+    `untargeted`.
+    """
     if kind.isdigit():
         status = int(kind)
         one = failed(at_s, status, f"HTTP {status}")
         return replace(one, outcome=Outcome.SHED) if status in {429, 503} else one
+    if kind == "late":
+        return request(at_s, ttft_s=0.509, lag_s=0.0099)
+    if kind == "short":
+        deviations = (Deviation.ENDED_EARLY,)
+        return replace(request(at_s), pinned_output_tokens=50, deviations=deviations)
     slo_class = "none" if kind == "untargeted" else "chat"
     return request(at_s, ttft_s=0.6 if kind == "slow" else 0.15, slo_class=slo_class)
 
@@ -452,6 +461,70 @@ def test_errors_of_the_client_never_decide(
     assert text in verdict.sentence
 
 
+_SHARES = st.fixed_dictionaries(
+    {
+        kind: st.sampled_from([0, 0.003, 0.01, 0.03, 0.1, 0.3])
+        for kind in ("401", "422", "429", "500", "slow", "untargeted", "late", "short")
+    }
+)
+_KINDS = (VerdictKind.PASS, VerdictKind.FAIL)
+
+
+TOGETHER = {
+    "rejections and outputs that ended early": (
+        {"401": 0.06, "short": 0.06},
+        "90 requests rejected as invalid (3xx or 4xx) and 90 deviations of responses decide",
+    ),
+    "rejections and late sends": (
+        {"401": 0.06, "late": 0.06},
+        "90 requests rejected as invalid (3xx or 4xx) and the client's lag decide together",
+    ),
+    "outputs that ended early and late sends": (
+        {"short": 0.06, "late": 0.06},
+        "90 deviations of responses and the client's lag decide together",
+    ),
+    "all of them": (
+        {"401": 0.03, "late": 0.03, "short": 0.03},
+        "(3xx or 4xx) and 45 deviations of responses and the client's lag decide together",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shares", "text"), TOGETHER.values(), ids=TOGETHER)
+def test_several_disturbances_do_not_decide_together_either(
+    shares: dict[str, float], text: str
+) -> None:
+    """Each of them alone leaves a FAIL, but every request was served in time."""
+    found = gathered(mixed(shares))
+    verdict = decide(found.classes, found.validity)
+    assert verdict.kind is VerdictKind.INVALID
+    assert text in verdict.sentence
+    assert "without them chat would be PASS, not FAIL" in verdict.sentence
+    slow = gathered(mixed({**shares, "slow": 0.2}))
+    assert decide(slow.classes, slow.validity).kind is VerdictKind.FAIL
+
+
+@settings(max_examples=60)
+@given(shares=_SHARES, objective=st.sampled_from(["0.5", "0.9", "0.97", "0.99"]))
+def test_a_run_without_its_disturbances_has_the_same_pass_or_fail(
+    shares: dict[str, float], objective: str
+) -> None:
+    classes = [replace(CHAT, objective=Fraction(objective))]
+    records = mixed(shares)
+    undisturbed = [
+        request(one.scheduled_ns / SECOND) if one.lag_ns or one.deviations else one
+        for one in records
+        if not one.client_error
+    ]
+    found, other = (
+        gather(some, classes=classes, window_ns=300 * SECOND) for some in (records, undisturbed)
+    )
+    verdict = decide(found.classes, found.validity)
+    event(f"{verdict.reason}")
+    if verdict.kind in _KINDS:
+        assert decide(other.classes, other.validity).kind is verdict.kind
+
+
 def test_a_class_without_targets_that_is_rejected_makes_a_pass_too_easy() -> None:
     rejected = [
         replace(failed(k / 5 + 0.1, 401, "no key"), slo_class="background") for k in range(167)
@@ -471,15 +544,6 @@ def test_one_class_with_a_wrong_key_leaves_no_verdict_on_the_others() -> None:
     verdict = decide(found.classes, found.validity)
     assert (verdict.kind, verdict.reason) == (VerdictKind.INVALID, Reason.CLIENT_ERROR)
     assert "batch would be without a judged request, not FAIL" in verdict.sentence
-
-
-_SHARES = st.fixed_dictionaries(
-    {
-        kind: st.sampled_from([0, 0.003, 0.01, 0.03, 0.1, 0.3])
-        for kind in ("401", "422", "429", "500", "slow", "untargeted")
-    }
-)
-_KINDS = (VerdictKind.PASS, VerdictKind.FAIL)
 
 
 @settings(max_examples=60)
@@ -503,8 +567,7 @@ def test_removing_the_errors_of_the_client_never_changes_a_pass_or_fail(
         assert alone.kind is verdict.kind
     if verdict.kind is VerdictKind.PASS:
         assert len(without) >= 0.9 * len(records)
-    if verdict.kind is VerdictKind.INVALID:
-        assert verdict.reason is Reason.CLIENT_ERROR
+    if verdict.reason is Reason.CLIENT_ERROR:
         assert len(without) < len(records)
 
 

@@ -88,6 +88,7 @@ class ValidityEvidence:
         without_client_errors: the same without the requests that `client_errors` counts.
         if_conforming: the same, with every question that a deviation of a response raises decided
             in the favour of the service.
+        undisturbed: the same without all of these disturbances.
         deviations: number of judged responses with each deviation.
         closed_loop: True if clients sent each request when an earlier response had ended.
         shard: the shard that was sent, as in "2 of 4"; empty if all requests were sent.
@@ -105,6 +106,7 @@ class ValidityEvidence:
     without_lag: tuple[ClassEvidence, ...]
     without_client_errors: tuple[ClassEvidence, ...] = ()
     if_conforming: tuple[ClassEvidence, ...] = ()
+    undisturbed: tuple[ClassEvidence, ...] = ()
     deviations: Mapping[Deviation, int] = field(default_factory=dict)
     closed_loop: bool = False
     shard: str = ""

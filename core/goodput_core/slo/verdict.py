@@ -190,6 +190,8 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
         sentence += f" Classes without a judged request: {', '.join(skipped)}."
     if validity is not None:
         problems = list(_validity_problems(verdicts, validity, kind))
+        if not problems:
+            problems = list(_problem_of_all(verdicts, classes, validity))
         if problems:
             kind, reason = VerdictKind.INVALID, problems[0][0]
             sentence = f"The run is invalid: {'; '.join(text for _, text in problems)}."
@@ -433,6 +435,31 @@ def _effect_of_rejections(
     if lacking and kind is not VerdictKind.FAIL:
         return "so its load was lighter than that of the trace"
     return ""
+
+
+def _problem_of_all(
+    verdicts: Sequence[ClassVerdict],
+    classes: Sequence[ClassEvidence],
+    validity: ValidityEvidence,
+) -> Iterator[tuple[Reason, str]]:
+    """Yield the problem if only all disturbances together change a verdict."""
+    changes = [
+        f"{verdict.name} would be {other}, not {verdict.kind}"
+        for verdict, other in _changes(verdicts, validity.undisturbed)
+    ]
+    if not changes:
+        return
+    doubts = sum(count for one, count in validity.deviations.items() if one.leaves_doubt)
+    disturbances = []
+    if validity.client_errors:
+        disturbances.append(f"{validity.client_errors} requests rejected as invalid (3xx or 4xx)")
+    if doubts:
+        disturbances.append(f"{doubts} deviations of responses")
+    if tuple(classes) != validity.without_lag:
+        disturbances.append("the client's lag")
+    reason = Reason.CLIENT_ERROR if validity.client_errors else Reason.NON_CONFORMING
+    text = f"{' and '.join(disturbances)} decide together"
+    yield reason, f"{text}, and without them {', '.join(changes)}"
 
 
 def _changes(

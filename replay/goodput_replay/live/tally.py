@@ -364,6 +364,7 @@ def _decide_so_far(evidence: RunEvidence, progress: RunProgress, *, early: bool)
             without_lag=(),
             without_client_errors=(),
             if_conforming=(),
+            undisturbed=(),
         )
         verdict = decide(evidence.classes, valid)
         if not (validity.closed_loop or validity.shard):

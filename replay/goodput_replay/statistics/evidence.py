@@ -1,9 +1,9 @@
 """Gather the evidence of a run from its records.
 
 Each record is judged as measured, as if the client had had no lag, as if its response had conformed
-to the API, and without the errors of the client. All judgements are counted in the second of its
-scheduled arrival. Records are not retained. `goodput_core.slo` computes intervals and verdicts from
-the counts.
+to the API, without the errors of the client, and without all of these. All judgements are counted
+in the second of its scheduled arrival. Records are not retained. `goodput_core.slo` computes
+intervals and verdicts from the counts.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ class EvidenceTally:
         self._on_time: dict[str, _ClassSeconds] = {}
         self._conforming: dict[str, _ClassSeconds] = {}
         self._accepted: dict[str, _ClassSeconds] = {}
+        self._undisturbed: dict[str, _ClassSeconds] = {}
         self._deviations: Counter[Deviation] = Counter()
         self._lags_ns = array("q") if exact_lag else None
         self._client_errors = 0
@@ -207,22 +208,29 @@ class EvidenceTally:
             self._add_lag(max(0, lag_ns))
         self._connected |= record.sent_ns is not None
         self._unconnected += record.failed_without_response
-        if record.client_error and not known_valid:
-            self._client_errors += 1
-            kind_accepted = JudgementKind.EXCLUDED
-        if kind is JudgementKind.MISSED:
-            stalls = self._stalls.get(record.sender, NO_STALLS)
-            kind_on_time = judge(without_lag(record, stalls), targets).kind
+        kind_undisturbed = kind
+        if kind is JudgementKind.MISSED or record.deviations:
+            on_time = without_lag(record, self._stalls.get(record.sender, NO_STALLS))
+            if kind is JudgementKind.MISSED:
+                kind_on_time = judge(on_time, targets).kind
+            kind_undisturbed = judge_favourably(on_time, targets).kind
         if record.deviations:
             self._deviations.update(record.deviations)
             kind_conforming = judge_favourably(record, targets).kind
+        if record.client_error and not known_valid:
+            self._client_errors += 1
+            kind_accepted = kind_undisturbed = JudgementKind.EXCLUDED
         second = (record.scheduled_ns - self._window_start_ns) // NS_PER_S
         if self._window_ns is not None:
             second = min(second, (self._window_ns - 1) // NS_PER_S)
-        self._seconds(self._measured, record.slo_class).add(second, kind)
-        self._seconds(self._on_time, record.slo_class).add(second, kind_on_time)
-        self._seconds(self._conforming, record.slo_class).add(second, kind_conforming)
-        self._seconds(self._accepted, record.slo_class).add(second, kind_accepted)
+        for seconds, counted in (
+            (self._measured, kind),
+            (self._on_time, kind_on_time),
+            (self._conforming, kind_conforming),
+            (self._accepted, kind_accepted),
+            (self._undisturbed, kind_undisturbed),
+        ):
+            self._seconds(seconds, record.slo_class).add(second, counted)
         if targets.ttft_ns is not None:
             known_ns = self.tightest_ttft_ns
             self.tightest_ttft_ns = (
@@ -298,6 +306,7 @@ class EvidenceTally:
             without_lag=alternative(self._on_time),
             without_client_errors=alternative(self._accepted),
             if_conforming=alternative(self._conforming),
+            undisturbed=alternative(self._undisturbed),
             deviations={d: self._deviations[d] for d in Deviation if self._deviations[d]},
             closed_loop=closed_loop,
             shard=shard,
