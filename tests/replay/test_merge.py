@@ -25,6 +25,7 @@ from tests.replay.sending.stand_ins import DONE, StandIn, finish, running, token
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError
+from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import parse_objective
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -359,6 +360,42 @@ def test_a_shard_alone_gets_no_verdict(tmp_path: Path) -> None:
     assert summary["validity"]["valid"]
     with pytest.raises(InputError, match="only shard 1 of 2; join all shards with `replay merge`"):
         load_run(shards[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        pytest.param(2, "and without them chat would be PASS, not FAIL", id="half"),
+        pytest.param(4, "chat would be without a judged request, not FAIL", id="all"),
+        pytest.param(0, "", id="none"),
+    ],
+)
+def test_shards_with_a_wrong_key_are_no_verdict_on_the_service(
+    tmp_path: Path, wrong: int, sentence: str
+) -> None:
+    records = [
+        replace(
+            record,
+            outcome=Outcome.ERROR,
+            status=401,
+            first_token_ns=None,
+            last_token_ns=None,
+            output_tokens=0,
+        )
+        if any(
+            Share(index=n, count=4).holds(make_planned(request_id=record.request_id))
+            for n in range(wrong)
+        )
+        else record
+        for record in steady(1800)
+    ]
+    info = replace(CHAT_INFO, window_ns=180 * NS_PER_S, rows_planned=1800)
+    shards = write_shards(tmp_path, info, records, 4)
+    reasons = [json.loads((s / "summary.json").read_text())["verdict"]["reason"] for s in shards]
+    assert reasons == ["ClientError"] * wrong + ["Shard"] * (4 - wrong)
+    merged = merge_runs(shards, tmp_path / "merged", report=False)
+    assert merged.verdict.reason is (Reason.CLIENT_ERROR if wrong else Reason.ATTAINED)
+    assert sentence in merged.verdict.sentence
 
 
 def test_the_merged_run_can_be_judged_again_from_its_folder(tmp_path: Path) -> None:

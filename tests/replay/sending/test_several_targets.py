@@ -32,6 +32,7 @@ from yarl import URL
 
 from goodput_core.errors import UsageError
 from goodput_core.slo.record import Outcome, RequestRecord
+from goodput_core.slo.verdict import Reason
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.options import parse_options
 from goodput_replay.runs.files import RECORDS_FILE
@@ -106,6 +107,7 @@ RETRIED: dict[str, list[int | str | list[bytes]]] = {
     "an error before the first token": [[event({"error": {"message": "busy"}})]],
     "an end before the first token": [[b": hello\n\n"]],
     "408": [408],
+    "424, a generation that failed": [424],
 }
 
 
@@ -121,6 +123,7 @@ async def test_a_failure_before_the_first_token_is_retried_and_recorded(
 
 FINAL: dict[str, tuple[list[int | str | list[bytes]], Outcome]] = {
     "404": ([404], Outcome.ERROR),
+    "401": ([401], Outcome.ERROR),
     "a response that is not streamed": ([200], Outcome.ERROR),
     "an error after the first token": ([[text(), event({"error": "no"})]], Outcome.ERROR),
     "an end after the first token": ([[text()]], Outcome.ERROR),
@@ -287,6 +290,22 @@ async def test_requests_go_to_the_targets_in_turn(trace: Path, tmp_path: Path) -
     assert read_summary(out).target.url == f"{one}, {two}"
     counts = Counter(record.replica for record in read_records(out))
     assert counts == {one.removeprefix("http://"): 10, two.removeprefix("http://"): 10}
+
+
+async def test_a_second_target_that_rejects_the_key_gives_no_verdict(
+    trace: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    wrong = Flaky(answer=complete, failures=[401] * 100)
+    async with running(Flaky(answer=complete)) as one, running(wrong) as two:
+        code, output = await replay(
+            "--trace", trace, "--target", one, "--target", two, "--out", out, "--no-probe",
+            "--slo-class", "chat:ttft=9s,tpot=9s,objective=90%", "--retries", 2, "--gate",
+        )  # fmt: skip
+    assert code == 3, output
+    summary = read_summary(out)
+    assert summary.verdict.reason is Reason.CLIENT_ERROR
+    assert (summary.validity.client_errors, summary.retried) == (10, 0)
 
 
 async def test_an_unreachable_second_target_is_reported_before_the_run(
