@@ -130,6 +130,9 @@ class RunComparison:
     paired: Annotated[bool, doc("True if requests were matched by id.")]
     unpaired_because: Annotated[str, doc("Why the runs are not paired; empty if they are.")]
     invalid: Annotated[tuple[str, ...], doc("Reasons why one of the runs is invalid.")]
+    rejections: Annotated[
+        tuple[str, ...], doc("Valid runs of which the server rejected requests as invalid.")
+    ] = ()
     dropped: Annotated[int, doc("Requests that were not judged in both runs; 0 if unpaired.")]
     classes: Annotated[tuple[ClassComparison, ...], doc("Results per class.")]
     flips: Annotated[tuple[Flip, ...], doc("Requests that changed, lost ones first, at most 200.")]
@@ -209,6 +212,13 @@ def compare(baseline: LoadedRun, candidate: LoadedRun, *, confidence: float) -> 
             f"{run.folder}: {run.summary.validity.sentence}"
             for run in (baseline, candidate)
             if not run.summary.validity.valid
+        ),
+        rejections=tuple(
+            f"{run.folder}: the server rejected {run.summary.validity.client_errors} of "
+            f"{run.summary.overall.requests} requests as invalid (3xx or 4xx), which count as "
+            "misses in this comparison"
+            for run in (baseline, candidate)
+            if run.summary.validity.valid and run.summary.validity.client_errors
         ),
         dropped=0 if matching is None else matching.dropped,
         classes=classes,

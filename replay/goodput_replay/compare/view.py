@@ -61,6 +61,8 @@ def _print_comparison(comparison: RunComparison, console: Console) -> None:
     console.print(Text(printable(text)))
     for reason in comparison.invalid:
         console.print(Text.assemble(("INVALID ", "bold magenta"), printable(reason)))
+    for rejection in comparison.rejections:
+        console.print(Text(f"note: {printable(rejection)}"))
     console.print(_attainment(comparison))
     console.print(_latencies(comparison))
     if comparison.flips:

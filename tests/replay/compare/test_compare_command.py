@@ -91,6 +91,21 @@ def test_an_invalid_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "send lag" in comparison["invalid"][0]
 
 
+def test_requests_that_one_run_rejected_are_named_beside_the_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = chat_run(tmp_path / "old", missed=range(300))
+    new = chat_run(tmp_path / "new", missed=range(300), unauthorised=range(300, 310))
+    (comparison,) = compare(capsys, old, new)
+    text = f"{new}: the server rejected 10 of 600 requests as invalid (3xx or 4xx), which count as"
+    assert comparison["invalid"] == []
+    assert [one.startswith(text) for one in comparison["rejections"]] == [True]
+    page = tmp_path / "page.html"
+    main([str(old), str(new), "--html", str(page)])
+    assert "10 of 600 requests as invalid" in " ".join(capsys.readouterr().out.split())
+    assert "10 of 600 requests as invalid" in page.read_text()
+
+
 def test_two_different_runs_are_needed(tmp_path: Path) -> None:
     run = str(chat_run(tmp_path / "run"))
     with pytest.raises(UsageError, match="at least two runs"):
