@@ -64,7 +64,8 @@ class RequestRecord:
         targets: the row's own targets; each overrides the target of the class.
         cancel_after_ns: time from `scheduled_ns` at which the trace cancels the request; None if
             the trace does not cancel it.
-        status: HTTP status; None without a response.
+        status: HTTP status, or the status 4xx that a response with status 200 reported before its
+            first token; None without a response.
         detail: the problem in one short sentence, without any text of the prompt.
         replica: name of the replica that served the request; empty if the response lacks it.
         revision: revision of that replica; empty if the response lacks it.

@@ -25,6 +25,7 @@ __all__ = [
     "not_placed",
     "overloaded",
     "read_error",
+    "reported_status",
     "too_long",
     "unavailable",
 ]
@@ -187,6 +188,21 @@ def is_overload(error: bytes | msgspec.Raw) -> bool:
         return False
     codes = (_OVERLOADED, HTTPStatus.TOO_MANY_REQUESTS, str(HTTPStatus.TOO_MANY_REQUESTS.value))
     return decoded.type == _RATE_LIMIT or decoded.code in codes
+
+
+def reported_status(error: bytes | msgspec.Raw) -> int | None:
+    """Return the status 4xx that an error object of a stream has as its code; None without one.
+
+    Args:
+        error: the value of `error` in an event, as JSON.
+    """
+    try:
+        code = _ERROR_OBJECT.decode(error).code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if isinstance(code, str) and len(code) == 3 and code.isascii() and code.isdigit():
+        code = int(code)
+    return code if isinstance(code, int) and 400 <= code < 500 else None
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:

@@ -137,7 +137,9 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
             pa.int64(),
             "Time from scheduled_ns to the cancellation by the trace; null if none.",
         ),
-        _optional("status", pa.int32(), "HTTP status; null if there was no response."),
+        _optional(
+            "status", pa.int32(), "HTTP status, or a 4xx in an error event; null if no response."
+        ),
         _required(
             "detail", _LABEL, "Error message without prompt text; empty if there was no error."
         ),

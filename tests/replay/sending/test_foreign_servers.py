@@ -386,6 +386,31 @@ async def test_an_error_in_a_stream_with_status_200_is_a_failure(
     assert record.deviations == (Deviation.ERROR_IN_STREAM,)
 
 
+REPORTED: dict[str, tuple[object, int, bool]] = {
+    "a wrong key as a number": (401, 401, True),
+    "a prompt that is too long as a text": ("400", 400, True),
+    "a generation that failed": (424, 424, False),
+    "an error of the server": (500, 200, False),
+    "a word": ("invalid_api_key", 200, False),
+    "true": (True, 200, False),
+    "a number of 40 digits": ("4" * 40, 200, False),
+    "no status": (4000, 200, False),
+    "a fraction": (401.5, 200, False),
+}
+
+
+@pytest.mark.parametrize(("code", "status", "is_client_error"), REPORTED.values(), ids=REPORTED)
+async def test_an_error_before_the_first_token_has_the_status_in_its_code(
+    prepared: Prepared, code: object, status: int, is_client_error: bool
+) -> None:
+    error = event({"error": {"message": "no", "code": code}})
+    record = await respond(StandIn(answer=body(error, DONE)), prepared(output_tokens=LENGTH))
+    assert (record.outcome, record.status) == (Outcome.ERROR, status)
+    assert record.client_error is is_client_error
+    late = await respond(StandIn(answer=body(*tokens(2), error)), prepared(output_tokens=LENGTH))
+    assert (late.outcome, late.status, late.client_error) == (Outcome.ERROR, 200, False)
+
+
 async def test_an_unknown_finish_reason_leaves_doubt(prepared: Prepared) -> None:
     answer = body(*tokens(LENGTH), finish("insufficient_system_resource"), usage(LENGTH), DONE)
     record = await respond(StandIn(answer=answer), prepared(output_tokens=LENGTH))

@@ -253,7 +253,7 @@ class RequestClient:
             pinned_output_tokens=planned.output_tokens if policy.pinned else None,
             targets=planned.targets,
             cancel_after_ns=cancel_ns,
-            status=status,
+            status=stream.reported_status or status,
             detail=_printable(mask(detail)),
             replica=_printable(mask(headers.get(HEADER_REPLICA, ""))) or server,
             revision=_printable(mask(headers.get(HEADER_REVISION, ""))),

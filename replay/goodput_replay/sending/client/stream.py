@@ -10,7 +10,13 @@ from typing import Final
 
 from goodput_core.slo.conformance import Deviation, TokenCount, count_tokens
 from goodput_core.units import NS_PER_US
-from goodput_engine.openai.errors import is_failure, is_known_reason, is_overload, read_error
+from goodput_engine.openai.errors import (
+    is_failure,
+    is_known_reason,
+    is_overload,
+    read_error,
+    reported_status,
+)
 from goodput_engine.openai.sse import SSEReader, without_nan
 from goodput_replay.sending.client.chunks import (
     DONE,
@@ -43,6 +49,7 @@ class ResponseReader:
         "overloaded",
         "parser",
         "prompt_tokens",
+        "reported_status",
         "usage_tokens",
     )
 
@@ -60,6 +67,7 @@ class ResponseReader:
         self.done = False
         self.failure: str | None = None
         self.overloaded = False
+        self.reported_status: int | None = None
         self.deviations: tuple[Deviation, ...] = ()
 
     @property
@@ -105,6 +113,8 @@ class ResponseReader:
         message = error_sentence(event if error == event else b'{"error":%b}' % error)
         self.failure = failure or f"the stream reported: {message or 'an error'}"
         self.overloaded = is_overload(error)
+        if not self.events and not self.overloaded:
+            self.reported_status = reported_status(error)
         self.deviations = (Deviation.ERROR_IN_STREAM,)
 
     def _take_event(self, event: bytes, now_ns: int) -> None:
