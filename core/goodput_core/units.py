@@ -43,14 +43,14 @@ def parse_duration(text: str) -> int:
         ValueError: the text has no unit or an unknown one, is negative, or exceeds ten years.
     """
     stripped = text.strip()
-    if stripped.startswith("-"):
-        raise ValueError(f"{text!r} is negative; a duration is at least 0s")
     total, at = Decimal(0), 0
     for match in _PART.finditer(stripped):
         if match.start() != at:
             break
         total += Decimal(match[1]) * _UNITS[match[2]]
         at = match.end()
+    if re.match(r"-\d", stripped):
+        raise ValueError(f"{text!r} is negative; a duration is at least 0s")
     if at == 0 or at != len(stripped):
         raise ValueError(f"{text!r} is not a duration; write for example 250ms, 90s, 10m or 1h30m")
     if total > _MAX_DAYS * _UNITS["d"]:

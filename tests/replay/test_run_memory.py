@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 from tests.replay.conftest import write_run
 
-from goodput_replay.runs.files import RECORDS_FILE
+from goodput_replay.runs.files import RECORDS_FILE, digest_records
 from goodput_replay.runs.summary import write_summary
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ def test_a_run_four_times_as_long_needs_hardly_more_memory(
         """Repeat the records, and return their number and the added peak memory."""
         folder = tmp_path / str(count)
         folder.mkdir()
-        write_summary(folder, summary)
         with pq.ParquetWriter(folder / RECORDS_FILE, table.schema) as writer:
             for _ in range(-(-count // table.num_rows)):
                 writer.write_table(table)
+        write_summary(folder, replace(summary, records_digest=digest_records(folder)))
         output = subprocess.run(
             [sys.executable, "-c", _CHILD, tmp_path / "small", folder],
             stdout=subprocess.PIPE,

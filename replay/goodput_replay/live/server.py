@@ -27,6 +27,10 @@ _MAX_CLIENTS: Final = 16
 _WRITE_S: Final = 5.0
 _LAST_VISIT_S: Final = 5.0
 _NAMES: Final = frozenset({HOST, "localhost"})
+_WAITING: Final = (
+    '<!doctype html><html lang="en"><link rel="icon" href="data:,"><title>replay</title>'
+    "<p>The run has not started yet.\n"
+)
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -111,9 +115,10 @@ class LiveServer:
         if self._finished is not None:
             return self._respond(self._finished)
         if self._source is None:
-            return web.Response(
-                status=503, text="the run has not started yet\n", headers={"Refresh": "1"}
-            )
+            # Browsers log an error for any other status, and for the lack of an icon.
+            response = self._respond(_WAITING)
+            response.headers["Refresh"] = "1"
+            return response
         return self._respond(self._source.render())
 
     async def _get_report(self, _: web.Request) -> web.Response:

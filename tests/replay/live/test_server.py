@@ -85,7 +85,8 @@ async def test_only_reading_is_allowed() -> None:
 async def test_before_the_run_a_page_waits_and_before_the_end_there_is_no_report() -> None:
     async with _served(None) as (server, port), _session() as session:
         async with session.get(f"http://127.0.0.1:{port}/") as response:
-            assert (response.status, response.headers["Refresh"]) == (503, "1")
+            assert (response.status, response.headers["Refresh"]) == (200, "1")
+            assert "The run has not started yet." in await response.text()
         server.begin(_CountedPage())
         async with session.get(f"http://127.0.0.1:{port}/report") as response:
             assert response.status == 404
