@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
-__all__ = ["main", "make_parser"]
+__all__ = ["main", "make_parser", "plain_batch", "write_csv"]
 
 _GAPS: Final = "gaps_us"
+_FORMULA: Final = r"^[=+\-@\t\r\n\x{FF1D}\x{FF0B}\x{FF0D}\x{FF20}]"
+"""Beginnings of texts that spreadsheets evaluate as formulas, some also in full width."""
+_NUMBER: Final = r"^[+-]?[0-9]+(\.[0-9]+)?$"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         batches = _batches(given.folder, gaps=given.gaps)
     if given.out is None:
         try:
-            _write_csv(batches, sys.stdout.buffer)
+            write_csv(batches, sys.stdout.buffer)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader, such as `head`, has enough; Python must not flush into it again.
@@ -49,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"--out {given.out}: may be a file of the run; name another, with .csv")
     try:
         with given.out.open("wb") as file:
-            _write_csv(batches, file)
+            write_csv(batches, file)
     except OSError as error:
         if is_disk_full(error):
             raise
@@ -85,7 +88,8 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def _write_csv(batches: Iterator[Any], sink: BinaryIO) -> None:
+def write_csv(batches: Iterator[Any], sink: BinaryIO) -> None:
+    """Write batches of equal columns, at least one, as CSV with a header."""
     from pyarrow import csv  # noqa: PLC0415 - heavy
 
     writer: Any = None
@@ -114,9 +118,9 @@ def _batches(folder: Path, *, gaps: bool) -> Iterator[Any]:
             if field.name in written and (gaps or field.name != _GAPS)
         ]
         # The writer writes the header with the first batch.
-        yield _plain(pa.RecordBatch.from_pylist([], schema=pa.schema(fields)))
+        yield plain_batch(pa.RecordBatch.from_pylist([], schema=pa.schema(fields)))
         for batch in read_batches(opened, [field.name for field in fields]):
-            yield _plain(batch)
+            yield plain_batch(batch)
 
 
 def _server_batches(folder: Path) -> Iterator[Any]:
@@ -128,21 +132,34 @@ def _server_batches(folder: Path) -> Iterator[Any]:
             f"{folder}: has no metrics of the server; run the replay with --scrape URL"
         )
     for batch in metrics.table().combine_chunks().to_batches():
-        yield _plain(batch)
+        yield plain_batch(batch)
 
 
-def _plain(batch: Any) -> Any:
-    """Return a batch whose lists are texts, because CSV has no lists."""
+def plain_batch(batch: Any) -> Any:
+    """Return a batch for CSV: lists become texts, and no text is a formula."""
     import pyarrow as pa  # noqa: PLC0415 - heavy
     import pyarrow.compute as pc  # noqa: PLC0415 - heavy
 
     columns = []
-    for column in batch.columns:
+    for found in batch.columns:
+        column = found
         if pa.types.is_list(column.type):
-            texts = pc.cast(column, pa.list_(pa.string()))
-            columns.append(pc.binary_join(texts, ";"))
+            column = pc.binary_join(pc.cast(column, pa.list_(pa.string())), ";")
         elif pa.types.is_dictionary(column.type):
-            columns.append(pc.cast(column, pa.string()))
-        else:
-            columns.append(column)
+            column = pc.cast(column, pa.string())
+        columns.append(_mark_formulas(column) if pa.types.is_string(column.type) else column)
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _mark_formulas(texts: Any) -> Any:
+    """Put an apostrophe before texts that a spreadsheet would evaluate.
+
+    Ids come from traces, and names of metrics from servers; neither is trusted.
+
+    Source: OWASP, "CSV Injection".
+    """
+    import pyarrow.compute as pc  # noqa: PLC0415 - heavy
+
+    is_number = pc.match_substring_regex(texts, _NUMBER)
+    is_formula = pc.and_not(pc.match_substring_regex(texts, _FORMULA), is_number)
+    return pc.if_else(is_formula, pc.binary_join_element_wise("'", texts, ""), texts)

@@ -9,13 +9,15 @@ it needs an event loop with little else in it, and so that Ctrl-C in a notebook 
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -29,7 +31,7 @@ from goodput_core.errors import (
 )
 from goodput_replay.report.timeline import cut_timeline
 from goodput_replay.runs.columns import ColumnParts
-from goodput_replay.runs.files import require_digest
+from goodput_replay.runs.files import SUMMARY_FILE, require_digest
 from goodput_replay.runs.records import open_records
 from goodput_replay.runs.server_metrics import read_server_metrics
 from goodput_replay.runs.summary import ClassSummary, Summary, VerdictSummary, read_summary
@@ -44,6 +46,8 @@ _ERRORS: Mapping[int, type[GoodputError]] = {
     ExitCode.USAGE: UsageError,
     ExitCode.INTERRUPTED: Interrupted,
 }
+_PRINTING: Final = frozenset({"dry_run", "help"})
+"""Options that print, and make no run."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class NotebookRun:
     """A finished run.
 
     Args:
-        folder: folder of the run.
+        folder: folder of the run. A temporary folder is deleted together with this object.
         summary: content of its `summary.json`.
     """
 
@@ -116,12 +120,45 @@ def run(**options: object) -> NotebookRun:
     Args:
         options: options of `replay` without their dashes, such as `trace="prod.parquet"`,
             `rate_scale=2` or `no_report=True`; a list repeats an option. `file` is the manifest of
-            a service to start. Without `out`, the run is kept in a new temporary folder.
+            a service to start. Without `out`, the run is in a temporary folder, which is deleted
+            together with the returned object.
 
     Raises:
+        UsageError: the options only print, such as `dry_run`.
         GoodputError: the run could not start, or ended early.
     """
-    folder = Path(str(options.pop("out", ""))) if "out" in options else _new_folder()
+    for name in _PRINTING & options.keys():
+        if options[name]:
+            raise UsageError(
+                f"{name}: prints, and makes no run to return; use `replay --{_dashed(name)}` on "
+                "the command line"
+            )
+    if "out" in options:
+        return _replay(Path(str(options.pop("out"))), options)
+    parent = tempfile.mkdtemp(prefix="goodput-run-")
+    try:
+        found = _replay(Path(parent) / "run", options)
+    except BaseException:
+        if not (Path(parent) / "run" / SUMMARY_FILE).exists():  # otherwise, the error names it
+            shutil.rmtree(parent, ignore_errors=True)
+        raise
+    weakref.finalize(found, shutil.rmtree, parent, ignore_errors=True)
+    return found
+
+
+def open_run(folder: str | Path) -> NotebookRun:
+    """Return the run in a folder.
+
+    Raises:
+        InputError: the folder has no readable run, or the records of another one.
+    """
+    path = Path(folder)
+    summary = read_summary(path)
+    require_digest(path, summary.records_digest)
+    return NotebookRun(folder=path, summary=summary)
+
+
+def _replay(folder: Path, options: Mapping[str, object]) -> NotebookRun:
     command = [sys.executable, "-m", "goodput_core", "replay", "--out", str(folder)]
     ended = subprocess.run(
         [*command, *_arguments(options)],
@@ -137,31 +174,19 @@ def run(**options: object) -> NotebookRun:
     return open_run(folder)
 
 
-def open_run(folder: str | Path) -> NotebookRun:
-    """Return the run in a folder.
-
-    Raises:
-        InputError: the folder has no readable run, or the records of another one.
-    """
-    path = Path(folder)
-    summary = read_summary(path)
-    require_digest(path, summary.records_digest)
-    return NotebookRun(folder=path, summary=summary)
-
-
-def _new_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="goodput-run-")) / "run"
-
-
 def _arguments(options: Mapping[str, object]) -> Iterator[str]:
     for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
+        option = f"--{_dashed(name)}"
         if value is True:
             yield option
         elif isinstance(value, list | tuple):
             yield from (f"{option}={one}" for one in value)
         elif value is not None and value is not False:
             yield f"{option}={value}"
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _make_class_row(one: ClassSummary) -> dict[str, object]:

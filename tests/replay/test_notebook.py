@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gc
 import io
 import re
 import subprocess
 import sys
+import tempfile
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.replay.conftest import write_run
 
 from goodput_core.dispatch import run_command
-from goodput_core.errors import InputError, UsageError
+from goodput_core.errors import AbortedRun, InputError, UsageError
 from goodput_replay import open_run, run
+from goodput_replay.export import plain_batch, write_csv
 from goodput_replay.runs.files import RECORDS_FILE
 
 if TYPE_CHECKING:
@@ -68,6 +77,78 @@ def test_an_error_of_the_command_is_raised_with_its_sentence(tmp_path: Path) -> 
         open_run(tmp_path)
 
 
+def test_options_that_make_no_run_are_rejected_with_the_command_to_use() -> None:
+    for option in ("dry_run", "help"):
+        with pytest.raises(
+            UsageError, match=rf"^{option}: .*`replay --{option.replace('_', '-')}`"
+        ):
+            run(trace="sample", emulate=ROOT / "examples" / "chat.yaml", **{option: True})
+
+
+def test_a_run_without_out_is_deleted_with_the_returned_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    chat = ROOT / "examples" / "chat.yaml"
+    found = run(trace="sample", emulate=chat, dry_run=False, no_report=True)
+    assert found.folder.is_relative_to(tmp_path)
+    assert found.records.num_rows == 279
+    del found
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="no such file"):
+        run(trace="nowhere.parquet", emulate=chat)
+    assert list(tmp_path.iterdir()) == []
+
+
+class _FailingHandler(BaseHTTPRequestHandler):
+    """Responds to every request with status 500."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(500)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_the_records_of_an_aborted_run_are_kept_in_the_folder_that_its_error_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _FailingHandler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(AbortedRun) as caught:
+                run(
+                    trace="sample",
+                    target=f"http://127.0.0.1:{server.server_port}",
+                    rate_scale=20,
+                    model="any",
+                    ttft="1s",
+                    tpot="1s",
+                    objective="99%",
+                    abort_on="error-rate=5%/1s",
+                    no_report=True,
+                )
+        finally:
+            server.shutdown()
+    (parent,) = tmp_path.iterdir()
+    assert str(parent / "run") in str(caught.value)
+    assert open_run(parent / "run").records.num_rows > 0
+
+
+def test_a_run_with_out_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "kept"
+    found = run(trace="sample", emulate=ROOT / "examples" / "chat.yaml", no_report=True, out=out)
+    assert found.folder == out
+    del found
+    gc.collect()
+    assert open_run(out).records.num_rows == 279
+
+
 def test_the_records_are_exported_as_csv(
     tmp_path: Path, synthetic_run: SyntheticRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +165,41 @@ def test_the_records_are_exported_as_csv(
         assert row["end_ns"] == str(record.end_ns)
     reasons = {reason for row in rows for reason in row["miss_reasons"].split(";")}
     assert {"ttft", "tpot", "error"} <= reasons
+
+
+@given(request_id=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+@example("=1+1")
+@example("+cmd|' /C calc'!A0")
+@example("-2+3")
+@example("@SUM(A1)")
+@example("\t=1")
+@example("\r=1")
+@example("\uff1d1")
+@example("-17")
+@example("+1.5")
+@example("'quoted")
+@example("a=1")
+def test_no_exported_text_is_a_formula_and_others_are_unchanged(request_id: str) -> None:
+    batch = pa.RecordBatch.from_pydict({"id": [request_id, None], "delay_ms": [-1.5, -2.5]})
+    sink = io.BytesIO()
+    write_csv(iter([plain_batch(batch)]), sink)
+    text = sink.getvalue().decode()
+    header, row, missing = csv.reader(io.StringIO(text, newline=""))
+    assert (header, row[1], missing) == (["id", "delay_ms"], "-1.5", ["", "-2.5"])
+    is_number = re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", request_id) is not None
+    is_formula = request_id[0] in "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20" and not is_number
+    assert row[0] == f"'{request_id}" if is_formula else request_id
+
+
+def test_ids_of_a_foreign_trace_are_exported_without_formulas(
+    tmp_path: Path, synthetic_run: SyntheticRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = replace(synthetic_run.records[0], request_id='=HYPERLINK("http://x.test","y")')
+    write_run(tmp_path / "run", synthetic_run.info, [hostile, *synthetic_run.records[1:5]])
+    assert run_command(["replay", "export", str(tmp_path / "run")]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    ids = {row["request_id"] for row in rows}
+    assert ids == {f"'{hostile.request_id}"} | {r.request_id for r in synthetic_run.records[1:5]}
 
 
 def test_a_run_without_requests_is_exported_as_a_header(
