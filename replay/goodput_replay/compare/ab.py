@@ -33,6 +33,7 @@ from goodput_replay.compare.gate_command import (
     add_output_options,
     add_rule_options,
     require_folders,
+    require_outputs,
     write_outputs,
 )
 from goodput_replay.compare.recording import (
@@ -105,6 +106,7 @@ def main(argv: Sequence[str]) -> int:
         if any(text == option or text.startswith(f"{option}=") for text in arguments):
             raise UsageError(f"replay ab: {option} {problem}")
     require_folders(given)
+    require_outputs(given)
     baseline, candidate = _sides(given)
     looks = plan_looks(given.pairs, given.max_pairs, virtual=baseline.option == "--emulate")
     margin = DEFAULT_MARGIN if given.margin is None else given.margin

@@ -14,6 +14,7 @@ from goodput_replay.compare.comparison import compare_runs, encode_comparison
 from goodput_replay.compare.page import render_comparison
 from goodput_replay.compare.runs import load_run
 from goodput_replay.compare.view import print_comparisons
+from goodput_replay.runs.files import is_run_file
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments after `replay compare`.
 
     Raises:
-        UsageError: fewer than two runs, or a run is named twice.
+        UsageError: fewer than two runs, a run is named twice, or the page is a file of a run.
         InputError: a folder has no readable run, or the page cannot be written.
     """
     given = make_parser().parse_args(argv)
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("replay compare: name at least two runs, the baseline first")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UsageError("replay compare: the same run was named twice; name different runs")
+    if given.html is not None and any(is_run_file(given.html, folder) for folder in folders):
+        raise UsageError(f"--html {given.html}: is a file of a run; name another file")
     runs = [load_run(folder) for folder in folders]
     result = compare_runs(runs, confidence=float(given.confidence))
     if given.html is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from goodput_core.slo.conformance import describe_deviation
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.conformance import Deviation
 
-__all__ = ["RunPairs", "invalid_runs", "judged_otherwise"]
+__all__ = ["RunPairs", "find_overlap", "invalid_runs", "judged_otherwise"]
 
 RunPairs = Sequence[tuple[LoadedRun, LoadedRun | None]]
 """Pairs of a candidate's run and the baseline's; None without a baseline."""
@@ -58,6 +59,33 @@ def invalid_runs(runs: RunPairs, errors: Mapping[Path, NDArray[np.int64]]) -> It
                     "load was lighter than that of the trace; correct the key, the address or the "
                     "requests"
                 )
+
+
+def find_overlap(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, LoadedRun] | None:
+    """Return two runs whose windows overlap in time; None if all runs were one after the other.
+
+    Such runs may have shared a machine or the service. Runs in virtual time share nothing.
+
+    Args:
+        runs: at least one run.
+    """
+    if runs[0].is_virtual:
+        return None
+    spans = sorted(((*_span(run), run) for run in runs), key=lambda span: span[:2])
+    latest = spans[0]
+    for span in spans[1:]:
+        if span[0] < latest[1]:
+            return latest[2], span[2]
+        latest = span
+    return None
+
+
+def _span(run: LoadedRun) -> tuple[datetime, datetime]:
+    """Return the times at which the window of a run started and ended."""
+    window = run.summary.window
+    start = datetime.fromisoformat(run.summary.run.started_at)
+    start += timedelta(seconds=window.start_s)
+    return start, start + timedelta(seconds=window.length_s)
 
 
 def judged_otherwise(

@@ -28,7 +28,7 @@ from goodput_core.slo.gate import (
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
 from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.compare.disturbances import invalid_runs, judged_otherwise
+from goodput_replay.compare.disturbances import find_overlap, invalid_runs, judged_otherwise
 from goodput_replay.compare.pairing import match
 from goodput_replay.compare.rejections import find_client_errors
 from goodput_replay.compare.runs import (
@@ -43,7 +43,7 @@ from goodput_replay.runs.rounding import cut_share
 from goodput_replay.runs.summary_parts import doc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from goodput_replay.compare.disturbances import RunPairs
     from goodput_replay.compare.pairing import Matching
@@ -148,6 +148,9 @@ class GateResult:
         int, doc("Requests of the pairs that were not judged in both runs, or only in one.")
     ]
     classes: Annotated[tuple[GateClassResult, ...], doc("Results per class.")]
+    warnings: Annotated[
+        tuple[str, ...], doc("Sentences on conditions that the verdict does not include.")
+    ] = ()
 
 
 def encode_result(result: GateResult) -> bytes:
@@ -350,7 +353,18 @@ def _build_result(
         baselines=tuple(str(baseline.folder) for _, baseline in runs if baseline is not None),
         dropped=sum(matching.dropped for matching in matchings),
         classes=tuple(_build_class(one, verdict, matchings, confidence) for one in evidence),
+        warnings=tuple(_warn_overlap([run for pair in runs for run in pair if run is not None])),
     )
+
+
+def _warn_overlap(runs: Sequence[LoadedRun]) -> Iterator[str]:
+    if overlap := find_overlap(runs):
+        first, second = overlap
+        yield (
+            f"{first.folder} and {second.folder} ran at the same time. Runs that share a machine "
+            "or a service are not independent, so the bounds may be too narrow; record one run "
+            "after the other."
+        )
 
 
 def _build_class(

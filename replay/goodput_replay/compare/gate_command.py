@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objec
 from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
 from goodput_replay.compare.recording import is_recording, read_history, read_recording
+from goodput_replay.runs.files import is_run_file
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
 
@@ -33,6 +36,7 @@ __all__ = [
     "main",
     "make_parser",
     "require_folders",
+    "require_outputs",
     "write_outputs",
 ]
 
@@ -48,13 +52,17 @@ def main(argv: Sequence[str]) -> int:
         InputError: a run cannot be read, or the runs cannot be compared.
     """
     given = make_parser().parse_args(argv)
+    require_outputs(given)
     pairs, recording = _pairs(given.runs, given.baseline)
     if recording is not None:
         given.margin = parse_margin(recording.margin) if given.margin is None else given.margin
         given.confidence = given.confidence or parse_objective(recording.confidence)
         given.confidence = recording.confidence_now(given.confidence)
-    if given.history is not None and pairs[0].baseline is None:
-        raise UsageError("replay gate: --history is only supported with --baseline")
+    if pairs[0].baseline is None:
+        for option in ("history", "margin"):
+            if getattr(given, option) is not None:
+                raise UsageError(f"replay gate: --{option} is only supported with --baseline")
+    _keep_runs(pairs, given)
     result = judge_runs(
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
@@ -144,9 +152,50 @@ def require_folders(given: argparse.Namespace) -> None:
     Raises:
         UsageError: a folder is missing.
     """
-    for path in (given.junit, given.markdown):
-        if path is not None and not path.parent.is_dir():
+    for _, path in _files(given):
+        if not path.parent.is_dir():
             raise UsageError(f"{path}: its folder does not exist; create it first")
+
+
+def require_outputs(given: argparse.Namespace) -> None:
+    """Reject outputs that would replace each other.
+
+    Raises:
+        UsageError: two outputs are one file.
+    """
+    known: dict[Path, str] = {}
+    for option, path in _files(given):
+        if _is_standard_output(path):
+            raise UsageError(f"{option} {path}: is the standard output, too; name another file")
+        other = known.setdefault(path.resolve(), option)
+        if other != option:
+            raise UsageError(f"{option} {path}: is the file of {other}, too; name another file")
+
+
+def _keep_runs(pairs: Sequence[RunPair], given: argparse.Namespace) -> None:
+    """Reject output files that would replace a file of a run.
+
+    Raises:
+        UsageError: an output is a file of a run.
+    """
+    folders = [f for pair in pairs for f in (pair.candidate, pair.baseline) if f is not None]
+    for option, path in _files(given):
+        if any(is_run_file(path, folder) for folder in folders):
+            raise UsageError(f"{option} {path}: is a file of the run; name another file")
+
+
+def _files(given: argparse.Namespace) -> list[tuple[str, Path]]:
+    named = (("--junit", given.junit), ("--markdown", given.markdown))
+    return [(option, path) for option, path in named if path is not None]
+
+
+def _is_standard_output(path: Path) -> bool:
+    """Return True if the shell redirected the standard output into this file."""
+    try:
+        found, printed = path.stat(), os.fstat(1)
+    except OSError:
+        return False
+    return stat.S_ISREG(printed.st_mode) and os.path.samestat(found, printed)
 
 
 def write_outputs(result: GateResult, given: argparse.Namespace) -> None:

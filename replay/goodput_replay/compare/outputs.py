@@ -48,7 +48,7 @@ def print_result(result: GateResult, console: Console) -> None:
     headers, rows = _rows(result)
     forms = [_table(headers, rows, without) for without in ((), _LEFT_OUT)]
     console.print(choose_table(forms, console))
-    console.print(Text(_describe(result)))
+    console.print(Text(printable(_describe(result))))
     console.print(
         Text.assemble(
             (result.verdict.value, VERDICT_STYLES[result.verdict]),
@@ -186,7 +186,7 @@ def _describe(result: GateResult) -> str:
         text += f" {result.dropped:,} requests were not judged in both runs of a pair."
     if result.virtual:
         text += " The runs were in virtual time, which has no noise between runs."
-    return text
+    return " ".join([text, *(f"Warning: {warning}" for warning in result.warnings)])
 
 
 def _escape(text: str) -> str:

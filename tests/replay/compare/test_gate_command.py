@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from tests.replay.conftest import INFO
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
 from goodput_core.slo.verdict import VerdictKind
+from goodput_replay.compare.compare_command import main as compare
 from goodput_replay.compare.gate import RunPair, judge_runs
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
@@ -730,6 +733,78 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_ones(
     assert header.split()[-3:] == last
     (row,) = (line for line in lines if line.startswith(" chat "))
     assert row.split()[-1] == "FAIL"
+
+
+@pytest.mark.parametrize("other", ["result", "./result", "link", "folder/../result"])
+def test_two_outputs_never_replace_each_other(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(chat_run(tmp_path / "run", seconds=120))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("result")
+    with pytest.raises(UsageError, match=r"--markdown .*: is the file of --junit, too"):
+        main([run, "--junit", "result", "--markdown", other])
+    assert not (tmp_path / "result").exists()
+
+
+def test_an_output_never_replaces_the_json_that_the_shell_redirects(tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=120)
+    result = tmp_path / "result.json"
+    command = [sys.executable, "-m", "goodput_core", "replay", "gate", str(run), "--json"]
+    with result.open("wb") as file:
+        done = subprocess.run(
+            [*command, "--junit", str(result)], stdout=file, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, result.read_bytes()) == (64, b"")
+    assert b"is the standard output, too" in done.stderr
+
+
+def test_an_output_never_replaces_a_file_of_a_run(tmp_path: Path) -> None:
+    run, other = (chat_run(tmp_path / name, seconds=120) for name in ("run", "other"))
+    kept = (run / RECORDS_FILE).read_bytes()
+    with pytest.raises(UsageError, match="is a file of the run"):
+        main([str(run), "--markdown", str(run / "." / RECORDS_FILE)])
+    with pytest.raises(UsageError, match="is a file of a run"):
+        compare([str(other), str(run), "--html", str(run / RECORDS_FILE)])
+    assert (run / RECORDS_FILE).read_bytes() == kept
+    assert main([str(run), "--markdown", str(run / "gate.md")]) == 0
+
+
+def test_a_margin_without_a_baseline_is_rejected(tmp_path: Path) -> None:
+    run = str(chat_run(tmp_path / "run", seconds=120))
+    with pytest.raises(UsageError, match="--margin is only supported with --baseline"):
+        main([run, "--margin", "1%"])
+
+
+@pytest.mark.parametrize(
+    ("second", "overlaps"), [("05:08:06.999999", True), ("05:08:07.000000", False)]
+)
+def test_runs_at_the_same_time_are_named_in_every_output(
+    second: str, overlaps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = {"late": second, "early": "05:06:07.000000"}
+    runs = [
+        str(
+            chat_run(
+                tmp_path / name,
+                seconds=120,
+                run=replace(INFO.run, started_at=f"2026-03-04T{start}+00:00"),
+            )
+        )
+        for name, start in starts.items()
+    ]
+    markdown = tmp_path / "gate.md"
+    _, result = gate(runs, capsys)
+    assert len(result["warnings"]) == overlaps
+    main([*runs, "--markdown", str(markdown)])
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in (printed, markdown.read_text()):
+        assert ("ran at the same time" in text) is overlaps
+    if overlaps:
+        (warning,) = result["warnings"]
+        assert warning.startswith(f"{runs[1]} and {runs[0]} ran at the same time. ")
+        assert warning in printed
 
 
 def test_a_file_that_cannot_be_written_is_named(
