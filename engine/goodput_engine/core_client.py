@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RequestOutput,
         Submit,
     )
+    from goodput_engine.scheduler.plan import TokenLogprobs
 
 __all__ = ["CoreClient", "RequestStream"]
 
@@ -60,6 +61,7 @@ class RequestStream:
     Attributes:
         tokens: number of output tokens so far.
         token_ids: their ids; empty on an emulated device.
+        logprobs: their log-probabilities; empty if the request has no such option.
         cached_tokens: number of prompt tokens taken from the prefix cache.
         first_scheduled_ns: time when the request was first part of a plan; 0 before the first
             token.
@@ -80,6 +82,7 @@ class RequestStream:
         "first_scheduled_ns",
         "first_token_ns",
         "last_token_ns",
+        "logprobs",
         "lost",
         "rejected",
         "token_ids",
@@ -90,6 +93,7 @@ class RequestStream:
         self.arrival_ns = arrival_ns
         self.tokens = 0
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.cached_tokens = 0
         self.first_scheduled_ns = 0
         self.first_token_ns = 0
@@ -120,6 +124,7 @@ class RequestStream:
                 self.cached_tokens = output.cached_tokens
             self.tokens += output.new_tokens
             self.token_ids += output.token_ids
+            self.logprobs += output.logprobs
             self.last_token_ns = at_ns
         self.finish_reason = output.finish_reason
         if self._each or output.finish_reason is not None:

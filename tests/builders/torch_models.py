@@ -127,6 +127,11 @@ class Outputs:
         first, second = logits.topk(2).values.tolist()
         return float(first - second)
 
+    def logprobs(self, token_ids: list[int]) -> torch.Tensor:
+        """Return the log-probabilities of all ids after each token, `[num_tokens, vocab_size]`."""
+        with torch.inference_mode():
+            return self._model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+
     def _generate(self, options: ExecutorInput) -> list[int]:
         ids = torch.tensor([options.token_ids])
         out = self._model.generate(

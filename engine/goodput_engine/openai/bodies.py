@@ -92,6 +92,7 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # Honoured by a real model, rejected by an emulated device except for the values in `_NEUTRAL`.
     logit_bias: msgspec.Raw = _ABSENT
+    logprobs: msgspec.Raw = _ABSENT
     stop_token_ids: msgspec.Raw = _ABSENT
 
     # Accepted without effect.
@@ -99,7 +100,6 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # Rejected, except for the values in `_NEUTRAL`.
     n: msgspec.Raw = _ABSENT
-    logprobs: msgspec.Raw = _ABSENT
 
 
 class CompletionBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +159,9 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     safety_identifier: str | None = None
     service_tier: str | None = None
 
+    # Honoured by a real model.
+    top_logprobs: msgspec.Raw = _ABSENT
+
     # Rejected, except for the values in `_NEUTRAL`.
     audio: msgspec.Raw = _ABSENT
     function_call: msgspec.Raw = _ABSENT
@@ -170,7 +173,6 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     store: msgspec.Raw = _ABSENT
     tool_choice: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
-    top_logprobs: msgspec.Raw = _ABSENT
     verbosity: msgspec.Raw = _ABSENT
     web_search_options: msgspec.Raw = _ABSENT
 
@@ -210,7 +212,7 @@ _NEUTRAL: Final[dict[type, dict[str, tuple[object, ...]]]] = {
         "tool_calls": ([],),
     },
 }
-_OF_REAL_MODELS: Final = frozenset({"logit_bias", "stop_token_ids"})
+_OF_REAL_MODELS: Final = frozenset({"logit_bias", "logprobs", "stop_token_ids", "top_logprobs"})
 _NUMBER: Final = re.compile(rb'"(\w{1,40})"[ \t\r\n]*:[ \t\r\n]*(-?(?:NaN|Infinity))')
 _MALFORMED: Final = re.compile(r".*\(byte (\d+)\)")
 _PATH: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
@@ -295,8 +297,21 @@ def response_body(
     finish_reason: str,
     usage: dict[str, Any],
     token_ids: Sequence[int] | None = None,
+    logprobs: bytes = b"null",
 ) -> bytes:
-    """Return the body of a response that is not streamed; None to send no token ids."""
+    """Return the body of a response that is not streamed.
+
+    Args:
+        text: the output.
+        chat: True for the chat endpoint.
+        completion_id: the response's `id`.
+        created: Unix seconds.
+        model: the served name.
+        finish_reason: the finish reason.
+        usage: see `usage_object`.
+        token_ids: ids of the output's tokens; None to send no ids.
+        logprobs: their log-probabilities, as JSON.
+    """
     content: dict[str, Any] = (
         {"message": {"role": "assistant", "content": text, "refusal": None}}
         if chat
@@ -304,7 +319,12 @@ def response_body(
     )
     if token_ids is not None:
         content["token_ids"] = token_ids
-    choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+    choice = {
+        "index": 0,
+        **content,
+        "logprobs": msgspec.Raw(logprobs),
+        "finish_reason": finish_reason,
+    }
     return msgspec.json.encode(
         {
             "id": completion_id,

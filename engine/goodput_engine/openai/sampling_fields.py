@@ -12,6 +12,7 @@ import msgspec
 from goodput_engine.messages import SamplingOptions
 from goodput_engine.openai.bodies import MAX_STOP_TOKEN_IDS, decode_field
 from goodput_engine.openai.errors import bad_request
+from goodput_engine.openai.logprobs import read_logprobs
 
 if TYPE_CHECKING:
     from goodput_engine.openai.bodies import ChatBody, CompletionBody
@@ -65,6 +66,7 @@ def read_sampling(
         seed=random_seed if body.seed is None else body.seed,
         logit_bias=bias,
         stop_ids=stop_ids,
+        logprobs=read_logprobs(body),
     )
 
 

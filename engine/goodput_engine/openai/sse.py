@@ -416,14 +416,18 @@ class EventWriter:
         self._role = b'"role":"assistant",' if chat else b""
         self._tail = (
             (b"}" if chat else b"")
-            + b'%b,"logprobs":null,"finish_reason":%b}]'
+            + b'%b,"logprobs":%b,"finish_reason":%b}]'
             + (b',"usage":null' if include_usage else b"")
             + b"}\n\n"
         )
         self._first = True
 
     def event(
-        self, text: str, finish_reason: str | None, token_ids: Sequence[int] | None = None
+        self,
+        text: str,
+        finish_reason: str | None,
+        token_ids: Sequence[int] | None = None,
+        logprobs: bytes = b"null",
     ) -> bytes:
         """Return one event.
 
@@ -431,6 +435,7 @@ class EventWriter:
             text: the next text.
             finish_reason: the finish reason if this is the last text; None otherwise.
             token_ids: ids of the tokens since the previous event; None to send no ids.
+            logprobs: log-probabilities to send with the text, as JSON.
         """
         name = b'"content":' if self._delta else b'"text":'
         role = self._role if self._first else b""
@@ -445,6 +450,7 @@ class EventWriter:
             + self._tail
             % (
                 b"" if token_ids is None else b',"token_ids":%b' % msgspec.json.encode(token_ids),
+                logprobs,
                 b'"%b"' % finish_reason.encode() if finish_reason else b"null",
             )
         )

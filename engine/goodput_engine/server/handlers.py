@@ -30,6 +30,7 @@ from goodput_engine.openai.rejections import rejection_error
 from goodput_engine.openai.sse import DONE_EVENT, EventWriter
 from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
+from goodput_engine.server.output_logprobs import OutputLogprobs
 from goodput_engine.server.output_text import CompletionText, EmulatedText, ModelText, NoText
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["CompletionHandlers"]
 
 _MAX_EVENTS: Final = 64
+# Tokens with log-probabilities in an event of a slow client; an entry can have some kilobytes.
+_MAX_LOGPROB_TOKENS: Final = 64
 _SLICE_BYTES: Final = 64 << 10
 _CONTENT_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 
@@ -141,7 +144,7 @@ class CompletionHandlers:
         stream: RequestStream,
     ) -> web.StreamResponse:
         completion_id = _make_id(call)
-        text = self._text(call, stream)
+        text, logprobs = self._text(call, stream)
         writer = EventWriter(
             chat=call.chat,
             include_usage=call.include_usage,
@@ -160,7 +163,9 @@ class CompletionHandlers:
         reason = None
         while True:
             if stream.tokens > text.tokens or stream.finish_reason is not None:
-                events, reason = self._events(request, call, writer, text, stream)
+                events, reason = self._events(
+                    request, call, writer, text, stream, logprobs=logprobs
+                )
                 if events:
                     await self._write(request, response, events)
             if reason is not None:
@@ -177,14 +182,28 @@ class CompletionHandlers:
         await self._finish(request, response, tail + DONE_EVENT)
         return response
 
-    def _text(self, call: CompletionRequest, stream: RequestStream) -> CompletionText:
+    def _text(
+        self, call: CompletionRequest, stream: RequestStream
+    ) -> tuple[CompletionText, OutputLogprobs | None]:
+        """Return the text of a response, and its log-probabilities if they are requested."""
         source: TextSource = EmulatedText()
         if self._state.tokenizer is not None:
             detokenizer = self._state.tokenizer.detokenizer(continues=not call.chat)
             source = ModelText(detokenizer, stream.token_ids)
         elif self._state.configure.model is not None:
             source = NoText()
-        return CompletionText(source, call.stops, min_tokens=call.min_tokens)
+        count = call.submit.executor.sampling.logprobs
+        logprobs = None
+        if count is not None:
+            source = logprobs = OutputLogprobs(
+                source,
+                stream.token_ids,
+                stream.logprobs,
+                self._state.tokenizer,
+                chat=call.chat,
+                count=count,
+            )
+        return CompletionText(source, call.stops, min_tokens=call.min_tokens), logprobs
 
     def _record_lengths(
         self, call: CompletionRequest, text: CompletionText, stream: RequestStream
@@ -205,6 +224,8 @@ class CompletionHandlers:
         writer: EventWriter,
         text: CompletionText,
         stream: RequestStream,
+        *,
+        logprobs: OutputLogprobs | None,
     ) -> tuple[bytes, str | None]:
         """Return the events of the new tokens, and the finish reason if the output ends with them.
 
@@ -214,6 +235,8 @@ class CompletionHandlers:
         transport = request.transport
         is_slow = transport is not None and transport.get_write_buffer_size() > 0
         slow_tokens = self._state.settings.clients.event_tokens
+        if logprobs is not None:
+            slow_tokens = min(slow_tokens, _MAX_LOGPROB_TOKENS)
         per_event = slow_tokens if is_slow else 1
         end = min(stream.tokens, text.tokens + (slow_tokens if is_slow else _MAX_EVENTS))
         events: list[bytes] = []
@@ -224,8 +247,12 @@ class CompletionHandlers:
             piece = text.take(count, last=last)
             reason = "stop" if text.stopped else stream.finish_reason if last else None
             ids = stream.token_ids[start : text.tokens] if call.returns_token_ids else None
-            if piece or ids or reason is not None:
-                events.append(writer.event(piece, reason, ids))
+            entries = []
+            if logprobs is not None:
+                entries = logprobs.send(piece, complete=last and not text.stopped)
+            if piece or ids or entries or reason is not None:
+                encoded = b"null" if logprobs is None or not entries else logprobs.encode(entries)
+                events.append(writer.event(piece, reason, ids, encoded))
             if reason is not None or text.tokens >= end:
                 return b"".join(events), reason
 
@@ -236,7 +263,7 @@ class CompletionHandlers:
         core: CoreClient,
         stream: RequestStream,
     ) -> web.StreamResponse:
-        text = self._text(call, stream)
+        text, logprobs = self._text(call, stream)
         pieces: list[str] = []
         while True:
             count = stream.tokens - text.tokens
@@ -249,8 +276,11 @@ class CompletionHandlers:
             await stream.more(text.tokens)
         core.release(call.submit.rid)
         completion_id = _make_id(call)
+        output, encoded = "".join(pieces), b"null"
+        if logprobs is not None:
+            encoded = logprobs.encode(logprobs.send(output, complete=not text.stopped))
         body = response_body(
-            "".join(pieces),
+            output,
             chat=call.chat,
             completion_id=completion_id,
             created=int(time.time()),
@@ -258,6 +288,7 @@ class CompletionHandlers:
             finish_reason="stop" if text.stopped else stream.finish_reason or "stop",
             usage=self._record_lengths(call, text, stream),
             token_ids=stream.token_ids[: text.tokens] if call.returns_token_ids else None,
+            logprobs=encoded,
         )
         headers = {
             **self._headers,

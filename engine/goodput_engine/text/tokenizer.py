@@ -163,9 +163,16 @@ class ModelTokenizer:
         """Return a detokenizer for one output; see `Detokenizer`."""
         return Detokenizer(self._texts, continues=continues)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a single token within a text."""
-        return self._texts.later(token_id)
+    def token_label(self, token_id: int, *, first: bool) -> bytes | str:
+        """Return the bytes of a token, or the name of a token that is not part of the text.
+
+        Args:
+            token_id: the token.
+            first: True at the start of a text, where some tokenizers remove a space.
+        """
+        if self._texts.is_shown(token_id):
+            return self._texts.first(token_id) if first else self._texts.later(token_id)
+        return self._tokenizer.id_to_token(token_id) or f"token_id:{token_id}"
 
     def _encode(self, text: str, limit: int | None, *, special_tokens: bool) -> list[int]:
         try:

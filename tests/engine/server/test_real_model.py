@@ -52,6 +52,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         source=f"file://{folder}",
         preemption="swap",
         swapSpaceGib=1,
+        prefillChunkTokens=5,
     )
     engines.close()
 
@@ -227,6 +228,46 @@ async def test_options_change_a_greedy_output(engine: RunningEngine) -> None:
     assert stopped == (ids[: at + 1], "stop")
     penalised, _ = await choice_of(engine, ignore_eos=True, frequency_penalty=2, temperature=0)
     assert len(set(penalised)) >= len(set(ids))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_log_probabilities_are_those_of_a_pass_over_the_whole_output(
+    engine: RunningEngine, outputs: Outputs, stream: bool
+) -> None:
+    """The engine samples from float32, and the reference is computed in float64."""
+    prompts = [prompt_of(seed, 2 * seed + 1) for seed in range(14)]
+    options = {"temperature": 1, "repetition_penalty": 1.3, "ignore_eos": True, "logprobs": 3}
+
+    async def call(http: aiohttp.ClientSession, prompt: list[int]) -> dict[str, list[Any]]:
+        body = body_of(prompt, **options, seed=len(prompt), stream=stream)
+        found: dict[str, list[Any]] = {}
+        async with http.post(URL, json=body) as response:
+            assert response.status == 200, await response.text()
+            answers = (
+                [event async for event in events(response)] if stream else [await response.json()]
+            )
+        for answer in answers:
+            (choice,) = answer["choices"]
+            assert not stream or len(choice["token_ids"]) == 1
+            assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
+            for name, values in {"ids": choice["token_ids"], **choice["logprobs"]}.items():
+                found.setdefault(name, []).extend(values)
+        return found
+
+    before = (await engine.state())["preemptions"]
+    async with aiohttp.ClientSession(engine.url) as http:
+        answers = await asyncio.gather(*(call(http, prompt) for prompt in prompts))
+    assert (await engine.state())["preemptions"] > before
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = answer["ids"]
+        assert len(ids) == Outputs.max_tokens
+        assert answer["tokens"] == [f"token_id:{one}" for one in ids]
+        expected = outputs.logprobs([*prompt, *ids])[len(prompt) - 1 : -1]
+        for at, row in enumerate(expected):
+            assert answer["token_logprobs"][at] == pytest.approx(float(row[ids[at]]), abs=1e-5)
+            top = row.topk(3).indices.tolist()
+            names = {f"token_id:{one}": float(row[one]) for one in {*top, ids[at]}}
+            assert answer["top_logprobs"][at] == pytest.approx(names, abs=1e-5)
 
 
 async def test_a_prompt_of_a_million_tokens_is_refused(engine: RunningEngine) -> None:

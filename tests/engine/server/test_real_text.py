@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
+from openai import AsyncOpenAI
 from tests.builders.torch_models import Outputs, make_folder
 from tests.engine.conftest import EngineStarter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -154,6 +155,79 @@ async def test_a_stop_string_ends_the_text_before_it(
     assert choice["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] <= len(ids)
     await engine.state_when(lambda state: not state["running"])
+
+
+def offsets(answer: dict[str, Any]) -> list[int]:
+    found: list[int] = answer["choices"][0]["logprobs"]["text_offset"]
+    return found
+
+
+async def test_log_probabilities_follow_the_text_of_a_completion(
+    engine: RunningEngine, outputs: Outputs
+) -> None:
+    ids, text = expected_output(outputs, prompt_ids(TEXTS[0], chat=False))
+    stop = text[len(text) // 2 :][:2]
+    body = body_of(TEXTS[0], chat=False, logprobs=2)
+    async with aiohttp.ClientSession(engine.url) as http:
+        async with http.post("/v1/completions", json=body) as response:
+            whole = await response.json()
+        async with http.post("/v1/completions", json={**body, "stop": stop}) as response:
+            stopped = await response.json()
+        streamed: list[dict[str, Any]] = []
+        async with http.post("/v1/completions", json={**body, "stream": True}) as response:
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    streamed += json.loads(line.removeprefix(b"data: "))["choices"]
+    logprobs = whole["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(ids)
+    assert offsets(whole) == sorted(offsets(whole))
+    most_probable = [max(top, key=top.__getitem__) for top in logprobs["top_logprobs"]]
+    assert most_probable == logprobs["tokens"]  # temperature 0
+    kept = stopped["choices"][0]["text"]
+    assert offsets(stopped) == [at for at in offsets(whole) if at < len(kept)]
+    parts = [choice["logprobs"] for choice in streamed if choice["logprobs"]]
+    for name, values in logprobs.items():
+        assert [one for part in parts for one in part[name]] == values
+    sent = 0
+    for choice in streamed:
+        sent += len(choice["text"])
+        assert choice["finish_reason"] or all(
+            at < sent for at in (choice["logprobs"] or {"text_offset": []})["text_offset"]
+        )
+
+
+async def test_an_openai_client_reads_the_log_probabilities_of_a_chat(
+    engine: RunningEngine,
+) -> None:
+    async with AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client:
+        fields: dict[str, Any] = {
+            "model": "chat",
+            "messages": [{"role": "user", "content": TEXTS[1]}],
+            "max_tokens": 8,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": 4,
+        }
+        whole = await client.chat.completions.create(**fields)
+        parts = [part async for part in await client.chat.completions.create(**fields, stream=True)]
+    assert whole.usage is not None
+    (choice,) = whole.choices
+    assert choice.logprobs is not None
+    entries = choice.logprobs.content
+    assert entries is not None
+    assert len(entries) == whole.usage.completion_tokens
+    assert b"".join(bytes(one.bytes or b"") for one in entries).decode(errors="replace") == (
+        choice.message.content
+    )
+    assert all(len(entry.top_logprobs) == 4 for entry in entries)
+    assert [entry.top_logprobs[0].logprob for entry in entries] == [e.logprob for e in entries]
+    streamed = [
+        one
+        for part in parts
+        if part.choices[0].logprobs is not None
+        for one in part.choices[0].logprobs.content or []
+    ]
+    assert [one.token for one in streamed] == [one.token for one in entries]
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,11 @@ def test_a_long_text_within_the_limit_is_encoded_completely(byte_level: ModelTok
     assert byte_level.encode(text, limit=3_000) == byte_level.encode(text)
 
 
-def test_a_token_has_its_bytes(byte_level: ModelTokenizer) -> None:
-    assert [byte_level.token_bytes(one) for one in byte_level.encode(" the")] == [b" the"]
+def test_a_token_has_its_bytes_or_a_name(byte_level: ModelTokenizer) -> None:
+    (the,) = byte_level.encode(" the")
+    assert byte_level.token_label(the, first=False) == b" the"
+    assert byte_level.token_label(0, first=True) == "<|endoftext|>"
+    assert byte_level.token_label(10**6, first=False) == "token_id:1000000"
 
 
 def test_the_vocabulary_may_not_cover_a_text(tmp_path: Path) -> None:
