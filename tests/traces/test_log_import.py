@@ -472,6 +472,7 @@ def test_the_line_without_a_mapped_column_is_named(tmp_path: Path, run_trace: Ru
     result = run_trace("import", log, *NESTED, "--out", tmp_path / "t.parquet")
     assert result.code == 64
     assert "llm.in for input_tokens, but line 1 only has the columns" in result.err
+    assert "such as health checks, are skipped with --only COLUMN=VALUE" in result.err
 
 
 def test_the_preview_shows_a_mapped_column_without_values(

@@ -44,9 +44,9 @@ __all__ = ["FixedLogImporter", "LogImporter"]
 _DURATION: Final = "duration_e2e_ms"
 _REQUIRED: Final = (ARRIVAL, "input_tokens", "output_tokens")
 _OPTIONAL: Final = tuple(name for name in ROW_FIELDS if name not in {*_REQUIRED, COLUMN_NS})
-_MISSING: Final = (
-    "the value is missing; every request needs one, and records that are not requests to the "
-    "model, such as health checks, are skipped with --only COLUMN=VALUE"
+_SKIPPING: Final = (
+    "records that are not requests to the model, such as health checks, are skipped with --only "
+    "COLUMN=VALUE"
 )
 _KNOWN_ARRIVALS: Final = {COLUMN_NS: "ns", COLUMN_MS: "ms"}
 # The first name that the log has is used.
@@ -108,13 +108,12 @@ class LogImporter(Importer):
             TraceError: the map names a missing column, or no column gives the arrival or a length.
         """
         present = first.values if columns is None else columns
-        holder = f"{first.unit} {first.number}" if columns is None else "the file"
         for target, source in self._map.columns.items():
             if columns is not None or target in {*_REQUIRED, FINISH}:
-                _check_column(first, holder, f"for {target}", source.names[0], present)
+                _check_column(first, columns, source.names[0], f"for {target}")
         for condition in self._map.only:
             if columns is not None:
-                _check_column(first, holder, "in a condition", condition.column, present)
+                _check_column(first, columns, condition.column, "in a condition")
         sources = dict(self._map.columns)
         required = _REQUIRED[1:] if FINISH in sources else _REQUIRED
         for target in (*required, *_OPTIONAL):
@@ -250,7 +249,7 @@ class LogImporter(Importer):
     def _read(self, record: Record, target: str, column: str) -> Any:
         """Return the value of one column of the trace."""
         if target in _REQUIRED and record.values.get(column) is None:
-            record.reject(column, _MISSING)
+            record.reject(column, f"the value is missing; every request needs one, and {_SKIPPING}")
         if target in {ARRIVAL, FINISH}:
             return self._arrivals.read_ns(record, column)
         if target in TEXT_BOUNDS:
@@ -378,16 +377,21 @@ def _find_source(
     return None
 
 
-def _check_column(
-    first: Record, holder: str, use: str, name: str, present: Collection[str]
-) -> None:
-    """Reject a map with a column that the file does not have, directly or nested in another."""
+def _check_column(first: Record, columns: Collection[str] | None, name: str, use: str) -> None:
+    """Reject a map with a column that the file does not have, directly or nested in another.
+
+    Without the columns of the file, those of its first record count.
+    """
+    present, holder, advice = columns, "the file", ""
+    if present is None:
+        present, holder = first.values, f"{first.unit} {first.number}"
+        advice = f"; {_SKIPPING}"
     parents = [name[:at] for at, character in enumerate(name) if character == "."]
     if not any(column in present for column in (name, *parents)):
         raise TraceError(
             first.path,
             f"the map names the column {name} {use}, but {holder} only has the columns "
-            f"{_list_columns(present)}{did_you_mean(name, present)}",
+            f"{_list_columns(present)}{did_you_mean(name, present)}{advice}",
         )
 
 
