@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.contract import EVENT_READY
-from goodput_core.errors import ExitCode, Interrupted, UsageError
+from goodput_core.errors import ExitCode, Interrupted, UnreachableError, UsageError
+from goodput_core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from goodput_replay.watch.history import ServiceHistory
     from goodput_replay.watch.page import WatchPage
 
-__all__ = ["main", "make_parser"]
+__all__ = ["main", "make_parser", "poll"]
 
 _EVERY_S: Final = 1.0
+_FIRST_S: Final = 10.0
 _MAX_LINE: Final = 1 << 20
 _MAX_TEXT: Final = 500
 
@@ -36,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: an argument is invalid, or the port is in use.
         InputError: the SLO file cannot be read.
+        UnreachableError: no router answered at the URL within 10 seconds.
     """
     given = make_parser().parse_args(argv)
     if (given.url is None) is not given.events:
@@ -118,7 +121,7 @@ async def _watch(given: Any) -> None:
     sys.stderr.flush()
     try:
         if not given.events:
-            await _poll(given.url, page, history)
+            await poll(given.url, page, history, first_s=_FIRST_S)
             return
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         reading = asyncio.ensure_future(_read_events(history, url))
@@ -132,17 +135,40 @@ async def _watch(given: Any) -> None:
 async def _poll_once_known(
     url: asyncio.Future[str], page: WatchPage, history: ServiceHistory
 ) -> None:
-    await _poll(await url, page, history)
+    # `goodput up` reports what happens to its service.
+    await poll(await url, page, history, first_s=None)
 
 
-async def _poll(address: str, page: WatchPage, history: ServiceHistory) -> None:
-    """Read the router and its engines every second."""
+async def poll(
+    address: str,
+    page: WatchPage,
+    history: ServiceHistory,
+    *,
+    first_s: float | None,
+    every_s: float = _EVERY_S,
+) -> None:
+    """Read the router and its engines until cancelled.
+
+    Args:
+        address: URL of the router's admin port.
+        page: page that shows the readings.
+        history: history that keeps them.
+        first_s: time limit of the first reading; None to wait for it, and to print nothing if the
+            service is lost later.
+        every_s: time between readings.
+
+    Raises:
+        UnreachableError: there was no reading within the time limit.
+    """
     import aiohttp  # noqa: PLC0415 - heavy
     from yarl import URL  # noqa: PLC0415
 
     from goodput_replay.watch.readings import ReadError, StateReader  # noqa: PLC0415
 
     page.url = address
+    is_lost = False
+    now = asyncio.get_running_loop().time
+    started = now()
     async with aiohttp.ClientSession() as session:
         reader = StateReader(session, URL(address))
         while True:
@@ -156,9 +182,25 @@ async def _poll(address: str, page: WatchPage, history: ServiceHistory) -> None:
                 }
                 history.add(router, engines, time.time())
                 page.router, page.engines, page.problem = router, engines, ""
+                if is_lost:
+                    _print("reading the service again")
+                is_lost = False
             except ReadError as error:
                 page.problem = str(error)
-            await asyncio.sleep(_EVERY_S)
+                if first_s is not None and page.router is None and now() - started >= first_s:
+                    raise UnreachableError(
+                        f"{error}; give the admin URL of a router that runs, as `goodput up` "
+                        "prints it"
+                    ) from error
+                if first_s is not None and page.router is not None and not is_lost:
+                    _print(f"lost the service, which is tried again every second: {error}")
+                    is_lost = True
+            await asyncio.sleep(every_s)
+
+
+def _print(message: str) -> None:
+    sys.stderr.write(f"{printable(message)}\n")
+    sys.stderr.flush()
 
 
 async def _read_events(history: ServiceHistory, url: asyncio.Future[str]) -> None:

@@ -119,7 +119,7 @@ class StateReader:
         body = await self._read(self._url, {QUERY_SECONDS_SINCE: str(since_s)})
         view = _decode(_router, body, self._url)
         if view.role != "router" or view.seconds is None:
-            raise ReadError(f"{self._url}: not the admin port of a router; see `goodput up`")
+            raise ReadError(f"{self._url}: not the admin port of a router")
         seconds = view.seconds
         if any(
             not seconds.end_s - seconds.first_s == len(one.good) == len(one.total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from tests.builders.pages import opened
 from yarl import URL
 
 from goodput_core.dispatch import run_command
+from goodput_core.errors import UnreachableError
 from goodput_core.slo.targets import SLOClass
 from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.watch.command import poll
 from goodput_replay.watch.history import WINDOW_S, ServiceHistory
 from goodput_replay.watch.page import WatchPage
 from goodput_replay.watch.readings import (
@@ -69,7 +72,7 @@ def _view(**changes: Any) -> RouterView:
 
 
 @asynccontextmanager
-async def _reader(respond: Any) -> AsyncIterator[StateReader]:
+async def _served(respond: Any) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get("/control/state", respond)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -77,10 +80,15 @@ async def _reader(respond: Any) -> AsyncIterator[StateReader]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        async with aiohttp.ClientSession() as session:
-            yield StateReader(session, URL(f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def _reader(respond: Any) -> AsyncIterator[StateReader]:
+    async with _served(respond) as url, aiohttp.ClientSession() as session:
+        yield StateReader(session, URL(url))
 
 
 async def test_a_router_is_read_from_the_requested_second_on() -> None:
@@ -200,6 +208,61 @@ def test_an_update_judges_the_window_and_escapes_hostile_texts() -> None:
     assert "1800 of 1800" not in page.render().split("<main>")[0]
     goodput = next(one for one in update["data"]["figures"] if one["name"] == "goodput")
     assert goodput["series"][0]["values"][5:50] == [3] * 45
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (200, "<html>", "not the state of a Goodput"),
+        (404, "", "responded with status 404"),
+        (200, json.dumps(_state(role="engine")), "not the admin port of a router"),
+    ],
+    ids=["html", "missing", "engine"],
+)
+async def test_a_url_that_never_has_a_router_is_an_error(
+    status: int, body: str, problem: str
+) -> None:
+    async def respond(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    history = ServiceHistory()
+    page = WatchPage(history, SLOClasses())
+    async with _served(respond) as url:
+        with pytest.raises(UnreachableError, match=f"{problem}.*; give the admin URL of a router"):
+            await poll(url, page, history, first_s=0.0)
+
+
+async def test_a_closed_port_is_an_error() -> None:
+    history = ServiceHistory()
+    page = WatchPage(history, SLOClasses())
+    with pytest.raises(UnreachableError, match="not reachable; give the admin URL"):
+        await poll("http://127.0.0.1:1", page, history, first_s=0.0)
+
+
+async def test_a_service_that_stops_is_reported_as_lost_once_and_tried_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    statuses = iter([200, 503, 503, 200])
+    done = asyncio.Event()
+
+    async def respond(_: web.Request) -> web.Response:
+        status = next(statuses, None)
+        if status is None:
+            done.set()
+        return web.json_response(_state(), status=status or 200)
+
+    history = ServiceHistory()
+    page = WatchPage(history, SLOClasses())
+    async with _served(respond) as url:
+        polling = asyncio.ensure_future(poll(url, page, history, first_s=0.0, every_s=0.0))
+        await asyncio.wait_for(done.wait(), 20)
+        polling.cancel()
+        await asyncio.wait([polling])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"lost the service, which is tried again every second: {url}: responded with status 503",
+        "reading the service again",
+    ]
 
 
 def test_a_service_that_was_not_read_yet_has_a_page() -> None:
