@@ -149,6 +149,12 @@ def merge_runs(
             f"{_list_shards(missing, runs)} missing; name the folder of every shard, or merge "
             "the others into an INVALID run with --partial"
         )
+    unknown = [run.shard.number for run in runs if run.shard.clock_error_ms is None]
+    if unknown:
+        sys.stderr.write(
+            f"warning: {_list_shards(unknown, runs)} from a machine whose clock error is not "
+            "known; shards start together only if the clocks of their machines agree\n"
+        )
     info = _describe(runs, missing)
     with RunWriter(
         out, slo=info.slo, force=force, write_report=write_report if report else None
@@ -321,7 +327,10 @@ def _merge_clients(runs: Sequence[_ShardRun]) -> ClientSummary:
             loop_lag_p99_ms=validity.loop_lag_p99_ms,
             loop_lag_max_ms=validity.loop_lag_max_ms,
         )
-        senders += (replace(one, shard=run.shard.number) for one in client.senders or (alone,))
+        senders += (
+            replace(one, shard=run.shard.number, clock_error_ms=run.shard.clock_error_ms)
+            for one in client.senders or (alone,)
+        )
     return ClientSummary(
         cpu_s=round(sum(client.cpu_s for client in clients), 6),
         cpus=sum(client.cpus for client in clients),

@@ -284,7 +284,7 @@ def test_a_lost_shard_makes_the_merged_run_invalid(tmp_path: Path, lost: str, mi
     ("error_ms", "valid"), [(None, True), (900.0, True), (4000.0, False)], ids=str
 )
 def test_a_shard_whose_clock_may_be_far_off_makes_the_merged_run_invalid(
-    error_ms: float | None, valid: bool, tmp_path: Path
+    error_ms: float | None, valid: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def change(index: int, info: RunInfo) -> RunInfo:
         assert info.run.shard is not None
@@ -293,7 +293,11 @@ def test_a_shard_whose_clock_may_be_far_off_makes_the_merged_run_invalid(
 
     info = replace(INFO, slo=CHAT, window_ns=60 * NS_PER_S, rows_planned=600, warmup_rows=0)
     shards = write_shards(tmp_path, info, steady(), 2, change)
-    verdict = merge_runs(shards, tmp_path / "merged").verdict
+    merged = merge_runs(shards, tmp_path / "merged")
+    verdict = merged.verdict
+    assert [sender.clock_error_ms for sender in merged.client.senders] == [1.0, error_ms]
+    warning = "warning: shard 2 of 2 is from a machine whose clock error is not known"
+    assert (warning in capsys.readouterr().err) is (error_ms is None)
     assert verdict.kind is (VerdictKind.PASS if valid else VerdictKind.INVALID)
     assert ("the clock of shard 2 of 2 may be wrong by 4 s" in verdict.sentence) is not valid
 

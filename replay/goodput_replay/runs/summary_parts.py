@@ -50,6 +50,13 @@ class SenderSummary:
     peak_in_flight: Annotated[int, doc("Maximum number of its requests in flight.")]
     loop_lag_p99_ms: Annotated[float, doc("p99 delay of its event loop, milliseconds.")]
     loop_lag_max_ms: Annotated[float, doc("Maximum delay of its event loop, milliseconds.")]
+    clock_error_ms: Annotated[
+        float | None,
+        doc(
+            "The kernel's bound on the error of the wall clock of its machine at the start; null "
+            "if it is not known, and without shards."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
