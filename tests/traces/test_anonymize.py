@@ -202,6 +202,8 @@ def test_a_lost_prefix_structure_is_counted(tmp_path: Path, run_trace: RunTrace)
         (b"short\n", "a key has 16 to 4096 bytes"),
         (b"0123456789abcde \n", "a key has 16 to 4096 bytes"),
         (b"x" * 5000, "a key has 16 to 4096 bytes"),
+        (b"0" * 16, "the key repeats so few characters"),
+        (b"abcab" * 12, "the key repeats so few characters"),
     ],
 )
 def test_a_bad_key_file_is_named_and_nothing_is_written(
@@ -215,6 +217,13 @@ def test_a_bad_key_file_is_named_and_nothing_is_written(
     assert result.code == 64
     assert f"trace.key: {problem}" in result.err
     assert not out.exists()
+
+
+def test_the_licence_is_kept_and_named(tmp_path: Path, run_trace: RunTrace) -> None:
+    result = run_trace("anonymize", "sample", "-o", tmp_path / "out.parquet")
+    licence = open_trace(tmp_path / "out.parquet").metadata.licence
+    assert licence == open_trace(sample_path()).metadata.licence
+    assert f"the licence was kept: {licence}\n" in result.err
 
 
 def test_a_key_file_with_and_without_a_final_newline_is_the_same_key(

@@ -34,6 +34,8 @@ _KEPT_NAMES: Final = ("slo_class", "model_name", "request_type")
 
 _MIN_KEY_BYTES: Final = 16
 _MAX_KEY_BYTES: Final = 4096
+# A random key of 16 bytes or of hexadecimal digits practically always has as many.
+_MIN_DISTINCT_BYTES: Final = 6
 _ID_BYTES: Final = 16
 _SHOWN_NAMES: Final = 8
 _CACHED_BLOCKS: Final = 1 << 18
@@ -51,7 +53,8 @@ def read_key(path: Path) -> bytes:
     """Read a key from a file; white space at the end does not count.
 
     Raises:
-        InputError: the file cannot be read, or has fewer than 16 or more than 4096 bytes.
+        InputError: the file cannot be read, has fewer than 16 or more than 4096 bytes, or repeats
+            few characters.
     """
     try:
         with path.open("rb") as file:
@@ -61,6 +64,11 @@ def read_key(path: Path) -> bytes:
     if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
         raise InputError(
             f"{path}: a key has {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes; make one with "
+            "`openssl rand -hex 32`"
+        )
+    if len(set(key)) < _MIN_DISTINCT_BYTES:
+        raise InputError(
+            f"{path}: the key repeats so few characters that it can be guessed; make one with "
             "`openssl rand -hex 32`"
         )
     return key
@@ -169,6 +177,8 @@ class _AnonymousRows:
 
     def notes(self) -> Iterator[str]:
         """Yield sentences for the user about lost and kept values."""
+        if licence := self._trace.metadata.licence:
+            yield f"the licence was kept: {licence}"
         if self._texts:
             yield f"the texts of {self._texts:,} rows were removed"
         if self._texts_alone:
