@@ -49,7 +49,7 @@ def parse_duration(text: str) -> int:
             break
         total += Decimal(match[1]) * _UNITS[match[2]]
         at = match.end()
-    if re.match(r"-\d", stripped):
+    if re.match(r"-\.?\d", stripped):
         raise ValueError(f"{text!r} is negative; a duration is at least 0s")
     if at == 0 or at != len(stripped):
         raise ValueError(f"{text!r} is not a duration; write for example 250ms, 90s, 10m or 1h30m")
