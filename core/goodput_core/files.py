@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["atomic_file", "is_disk_full", "partial_path", "publish", "write_atomically"]
+__all__ = [
+    "atomic_file",
+    "is_disk_full",
+    "partial_path",
+    "publish",
+    "write_atomically",
+    "write_output",
+]
 
 _SUFFIX: Final = ".partial"
 
@@ -62,6 +69,21 @@ def write_atomically(path: Path, data: bytes) -> None:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a small file that a user named.
+
+    A file is replaced as by `write_atomically`, and the target of a symbolic link in place of the
+    link. A pipe or a device, such as /dev/stdout, is written into.
+
+    Raises:
+        OSError: the file could not be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+    else:
+        write_atomically(path.resolve(), data)
 
 
 @contextmanager

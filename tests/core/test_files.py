@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from goodput_core.files import atomic_file, is_disk_full, partial_path, write_atomically
+from goodput_core.files import (
+    atomic_file,
+    is_disk_full,
+    partial_path,
+    write_atomically,
+    write_output,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +51,27 @@ def test_an_interrupted_write_leaves_no_temporary_file(
         write_atomically(path, b"new")
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"old"
+
+
+def test_an_output_replaces_the_target_of_a_link_and_not_the_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "gate.xml", tmp_path / "latest.xml"
+    target.write_bytes(b"a longer old content")
+    link.symlink_to(target.name)
+    write_output(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert sorted(tmp_path.iterdir()) == [target, link]
+
+
+def test_an_output_is_written_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_output(pipe, b"new")
+    assert os.read(reader, 100) == b"new"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_a_reader_sees_the_old_content_until_the_block_ends(tmp_path: Path) -> None:

@@ -366,6 +366,16 @@ def test_a_pipe_is_rejected_because_it_can_be_read_only_once(
     assert outcome.err.count("\n") == 1
 
 
+def test_a_pipe_is_not_replaced_by_a_trace(tmp_path: Path, run_trace: RunTrace) -> None:
+    log, pipe = tmp_path / "log.csv", tmp_path / "pipe"
+    log.write_text(rows(T))
+    os.mkfifo(pipe)
+    outcome = run_trace("import", log, "-o", pipe, "--force")
+    assert outcome.code == 64
+    assert "pipe: this is a pipe or a device; name a file to write" in outcome.err
+    assert pipe.is_fifo()
+
+
 @pytest.mark.parametrize("command", [["import"], ["export", "--format", "baseten"]])
 def test_the_source_is_not_replaced_by_the_output(
     command: list[str], tmp_path: Path, run_trace: RunTrace

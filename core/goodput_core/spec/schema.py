@@ -18,7 +18,7 @@ from goodput_core.cli import CommandParser
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_core.declaration import Cel, camel_case, cross_field_rules, declared_fields
 from goodput_core.errors import ExitCode, InputError
-from goodput_core.files import write_atomically
+from goodput_core.files import write_output
 from goodput_core.spec.codec import MAX_ENTRIES, MAX_KEY
 from goodput_core.spec.llmservice import LLMService
 
@@ -242,7 +242,7 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(text)
         return ExitCode.PASS
     try:
-        write_atomically(args.out, text.encode())
+        write_output(args.out, text.encode())
     except OSError as error:
         raise InputError(f"{args.out}: the schema cannot be written: {error.strerror}") from error
     return ExitCode.PASS

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
-from goodput_core.files import write_atomically
+from goodput_core.files import write_output
 from goodput_core.slo.targets import USUAL_CONFIDENCE
 from goodput_replay.compare.comparison import compare_runs, encode_comparison
 from goodput_replay.compare.page import render_comparison
 from goodput_replay.compare.runs import load_run
 from goodput_replay.compare.view import print_comparisons
-from goodput_replay.runs.files import is_run_file
+from goodput_replay.runs.named_outputs import require_output
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
 
@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("replay compare: name at least two runs, the baseline first")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UsageError("replay compare: the same run was named twice; name different runs")
-    if given.html is not None and any(is_run_file(given.html, folder) for folder in folders):
-        raise UsageError(f"--html {given.html}: is a file of a run; name another file")
+    if given.html is not None:
+        require_output("--html", given.html)
     runs = [load_run(folder) for folder in folders]
     result = compare_runs(runs, confidence=float(given.confidence))
     if given.html is not None:
@@ -81,7 +81,7 @@ def make_parser() -> CommandParser:
 
 def _write_page(page: str, path: Path) -> None:
     try:
-        write_atomically(path, page.encode())
+        write_output(path, page.encode())
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise InputError(f"{path}: the page cannot be written ({why})") from error

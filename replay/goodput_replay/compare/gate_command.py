@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,13 +11,18 @@ from rich.console import Console
 
 from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.errors import InputError, UsageError
-from goodput_core.files import write_atomically
+from goodput_core.files import write_output
 from goodput_core.slo.gate import DEFAULT_MARGIN
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objective
 from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
-from goodput_replay.compare.recording import is_recording, read_history, read_recording
-from goodput_replay.runs.files import is_run_file
+from goodput_replay.compare.recording import (
+    AB_FILE,
+    is_recording,
+    read_history,
+    read_recording,
+)
+from goodput_replay.runs.named_outputs import require_output
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
 
@@ -62,7 +65,6 @@ def main(argv: Sequence[str]) -> int:
         for option in ("history", "margin"):
             if getattr(given, option) is not None:
                 raise UsageError(f"replay gate: --{option} is only supported with --baseline")
-    _keep_runs(pairs, given)
     result = judge_runs(
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
@@ -158,44 +160,24 @@ def require_folders(given: argparse.Namespace) -> None:
 
 
 def require_outputs(given: argparse.Namespace) -> None:
-    """Reject outputs that would replace each other.
+    """Reject outputs that would replace each other, or the runs.
 
     Raises:
-        UsageError: two outputs are one file.
+        UsageError: two outputs are one file, or one is a file of a run or of a recording.
     """
     known: dict[Path, str] = {}
     for option, path in _files(given):
-        if _is_standard_output(path):
-            raise UsageError(f"{option} {path}: is the standard output, too; name another file")
+        require_output(option, path)
+        if path.resolve().name == AB_FILE and path.exists():
+            raise UsageError(f"{option} {path}: is a file of `replay ab`; name another file")
         other = known.setdefault(path.resolve(), option)
         if other != option:
             raise UsageError(f"{option} {path}: is the file of {other}, too; name another file")
 
 
-def _keep_runs(pairs: Sequence[RunPair], given: argparse.Namespace) -> None:
-    """Reject output files that would replace a file of a run.
-
-    Raises:
-        UsageError: an output is a file of a run.
-    """
-    folders = [f for pair in pairs for f in (pair.candidate, pair.baseline) if f is not None]
-    for option, path in _files(given):
-        if any(is_run_file(path, folder) for folder in folders):
-            raise UsageError(f"{option} {path}: is a file of the run; name another file")
-
-
 def _files(given: argparse.Namespace) -> list[tuple[str, Path]]:
     named = (("--junit", given.junit), ("--markdown", given.markdown))
     return [(option, path) for option, path in named if path is not None]
-
-
-def _is_standard_output(path: Path) -> bool:
-    """Return True if the shell redirected the standard output into this file."""
-    try:
-        found, printed = path.stat(), os.fstat(1)
-    except OSError:
-        return False
-    return stat.S_ISREG(printed.st_mode) and os.path.samestat(found, printed)
 
 
 def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
@@ -208,6 +190,7 @@ def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
         sys.stdout.write(encode_result(result).decode())
     else:
         print_result(result, open_console())
+    sys.stdout.flush()  # before a file that is the same pipe
     outputs: list[tuple[Path | None, Any]] = [
         (given.junit, lambda: junit_xml(result)),
         (given.markdown, lambda: markdown(result).encode()),
@@ -216,10 +199,7 @@ def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
         if path is None:
             continue
         try:
-            if path.exists() and not path.is_file():
-                path.write_bytes(render())  # a pipe, or /dev/stdout
-            else:
-                write_atomically(path, render())
+            write_output(path, render())
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise InputError(f"{path}: the result cannot be written ({why})") from error

@@ -10,6 +10,7 @@ from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError
 from goodput_core.files import is_disk_full
 from goodput_core.text import printable
+from goodput_replay.runs.named_outputs import require_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,13 +25,15 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments after `replay report`.
 
     Raises:
-        UsageError: an argument is invalid.
+        UsageError: an argument is invalid, or the output is another file of a run.
         InputError: the folder has no readable run, or the file cannot be written.
     """
     given = make_parser().parse_args(argv)
     from goodput_replay.report.run_report import write_report  # noqa: PLC0415 - loads numpy
 
     out: Path | None = given.out
+    if out is not None:
+        require_output("--out", out, is_report=True)
     try:
         written = write_report(given.folder, out)
     except OSError as error:
@@ -39,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
         where = out if out is not None else given.folder
         why = error.strerror or type(error).__name__
         raise InputError(f"{where}: the report cannot be written ({why}); give --out") from error
-    sys.stdout.write(f"{printable(str(written))}\n")
+    if written.is_file():  # a pipe may be the standard output, which then has only the page
+        sys.stdout.write(f"{printable(str(written))}\n")
     return ExitCode.PASS
 
 

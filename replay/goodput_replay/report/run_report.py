@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError
-from goodput_core.files import write_atomically
+from goodput_core.files import write_output
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.record import Outcome
@@ -69,7 +69,7 @@ _MAX_CLASSES: Final = 24
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of the run in `folder` atomically.
+    """Write the report of the run in `folder`.
 
     Args:
         folder: folder of a finished run.
@@ -83,7 +83,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         OSError: the file could not be written.
     """
     path = folder / REPORT_FILE if out is None else out
-    write_atomically(path, render(folder).encode())
+    write_output(path, render(folder).encode())
     return path
 
 

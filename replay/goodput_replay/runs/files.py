@@ -25,12 +25,13 @@ __all__ = [
     "DECISIONS_FILE",
     "RECORDS_FILE",
     "REPORT_FILE",
+    "RUN_FILES",
     "SERVER_METRICS_FILE",
+    "SERVICE_LOG_FILE",
     "SUMMARY_FILE",
     "DiskFullError",
     "ReservedFile",
     "digest_records",
-    "is_run_file",
     "require_digest",
     "reserve_file",
 ]
@@ -40,10 +41,9 @@ SUMMARY_FILE: Final = "summary.json"
 REPORT_FILE: Final = "report.html"
 DECISIONS_FILE: Final = "decisions.jsonl"
 SERVER_METRICS_FILE: Final = "server_metrics.parquet"
-
-_FILES: Final = frozenset(
-    {RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE, SERVER_METRICS_FILE}
-)
+SERVICE_LOG_FILE: Final = "service.log"
+RUN_FILES: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE, SERVER_METRICS_FILE)
+"""Files that a run with `--force` replaces; the log of the service is only sometimes among them."""
 
 # One or two row groups of a megabyte each, and the rows of the requests in flight.
 _RESERVE_BYTES: Final = 8 << 20
@@ -54,17 +54,6 @@ _STEP_BYTES: Final = 1 << 20
 
 class DiskFullError(InternalError):
     """The disk of a run's folder is full; the rows that were recorded before are kept."""
-
-
-def is_run_file(path: Path, folder: Path) -> bool:
-    """Return True if a path names one of the files of a run, which no other output may replace.
-
-    Args:
-        path: path of an output.
-        folder: the run's folder.
-    """
-    found = path.resolve()
-    return found.name in _FILES and found.parent == folder.resolve()
 
 
 def digest_records(folder: Path) -> str:

@@ -26,7 +26,7 @@ from goodput_core.text import printable
 from goodput_replay.runs.files import (
     DECISIONS_FILE,
     RECORDS_FILE,
-    REPORT_FILE,
+    RUN_FILES,
     SERVER_METRICS_FILE,
     SUMMARY_FILE,
     DiskFullError,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedRun", "RunWriter", "default_folder", "stop_on_signals"]
 
-_FILES: Final = (RECORDS_FILE, SUMMARY_FILE, REPORT_FILE, DECISIONS_FILE, SERVER_METRICS_FILE)
 _SUMMARY_BYTES: Final = 1 << 18  # a few kilobytes for each class
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME: Final = 40
@@ -243,7 +242,7 @@ class RunWriter:
         finally:
             self._file.close()
             if self._records.complete and self._has_content:
-                for name in _FILES:
+                for name in RUN_FILES:
                     (self._path / name).unlink(missing_ok=True)
                 publish(self._path / RECORDS_FILE)
                 for name in (DECISIONS_FILE, SERVER_METRICS_FILE):

@@ -24,7 +24,7 @@ from goodput_replay.clock_changes import ClockReading, describe_clock_changes
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
-from goodput_replay.runs.files import DECISIONS_FILE
+from goodput_replay.runs.files import DECISIONS_FILE, SERVICE_LOG_FILE
 from goodput_replay.runs.folder import FinishedRun, stop_on_signals
 from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.runs.rounding import seconds, to_ms
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 _PINNED: Final = frozenset({LengthPinning.HEADER, LengthPinning.MAX_TOKENS})
-_SERVICE_LOG: Final = "service.log"
 
 
 class _Stopper:
@@ -271,7 +270,7 @@ async def _start_targets(
         running_service(
             options.manifest,
             device=options.device,
-            log=writer.path / _SERVICE_LOG,
+            log=writer.path / SERVICE_LOG_FILE,
             # Gets its final name together with the records, when these are complete.
             decisions=partial_path(writer.path / DECISIONS_FILE),
         )

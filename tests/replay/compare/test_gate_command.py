@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -24,13 +25,16 @@ from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.compare.compare_command import main as compare
 from goodput_replay.compare.gate import RunPair, judge_runs
 from goodput_replay.compare.gate_command import main
-from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
-from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
+from goodput_replay.compare.recording import AB_FILE, ABRecording, RecordedPair, write_recording
+from goodput_replay.runs.files import (
+    RECORDS_FILE,
+    REPORT_FILE,
+    SERVICE_LOG_FILE,
+    SUMMARY_FILE,
+)
 from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from goodput_replay.runs.summary import RunSummary
 
 
@@ -763,12 +767,49 @@ def test_an_output_never_replaces_the_json_that_the_shell_redirects(tmp_path: Pa
 def test_an_output_never_replaces_a_file_of_a_run(tmp_path: Path) -> None:
     run, other = (chat_run(tmp_path / name, seconds=120) for name in ("run", "other"))
     kept = (run / RECORDS_FILE).read_bytes()
-    with pytest.raises(UsageError, match="is a file of the run"):
-        main([str(run), "--markdown", str(run / "." / RECORDS_FILE)])
-    with pytest.raises(UsageError, match="is a file of a run"):
-        compare([str(other), str(run), "--html", str(run / RECORDS_FILE)])
+    for path in (run / "." / RECORDS_FILE, other / REPORT_FILE, other / SERVICE_LOG_FILE):
+        with pytest.raises(UsageError, match="is a file of a run"):
+            main([str(run), "--markdown", str(path)])
+        with pytest.raises(UsageError, match="is a file of a run"):
+            compare([str(other), str(run), "--html", str(path)])
     assert (run / RECORDS_FILE).read_bytes() == kept
     assert main([str(run), "--markdown", str(run / "gate.md")]) == 0
+    assert main([str(run), "--markdown", str(tmp_path / REPORT_FILE)]) == 0
+
+
+def test_an_output_never_replaces_the_plan_of_a_recording(tmp_path: Path) -> None:
+    write_recording(tmp_path, _recording(same_build=False, pairs=1, folder=tmp_path, looks=(1,)))
+    with pytest.raises(UsageError, match=r"ab\.json: is a file of `replay ab`"):
+        main([str(tmp_path), "--junit", str(tmp_path / AB_FILE)])
+
+
+PAGES: dict[str, tuple[list[str], bytes, bytes]] = {
+    "gate": (["gate", "new", "--junit", "/dev/stdout"], b"PASS (Attained)", b"</testsuites>\n"),
+    "compare": (["compare", "old", "new", "--html", "/dev/stdout"], b"<!DOCTYPE", b"measures.\n"),
+    "report": (["report", "new", "--out", "/dev/stdout"], b"<!DOCTYPE html>", b"</html>"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "first", "last"), PAGES.values(), ids=PAGES)
+def test_an_output_may_be_the_pipe_of_the_standard_output(
+    arguments: list[str], first: bytes, last: bytes, tmp_path: Path
+) -> None:
+    """The link in the folder of devices stays, too; a rename would replace it."""
+    for name in ("old", "new"):
+        chat_run(tmp_path / name, seconds=120)
+    command = [sys.executable, "-m", "goodput_core", "replay", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert first in done.stdout
+    assert done.stdout.endswith(last)
+    assert done.stdout.count(last) == 1
+    assert Path("/dev/stdout").is_symlink()
+    with (tmp_path / "page").open("wb") as file:
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=file, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, (tmp_path / "page").read_bytes()) == (64, b"")
+    assert b"is the standard output, too; name another file" in done.stderr
 
 
 def test_a_margin_without_a_baseline_is_rejected(tmp_path: Path) -> None:

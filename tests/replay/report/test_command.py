@@ -10,7 +10,12 @@ from tests.replay.conftest import write_run
 from goodput_core.dispatch import run_command
 from goodput_core.errors import ExitCode
 from goodput_replay.report.run_report import write_report
-from goodput_replay.runs.files import RECORDS_FILE, REPORT_FILE, SUMMARY_FILE
+from goodput_replay.runs.files import (
+    RECORDS_FILE,
+    REPORT_FILE,
+    SERVER_METRICS_FILE,
+    SUMMARY_FILE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +54,22 @@ def test_the_report_is_written_to_out(folder: Path, tmp_path: Path) -> None:
     assert run_command(["replay", "report", str(folder), "--out", str(out)]) == 0
     assert out.read_text().startswith("<!DOCTYPE html>")
     assert not (folder / REPORT_FILE).exists()
+
+
+@pytest.mark.parametrize("name", [RECORDS_FILE, SUMMARY_FILE, SERVER_METRICS_FILE])
+def test_the_report_does_not_replace_another_file_of_the_run(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    link = tmp_path / "link.html"
+    link.symlink_to(folder / name)
+    for out in (folder / name, link):
+        assert run_command(["replay", "report", str(folder), "-o", str(out)]) == ExitCode.USAGE
+        assert capsys.readouterr().err == (
+            f"error: --out {out}: is a file of a run; name another file\n"
+        )
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert run_command(["replay", "report", str(folder), "-o", str(folder / REPORT_FILE)]) == 0
 
 
 def _no_summary(folder: Path) -> None:

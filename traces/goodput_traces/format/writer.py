@@ -32,9 +32,11 @@ _PART_GROUPS: Final = 16
 
 
 def reject_existing(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
-    """Raise a `TraceError` if `path` is a folder, a source, or exists and must not be replaced."""
+    """Raise a `TraceError` if `path` is no file, a source, or exists and must not be replaced."""
     if path.is_dir():
         raise TraceError(path, "this is a folder; name a file to write")
+    if path.exists() and not path.is_file():
+        raise TraceError(path, "this is a pipe or a device; name a file to write")
     if path.exists() and any(source.exists() and source.samefile(path) for source in sources):
         raise TraceError(path, "this is also the file to read; name another file to write")
     if path.exists() and not overwrite:
@@ -52,7 +54,7 @@ def create_file(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
     reject_existing(path, overwrite=overwrite)
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(atomic_file(path))
+            file = stack.enter_context(atomic_file(path.resolve()))
         except OSError as error:
             raise TraceError(
                 path, f"cannot be written ({error.strerror}); check the folder"
