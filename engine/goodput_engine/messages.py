@@ -56,21 +56,21 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
 
     Args:
         path: absolute path of a folder in Hugging Face's format.
-        dtype: one of `DATA_TYPES`.
+        dtype: one of `DATA_TYPES`; None for float32 on a CPU and bfloat16 on a GPU.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
         block_size: tokens per KV block.
         kv_blocks: number of KV blocks; None for as many as the memory holds.
         memory_percent: share of the memory that is available after loading that KV blocks and
-            swap space may take.
+            swap space may take; None for 50 on a CPU and 90 on a GPU.
         threads: number of threads that compute; None for all cores but one.
     """
 
     path: str
-    dtype: str = DATA_TYPES[0]
+    dtype: str | None = None
     max_model_tokens: int | None = None
     block_size: int = 16
     kv_blocks: int | None = None
-    memory_percent: int = 50
+    memory_percent: int | None = None
     threads: int | None = None
 
 

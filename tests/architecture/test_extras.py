@@ -152,7 +152,7 @@ COMPONENTS = ("core", "traces", "engine", "replay", "operator")
 EXTRAS_OF = {
     "core": ["completion"],
     "traces": ["replay"],
-    "engine": ["engine", "torch"],
+    "engine": ["engine", "torch", "gpu"],
     "replay": ["replay", "plot", "tokenizer"],
 }
 

@@ -155,10 +155,11 @@ class TinyModel:
     outputs: Outputs
 
     @classmethod
-    def build(cls, folder: Path, architecture: str, dtype: str) -> TinyModel:
-        """Save and load a random model of an architecture."""
+    def build(cls, folder: Path, architecture: str, dtype: str, device: str = "cpu") -> TinyModel:
+        """Save and load a random model of an architecture; `generate` always runs on the CPU."""
         make_folder(folder, architecture)
-        return cls(packed=load_model(folder, dtype=dtype), outputs=Outputs(folder, dtype))
+        packed = load_model(folder, dtype=dtype, device=torch.device(device))
+        return cls(packed=packed, outputs=Outputs(folder, dtype))
 
 
 class ModelBench:

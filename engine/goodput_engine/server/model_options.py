@@ -43,7 +43,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options for a real model (spec.model.source: file://…)")
     group.add_argument(
         "--dtype", choices=DATA_TYPES,
-        help=f"data type of weights and KV cache ({_DEFAULTS.dtype})",
+        help="data type of weights and KV cache (float32 on a CPU, bfloat16 on a GPU)",
     )  # fmt: skip
     group.add_argument(
         "--max-model-tokens", type=_whole(_MAX_TOKENS, "a number of tokens"), metavar="N",
@@ -61,7 +61,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-utilization", type=argument_type(_parse_percent, "percentage"),
         metavar="PERCENT", dest="memory_percent",
         help="share of the memory left after loading, for KV blocks and swap space "
-        f"({_DEFAULTS.memory_percent}%%)",
+        "(50%% on a CPU, 90%% on a GPU)",
     )  # fmt: skip
     group.add_argument(
         "--threads", type=_whole(_MAX_THREADS, "a number of threads"), metavar="N",

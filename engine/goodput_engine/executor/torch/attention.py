@@ -13,7 +13,13 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-__all__ = ["AttentionAdapter", "AttentionRule", "RaggedBatch", "SDPAttention"]
+__all__ = [
+    "AttentionAdapter",
+    "AttentionRule",
+    "RaggedBatch",
+    "SDPAttention",
+    "choose_attention",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +88,18 @@ class AttentionAdapter(Protocol):
         ...
 
 
+def choose_attention(device: torch.device, dtype: torch.dtype) -> AttentionAdapter:
+    """Return the adapter that computes this data type fastest on this device."""
+    # Triton multiplies no matrices of float64.
+    if device.type == "cuda" and dtype != torch.float64:
+        from goodput_engine.executor.torch.triton_attention import (  # noqa: PLC0415
+            TritonAttention,
+        )
+
+        return TritonAttention()
+    return SDPAttention()
+
+
 class SDPAttention:
     """Attention by `scaled_dot_product_attention`, one sequence after another.
 
@@ -138,8 +156,8 @@ def _attend_one(
     windowed = rule.window is not None and num_keys > rule.window
     mask = None
     if windowed or 1 < num_queries < num_keys or (rule.softcap is not None and num_queries > 1):
-        query_at = torch.arange(num_keys - num_queries, num_keys)[:, None]
-        key_at = torch.arange(num_keys)
+        query_at = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
+        key_at = torch.arange(num_keys, device=q.device)
         mask = key_at <= query_at
         if rule.window is not None:
             mask &= key_at > query_at - rule.window

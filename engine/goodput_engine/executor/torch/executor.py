@@ -106,6 +106,7 @@ class TorchExecutor:
             num_blocks=num_blocks,
             block_size=block_size,
             num_host_blocks=num_host_blocks,
+            device=model.device,
         )
         self._model = model
         self._clock = clock

@@ -7,7 +7,7 @@ device and host is one copy per block. The scheduler decides about blocks; this 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.plan import Copy
 
 __all__ = ["KVGeometry", "KVPool"]
+
+_CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class KVPool:
         num_blocks: number of device blocks.
         block_size: tokens per block.
         num_host_blocks: number of host blocks for swapped requests.
+        device: the device of the model.
 
     Attributes:
         device_blocks: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`.
@@ -61,6 +64,7 @@ class KVPool:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        device: torch.device = _CPU,
     ) -> None:
         self.block_size = block_size
         block = (
@@ -71,8 +75,13 @@ class KVPool:
             geometry.head_dim,
         )
         # Not zeroed: the system then provides the memory of a block when it is first written.
-        self.device_blocks = torch.empty((num_blocks, *block), dtype=geometry.dtype)
-        self.host_blocks = torch.empty((num_host_blocks, *block), dtype=geometry.dtype)
+        self.device_blocks = torch.empty((num_blocks, *block), dtype=geometry.dtype, device=device)
+        # A GPU copies pinned memory without the help of the processor.
+        self.host_blocks = torch.empty(
+            (num_host_blocks, *block),
+            dtype=geometry.dtype,
+            pin_memory=device.type == "cuda" and num_host_blocks > 0,
+        )
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of a layer's keys and values.
@@ -102,6 +111,19 @@ class KVPool:
         """Copy blocks of a request between device and host memory."""
         on_device, on_host = list(copy.device_blocks), list(copy.host_blocks)
         if copy.to_host:
-            self.host_blocks[on_host] = self.device_blocks[on_device]
+            self._copy(self.device_blocks, on_device, self.host_blocks, on_host)
         else:
-            self.device_blocks[on_device] = self.host_blocks[on_host]
+            self._copy(self.host_blocks, on_host, self.device_blocks, on_device)
+
+    @staticmethod
+    def _copy(
+        source: torch.Tensor, from_blocks: list[int], target: torch.Tensor, to_blocks: list[int]
+    ) -> None:
+        if source.device == target.device:
+            target[to_blocks] = source[from_blocks]
+            return
+        # One copy for each block: an index would first gather the blocks in a buffer that is not
+        # pinned. All copies are queued before the next step on the device, which therefore neither
+        # reads nor overwrites a block too early.
+        for one, other in zip(from_blocks, to_blocks, strict=True):
+            target[other].copy_(source[one], non_blocking=True)

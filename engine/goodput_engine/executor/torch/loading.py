@@ -16,8 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from goodput_core.errors import InputError
 from goodput_core.units import BYTES_PER_GIB
-from goodput_engine.executor.torch.attention import SDPAttention
-from goodput_engine.executor.torch.memory import available_bytes
+from goodput_engine.executor.torch.attention import choose_attention
+from goodput_engine.executor.torch.memory import free_bytes
 from goodput_engine.executor.torch.model import PackedModel
 from goodput_engine.executor.torch.self_check import check_model
 from goodput_engine.messages import DATA_TYPES
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_model"]
 
+_CPU: Final = torch.device("cpu")
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -41,7 +42,8 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 def load_model(
     folder: Path,
     *,
-    dtype: str = "float32",
+    dtype: str | None = None,
+    device: torch.device = _CPU,
     max_model_tokens: int | None = None,
     adapter: AttentionAdapter | None = None,
 ) -> PackedModel:
@@ -49,19 +51,23 @@ def load_model(
 
     Args:
         folder: a folder with `config.json` and weights in the format safetensors.
-        dtype: one of `DATA_TYPES`, to which the weights are converted.
+        dtype: one of `DATA_TYPES`, to which the weights are converted; None for float32 on a CPU
+            and bfloat16 on a GPU.
+        device: where the model is computed.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
-        adapter: computes the attention; None for `SDPAttention`.
+        adapter: computes the attention; None for that of `choose_attention`.
 
     Raises:
         InputError: the folder is incomplete, its weights are pickled or larger than the available
             memory, it needs its own code, or the model does not pass the self-check.
     """
+    if dtype is None:
+        dtype = "float32" if device.type == "cpu" else "bfloat16"
     if dtype not in DATA_TYPES:
         raise InputError(f"the data type {dtype!r} is not one of {', '.join(DATA_TYPES)}")
     config = read_json_object(folder / _CONFIG)
     _check_architecture(folder, config)
-    _check_size(folder, _weight_files(folder), dtype)
+    _check_size(folder, _weight_files(folder), dtype, device)
     disable_progress_bar()
     # The grouped product of experts has no kernel for float64.
     experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
@@ -93,7 +99,8 @@ def load_model(
             f"{_CONFIG}; download the model again"
         )
     try:
-        model = PackedModel(loaded.eval(), adapter or SDPAttention())
+        adapter = adapter or choose_attention(device, getattr(torch, dtype))
+        model = PackedModel(loaded.to(device).eval(), adapter)
         context = model.max_model_tokens
         if max_model_tokens is not None:
             if not 1 <= max_model_tokens <= context:
@@ -155,7 +162,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / shard for shard in names]
 
 
-def _check_size(folder: Path, files: list[Path], dtype: str) -> None:
+def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.device) -> None:
     """Reject damaged weights, and weights that do not fit into memory."""
     try:
         elements = sum(map(_count_elements, files))
@@ -164,7 +171,7 @@ def _check_size(folder: Path, files: list[Path], dtype: str) -> None:
             f"{folder}: a file of weights is damaged or incomplete; download the model again: "
             f"{error}"
         ) from error
-    size, available = elements * getattr(torch, dtype).itemsize, available_bytes()
+    size, available = elements * getattr(torch, dtype).itemsize, free_bytes(device)
     if size > available:
         raise InputError(
             f"{folder}: the weights take {size / BYTES_PER_GIB:.1f} GiB as {dtype}, but only "

@@ -1,7 +1,8 @@
-"""Measure the memory of this machine and of this process.
+"""Measure the memory of this machine, of this process, and of a GPU.
 
-Linux only: other systems have no `/proc`. The limits of control groups count, because a container
-that exceeds its own limit is killed even if the machine has free memory.
+The main memory is only measured on Linux, because other systems have no `/proc`. The limits of
+control groups count: a container that exceeds its own limit is killed even if the machine has free
+memory.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from goodput_core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PeakMemory", "available_bytes"]
+__all__ = ["PeakMemory", "available_bytes", "free_bytes"]
 
 _KIB: Final = 1024
 # By the controllers that /proc/self/cgroup names: folder of the hierarchy, files of the limit and
@@ -43,10 +46,32 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(0, min([available, *_left_in_groups(root)]))
 
 
-class PeakMemory:
-    """The memory that this process takes beyond its size at the creation of this object."""
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that weights and KV blocks can still take on a device.
 
-    def __init__(self) -> None:
+    Raises:
+        InputError: this system does not report its memory.
+    """
+    if device.type == "cpu":
+        return available_bytes()
+    torch.cuda.empty_cache()  # memory that only torch holds is free for torch
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free
+
+
+class PeakMemory:
+    """The memory that this process takes beyond its size at the creation of this object.
+
+    Args:
+        device: the device whose memory is measured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type != "cpu":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before: int = torch.cuda.memory_allocated(device)
+            return
         self._status = Path("/proc/self/status")
         try:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -56,6 +81,9 @@ class PeakMemory:
 
     def grown_bytes(self) -> int:
         """Return the largest growth so far."""
+        if self._device.type != "cpu":
+            peak: int = torch.cuda.max_memory_allocated(self._device)
+            return peak - self._before
         return max(0, _kib_field(self._status, "VmHWM") - self._before)
 
 

@@ -180,6 +180,7 @@ class PackedModel:
         geometry: shape of the keys and values of a token.
         vocab_size: number of logits; every token id is smaller.
         max_model_tokens: limit of prompt and output tokens together, at first the model's own.
+        device: the device of the weights.
         stop_ids: ids of the tokens that end an output.
 
     Raises:
@@ -195,6 +196,7 @@ class PackedModel:
         self.vocab_size: int = config.vocab_size
         self.max_model_tokens: int = getattr(config, "max_position_embeddings", 0)
         self.stop_ids = _stop_ids(model)
+        self.device: torch.device = model.device
         if not model._supports_attention_backend:  # noqa: SLF001 - transformers has no public name
             raise InputError("transformers has no exchangeable attention for it")
         if self.max_model_tokens < 1:
@@ -213,25 +215,27 @@ class PackedModel:
             The logits after the last token of each row that samples, `[num_sampling, vocab_size]`.
         """
         ends = list(accumulate(len(row.token_ids) for row in rows))
+        # The step is described on the host and then copied, so that no copy waits for the device.
+        device = self.device
         positions = torch.cat(
             [torch.arange(row.start, row.start + len(row.token_ids)) for row in rows]
         )
         tables = [torch.tensor(row.blocks, dtype=torch.int32) for row in rows]
         sizes = torch.tensor([len(row.token_ids) for row in rows])
         block_table = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
-        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), sizes)
+        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), sizes, output_size=ends[-1])
         blocks = block_table[row_of_token, positions // pool.block_size].long()
         step = _PagedStep(
             pool,
             self.adapter,
             RaggedBatch(
-                cu_seqlens_q=torch.tensor([0, *ends], dtype=torch.int32),
+                cu_seqlens_q=torch.tensor([0, *ends], dtype=torch.int32).to(device),
                 seqused_k=torch.tensor(
                     [row.start + len(row.token_ids) for row in rows], dtype=torch.int32
-                ),
-                block_table=block_table,
+                ).to(device),
+                block_table=block_table.to(device),
             ),
-            blocks * pool.block_size + positions % pool.block_size,
+            (blocks * pool.block_size + positions % pool.block_size).to(device),
         )
         ids = torch.tensor([[token for row in rows for token in row.token_ids]])
         last = torch.tensor(
@@ -239,7 +243,9 @@ class PackedModel:
             dtype=torch.long,
         )
         shifts = torch.tensor([row.shift for row in rows])[row_of_token]
-        return self._forward(ids, (positions + shifts)[None], step, last)
+        return self._forward(
+            ids.to(device), (positions + shifts)[None].to(device), step, last.to(device)
+        )
 
     def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of a prompt, by the attention of transformers.
@@ -250,7 +256,8 @@ class PackedModel:
         self.model.set_attn_implementation("eager")
         try:
             with torch.inference_mode():
-                logits = self.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits
+                ids = torch.tensor([token_ids], device=self.device)
+                logits = self.model(input_ids=ids, use_cache=False).logits
         finally:
             self.model.set_attn_implementation(_IMPLEMENTATION)
         return logits[0]
@@ -270,7 +277,7 @@ class PackedModel:
 
     def _probe(self, config: Any) -> KVGeometry:
         """Return the geometry that the attention calls of one token have."""
-        probe, zero = _AttentionProbe(), torch.zeros((1, 1), dtype=torch.long)
+        probe, zero = _AttentionProbe(), torch.zeros((1, 1), dtype=torch.long, device=self.device)
         self._forward(zero, zero, probe, zero[0])
         num_layers: int = config.num_hidden_layers
         missing = sorted(set(range(num_layers)) - probe.rules.keys())

@@ -272,13 +272,17 @@ def _apply_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
         factors.append(
             (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
         )
-    if not sum(sizes):
+    total = sum(sizes)
+    if not total:
         return
     device = logits.device
     repeats = torch.tensor(sizes)
-    index = torch.tensor(indices).repeat_interleave(repeats).to(device)
+    index = torch.tensor(indices).repeat_interleave(repeats, output_size=total).to(device)
     repetition, presence, frequency = (
-        torch.tensor(factors).repeat_interleave(repeats, dim=0).to(device).unbind(-1)
+        torch.tensor(factors)
+        .repeat_interleave(repeats, dim=0, output_size=total)
+        .to(device)
+        .unbind(-1)
     )
     token_ids, count = torch.cat(ids).to(device), torch.cat(counts).to(device)
     values = logits[index, token_ids]

@@ -66,7 +66,12 @@ def _packed_logits(
             the prompt alone.
     """
     blocks = list(range(-(-len(ids) // _BLOCK_SIZE)))
-    pool = KVPool(model.geometry, num_blocks=len(blocks) + 1, block_size=_BLOCK_SIZE)
+    pool = KVPool(
+        model.geometry,
+        num_blocks=len(blocks) + 1,
+        block_size=_BLOCK_SIZE,
+        device=model.device,
+    )
     pool.device_blocks.fill_(torch.nan)
     logits: list[torch.Tensor] = []
     start = 0

@@ -20,7 +20,7 @@ from goodput_engine.executor.base import LoadedModel
 from goodput_engine.executor.torch.executor import TorchExecutor
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
-from goodput_engine.executor.torch.memory import PeakMemory, available_bytes
+from goodput_engine.executor.torch.memory import PeakMemory, available_bytes, free_bytes
 from goodput_engine.executor.torch.model import PackedRow
 from goodput_engine.scheduler.plan import Copy
 
@@ -36,6 +36,9 @@ _FIRST_STEP_TOKENS: Final = 256
 _LOGIT_COPIES: Final = 3
 _FLOAT_BYTES: Final = 4
 _MEASURED_BLOCKS: Final = 8
+# Other processes use the main memory too; a GPU has no other user.
+_CPU_PERCENT: Final = 50
+_GPU_PERCENT: Final = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +65,14 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
     Raises:
         InputError: the model cannot be served, or the memory is too small for it.
     """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) - 1)
     torch.set_num_threads(threads)
     folder = Path(settings.path)
     began_ns = time.monotonic_ns()
-    model = load_model(folder, dtype=settings.dtype, max_model_tokens=settings.max_model_tokens)
+    model = load_model(
+        folder, dtype=settings.dtype, device=device, max_model_tokens=settings.max_model_tokens
+    )
     loaded_ns = time.monotonic_ns()
     first_step = _take_first_step(model, config, settings.block_size)
     kv_blocks, host_blocks = _size_pools(
@@ -92,9 +98,13 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         swap_ns_per_block=swap_ns_per_block,
         longest_step_ns=first_step.ns_per_token * config.max_token_budget,
         facts={
-            "dtype": settings.dtype,
+            "dtype": str(model.geometry.dtype).removeprefix("torch."),
             "attention": model.adapter.name,
-            "threads": threads,
+            **(
+                {"threads": threads}
+                if device.type == "cpu"
+                else {"gpu": torch.cuda.get_device_name(device)}
+            ),
             "kv_bytes_per_token": model.geometry.bytes_per_token,
             "prompt_tokens_per_second": NS_PER_S // first_step.ns_per_token,
             "load_seconds": _seconds(loaded_ns - began_ns),
@@ -107,13 +117,17 @@ def _take_first_step(model: PackedModel, config: Configure, block_size: int) -> 
     """Compute a prompt, first to warm up, then to measure."""
     tokens = min(_FIRST_STEP_TOKENS, config.max_token_budget, model.max_model_tokens)
     blocks = list(range(-(-tokens // block_size)))
-    pool = KVPool(model.geometry, num_blocks=len(blocks), block_size=block_size)
+    pool = KVPool(
+        model.geometry, num_blocks=len(blocks), block_size=block_size, device=model.device
+    )
     row = PackedRow([0] * tokens, 0, blocks, samples=True)
-    peak = PeakMemory()
+    peak = PeakMemory(model.device)
     model.compute([row], pool)
     step_bytes = peak.grown_bytes()
+    _wait_for(model.device)
     began_ns = time.monotonic_ns()
     model.compute([row], pool)
+    _wait_for(model.device)
     step_ns = time.monotonic_ns() - began_ns
     logit_bytes = config.max_num_seqs * model.vocab_size * _FLOAT_BYTES * _LOGIT_COPIES
     return _FirstStep(
@@ -133,12 +147,14 @@ def _size_pools(
     """Return the numbers of KV blocks and of host blocks.
 
     On a CPU, both are in the same memory. The KV blocks come first, because more of them make
-    copies unnecessary.
+    copies unnecessary. The host blocks of a GPU get the same share of the main memory.
     """
+    on_cpu = model.device.type == "cpu"
+    percent = settings.memory_percent or (_CPU_PERCENT if on_cpu else _GPU_PERCENT)
     block_size, kv_blocks = settings.block_size, settings.kv_blocks
     block_bytes = block_size * model.geometry.bytes_per_token
-    free = max(0, available_bytes() - working_bytes)
-    affordable = free * settings.memory_percent // 100 // block_bytes
+    free = max(0, free_bytes(model.device) - working_bytes)
+    affordable = free * percent // 100 // block_bytes
     if kv_blocks is None:
         longest = -(-model.max_model_tokens // block_size)
         # More blocks than all running requests can fill would stay unused.
@@ -146,7 +162,7 @@ def _size_pools(
         if kv_blocks * block_size < min(model.max_model_tokens, config.min_token_budget):
             raise InputError(
                 f"{settings.path}: {_gib(free)} of memory is left beside the weights and a step of "
-                f"{config.max_token_budget} tokens, and {settings.memory_percent}% of it holds "
+                f"{config.max_token_budget} tokens, and {percent}% of it holds "
                 f"only {kv_blocks * block_size} tokens; lower spec.engine.tokenBudget.max, or use "
                 "a smaller model or data type"
             )
@@ -157,7 +173,11 @@ def _size_pools(
             f"{config.max_token_budget} tokens; give fewer"
         )
     swap_blocks = config.swap_space_bytes // block_bytes if with_swap else 0
-    return kv_blocks, max(0, min(swap_blocks, affordable - kv_blocks, kv_blocks))
+    if on_cpu:
+        host_blocks = affordable - kv_blocks
+    else:
+        host_blocks = available_bytes() * percent // 100 // block_bytes
+    return kv_blocks, max(0, min(swap_blocks, host_blocks, kv_blocks))
 
 
 def _measure_copies(pool: KVPool) -> int:
@@ -169,11 +189,19 @@ def _measure_copies(pool: KVPool) -> int:
         copy = Copy(rid=0, to_host=to_host, device_blocks=blocks, host_blocks=blocks)
         times: list[int] = []
         for _ in range(3):  # the first copy also makes the system provide the memory
+            _wait_for(pool.device_blocks.device)
             began_ns = time.monotonic_ns()
             pool.copy(copy)
+            _wait_for(pool.device_blocks.device)
             times.append(time.monotonic_ns() - began_ns)
         fastest.append(min(times))
     return max(1, max(fastest) // count)
+
+
+def _wait_for(device: torch.device) -> None:
+    """Wait for the queued work of a GPU; a CPU has none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _gib(size: int) -> str:

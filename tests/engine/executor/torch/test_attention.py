@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-ADAPTERS = [SDPAttention()]
+# Without a GPU, Triton's interpreter runs the kernel. It has no products of bfloat16.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from goodput_engine.executor.torch.triton_attention import TritonAttention
 
 
 def expected_attention(
@@ -100,17 +106,22 @@ def build(
     ends = torch.tensor([0, *(num_queries for num_queries, _ in rows)]).cumsum(0)
     q = torch.randn((int(ends[-1]), num_heads, shape[-1]), generator=generator).to(dtype)
     batch = RaggedBatch(
-        cu_seqlens_q=ends.int(),
-        seqused_k=torch.tensor([num_keys for _, num_keys in rows], dtype=torch.int32),
-        block_table=table,
+        cu_seqlens_q=ends.int().to(DEVICE),
+        seqused_k=torch.tensor([num_keys for _, num_keys in rows], dtype=torch.int32).to(DEVICE),
+        block_table=table.to(DEVICE),
     )
     rule = AttentionRule(scale=0.7, window=sizes["window"], softcap=sizes["softcap"])
-    return q, keys, values, batch, rule
+    return q.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), batch, rule
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
+    ("adapter", "dtype", "tolerance"),
+    [
+        pytest.param(SDPAttention(), torch.float64, 1e-12, id="SDPA in float64"),
+        pytest.param(SDPAttention(), torch.float32, 1e-5, id="SDPA in float32"),
+        pytest.param(TritonAttention(), torch.float32, 1e-5, id="Triton in float32"),
+        pytest.param(TritonAttention(splits=3), torch.float32, 1e-5, id="Triton with shared keys"),
+    ],
 )
 @settings(max_examples=150, deadline=None)
 @given(sizes=ragged())
@@ -120,6 +131,52 @@ def test_an_adapter_equals_the_reference_on_ragged_batches(
     q, keys, values, batch, rule = build(sizes, dtype)
     out = adapter.attend(q, keys, values, batch, rule)
     assert out.shape == q.shape
+    assert out.dtype == dtype
+    expected = expected_attention(q, keys, values, batch, rule)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("splits", [None, 1, 3, 16])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        pytest.param(torch.float32, 1e-5, id="float32"),
+        pytest.param(torch.float16, 0.004, id="float16"),
+        pytest.param(
+            torch.bfloat16,
+            0.03,
+            id="bfloat16",
+            marks=pytest.mark.skipif(DEVICE == "cpu", reason="NOT RUN: needs an NVIDIA GPU"),
+        ),
+    ],
+)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (70, 2.0)])
+@pytest.mark.parametrize(
+    "rows",
+    [[(1, 290), (0, 0), (1, 1), (1, 128), (1, 0)], [(40, 200), (1, 130), (3, 0), (5, 5)]],
+    ids=["decodes", "mixed"],
+)
+def test_the_kernel_equals_the_reference_over_several_tiles_of_keys(
+    rows: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    tolerance: float,
+    splits: int | None,
+) -> None:
+    q, keys, values, batch, rule = build(
+        {
+            "rows": rows,
+            "block_size": 16,
+            "heads": (6, 2),
+            "head_dim": 24,
+            "window": window,
+            "softcap": softcap,
+            "seed": 5,
+        },
+        dtype,
+    )
+    out = TritonAttention(splits=splits).attend(q, keys, values, batch, rule)
     assert out.dtype == dtype
     expected = expected_attention(q, keys, values, batch, rule)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
+import torch
 from tests.builders.torch_models import make_folder
 
 from goodput_core.errors import InputError
@@ -78,7 +79,7 @@ def test_a_system_that_does_not_report_its_memory_is_refused(tmp_path: Path) -> 
 
 
 def test_peak_memory_sees_a_buffer_that_is_already_freed() -> None:
-    peak = PeakMemory()
+    peak = PeakMemory(torch.device("cpu"))
     buffer = bytearray(b"x") * (64 * MIB)
     assert len(buffer) == 64 * MIB
     del buffer
