@@ -57,9 +57,17 @@ def test_real_weights_cannot_be_served_except_from_a_local_folder(
     assert caught.value.path == "spec.model.source"
 
 
-def test_a_relative_folder_and_several_devices_are_rejected() -> None:
-    with pytest.raises(SpecError, match="'models/chat' is not an absolute path"):
-        require_servable(service(model__source="file://models/chat"), folders=True)
+def test_a_folder_in_the_home_directory_can_be_served() -> None:
+    require_servable(service(model__source="file://~/models/chat"), folders=True)
+
+
+@pytest.mark.parametrize("path", ["models/chat", "~", "~other/chat"])
+def test_a_relative_folder_is_rejected(path: str) -> None:
+    with pytest.raises(SpecError, match=f"'{path}' is not an absolute path"):
+        require_servable(service(model__source=f"file://{path}"), folders=True)
+
+
+def test_several_devices_are_rejected() -> None:
     wide = service(model__source="file:///models/chat", engine__tensorParallel=2)
     with pytest.raises(UnsupportedError, match="is 2, but real models are computed on one device"):
         require_servable(wide, folders=True)

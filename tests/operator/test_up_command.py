@@ -186,14 +186,18 @@ def test_a_readable_profile_of_the_user_is_accepted(tmp_path: Path) -> None:
         require_device(weights, device=None)
 
 
-def test_a_folder_of_a_real_model_must_exist(tmp_path: Path) -> None:
-    def weights(folder: Path) -> LLMService:
+def test_a_folder_of_a_real_model_must_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights(folder: str | Path) -> LLMService:
         path = manifest(
             tmp_path, lambda t: t.replace("emulated://llama-3-8b-h100", f"file://{folder}")
         )
         return read_manifest(Path(path))[0]
 
     require_device(weights(tmp_path), device=None)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    require_device(weights(f"~/{tmp_path.name}"), device=None)
     require_device(weights(tmp_path / "none"), device="unit")
     with pytest.raises(SpecError, match=r"spec\.model\.source: /.*/none is not a folder; name one"):
         require_device(weights(tmp_path / "none"), device=None)

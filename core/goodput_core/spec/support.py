@@ -45,10 +45,11 @@ def require_computable(spec: LLMServiceSpec) -> None:
         SpecError: the path is not absolute.
         UnsupportedError: the model is to be computed on several devices.
     """
-    if not posixpath.isabs(spec.model.name):
+    if not posixpath.isabs(spec.model.name) and not spec.model.name.startswith("~/"):
         raise SpecError(
             "spec.model.source",
-            f"{spec.model.name!r} is not an absolute path; write for example file:///models/chat",
+            f"{spec.model.name!r} is not an absolute path; write for example file:///models/chat "
+            "or file://~/models/chat",
         )
     if spec.engine.tensor_parallel != 1:
         raise UnsupportedError(

@@ -93,7 +93,7 @@ def choose_model(
         return None
     try:
         require_computable(spec)
-        model = ModelFolder(path=spec.model.name, **given)
+        model = ModelFolder(path=str(Path(spec.model.name).expanduser()), **given)
         if model.block_size > spec.engine.token_budget.min:
             raise SpecError(
                 "spec.engine.tokenBudget.min",

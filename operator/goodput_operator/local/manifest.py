@@ -70,7 +70,7 @@ def require_device(service: LLMService, *, device: str | None) -> None:
         require_servable(service, folders=True)
         name = service.spec.model.name
         if computes_model(service, device=None):
-            if not Path(name).is_dir():
+            if not Path(name).expanduser().is_dir():
                 raise SpecError(
                     "spec.model.source",
                     f"{name} is not a folder; name one with a model in Hugging Face's format",
