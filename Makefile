@@ -22,7 +22,7 @@ TESTS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
 
-.PHONY: help setup torch demo test test-torch test-foreign check lint types arch golden e2e cluster cluster-down bench chart picture clean
+.PHONY: help setup torch smollm2 plan-smollm2 chat demo test test-torch test-foreign check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,16 @@ setup: $(VENV)/.dev ## create .venv with the packages of the tests (without torc
 
 torch: | $(VENV)/bin/python ## install torch once into the download cache (5 GB), and link it into .venv
 	@$(BIN)/python -m tools.torch_packages $(VENV)
+
+# The first prerequisite says what the others download.
+smollm2: plan-smollm2 $(VENV)/.runtime torch ## download a small chat model (0.6 GB), and torch
+	@$(BIN)/python -m tools.smollm2
+
+plan-smollm2: | $(VENV)/bin/python
+	@$(BIN)/python -m tools.smollm2 --plan
+
+chat: smollm2 ## talk to a small real model on this machine (5.6 GB and five minutes the first time)
+	@$(BIN)/python -m tools.chat examples/smollm2.yaml
 
 demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, show the report
 	$(BIN)/replay --trace sample --rate-scale 3 -f examples/chat.yaml

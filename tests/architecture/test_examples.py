@@ -34,6 +34,10 @@ LOADED_BY = {
         *DRY_RUN, "--emulate", "examples/qwen.yaml", "--device", "llama-3-8b-h200"
     ],
     "slo.yaml": [*DRY_RUN, "--target", "http://127.0.0.1:9", "--slo", "examples/slo.yaml"],
+    "smollm2.yaml": [
+        "replay", "--rate", "6/m", "--duration", "2m", "--input-tokens", "64", "--output-tokens",
+        "16", "--dry-run", "--emulate", "examples/smollm2.yaml", "--device", "llama-3-8b-h100"
+    ],
     "slow-device.yaml": ["device", "show", "examples/slow-device.yaml"],
     "two-pools.yaml": [
         *DRY_RUN, "--emulate", "examples/chat.yaml", "--topology", "examples/two-pools.yaml"

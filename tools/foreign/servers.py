@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tools.cache import cache_folder
+from tools.smollm2 import GGUF_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ def folder() -> Path:
 
 def gguf_file() -> Path:
     """Return the model as llama.cpp reads it."""
-    return folder() / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return folder() / GGUF_NAME
 
 
 def snapshot() -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.builders.tokenizers import KINDS
 from tokenizers import Tokenizer, decoders
-from tools.foreign.servers import snapshot
+from tools.smollm2 import model_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def trained(kind: str) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """Return the folder of SmolLM2, as `make test-foreign` converts it."""
-    if not (snapshot() / "tokenizer.json").is_file():
-        pytest.skip("NOT RUN: SmolLM2 is missing; run `make test-foreign`")
-    return snapshot()
+    """Return the folder of SmolLM2."""
+    if not model_folder().exists():
+        pytest.skip("NOT RUN: SmolLM2 is missing; run `make smollm2`")
+    return model_folder()

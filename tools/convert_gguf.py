@@ -1,6 +1,6 @@
-"""Convert the GGUF file of a model into a folder in the form of Hugging Face's cache.
+"""Convert the GGUF file of a model into a folder in Hugging Face's format, in float32.
 
-Runs in the virtual environment of `transformers serve`: `python convert.py FILE FOLDER`.
+Runs in an environment with transformers, gguf and accelerate: `python convert_gguf.py FILE FOLDER`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def main(file: Path, snapshot: Path) -> None:
-    """Write the model in float32, and its tokenizer."""
+def main(file: Path, folder: Path) -> None:
+    """Write the model and its tokenizer."""
     source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # The weights are no longer quantized, and a quantized model could not be saved.
     model.hf_quantizer = None
     model.is_quantized = False
     del model.config.quantization_config
-    model.save_pretrained(snapshot)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(snapshot)
-    references = snapshot.parents[1] / "refs"
-    references.mkdir(exist_ok=True)
-    (references / "main").write_text(snapshot.name, encoding="utf-8")
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 
 if __name__ == "__main__":

