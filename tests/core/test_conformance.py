@@ -18,6 +18,7 @@ from goodput_core.units import NS_PER_MS
 EARLY, CUT = Deviation.ENDED_EARLY, Deviation.CUT_OFF
 EXCEEDED, WRONG = Deviation.EXCEEDED_LIMIT, Deviation.WRONG_USAGE
 NO_USAGE, SEVERAL = Deviation.NO_USAGE, Deviation.SEVERAL_TOKENS_PER_EVENT
+UNREADABLE = Deviation.UNREADABLE_OUTPUT
 
 # events, usage, at limit: tokens, most tokens, deviations; the output is pinned to 8 tokens.
 PINNED = {
@@ -44,8 +45,9 @@ PINNED = {
     "characters as events": (30, 8, True, 8, 30, (WRONG,)),
     "empty": (0, 0, False, 0, 0, (EARLY,)),
     "empty, no usage": (0, None, False, 0, 0, (EARLY, NO_USAGE)),
-    "one token without text": (0, 1, False, 1, 1, (EARLY,)),
-    "tokens without text": (0, 8, True, 8, 8, ()),
+    "one token without text": (0, 1, False, 1, 1, (EARLY, UNREADABLE)),
+    "tokens without text": (0, 8, True, 8, 8, (UNREADABLE,)),
+    "tokens without text or usage": (0, None, True, 0, 0, (CUT, NO_USAGE, UNREADABLE)),
 }
 
 
@@ -209,6 +211,11 @@ JUDGED = {
     "no output at all": (
         deviating(EARLY, tokens=1, first_token_ns=None, last_token_ns=None, pinned_output_tokens=8),
         (MissReason.TTFT, MissReason.SHORT),
+        (),
+    ),
+    "an output in unknown fields": (
+        deviating(UNREADABLE, tokens=8, first_token_ns=None, last_token_ns=None),
+        (MissReason.TTFT,),
         (),
     ),
     "no stream": (

@@ -30,6 +30,8 @@ class Deviation(StrEnum):
     """The usage contradicts the number of events with output, or the limit in the request."""
     NO_USAGE = "no_usage"
     """The response has no usage, although the request asked for it."""
+    UNREADABLE_OUTPUT = "unreadable_output"
+    """The server reports output tokens, but no event has output in a field that the client reads."""
     SEVERAL_TOKENS_PER_EVENT = "several_tokens_per_event"
     """The output has more tokens than events, so gaps between tokens are gaps between events."""
     ERROR_IN_STREAM = "error_in_stream"
@@ -59,6 +61,9 @@ _TEXTS: Final = {
     Deviation.WRONG_USAGE: "responses report a usage that contradicts their events or max_tokens",
     Deviation.NO_USAGE: "responses have no usage, although the requests asked for it, so "
     "each event with output was counted as one token",
+    Deviation.UNREADABLE_OUTPUT: "responses report output tokens without an event that has text, "
+    "so the time of the first token is not known; the text may be in a field that is not of "
+    "OpenAI's API",
     Deviation.SEVERAL_TOKENS_PER_EVENT: "responses have several tokens per event, so TBT is the "
     "gap between events",
     Deviation.ERROR_IN_STREAM: "responses with status 200 contain an error",
@@ -136,6 +141,8 @@ def count_tokens(
         deviations.append(Deviation.NO_USAGE)
     elif usage != fewest or fewest != most:
         deviations.append(Deviation.WRONG_USAGE)
+    if not events and (usage or at_limit):
+        deviations.append(Deviation.UNREADABLE_OUTPUT)
     if 0 < events < fewest:
         deviations.append(Deviation.SEVERAL_TOKENS_PER_EVENT)
     return TokenCount(tokens=fewest, most_tokens=most, deviations=tuple(deviations))

@@ -79,7 +79,12 @@ _EXCLUDED: Final = Judgement(kind=JudgementKind.EXCLUDED)
 _UNJUDGED: Final = Judgement(kind=JudgementKind.UNJUDGED)
 # Deviations after which nothing can be said about the latency of the requested response.
 _INCOMPARABLE: Final = frozenset(
-    {Deviation.EXCEEDED_LIMIT, Deviation.NOT_STREAMED, Deviation.COMPRESSED}
+    {
+        Deviation.EXCEEDED_LIMIT,
+        Deviation.UNREADABLE_OUTPUT,
+        Deviation.NOT_STREAMED,
+        Deviation.COMPRESSED,
+    }
 )
 _ENDED: Final = frozenset({Deviation.ENDED_EARLY, Deviation.NO_FINISH_REASON})
 _FAILURES: Final = {
@@ -133,8 +138,9 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
     - An output with fewer tokens than pinned is not missed for that.
     - If the number of output tokens is uncertain, it is the largest possible one.
     - A response with an unknown finish reason did not fail.
-    - A response that exceeds its token limit, is not streamed or is compressed attains, and so does
-      one that ended before its first token although the request forbids it.
+    - A response that exceeds its token limit, whose output cannot be read, or that is not streamed
+      or is compressed attains, and so does one that ended before its first token although the
+      request forbids it.
 
     `judge` decides the same questions against the request. If both lead to the same verdict, the
     deviations do not matter for it.

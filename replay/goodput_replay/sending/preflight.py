@@ -335,6 +335,12 @@ async def send_probes(
             warnings.append(
                 f"the probe request{of_class} failed ({record.detail}); the run starts anyway"
             )
+        elif Deviation.UNREADABLE_OUTPUT in record.deviations:
+            warnings.append(
+                f"{url}: the response to the probe request{of_class} reports output tokens, but "
+                "has no text in a field of OpenAI's API; if all responses are like it, no first "
+                "token can be measured, and the run is invalid"
+            )
     return adapted, warnings
 
 

@@ -477,8 +477,8 @@ def five_minutes_of(record: RequestRecord, *, period_ns: int = PERIOD_NS) -> Ver
         record,
         slo_class="chat",
         sent_ns=0,
-        first_token_ns=period_ns,
-        last_token_ns=events * period_ns,
+        first_token_ns=None if record.first_token_ns is None else period_ns,
+        last_token_ns=None if record.last_token_ns is None else events * period_ns,
         end_ns=events * period_ns,
         gaps_us=(period_ns // 1000,) * (events - 1),
     )
@@ -486,8 +486,9 @@ def five_minutes_of(record: RequestRecord, *, period_ns: int = PERIOD_NS) -> Ver
     def at(second: int) -> RequestRecord:
         start = second * NS_PER_S
         times = {
-            name: getattr(paced, name) + start
+            name: at_ns + start
             for name in ("scheduled_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns")
+            if (at_ns := getattr(paced, name)) is not None
         }
         return replace(paced, request_id=str(second), **times)
 
@@ -552,6 +553,21 @@ VERDICTS: dict[str, tuple[Answer, int, VerdictKind, Reason]] = {
     "slow outputs beyond their limit": (
         lambda n: complete(tokens(5 * n), 5 * n),
         103, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "outputs in a field that is not of OpenAI's API": (
+        lambda n: complete([delta(thinking="hm")] * n, n),
+        40, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "tokens without text": (
+        lambda n: complete([text("")] * n, n), 40, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "tokens without text or usage": (
+        lambda n: [*[text("")] * n, finish(), DONE],
+        40, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "empty outputs": (
+        lambda _: [text(""), finish("stop"), usage(0), DONE],
+        40, VerdictKind.INVALID, Reason.NON_CONFORMING,
     ),
     "errors in the stream fail": (
         body(*tokens(2), event({"object": "error", "message": "no"})),
@@ -645,6 +661,17 @@ async def test_a_target_that_is_not_understood_is_named_and_the_run_is_invalid(
     records = list(read_records(tmp_path / "run"))
     assert {(r.output_tokens, r.most_output_tokens) for r in records} == {(4, 8)}
     assert {r.deviations for r in records} == {(Deviation.NO_USAGE,)}
+
+
+async def test_a_target_whose_outputs_cannot_be_read_is_named_before_the_run(
+    trace: Path, slo: Path, tmp_path: Path
+) -> None:
+    server = StandIn(answer=lambda n: complete([delta(thinking="hm")] * n, n))
+    code, output = await replayed(server, trace, tmp_path / "run", "--slo", slo)
+    assert code == VerdictKind.INVALID.exit_code
+    told = " ".join(output.split())
+    assert "the response to the probe request of class 'chat' reports output tokens, but" in told
+    assert "target: 40 responses report output tokens without an event that has text" in told
 
 
 @pytest.mark.parametrize("name", ["a JSON body", "gzip"])
