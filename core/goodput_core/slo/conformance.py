@@ -31,7 +31,7 @@ class Deviation(StrEnum):
     NO_USAGE = "no_usage"
     """The response has no usage, although the request asked for it."""
     UNREADABLE_OUTPUT = "unreadable_output"
-    """The server reports output tokens, but no event has output in a field that the client reads."""
+    """The server reports output tokens, but no event has output in a field of OpenAI's API."""
     SEVERAL_TOKENS_PER_EVENT = "several_tokens_per_event"
     """The output has more tokens than events, so gaps between tokens are gaps between events."""
     ERROR_IN_STREAM = "error_in_stream"

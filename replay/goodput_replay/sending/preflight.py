@@ -65,6 +65,7 @@ _INVALID_STATUS: Final = frozenset({400, 422})
 _UNUSABLE: Final = frozenset({Deviation.NOT_STREAMED, Deviation.COMPRESSED})
 _MAX_BYTES: Final = 1 << 20
 _SHOWN_MODELS: Final = 5
+_COMPARED_PROMPTS: Final = 3
 
 
 class _Model(msgspec.Struct):
@@ -288,7 +289,8 @@ async def send_probes(
 
     A 4xx status other than 408 and 429, and a response that is not streamed or is compressed, would
     apply to every request of the class, so they are errors. Other failures, such as 503 from a
-    starting server, are warnings, unless the same request succeeds with a text as its prompt.
+    starting server, are warnings, unless the target accepts the same request with a text as its
+    prompt, repeatedly, and never with token ids.
 
     Args:
         client: client of the run's endpoint.
@@ -308,11 +310,15 @@ async def send_probes(
         UnreachableError: the target refused the connection.
     """
     adapted, records = await _adapt(client, renderer, examples, may_limit=may_limit)
-    failed = next((r for r in records if r.outcome is not Outcome.OK and r.status), None)
+    failed = next((r for r in records if r.outcome is Outcome.ERROR and r.status), None)
     if as_text is not None and failed is not None:
         text = replace(renderer, prompts=as_text)
-        _, (record, *_) = await _adapt(client, text, examples[:1], may_limit=may_limit)
-        if record.outcome is Outcome.OK:
+        # A server that fails at random does not reject ids and accept text each time.
+        for form, is_accepted in ((text, True), (renderer, False)) * _COMPARED_PROMPTS:
+            _, (record, *_) = await _adapt(client, form, examples[:1], may_limit=may_limit)
+            if (record.outcome is Outcome.OK) is not is_accepted:
+                break
+        else:
             raise UsageError(
                 f"{url}: the target does not accept token ids as a prompt ({failed.detail}); give "
                 "the tokenizer of its model with --tokenizer, or send text of approximate length "

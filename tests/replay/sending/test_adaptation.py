@@ -79,7 +79,7 @@ class Strict(StandIn):
         return await super().respond(request)
 
 
-async def replayed(server: Strict, trace: Path, folder: Path, *more: str) -> tuple[int, str]:
+async def replayed(server: StandIn, trace: Path, folder: Path, *more: str) -> tuple[int, str]:
     """Replay a trace against a server; returns the exit code and the output."""
     async with running(server) as url:
         command = ["-m", "goodput_core", "replay", "--trace", trace, "--target", url]
@@ -131,6 +131,48 @@ async def test_a_limit_is_enforced(trace: Path, tmp_path: Path) -> None:
     await replayed(server, trace, tmp_path / "run", "--length-pinning", "limit")
     (deviation, *_) = read_summary(tmp_path / "run").validity.deviations
     assert (deviation.kind, deviation.count) == ("exceeded_limit", 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsAtFirst(StandIn):
+    """Fails the first requests, and sometimes a later one.
+
+    Args:
+        status: status of the failures.
+        failing: numbers of the failing requests, from 1.
+        arrived: ids of the requests.
+    """
+
+    status: int
+    failing: frozenset[int]
+    arrived: list[str] = field(default_factory=list)
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        self.arrived.append(request.headers["X-Request-Id"])
+        if len(self.arrived) in self.failing:
+            return web.json_response({"error": {"message": "busy"}}, status=self.status)
+        return await super().respond(request)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_target_that_sheds_at_random_is_not_taken_for_one_without_token_ids(
+    trace: Path, tmp_path: Path, status: int
+) -> None:
+    server = FailsAtFirst(status=status, failing=frozenset({1, 3, 5, 7}), answer=half)
+    code, output = await replayed(server, trace, tmp_path / "run")
+    assert code in FINISHED, output
+    assert f"failed (HTTP {status}: busy); the run starts anyway" in output
+    assert len(server.arrived) == 1 + 10
+
+
+async def test_a_target_that_fails_at_random_is_not_taken_for_one_without_token_ids(
+    trace: Path, tmp_path: Path
+) -> None:
+    server = FailsAtFirst(status=500, failing=frozenset({1, 3}), answer=half)
+    code, output = await replayed(server, trace, tmp_path / "run")
+    assert code in FINISHED, output
+    assert "failed (HTTP 500: busy); the run starts anyway" in output
+    assert len(server.arrived) == 5 + 10
 
 
 async def test_required_lengths_are_not_given_up(trace: Path, tmp_path: Path) -> None:
