@@ -67,6 +67,7 @@ class EngineCore:
         self._limits_revision = 0
         self._draining = False
         self._rejected_draining = 0
+        self._failed: list[Rejected] = []
         self._changed = False
 
     # --- requests ----------------------------------------------------------------------------
@@ -98,10 +99,10 @@ class EngineCore:
     def take_rejected(self) -> list[Rejected]:
         """Return the rejections of requests that were removed after their admission.
 
-        Call it after `submit` and after each step: a new request can displace a waiting one, and a
-        plan can drop late ones.
+        Call it after `submit` and after each step: a new request can displace a waiting one, a plan
+        can drop late ones, and a step can fail to compute one.
         """
-        rejected: list[Rejected] = []
+        rejected, self._failed = self._failed, []
         for removal in self.scheduler.admission.take_removed():
             request = removal.request
             rejected.append(_rejected(request.rid, removal.rejection))
@@ -223,6 +224,12 @@ class EngineCore:
         result = self._executor.collect(now_ns)
         if result is not None:
             ready_ns = result.at_ns
+            for rid, detail in result.failed.items():
+                self._failed.append(
+                    Rejected(rid=rid, reason="out_of_memory", detail=detail, retry_after_s=1)
+                )
+                self.scheduler.withhold(rid)
+                self.cancel(rid)
             outcome = self.scheduler.commit(self._plans.popleft(), result, ready_ns)
         while (plan := self.scheduler.plan(ready_ns)) is not None:
             self._plans.append(plan)

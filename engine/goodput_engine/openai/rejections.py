@@ -27,6 +27,8 @@ def rejection_error(rejected: Rejected) -> APIError:
         return too_long(rejected.detail)
     if rejected.reason == "draining":
         return unavailable("the engine is stopping; use another replica", "draining")
+    if rejected.reason == "out_of_memory":
+        return unavailable(rejected.detail, "out_of_memory")
     if rejected.retry_after_s:
         return overloaded(rejected.detail, max(1, min(rejected.retry_after_s, _MAX_RETRY_AFTER_S)))
     return bad_request(rejected.detail)

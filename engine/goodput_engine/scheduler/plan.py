@@ -159,6 +159,7 @@ class StepResult(NamedTuple):
             scheduler does not read them.
         logprobs: log-probabilities of the tokens of requests with this option. The scheduler does
             not read them.
+        failed: requests that could not be computed, with the reason. Their tokens are missing.
     """
 
     plan_id: int
@@ -167,6 +168,7 @@ class StepResult(NamedTuple):
     stopped: Mapping[int, str]
     token_ids: Mapping[int, int] = MappingProxyType({})
     logprobs: Mapping[int, TokenLogprobs] = MappingProxyType({})
+    failed: Mapping[int, str] = MappingProxyType({})
 
 
 class Progress(NamedTuple):

@@ -163,6 +163,12 @@ class Scheduler(SchedulerView):
         request = self._table.requests.get(rid)
         return request is not None and self.admission.cancel(request)
 
+    def withhold(self, rid: int) -> None:
+        """Put no further block of a request into the prefix cache: its keys are incomplete."""
+        request = self._table.requests.get(rid)
+        if request is not None:
+            request.block_hashes = ()
+
     def end_input(self) -> None:
         """Declare that no more requests will arrive, so that incomplete batches start."""
         self.input_open = False

@@ -6,6 +6,9 @@ sends the tokens of a step before the next step starts, and reads its messages b
 The executor has the token ids: a plan states how many tokens of a request to compute, and the
 executor knows them, because it sampled them or received them with the prompt. A plan that was made
 before the result of an earlier plan finds the sampled tokens when it runs.
+
+A step that needs more memory than there is runs again in two halves. The rows of a step do not see
+each other, and a row continues from the keys and values in the pool, so the tokens are the same.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import torch
 
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import PackedRow
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["TorchExecutor"]
 
 _GREEDY: Final = SamplingOptions()
+_Work = list[tuple[int, PackedRow]]
+"""Tokens to compute, each with the number of its request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +52,7 @@ class _TokenSequence:
         sampling: choice of the tokens; None for the most probable one.
         blocks: block table; empty before the first admission.
         ended: True after the last token. A plan that was made before may still compute the request.
+        failed: True if the request could not be computed. Later plans skip it.
     """
 
     token_ids: list[int]
@@ -54,6 +62,7 @@ class _TokenSequence:
     sampling: RequestSampling | None
     blocks: list[int] = field(default_factory=list)
     ended: bool = False
+    failed: bool = False
 
     @property
     def output_tokens(self) -> int:
@@ -149,8 +158,8 @@ class TorchExecutor:
         plan, _ = self._plans.popleft()
         start_ns = self._clock()
         self._apply(plan)
-        rids, rows = self._rows(plan)
-        sampled = self._sample(rids, rows) if rows else {}
+        failed: dict[int, str] = {}
+        sampled = self._compute(self._work(plan), failed)
         stopped = {
             rid: "stop"
             for rid, token in sampled.items()
@@ -166,6 +175,7 @@ class TorchExecutor:
             logprobs={
                 rid: token.logprobs for rid, token in sampled.items() if token.logprobs is not None
             },
+            failed=failed,
         )
 
     def _apply(self, plan: StepPlan) -> None:
@@ -182,39 +192,80 @@ class TorchExecutor:
         for rid, block in plan.new_blocks:
             sequences[rid].blocks.append(block)
 
-    def _rows(self, plan: StepPlan) -> tuple[list[int], list[PackedRow]]:
-        """Return the tokens to compute, and the requests that they belong to."""
-        rids: list[int] = []
-        rows: list[PackedRow] = []
+    def _work(self, plan: StepPlan) -> _Work:
+        """Return the tokens that a plan computes."""
+        work: _Work = []
         if plan.num_decodes:
             assert plan.num_decodes == len(self._members)
             for rid in self._members:
                 sequence = self._sequences[rid]
                 token_ids = sequence.token_ids
-                rids.append(rid)
-                rows.append(PackedRow(token_ids[-1:], len(token_ids) - 1, sequence.blocks, True))
+                row = PackedRow(token_ids[-1:], len(token_ids) - 1, sequence.blocks, True)
+                work.append((rid, row))
         for chunk in plan.chunks:
             sequence = self._sequences[chunk.rid]
             end = chunk.start + chunk.num_tokens
-            assert not chunk.samples or end == len(sequence.token_ids), "a token is missing"
-            rids.append(chunk.rid)
-            rows.append(
-                PackedRow(
-                    sequence.token_ids[chunk.start : end],
-                    chunk.start,
-                    sequence.blocks,
-                    chunk.samples,
-                )
-            )
-        return rids, rows
+            is_complete = end == len(sequence.token_ids)
+            assert not chunk.samples or is_complete or sequence.failed, "a token is missing"
+            token_ids = sequence.token_ids[chunk.start : end]
+            row = PackedRow(token_ids, chunk.start, sequence.blocks, chunk.samples)
+            work.append((chunk.rid, row))
+        return work
 
-    def _sample(self, rids: list[int], rows: list[PackedRow]) -> dict[int, SampledToken]:
-        """Compute a step, and return the next token of each row that samples."""
-        logits = self._model.compute(rows, self.pool)
-        sampling = [rid for rid, row in zip(rids, rows, strict=True) if row.samples]
-        sequences = map(self._sequences.__getitem__, sampling)
-        tokens = self._sampler.sample(
-            logits,
-            [SampledRow(one.sampling, len(one.token_ids), one.banned_ids()) for one in sequences],
-        )
-        return dict(zip(sampling, tokens, strict=True))
+    def _compute(self, work: _Work, failed: dict[int, str]) -> dict[int, SampledToken]:
+        """Compute tokens, and return the next token of each row that samples.
+
+        Args:
+            work: the tokens.
+            failed: gets the requests for which the memory is too small even alone, with the reason.
+        """
+        work = [(rid, row) for rid, row in work if not self._sequences[rid].failed]
+        if not work:
+            return {}
+        try:
+            logits = self._model.compute([row for _, row in work], self.pool)
+            sampling = [rid for rid, row in work if row.samples]
+            sequences = map(self._sequences.__getitem__, sampling)
+            tokens = self._sampler.sample(
+                logits,
+                [
+                    SampledRow(one.sampling, len(one.token_ids), one.banned_ids())
+                    for one in sequences
+                ],
+            )
+            return dict(zip(sampling, tokens, strict=True))
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        # Outside of the handler, whose exception holds the tensors of the failed attempt.
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        halves = _halves(work)
+        if halves is None:
+            rid = work[0][0]
+            self._sequences[rid].failed = True
+            failed[rid] = "the device has too little free memory for this request"
+            return {}
+        first, second = halves
+        return self._compute(first, failed) | self._compute(second, failed)
+
+
+def _halves(work: _Work) -> tuple[_Work, _Work] | None:
+    """Divide rows, or the tokens of a single row; None for a single token."""
+    if len(work) > 1:
+        middle = len(work) // 2
+        return work[:middle], work[middle:]
+    ((rid, row),) = work
+    middle = len(row.token_ids) // 2
+    if not middle:
+        return None
+    first = row._replace(token_ids=row.token_ids[:middle], samples=False)
+    second = row._replace(token_ids=row.token_ids[middle:], start=row.start + middle)
+    return [(rid, first)], [(rid, second)]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return True if an allocation failed; on a CPU, torch has no type of its own for that."""
+    return isinstance(
+        error, torch.OutOfMemoryError | MemoryError
+    ) or "can't allocate memory" in str(error)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
 import torch
-from tests.builders.torch_models import make_folder
+from tests.builders.torch_models import ModelBench, TinyModel, make_folder
 
 from goodput_core.errors import InputError
+from goodput_core.spec.choices import Preemption
+from goodput_engine.executor.torch.executor import _is_out_of_memory
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.memory import PeakMemory, available_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from goodput_engine.executor.torch.kv_pool import KVPool
+    from goodput_engine.executor.torch.model import PackedModel, PackedRow
 
 pytestmark = pytest.mark.torch
 
@@ -95,3 +101,107 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path)
         file.truncate(8 + len(header) + rows * 8)  # sparse: takes no space
     with pytest.raises(InputError, match=r"the weights take 1024\.0 GiB as float32, but only"):
         load_model(folder)
+
+
+class ScarceModel:
+    """A model whose steps fail above a number of tokens, as if the memory were too small.
+
+    Args:
+        packed: the model that computes the other steps.
+        most: largest number of tokens of a step.
+
+    Attributes:
+        refused: token ids that no step can compute.
+        failures: number of steps that failed.
+    """
+
+    def __init__(self, packed: PackedModel, most: int) -> None:
+        self._packed, self._most = packed, most
+        self.refused: set[int] = set()
+        self.failures = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._packed, name)
+
+    def compute(self, rows: Sequence[PackedRow], pool: KVPool) -> torch.Tensor:
+        """Compute a step, or fail after it wrote some keys and values."""
+        ids = {token_id for row in rows for token_id in row.token_ids}
+        if sum(len(row.token_ids) for row in rows) <= self._most and not ids & self.refused:
+            return self._packed.compute(rows, pool)
+        self.failures += 1
+        for row in rows:
+            block, slot = divmod(row.start, pool.block_size)
+            pool.device_blocks[row.blocks[block], :, :, slot] = 7
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> TinyModel:
+    return TinyModel.build(tmp_path, "Llama", "float64")
+
+
+def make_bench(tiny: TinyModel, scarce: ScarceModel, depth: int) -> ModelBench:
+    """Return an engine that computes with the scarce model."""
+    model = TinyModel(packed=cast("PackedModel", scarce), outputs=tiny.outputs)
+    return ModelBench(
+        model, "sarathi", Preemption.RECOMPUTE, blocks=90, block_size=4, budget=40, depth=depth
+    )
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("most", [1, 3, 17])
+def test_a_step_that_runs_out_of_memory_is_computed_in_parts(
+    tiny: TinyModel, most: int, depth: int
+) -> None:
+    scarce = ScarceModel(tiny.packed, most)
+    bench = make_bench(tiny, scarce, depth)
+    for family in range(5):
+        bench.submit(7 * family + 2, 12, family=family)
+    bench.run_dry()
+    assert scarce.failures > 0
+    assert len(bench.finished) == 5
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_request_that_cannot_be_computed_alone_fails_and_the_others_continue(
+    tiny: TinyModel, depth: int
+) -> None:
+    scarce = ScarceModel(tiny.packed, 64)
+    bench = make_bench(tiny, scarce, depth)
+    prompt = bench.submit(30, 12, family=1)
+    ids = bench.submits[prompt].executor.token_ids
+    others = [bench.submit(9, 12, family=family, ignore_eos=True) for family in (2, 3)]
+    later = next(at for at in range(12, 30) if ids.index(ids[at]) == at)
+    scarce.refused = {ids[later]} - {
+        token_id
+        for rid in others
+        for token_id in bench.submits[rid].executor.token_ids
+        + tiny.outputs.of(bench.submits[rid])[0]
+    }
+    assert scarce.refused
+    for _ in range(4):
+        bench.step()
+    assert bench.rejected == {prompt: "out_of_memory"}
+    scarce.refused = set()
+    # The prefix of the failed request, of which a part was never computed.
+    again = bench.submit(30, 12, family=1)
+    bench.run_dry()
+    assert set(bench.finished) == {*others, again}
+    assert bench.scheduler.free_blocks == bench.scheduler.total_blocks
+
+
+def test_another_error_of_a_step_is_not_taken_for_a_lack_of_memory(tiny: TinyModel) -> None:
+    class BrokenModel(ScarceModel):
+        def compute(self, rows: Sequence[PackedRow], pool: KVPool) -> torch.Tensor:
+            raise RuntimeError("the matrices do not match")
+
+    bench = make_bench(tiny, BrokenModel(tiny.packed, 64), 0)
+    bench.submit(5, 3)
+    with pytest.raises(RuntimeError, match="matrices"):
+        bench.run_dry()
+
+
+def test_an_allocation_that_a_cpu_refuses_is_a_lack_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    assert _is_out_of_memory(caught.value)
