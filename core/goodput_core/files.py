@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "atomic_file",
     "is_disk_full",
+    "output_file",
     "partial_path",
     "publish",
     "write_atomically",
@@ -109,6 +110,18 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             file.close()
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that a user named, for outputs of any size; otherwise as `write_output`.
+
+    Raises:
+        OSError: the file could not be created or written.
+    """
+    is_file = path.is_file() or not path.exists()
+    with atomic_file(path.resolve()) if is_file else path.open("wb") as file:
+        yield file
 
 
 def is_disk_full(error: OSError) -> bool:

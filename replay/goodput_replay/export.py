@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError
-from goodput_core.files import is_disk_full
+from goodput_core.files import is_disk_full, output_file
+from goodput_replay.runs.named_outputs import require_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import BinaryIO
+    from typing import IO
 
 __all__ = ["main", "make_parser", "plain_batch", "write_csv"]
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments after `replay export`.
 
     Raises:
-        UsageError: an argument is invalid.
+        UsageError: an argument is invalid, or the output is a file of a run.
         InputError: the folder has no readable run, or the file cannot be written.
     """
     given = make_parser().parse_args(argv)
@@ -48,10 +49,9 @@ def main(argv: Sequence[str]) -> int:
             # The reader, such as `head`, has enough; Python must not flush into it again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
-    if given.out.suffix != ".csv" and given.out.resolve().parent == given.folder.resolve():
-        raise InputError(f"--out {given.out}: may be a file of the run; name another, with .csv")
+    require_output("--out", given.out)
     try:
-        with given.out.open("wb") as file:
+        with output_file(given.out) as file:
             write_csv(batches, file)
     except OSError as error:
         if is_disk_full(error):
@@ -88,7 +88,7 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def write_csv(batches: Iterator[Any], sink: BinaryIO) -> None:
+def write_csv(batches: Iterator[Any], sink: IO[bytes]) -> None:
     """Write batches of equal columns, at least one, as CSV with a header."""
     from pyarrow import csv  # noqa: PLC0415 - heavy
 

@@ -7,6 +7,7 @@ import csv
 import gc
 import io
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from goodput_core.dispatch import run_command
 from goodput_core.errors import AbortedRun, InputError, UsageError
 from goodput_replay import open_run, run
 from goodput_replay.export import plain_batch, write_csv
-from goodput_replay.runs.files import RECORDS_FILE
+from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
 
 if TYPE_CHECKING:
     from tests.replay.conftest import SyntheticRun
@@ -243,11 +244,35 @@ def test_an_export_never_replaces_a_file_of_the_run(
 ) -> None:
     folder = tmp_path / "run"
     write_run(folder, synthetic_run.info, synthetic_run.records[:5])
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (tmp_path / "link.csv").symlink_to(folder / RECORDS_FILE)
     before = (folder / RECORDS_FILE).read_bytes()
-    assert run_command(["replay", "export", str(folder), "-o", str(folder / RECORDS_FILE)]) == 64
-    assert "may be a file of the run" in capsys.readouterr().err
+    for out in (folder / RECORDS_FILE, other / SUMMARY_FILE, tmp_path / "link.csv"):
+        assert run_command(["replay", "export", str(folder), "-o", str(out)]) == 64
+        assert "is a file of a run; name another file" in capsys.readouterr().err
+    (tmp_path / "trace.parquet").write_bytes(before)
+    assert run_command(["replay", "export", str(folder), "-o", f"{tmp_path}/trace.parquet"]) == 64
+    assert "may be a trace" in capsys.readouterr().err
     assert (folder / RECORDS_FILE).read_bytes() == before
     assert run_command(["replay", "export", str(folder), "-o", str(folder / "records.csv")]) == 0
+
+
+@pytest.mark.parametrize("name", ["missing", "damaged"])
+def test_an_export_that_fails_keeps_the_earlier_file(
+    tmp_path: Path, synthetic_run: SyntheticRun, name: str
+) -> None:
+    write_run(tmp_path / "damaged", synthetic_run.info, synthetic_run.records)
+    records = tmp_path / "damaged" / RECORDS_FILE
+    data = bytearray(records.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
+    records.write_bytes(data)
+    out = tmp_path / "run.csv"
+    out.write_text("an earlier export")
+    command = ["replay", "export", str(tmp_path / name), "--gaps", "-o", str(out)]
+    assert run_command(command) == 64
+    assert out.read_text() == "an earlier export"
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "damaged", out]
 
 
 def test_a_closed_pipe_ends_the_export_quietly(tmp_path: Path, synthetic_run: SyntheticRun) -> None:

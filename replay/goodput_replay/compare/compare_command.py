@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
-from goodput_core.files import write_output
+from goodput_core.files import is_disk_full, write_output
 from goodput_core.slo.targets import USUAL_CONFIDENCE
 from goodput_replay.compare.comparison import compare_runs, encode_comparison
 from goodput_replay.compare.page import render_comparison
@@ -83,5 +83,7 @@ def _write_page(page: str, path: Path) -> None:
     try:
         write_output(path, page.encode())
     except OSError as error:
+        if is_disk_full(error):
+            raise
         why = error.strerror or type(error).__name__
         raise InputError(f"{path}: the page cannot be written ({why})") from error

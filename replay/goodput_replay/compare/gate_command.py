@@ -11,7 +11,7 @@ from rich.console import Console
 
 from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.errors import InputError, UsageError
-from goodput_core.files import write_output
+from goodput_core.files import is_disk_full, write_output
 from goodput_core.slo.gate import DEFAULT_MARGIN
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objective
 from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
@@ -201,6 +201,8 @@ def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
         try:
             write_output(path, render())
         except OSError as error:
+            if is_disk_full(error):
+                raise
             why = error.strerror or type(error).__name__
             raise InputError(f"{path}: the result cannot be written ({why})") from error
 

@@ -1,4 +1,4 @@
-"""Output files that options name: pages, JUnit XML and Markdown.
+"""Output files that options name: pages, tables, JUnit XML and Markdown.
 
 An output replaces an earlier one of its name, but never the files that it is made from.
 """
@@ -21,7 +21,7 @@ _NAMES: Final = {*RUN_FILES, SERVICE_LOG_FILE}
 
 
 def require_output(option: str, path: Path, *, is_report: bool = False) -> None:
-    """Reject an output that would replace a file of a run, or the text on the standard output.
+    """Reject an output that would replace a file of a run, a trace or the standard output.
 
     Args:
         option: the option that names the output.
@@ -29,12 +29,14 @@ def require_output(option: str, path: Path, *, is_report: bool = False) -> None:
         is_report: True if the output is the report of a run, which may be in its folder.
 
     Raises:
-        UsageError: the output is a file of a run, or the file of the standard output.
+        UsageError: the output is a file of a run, may be a trace, or is the standard output.
     """
     found = path.resolve()
     is_taken = found.name in _NAMES and not (is_report and found.name == REPORT_FILE)
     if is_taken and (found.parent / RECORDS_FILE).exists():
         raise UsageError(f"{option} {path}: is a file of a run; name another file")
+    if found.suffix == ".parquet" and found.exists():
+        raise UsageError(f"{option} {path}: may be a trace; name another file")
     if _is_standard_output(path):
         raise UsageError(f"{option} {path}: is the standard output, too; name another file")
 
