@@ -62,7 +62,7 @@ demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, 
 test: $(VENV)/.dev ## run the tests
 	$(PYTEST) $(TESTS)
 
-test-torch: $(VENV)/.dev torch ## run the tests that need torch
+test-torch: $(VENV)/.dev smollm2 ## run the tests that need torch
 	OMP_NUM_THREADS=1 $(PYTEST) -m torch $(TESTS)
 
 test-foreign: $(VENV)/.dev ## install llama_cpp.server and transformers serve (15 minutes, 6 GB), and replay against them

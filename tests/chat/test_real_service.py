@@ -1,0 +1,67 @@
+"""SmolLM2 behind the router, as `goodput up -f examples/smollm2.yaml` serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
+
+from benchmarks.real_chats import check_chats, prompts, stream_chats
+from openai import OpenAI
+from tools.chat import serve
+from tools.smollm2 import model_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "smollm2.yaml"
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The URL of the router."""
+    if not model_folder().exists():
+        pytest.skip("NOT RUN: SmolLM2 is missing; run `make smollm2`")
+    with serve(str(MANIFEST)) as url:
+        yield url
+
+
+def test_an_openai_client_streams_sensible_text(url: str) -> None:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            max_tokens=32,
+            temperature=0,
+            stream=True,
+        )
+        pieces = [choice.delta.content or "" for chunk in stream for choice in chunk.choices]
+    assert len(pieces) > 5
+    assert "capital of France is Paris" in "".join(pieces)
+
+
+def test_concurrent_chats_have_the_tokens_of_transformers(url: str) -> None:
+    chats = asyncio.run(stream_chats(url, "smollm2", prompts(12), 16))
+    check = check_chats(model_folder(), chats)
+    assert check.tokens == 12 * 16
+    assert check.passed, check
+
+
+def test_another_token_text_or_prompt_is_found(url: str) -> None:
+    (chat,) = asyncio.run(stream_chats(url, "smollm2", prompts(1), 8))
+    token_ids = [*chat.token_ids[:-1], chat.token_ids[-1] + 1]
+    changed = [
+        replace(chat, token_ids=token_ids),
+        replace(chat, text=f"{chat.text}x"),
+        replace(chat, prompt_tokens=chat.prompt_tokens + 1),
+    ]
+    checks = [check_chats(model_folder(), [one]) for one in changed]
+    assert [check.passed for check in checks] == [False] * 3
+    assert [check.wrong for check in checks] == [1, 0, 0]
