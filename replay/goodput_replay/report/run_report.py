@@ -30,7 +30,7 @@ from goodput_replay.report.slowest import SlowestReader
 from goodput_replay.report.timeline import SecondsReader, TimelineReader, attainment_so_far
 from goodput_replay.runs.columns import ColumnParts, count_gaps, read_parts
 from goodput_replay.runs.files import REPORT_FILE, require_digest
-from goodput_replay.runs.formatting import describe_sessions
+from goodput_replay.runs.formatting import describe_sessions, describe_warmup
 from goodput_replay.runs.server_metrics import read_server_metrics
 from goodput_replay.runs.summary import (
     ClassSummary,
@@ -149,6 +149,7 @@ def summary_context(summary: Summary, shown: Sequence[ClassSummary]) -> dict[str
         "lag_p99": None if lag is None else lag.p99,
         "lag_max": None if lag is None else lag.max,
         "sessions": summary.run.sessions and describe_sessions(summary.run.sessions),
+        "warmup": describe_warmup(summary.window),
         "pinning": _PINNING[summary.target.pinning],
         "quantiles": list(_make_quantile_rows(summary, shown)),
         "rows": rows,

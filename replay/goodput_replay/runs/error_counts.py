@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["ErrorCounts", "count_errors"]
+__all__ = ["NO_ERRORS", "ErrorCounts", "count_errors"]
 
 RunError = tuple[str, int | None, str]
 """Outcome, HTTP status and detail."""
@@ -32,7 +32,7 @@ _NO_ERRORS: Final[Any] = pa.array([Outcome.OK.value, Outcome.CANCELLED.value])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCounts:
-    """Errors of the judged requests of a run.
+    """Errors of the judged requests of a run, or of those of its warm-up.
 
     Args:
         errors: distinct errors and their numbers of requests, the most frequent first; at most
@@ -44,11 +44,17 @@ class ErrorCounts:
     total: int
 
 
-def count_errors(folder: Path, *, max_distinct: int = _MAX_DISTINCT) -> ErrorCounts:
+NO_ERRORS: Final = ErrorCounts(errors=(), total=0)
+
+
+def count_errors(
+    folder: Path, *, warmup: bool = False, max_distinct: int = _MAX_DISTINCT
+) -> ErrorCounts:
     """Count the errors of judged requests; complete and cancelled requests have none.
 
     Args:
         folder: the run's folder.
+        warmup: True to count those of warm-up requests instead.
         max_distinct: maximum number of distinct errors to keep.
 
     Raises:
@@ -58,7 +64,7 @@ def count_errors(folder: Path, *, max_distinct: int = _MAX_DISTINCT) -> ErrorCou
     """
     counts: Counter[RunError] = Counter()
     total, is_exact = 0, True
-    for errors in _read_errors(folder):
+    for errors in _read_errors(folder, warmup=warmup):
         counts.update(errors)
         total += len(errors)
         if len(counts) > max_distinct:
@@ -69,18 +75,19 @@ def count_errors(folder: Path, *, max_distinct: int = _MAX_DISTINCT) -> ErrorCou
             counts = Counter({error: count - least for error, count in ordered})
     if not is_exact:
         found = Counter(dict.fromkeys(counts, 0))
-        for errors in _read_errors(folder):
+        for errors in _read_errors(folder, warmup=warmup):
             found.update(error for error in errors if error in found)
         counts = found
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0][0], item[0][2]))
     return ErrorCounts(errors=tuple(ordered), total=total)
 
 
-def _read_errors(folder: Path) -> Iterator[list[RunError]]:
+def _read_errors(folder: Path, *, warmup: bool) -> Iterator[list[RunError]]:
     """Yield the errors of each batch of records."""
     with open_records(folder) as opened:
         for batch in read_batches(opened, ["outcome", "status", "detail", "warmup"]):
             outcomes = pc.cast(batch["outcome"], pa.string())
             failed = pc.invert(pc.is_in(outcomes, value_set=_NO_ERRORS))
-            rows = batch.filter(pc.and_(failed, pc.invert(batch["warmup"]))).to_pydict()
+            wanted = pc.equal(batch["warmup"], warmup)
+            rows = batch.filter(pc.and_(failed, wanted)).to_pydict()
             yield list(zip(rows["outcome"], rows["status"], rows["detail"], strict=True))

@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from goodput_replay.runs.summary import EmulationSummary, Summary
+    from goodput_replay.runs.summary import EmulationSummary, Summary, WindowSummary
     from goodput_replay.runs.summary_parts import SessionsSummary
 
 __all__ = [
     "describe_emulation",
     "describe_sessions",
+    "describe_warmup",
     "format_confidence",
     "format_count",
     "format_ms",
@@ -105,3 +106,14 @@ def describe_sessions(sessions: SessionsSummary) -> str:
     if sessions.without_parent:
         text += f"; {format_count(sessions.without_parent)} have a parent that is not in the plan"
     return text
+
+
+def describe_warmup(window: WindowSummary) -> str:
+    """Describe the failed requests of the warm-up as a clause; empty if none failed."""
+    if not window.warmup_failed:
+        return ""
+    failed, rows = format_count(window.warmup_failed), format_count(window.warmup_rows)
+    return (
+        f"{failed} of {rows} requests failed, most often with {window.warmup_error!r}, so the "
+        "service was not warmed up as intended"
+    )

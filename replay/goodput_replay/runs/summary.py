@@ -274,6 +274,10 @@ class WindowSummary:
     rows_planned: Annotated[int, doc("Rows of the trace in the window.")]
     rows_sent: Annotated[int, doc("Rows of the window that were sent.")]
     warmup_rows: Annotated[int, doc("Warm-up rows before the window, excluded from all results.")]
+    warmup_failed: Annotated[int, doc("Warm-up requests that failed.")] = 0
+    warmup_error: Annotated[
+        str, doc("Most frequent error of failed warm-up requests; empty if none failed.")
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

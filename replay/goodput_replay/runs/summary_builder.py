@@ -21,7 +21,7 @@ from goodput_replay.runs.columns import (
     count_prompt_tokens,
     count_retried,
 )
-from goodput_replay.runs.error_counts import count_errors
+from goodput_replay.runs.error_counts import NO_ERRORS, count_errors
 from goodput_replay.runs.files import digest_records
 from goodput_replay.runs.measures import RunMeasures
 from goodput_replay.runs.records import read_records
@@ -147,6 +147,7 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
     verdicts = {v.name: v for v in verdict.classes}
     errors = count_errors(folder)
     listed = errors.errors[:_MAX_ERRORS]
+    warmup = count_errors(folder, warmup=True) if info.warmup_rows else NO_ERRORS
     summary = Summary(
         version=SUMMARY_VERSION,
         verdict=VerdictSummary(
@@ -173,6 +174,8 @@ def build_summary(folder: Path, info: RunInfo) -> Summary:
             rows_planned=info.rows_planned,
             rows_sent=measures.rows_sent,
             warmup_rows=info.warmup_rows,
+            warmup_failed=warmup.total,
+            warmup_error=next((text or outcome for (outcome, _, text), _ in warmup.errors), ""),
         ),
         run=info.run,
         trace=info.trace,

@@ -21,6 +21,7 @@ from goodput_replay.runs.files import REPORT_FILE
 from goodput_replay.runs.formatting import (
     describe_emulation,
     describe_sessions,
+    describe_warmup,
     format_count,
     format_ms,
     format_percent,
@@ -80,6 +81,8 @@ def print_summary(summary: Summary, console: Console, *, folder: Path | None = N
             f"retries: {format_count(summary.retried)} requests were sent more than once",
             highlight=False,
         )
+    if warmup := describe_warmup(summary.window):
+        console.print(Text(f"warm-up: {printable(warmup)}"))
     if summary.prompt_tokens is not None and summary.prompt_tokens.sentence:
         console.print(f"prompts: {summary.prompt_tokens.sentence}", highlight=False, markup=False)
     for deviation in summary.validity.deviations:
