@@ -69,14 +69,23 @@ examples:
 
 def main() -> None:
     """Entry point of `goodput`."""
+    _open_closed_outputs()
     interrupt_by_signals()
     sys.exit(run_command(sys.argv[1:]))
 
 
 def replay() -> None:
     """Entry point of `replay`, the same command as `goodput replay`."""
+    _open_closed_outputs()
     interrupt_by_signals()
     sys.exit(run_command(["replay", *sys.argv[1:]]))
+
+
+def _open_closed_outputs() -> None:
+    """Discard output to a standard stream that the caller closed, as a shell does with `>&-`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
 
 
 def run_command(argv: list[str]) -> int:

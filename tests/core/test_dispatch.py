@@ -199,6 +199,17 @@ def test_a_command_under_nohup_survives_the_hang_up(waiting: list[str]) -> None:
     assert message.endswith("error: interrupted\n")
 
 
+@pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("nothing", ExitCode.USAGE)])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_does_not_change_the_exit_code(
+    arguments: str, code: int, closed: str
+) -> None:
+    command = f"{sys.executable} -m goodput_core {arguments} {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
 def test_help_of_a_command_exits_0() -> None:
     assert run_command(["asked_for_help"]) == 0
 
