@@ -6,7 +6,11 @@ __all__ = ["device", "engine", "router"]
 
 
 def engine(argv: list[str]) -> int:
-    """`goodput engine`: one serving replica."""
+    """`goodput engine`: one serving replica, or `goodput engine bench`."""
+    if argv[:1] == ["bench"]:
+        from goodput_engine.bench import main as bench  # noqa: PLC0415
+
+        return bench(argv[1:])
     from goodput_engine.server.command import main  # noqa: PLC0415 - only this command's imports
 
     return main(argv)

@@ -7,9 +7,11 @@ the request's next step. Only executors see `ExecutorInput`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from goodput_engine.executor.roofline import StepRoofline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,6 +92,7 @@ class LoadedModel:
         swap_ns_per_block: measured time to copy one block between the two, at least 1.
         longest_step_ns: estimated time of the longest step.
         facts: see `goodput_engine.messages.Ready`.
+        measure_roofline: measures the limits of the device, in seconds.
     """
 
     executor: Executor
@@ -102,3 +105,4 @@ class LoadedModel:
     swap_ns_per_block: int
     longest_step_ns: int
     facts: Mapping[str, str | int | float]
+    measure_roofline: Callable[[], StepRoofline]

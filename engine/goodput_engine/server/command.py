@@ -74,6 +74,7 @@ def make_parser() -> CommandParser:
         examples=(
             "goodput engine -f examples/chat.yaml",
             "goodput engine -f examples/chat.yaml --device llama-3-8b-h100 --port 0 --json",
+            "goodput engine bench -f examples/smollm2.yaml",
         ),
     )
     parser.add_argument(

@@ -22,6 +22,7 @@ from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.memory import PeakMemory, available_bytes, free_bytes
 from goodput_engine.executor.torch.model import PackedRow
+from goodput_engine.executor.torch.roofline import measure_roofline
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         kv_blocks=kv_blocks,
         host_blocks=host_blocks,
         swap_ns_per_block=swap_ns_per_block,
+        measure_roofline=lambda: measure_roofline(model),
         longest_step_ns=first_step.ns_per_token * config.max_token_budget,
         facts={
             "dtype": str(model.geometry.dtype).removeprefix("torch."),
