@@ -144,6 +144,7 @@ BUCKETS_E2E_S: Final = (
 )  # fmt: skip
 
 # --- metrics of the engine ----------------------------------------------------------------
+METRIC_CORE_RESTARTS: Final = "goodput_engine_core_restarts_total"
 METRIC_STEPS: Final = "goodput_engine_steps_total"
 METRIC_STEP_SECONDS: Final = "goodput_engine_step_seconds"
 METRIC_SCHEDULED_TOKENS: Final = "goodput_engine_scheduled_tokens_total"

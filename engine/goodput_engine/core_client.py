@@ -7,10 +7,12 @@ entries only updates counts and wakes readers. This module does not handle HTTP 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from goodput_core.errors import ExitCode, InternalError, UsageError
@@ -49,6 +51,9 @@ _UNREAD_BYTES: Final = 32 * 1024 * 1024
 _SILENCE_S: Final = 30.0
 _SILENT_STEPS: Final = 10
 _SILENCE_CHECKS: Final = 5
+# Checks after which the core counts as stuck; it may still recover.
+_STUCK_CHECKS: Final = 3
+_log: Final = logging.getLogger(__name__)
 
 
 class RequestStream:
@@ -212,6 +217,11 @@ class CoreClient(asyncio.Protocol):
         return client
 
     @property
+    def stuck(self) -> bool:
+        """True if a ready core has been silent for most of the time after which it is killed."""
+        return self._silent_checks >= _STUCK_CHECKS
+
+    @property
     def in_flight(self) -> int:
         """Number of requests that were submitted and have not ended."""
         return len(self._streams)
@@ -254,12 +264,17 @@ class CoreClient(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self.send(EndProcess())
             self._transport.close()
+        # While a core loads a model, it reads no messages.
+        limit_s = _END_S if self.ready.done() else 0
         try:
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(limit_s):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            with suppress(TimeoutError):  # a driver can block even SIGKILL
+                async with asyncio.timeout(_END_S):
+                    await self._process.wait()
 
     async def failure(self) -> GoodputError:
         """Return an error with the reason why the core ended."""
@@ -281,6 +296,8 @@ class CoreClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Part of `asyncio.Protocol`; on the hot path, once per step."""
+        if self.stuck:
+            _log.info("core responds again")
         self._silent_checks = 0
         try:
             messages = self._reader.feed(data)
@@ -333,6 +350,8 @@ class CoreClient(asyncio.Protocol):
         counts as one check.
         """
         self._silent_checks += 1
+        if self._silent_checks == _STUCK_CHECKS:
+            _log.warning("core stuck", extra={"kill_after_silent_seconds": self._silence_s})
         if self._silent_checks <= _SILENCE_CHECKS:
             self._schedule_check()
             return

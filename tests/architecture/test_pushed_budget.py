@@ -151,7 +151,7 @@ async def replica() -> AsyncIterator[tuple[EngineCore, str]]:
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_unix_connection(lambda: client, sock=ours)
     ready = Ready(device="unit", vocab_size=1, max_model_tokens=1, state=core.state(clock()))
-    state.serve(client, ready, startup_s=0)
+    state.serve(client, ready)
     metrics = EngineMetrics(state.settings.identity, lambda: None)
     async with TestServer(admin_app(state, metrics)) as server:
         thread.start()

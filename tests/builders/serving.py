@@ -84,6 +84,7 @@ async def serving(
     address: tuple[str, int] | socket.socket = ("127.0.0.1", 0),
     connections: ConnectionLimits = CLIENT_CONNECTIONS,
     on_step: Callable[[object], None] = lambda _: None,
+    silence_s: float = 30,
 ) -> AsyncIterator[str]:
     """Start a core and open the serving port; yields its URL.
 
@@ -92,12 +93,15 @@ async def serving(
         address: host and port, or a bound socket.
         connections: limits of the port's connections.
         on_step: called after each step of the core.
+        silence_s: time after which a silent core is killed.
     """
     async with AsyncExitStack() as stack:
         parsers = stack.enter_context(ThreadPoolExecutor(1))
-        core = await CoreClient.start(state.settings.configure, on_step=on_step)
+        core = await CoreClient.start(
+            state.settings.configure, on_step=on_step, silence_s=silence_s
+        )
         stack.push_async_callback(core.close)
-        state.serve(core, await core.await_ready(), startup_s=0)
+        state.serve(core, await core.await_ready())
         url, _ = await listen(
             stack,
             serving_app(state, parsers),

@@ -225,9 +225,9 @@ def overloaded(message: str, retry_after_s: int) -> APIError:
     )
 
 
-def unavailable(message: str, code: str) -> APIError:
-    """Return a 503 with `Retry-After: 1`."""
-    return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, retry_after_s=1)
+def unavailable(message: str, code: str, *, retry_after_s: int = 1) -> APIError:
+    """Return a 503."""
+    return APIError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, retry_after_s=retry_after_s)
 
 
 def not_placed(reason: PlacementReason) -> APIError:

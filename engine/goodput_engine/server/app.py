@@ -31,7 +31,7 @@ from goodput_core.contract import (
     TOKENIZER_MODEL,
 )
 from goodput_engine.http_server import error_response
-from goodput_engine.openai.errors import APIError
+from goodput_engine.openai.errors import APIError, unavailable
 from goodput_engine.server.handlers import CompletionHandlers
 from goodput_engine.server.limits import LimitsHandler
 from goodput_engine.server.metrics import CONTENT_TYPE, LoadHeader, read_load
@@ -58,6 +58,8 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
     """
 
     async def live(_: web.Request) -> web.Response:
+        if state.core is not None and state.core.stuck:
+            raise unavailable("the engine core sends no messages", "engine_stuck")
         return _json({"status": "live"})
 
     async def ready(_: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from goodput_core.cli import CommandParser, require_two_ports
+from goodput_core.cli import CommandParser, argument_type, parse_whole, require_two_ports
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
 
     Raises:
         GoodputError: the manifest is invalid, a port is in use, or the core could not start or
-            died.
+            died too often.
     """
     args = _parse(argv)
     configure_logging()
@@ -94,10 +94,18 @@ def make_parser() -> CommandParser:
         help="start with the limits in this file, if it exists: JSON with revision, "
         "token_budget, max_num_seqs, safety_percent",
     )  # fmt: skip
+    parser.add_argument(
+        "--core-restarts", type=argument_type(_parse_restarts, "number"), default=5, metavar="N",
+        help="restart a core process that died, up to N times within ten minutes (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     add_server_arguments(parser, port=8001, admin_port="port for metrics and control")
     add_model_arguments(parser)
     return parser
+
+
+def _parse_restarts(text: str) -> int:
+    return parse_whole(text, 0, 100, "a number of restarts")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -138,6 +146,7 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
         limits=None
         if args.limits is None
         else read_last_limits(args.limits, configure, unix_ns=time.time_ns()),
+        core_restarts=args.core_restarts,
         connections=connection_limits(args),
         device=facts,
         host=args.host,

@@ -83,9 +83,10 @@ class CompletionHandlers:
     async def _handle(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         arrival_ns = time.monotonic_ns()
         with self._state.count_request():
-            core, parser = self._state.require_admission()
+            parser = self._state.require_admission()
             with self._state.count_reading():
                 call = await self._parse(request, parser, chat=chat, arrival_ns=arrival_ns)
+                core = self._state.core_of_admitted()
                 stream = core.submit(call.submit, each=call.stream or bool(call.stops))
             try:
                 await stream.more(0)
@@ -102,7 +103,7 @@ class CompletionHandlers:
         """Return the error of a request that was rejected, removed or lost; else None."""
         if stream.rejected is not None:
             return rejection_error(stream.rejected)
-        return self._state.not_serving_error() if stream.lost else None
+        return self._state.lost_error() if stream.lost else None
 
     async def _parse(
         self, request: web.Request, parser: RequestParser, *, chat: bool, arrival_ns: int

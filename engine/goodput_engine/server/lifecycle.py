@@ -2,7 +2,7 @@
 
 Both ports open before the core is ready, so that a probe can distinguish a slow start from a dead
 process. The first signal starts a drain. A second signal, a closed stdin with `--exit-with-parent`,
-or a dead core ends the process immediately.
+or a core that died too often ends the process immediately.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.process import raise_open_files
 from goodput_core.signals import Shutdown
-from goodput_engine.core_client import CoreClient
 from goodput_engine.http_server import announce, listen, require_running
 from goodput_engine.messages import Drain
 from goodput_engine.server.app import admin_app, serving_app
+from goodput_engine.server.core_supervisor import CoreSupervisor, RestartPolicy
 from goodput_engine.server.manifest_watch import watch_manifest
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.model_options import load_tokenizer
@@ -31,6 +31,7 @@ from goodput_engine.server_options import ADMIN_CONNECTIONS
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from goodput_engine.core_client import CoreClient
     from goodput_engine.server.settings import EngineSettings
 
 __all__ = ["serve"]
@@ -46,7 +47,7 @@ async def serve(settings: EngineSettings) -> int:
 
     Raises:
         UsageError: a port cannot be opened.
-        GoodputError: the core could not start, or died.
+        GoodputError: the core could not start, or died too often.
         Exception: a background task failed with this error.
     """
     began_s = time.monotonic()
@@ -72,22 +73,22 @@ async def serve(settings: EngineSettings) -> int:
             limits=ADMIN_CONNECTIONS,
             handler_cancellation=True,
         )
-        core = await CoreClient.start(settings.configure, on_step=metrics.observe)
-        stack.push_async_callback(core.close)
-        tokenizer = None
+        policy = RestartPolicy(restarts=settings.core_restarts)
+        supervisor = CoreSupervisor(state, policy, metrics)
+        stack.push_async_callback(supervisor.close)
+        await supervisor.launch()
         if settings.configure.model is not None:
             # The core loads the weights in the meantime.
-            tokenizer = await asyncio.get_running_loop().run_in_executor(
+            state.tokenizer = await asyncio.get_running_loop().run_in_executor(
                 parsers, load_tokenizer, settings.configure.model
             )
-        ready = asyncio.ensure_future(core.await_ready())
+        ready = asyncio.ensure_future(supervisor.await_ready())
         await _wait_for_first(shutdown.requested.wait(), ready)
         if not ready.done():
             ready.cancel()
             return shutdown.exit_code
-        if settings.limits is not None:
-            core.send(settings.limits)
-        state.serve(core, ready.result(), tokenizer=tokenizer, startup_s=time.monotonic() - began_s)
+        state.startup_s = time.monotonic() - began_s
+        state.serve(supervisor.core, ready.result())
         if facts := ready.result().model_facts:
             _log.info("model loaded", extra={"model": ready.result().device, **facts})
         watch_task = asyncio.create_task(
@@ -96,13 +97,10 @@ async def serve(settings: EngineSettings) -> int:
         stack.callback(watch_task.cancel)
         _reduce_pauses()
         announce(url, admin_url, as_json=settings.json)
-        await _wait_for_first(shutdown.wait(watch_task), core.gone)
-        if not core.gone.done():
-            await _drain(state, core, shutdown)
-        if core.gone.done():
-            state.phase = ServerPhase.FAILED
-            await _write_last_events(state)
-            raise await core.failure()
+        stop = asyncio.ensure_future(shutdown.wait(watch_task))
+        stack.callback(stop.cancel)
+        await _supervise(state, supervisor, stop)
+        await _drain(state, supervisor.core, shutdown)
         require_running(watch_task)
         return shutdown.exit_code
 
@@ -120,11 +118,44 @@ def _reduce_pauses() -> None:
     sys.setswitchinterval(0.0005)
 
 
+async def _supervise(
+    state: ServerState, supervisor: CoreSupervisor, stop: asyncio.Future[None]
+) -> None:
+    """Restart the core whenever it dies, until the process must stop.
+
+    Raises:
+        GoodputError: the core died too often.
+    """
+    while True:
+        await _wait_for_first(stop, supervisor.core.gone)
+        if stop.done():
+            return
+        restart = asyncio.ensure_future(supervisor.restart())
+        await _wait_for_first(stop, restart)
+        if not restart.done():
+            restart.cancel()
+            await asyncio.wait([restart])
+            return
+        if restart.exception() is not None:
+            await _write_last_events(state)
+            restart.result()
+
+
 async def _drain(state: ServerState, core: CoreClient, shutdown: Shutdown) -> None:
-    """Let running requests finish, and end those that remain after the grace period."""
+    """Let running requests finish, and end those that remain after the grace period.
+
+    Raises:
+        GoodputError: the core died in the meantime. It is not restarted.
+    """
     grace_s = state.settings.grace_s
     _log.info("draining", extra={"in_flight": state.in_flight, "grace_s": grace_s})
+    restarting = state.phase is ServerPhase.RESTARTING
     state.phase = ServerPhase.DRAINING
+    if restarting:
+        # The core that died has lost its requests.
+        await _write_last_events(state)
+        _log.info("stopped", extra={"cut_short": state.in_flight})
+        return
     with suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
             # Requests that are being read must reach the core before it stops admitting.
@@ -132,7 +163,9 @@ async def _drain(state: ServerState, core: CoreClient, shutdown: Shutdown) -> No
             core.send(Drain())
             await _wait_for_first(state.idle.wait(), shutdown.immediate.wait(), core.gone)
     if core.gone.done():
-        return
+        state.phase = ServerPhase.FAILED
+        await _write_last_events(state)
+        raise await core.failure()
     cut_short = state.in_flight
     core.abandon()
     await _write_last_events(state)

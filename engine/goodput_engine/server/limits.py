@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from aiohttp import web
+from msgspec import structs
 
 from goodput_core.contract import ENV_CONTROL_TOKEN, MAX_LIMITS_REVISION
 from goodput_core.spec.choices import BudgetLaw, Policy
@@ -94,7 +95,7 @@ class LimitsHandler:
     async def patch(self, request: web.Request) -> web.Response:
         """Validate a change, send it to the core and return its revision."""
         self._authorise(request.headers.get("Authorization"))
-        core = self._state.require_core()
+        self._state.require_core()
         memory = self._bodies.reserve()
         try:
             body = await read_body(
@@ -102,8 +103,10 @@ class LimitsHandler:
             )
         finally:
             memory.release()
+        core = self._state.require_core()  # it may have died in the meantime
         change = self._accept(body, self._state.configure)
         core.send(change)
+        self._state.limits = _merge(self._state.limits, change)
         revision = msgspec.json.encode({"revision": change.revision})
         return web.Response(body=revision, content_type="application/json")
 
@@ -230,6 +233,14 @@ def read_last_limits(path: Path, bounds: Configure, *, unix_ns: int) -> SetLimit
             safety_percent=last.safety_percent,
         ),
     )
+
+
+def _merge(earlier: SetLimits | None, change: SetLimits) -> SetLimits:
+    """Return the limits after a change, for a restarted core."""
+    if earlier is None:
+        return change
+    changed = {name: new for name, new in structs.asdict(change.limits).items() if new is not None}
+    return structs.replace(change, limits=structs.replace(earlier.limits, **changed))
 
 
 def _require_within(name: str, value: int | None, low: int, high: int) -> None:

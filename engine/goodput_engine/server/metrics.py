@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -20,6 +20,7 @@ from goodput_core.contract import (
     LABEL_LLMSERVICE,
     LABEL_REVISION,
     LABEL_ROLE,
+    METRIC_CORE_RESTARTS,
     METRIC_HOST_KV_BLOCKS,
     METRIC_KV_BLOCKS,
     METRIC_LENGTH_ERROR,
@@ -105,6 +106,9 @@ class EngineMetrics:
     Args:
         identity: names of the replica, used as labels.
         state: returns the core's last snapshot; None before the first one.
+
+    Attributes:
+        core_restarts: counter of the restarts of the core.
     """
 
     def __init__(self, identity: ReplicaIdentity, state: Callable[[], EngineState | None]) -> None:
@@ -117,6 +121,13 @@ class EngineMetrics:
             buckets=_STEP_BUCKETS_S,
             registry=self._registry,
         ).labels(*values)
+        restarts = Counter(
+            METRIC_CORE_RESTARTS.removesuffix("_total"),
+            "Restarts of the engine core after its death.",
+            _LABELS,
+            registry=self._registry,
+        )
+        self.core_restarts = restarts.labels(*values)
         self._registry.register(_StateCollector(values, state))
 
     def observe(self, step: StepOutputs) -> None:
@@ -212,10 +223,10 @@ class LoadHeader:
         self._headers: dict[str, str] = {}
 
     def headers(self) -> dict[str, str]:
-        """Return the header as a read-only mapping; empty before the core is ready."""
+        """Return the header as a read-only mapping; empty without a core that is ready."""
         core = self._state.core
         if core is None:
-            return self._headers
+            return {}
         source = (core.state, core.full, self._state.draining)
         if source != self._source:
             load = read_load(core, draining=self._state.draining)

@@ -73,6 +73,7 @@ class EngineSettings:
         json: True to print one line of JSON on stdout when ready.
         control_token: bearer token of `PATCH /control/limits`; None disables the endpoint.
         clients: limits on client requests.
+        core_restarts: maximum number of restarts of a dead core within ten minutes.
         connections: limits of the serving port's connections.
         limits: initial limits, in place of the manifest's; None to start with the manifest's.
     """
@@ -90,5 +91,6 @@ class EngineSettings:
     json: bool
     control_token: str | None = field(repr=False)
     clients: ClientLimits = ClientLimits()
+    core_restarts: int = 5
     connections: ConnectionLimits = CLIENT_CONNECTIONS
     limits: SetLimits | None = None

@@ -1,4 +1,4 @@
-"""The state of the HTTP process: starting, serving, draining or failed.
+"""The state of the HTTP process: starting, serving, restarting, draining or failed.
 
 `ServerState` is the only owner of this state. The handlers check it before they admit a request,
 and the process's lifecycle changes it.
@@ -40,6 +40,7 @@ class ServerPhase(StrEnum):
 
     STARTING = "starting"
     SERVING = "serving"
+    RESTARTING = "restarting"
     DRAINING = "draining"
     FAILED = "failed"
 
@@ -52,17 +53,20 @@ class ServerState:
 
     Attributes:
         phase: the current phase.
-        core: the running core; None before it is ready.
-        ready: the core's first report; None before it is ready.
+        core: the running core; None before it is ready, and after its death.
+        ready: the report of the last core that was ready; None before the first one is.
         parser: validates requests; None before the core is ready.
         tokenizer: tokenizer of a real model; None without one.
         configure: the core's configuration, updated by changes of the manifest.
+        limits: limits that replace those of `configure`; None before any change.
+        restarts: number of cores that were ready after the first one.
+        retry_after_s: expected time until a restarted core is ready.
         startup_s: seconds from the start of the process until the core was ready.
         in_flight: number of requests that are being read or served.
         reading: number of requests that are admitted but not yet submitted to the core.
         lengths: lengths of the finished requests.
         bodies: memory limit for request bodies that are being read.
-        epoch: random id of this process; a new epoch means that all counters restarted at 0.
+        epoch: random id of this core; a new epoch means that all counters restarted at 0.
         idle: set while `in_flight` is 0.
         submitted: set while `reading` is 0.
     """
@@ -75,6 +79,9 @@ class ServerState:
         self.parser: RequestParser | None = None
         self.tokenizer: ModelTokenizer | None = None
         self.configure = settings.configure
+        self.limits = settings.limits
+        self.restarts = 0
+        self.retry_after_s = 1
         self.startup_s = 0.0
         self.in_flight = 0
         self.reading = 0
@@ -86,6 +93,7 @@ class ServerState:
         self.submitted = asyncio.Event()
         self.submitted.set()
         self._rids = itertools.count(1)
+        self._followed = settings.followed
 
     @property
     def draining(self) -> bool:
@@ -101,43 +109,56 @@ class ServerState:
         of_context = clients.body_token_bytes * self.ready.max_model_tokens
         return min(clients.body_bytes, clients.body_base_bytes + of_context)
 
-    def serve(
-        self,
-        core: CoreClient,
-        ready: Ready,
-        *,
-        tokenizer: ModelTokenizer | None = None,
-        startup_s: float,
-    ) -> None:
+    def serve(self, core: CoreClient, ready: Ready) -> None:
         """Start to admit requests."""
         self.core = core
+        if self.ready is not None:
+            self.restarts += 1
+            # The manifest may have changed while the core started.
+            core.send(self._followed.core)
         self.ready = ready
-        self.tokenizer = tokenizer
-        self.startup_s = startup_s
+        if self.limits is not None:
+            core.send(self.limits)
         computes = self.configure.model is not None
         self.parser = RequestParser(
             model=self.settings.identity.llmservice,
-            slo=self.settings.followed.slo,
+            slo=self._followed.slo,
             limits=PromptLimits(
                 vocab_size=ready.vocab_size,
                 max_model_tokens=ready.max_model_tokens,
                 block_size=ready.state.block_size,
             ),
             computes=computes,
-            tokenizer=tokenizer if computes else tokens,
+            tokenizer=self.tokenizer if computes else tokens,
         )
         self.phase = ServerPhase.SERVING
+
+    def suspend(self) -> None:
+        """Stop to admit requests after the core's death; its state and counters are lost."""
+        self.phase = ServerPhase.RESTARTING
+        self.core = None
+        self.epoch = secrets.token_hex(8)
+        self.lengths = LengthHistogram()
 
     def follow(self, fields: FollowedFields) -> None:
         """Apply a changed manifest to later requests, and to the core."""
         assert self.parser is not None, "the manifest is followed once the core is ready"
-        assert self.core is not None
+        self._followed = fields
         self.parser = replace(self.parser, slo=fields.slo)
-        self.configure = structs.replace(self.configure, **structs.asdict(fields.core))
-        self.core.send(fields.core)
+        core = fields.core
+        budget = min(max(self.configure.token_budget, core.min_token_budget), core.max_token_budget)
+        self.configure = structs.replace(
+            self.configure, **structs.asdict(core), token_budget=budget
+        )
+        if self.limits is not None:
+            # The manifest's law replaces that of earlier limits.
+            limits = structs.replace(self.limits.limits, budget_law=None)
+            self.limits = structs.replace(self.limits, limits=limits)
+        if self.core is not None:
+            self.core.send(core)
 
-    def require_admission(self) -> tuple[CoreClient, RequestParser]:
-        """Return the core and the parser for a new request.
+    def require_admission(self) -> RequestParser:
+        """Return the parser for a new request.
 
         Raises:
             APIError: 503 or 429 if no request is admitted now.
@@ -146,7 +167,17 @@ class ServerState:
         assert self.parser is not None
         if core.full:
             raise overloaded("the engine core has too many unread requests; retry later", 1)
-        return core, self.parser
+        return self.parser
+
+    def core_of_admitted(self) -> CoreClient:
+        """Return the core for a request that was admitted, perhaps to an earlier core.
+
+        Raises:
+            APIError: 503 if the core died in the meantime.
+        """
+        if self.core is None:
+            raise self.not_serving_error()
+        return self.core
 
     def require_core(self) -> CoreClient:
         """Return the core if it serves requests.
@@ -165,7 +196,19 @@ class ServerState:
             return unavailable("the engine is starting; retry in a moment", "starting")
         if self.draining:
             return unavailable("the engine is stopping; use another replica", "draining")
+        if self.phase is ServerPhase.RESTARTING:
+            return unavailable(
+                "the engine core died and is restarting; retry later or use another replica",
+                "engine_restarting",
+                retry_after_s=self.retry_after_s,
+            )
         return unavailable("the engine failed; use another replica", "engine_died")
+
+    def lost_error(self) -> APIError:
+        """Return the 503 of a request that was cut short, whatever the phase is now."""
+        if self.draining:
+            return self.not_serving_error()
+        return unavailable("the engine core died during this request; retry it", "engine_died")
 
     def next_rid(self) -> int:
         """Return the next request number."""

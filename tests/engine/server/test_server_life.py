@@ -208,7 +208,7 @@ async def test_a_second_sigterm_ends_at_once(start_engine: StartEngine) -> None:
 async def test_a_dead_core_is_reported_to_clients_and_by_the_exit_code(
     start_engine: StartEngine,
 ) -> None:
-    engine = start_engine()
+    engine = start_engine("--core-restarts", "0")
     async with (
         aiohttp.ClientSession(engine.url) as http,
         http.post("/v1/completions", json=LONG) as running,
@@ -336,6 +336,7 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
             id="a budget below one block",
         ),
         pytest.param([], {"polic": "orca"}, "spec.engine.polic: unknown field", id="field"),
+        pytest.param(["--core-restarts", "-1"], {}, "is not a number of", id="restarts"),
         pytest.param(["--admin-port", "70000"], {}, "is not a port", id="a port"),
         pytest.param(["--grace", "30"], {}, "is not a duration", id="grace"),
         pytest.param(["--name", "a\nb"], {}, "--name must be 1 to 253 visible", id="a name"),
