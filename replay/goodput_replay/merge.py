@@ -60,14 +60,14 @@ def main(argv: Sequence[str]) -> int:
     # Imported after the arguments are parsed, because they load numpy and pyarrow.
     from rich.console import Console  # noqa: PLC0415
 
-    from goodput_replay.runs.summary import encode_summary  # noqa: PLC0415
+    from goodput_replay.runs.json_results import encode_json  # noqa: PLC0415
     from goodput_replay.runs.terminal import print_summary  # noqa: PLC0415
 
     summary = merge_runs(
         folders, given.out, partial=given.partial, force=given.force, report=given.report
     )
     if given.json:
-        sys.stdout.write(encode_summary(summary).decode())
+        sys.stdout.write(encode_json(summary).decode())
     else:
         print_summary(summary, Console(), folder=given.out)
     if given.gate:

@@ -39,8 +39,9 @@ from goodput_replay.plan import PlanStats, RequestPlan, choose_workers, require_
 from goodput_replay.run_plan import RunPlan
 from goodput_replay.runs.folder import RunWriter, default_folder
 from goodput_replay.runs.formatting import describe_sessions
+from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.slo import SLOClasses, read_slo, slo_classes
-from goodput_replay.runs.summary import Summary, TraceSummary, encode_summary
+from goodput_replay.runs.summary import Summary, TraceSummary
 from goodput_replay.runs.summary_builder import summarise_targets
 from goodput_replay.runs.terminal import print_summary
 from goodput_replay.sending.open_streams import count_ports, find_stream_limit
@@ -174,7 +175,7 @@ def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
         finished = _run_plan(plan, fleet, writer, Console(stderr=True))
     summary = finished.summary
     if options.json:
-        sys.stdout.write(encode_summary(summary).decode())
+        sys.stdout.write(encode_json(summary).decode())
     else:
         print_summary(summary, Console(), folder=path)
     if finished.ended_by is not None:
@@ -433,8 +434,7 @@ def _print_plan(
     if follow_ups is not None:
         totals["sessions"] = follow_ups.summary
     if options.json:
-        text = msgspec.json.format(msgspec.json.encode(totals), indent=2)
-        console.print(text.decode(), soft_wrap=True, highlight=False, markup=False)
+        sys.stdout.write(encode_json(totals).decode())
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from goodput_replay.runs.json_results import schema_json
 from goodput_replay.runs.records import RECORDS_SCHEMA
 from goodput_replay.runs.server_metrics import SERVER_METRICS_SCHEMA
-from goodput_replay.runs.summary import schema_json
+from goodput_replay.runs.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def test_the_page_lists_all_fields_and_columns(part: str, request: pytest.Fixtur
 
 
 def _fields() -> Iterator[str]:
-    definitions = json.loads(schema_json())["$defs"]
+    definitions = json.loads(schema_json(Summary))["$defs"]
     objects = [name for name in definitions if "properties" in definitions[name]]
     for name in sorted(objects, key=lambda n: _FIRST.index(n) if n in _FIRST else len(_FIRST)):
         definition = definitions[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from fractions import Fraction
-from importlib.resources import files
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +28,13 @@ from goodput_replay.runs.columns import ColumnParts, count_gaps
 from goodput_replay.runs.files import SUMMARY_FILE
 from goodput_replay.runs.folder import RunWriter
 from goodput_replay.runs.formatting import format_percent
+from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.runs.rounding import cut_share
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import (
     Summary,
-    encode_summary,
     read_summary,
-    schema_json,
     write_summary,
 )
 from goodput_replay.runs.terminal import print_summary
@@ -60,7 +58,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory, synthetic_run: SyntheticRu
 def test_the_summary_of_fixed_records_does_not_change(
     summary: Summary, golden: Callable[[str, str], None]
 ) -> None:
-    golden("run_summary.json", encode_summary(summary).decode())
+    golden("run_summary.json", encode_json(summary).decode())
 
 
 def test_counts_and_rates_match_the_records(summary: Summary, synthetic_run: SyntheticRun) -> None:
@@ -283,25 +281,8 @@ def test_a_summary_is_read_back_as_it_was_written(tmp_path: Path, summary: Summa
     assert read_summary(tmp_path) == summary
 
 
-@pytest.mark.golden
-def test_the_shipped_schema_matches_the_code(request: pytest.FixtureRequest) -> None:
-    shipped = files("goodput_replay.runs").joinpath("summary.schema.json")
-    if request.config.getoption("--rewrite-golden"):
-        from pathlib import Path
-
-        Path(str(shipped)).write_bytes(schema_json())
-    assert shipped.read_bytes() == schema_json(), "rewrite it with `make golden`"
-
-
-def test_every_field_of_the_schema_is_described() -> None:
-    schema = json.loads(schema_json())
-    for name, definition in schema["$defs"].items():
-        for field, rules in definition.get("properties", {}).items():
-            assert rules.get("description"), f"{name}.{field} is not described"
-
-
 def _edited(summary: Summary, edit: Callable[[dict[str, Any]], object]) -> bytes:
-    values = json.loads(encode_summary(summary))
+    values = json.loads(encode_json(summary))
     edit(values)
     return json.dumps(values).encode()
 
@@ -310,7 +291,7 @@ def _edited(summary: Summary, edit: Callable[[dict[str, Any]], object]) -> bytes
     ("spoil", "message"),
     [
         (lambda _: b"", "not a run's summary"),
-        (lambda s: encode_summary(s)[:900], "not a run's summary"),
+        (lambda s: encode_json(s)[:900], "not a run's summary"),
         (lambda _: b"[1, 2]", "not a run's summary"),
         (lambda _: b"{}", "version"),
         (lambda _: b"\xff\xfe{", "not a run's summary"),

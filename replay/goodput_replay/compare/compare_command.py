@@ -10,10 +10,11 @@ from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.files import is_disk_full, write_output
 from goodput_core.slo.targets import USUAL_CONFIDENCE
-from goodput_replay.compare.comparison import compare_runs, encode_comparison
+from goodput_replay.compare.comparison import compare_runs
 from goodput_replay.compare.page import render_comparison
 from goodput_replay.compare.runs import load_run
 from goodput_replay.compare.view import print_comparisons
+from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.named_outputs import require_output
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     if given.html is not None:
         _write_page(render_comparison(result, runs), given.html)
     if given.json:
-        sys.stdout.write(encode_comparison(result).decode())
+        sys.stdout.write(encode_json(result).decode())
     else:
         print_comparisons(result, open_console())
     return ExitCode.PASS

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
-
 from goodput_core.slo.intervals import WindowEstimate
 from goodput_core.slo.pairs import DifferenceEstimate
 from goodput_core.units import NS_PER_MS, NS_PER_S
@@ -41,7 +39,6 @@ __all__ = [
     "RunComparison",
     "compare",
     "compare_runs",
-    "encode_comparison",
 ]
 
 _VERSION: Final = "1"
@@ -161,11 +158,6 @@ _CAUSAL_NOTE: Final = (
     "The runs have causal sessions: a request was sent after the one before it had ended, at "
     "times that differ between the runs."
 )
-
-
-def encode_comparison(result: ComparisonResult) -> bytes:
-    """Encode a result as indented JSON with a trailing newline."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
 
 
 def compare_runs(runs: Sequence[LoadedRun], *, confidence: float) -> ComparisonResult:

@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 from msgspec import Meta
 
 from goodput_core.errors import InputError
@@ -54,7 +53,6 @@ __all__ = [
     "GateResult",
     "PairResult",
     "RunPair",
-    "encode_result",
     "judge_runs",
 ]
 
@@ -151,11 +149,6 @@ class GateResult:
     warnings: Annotated[
         tuple[str, ...], doc("Sentences on conditions that the verdict does not include.")
     ] = ()
-
-
-def encode_result(result: GateResult) -> bytes:
-    """Encode a result as indented JSON with a trailing newline."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
 
 
 def judge_runs(

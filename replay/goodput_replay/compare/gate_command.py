@@ -14,7 +14,7 @@ from goodput_core.errors import InputError, UsageError
 from goodput_core.files import is_disk_full, write_output
 from goodput_core.slo.gate import DEFAULT_MARGIN
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objective
-from goodput_replay.compare.gate import GateResult, RunPair, encode_result, judge_runs
+from goodput_replay.compare.gate import GateResult, RunPair, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
 from goodput_replay.compare.recording import (
     AB_FILE,
@@ -22,6 +22,7 @@ from goodput_replay.compare.recording import (
     read_history,
     read_recording,
 )
+from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.named_outputs import require_output
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
@@ -187,7 +188,7 @@ def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
         InputError: a file cannot be written.
     """
     if given.json:
-        sys.stdout.write(encode_result(result).decode())
+        sys.stdout.write(encode_json(result).decode())
     else:
         print_result(result, open_console())
     sys.stdout.flush()  # before a file that is the same pipe

@@ -16,7 +16,7 @@ from aiohttp import web
 from goodput_core.signals import StopCause, handle_stop_signals
 from goodput_core.slo.verdict import VerdictKind
 from goodput_engine.http_server import listen
-from goodput_replay.compare.gate import encode_result
+from goodput_replay.runs.json_results import encode_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,7 @@ def make_app(result: GateResult, *, body_s: float = _BODY_S) -> web.Application:
         result: the result.
         body_s: time allowed for the body of a POST.
     """
-    body = encode_result(result)
+    body = encode_json(result)
     passed = result.verdict is VerdictKind.PASS
 
     async def answer_get(_: web.Request) -> web.Response:

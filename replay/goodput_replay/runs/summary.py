@@ -18,6 +18,7 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.intervals import IntervalMethod
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.runs.files import SUMMARY_FILE
+from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.runs.summary_parts import (
@@ -56,9 +57,7 @@ __all__ = [
     "ValiditySummary",
     "VerdictSummary",
     "WindowSummary",
-    "encode_summary",
     "read_summary",
-    "schema_json",
     "write_summary",
 ]
 
@@ -416,18 +415,13 @@ class Summary:
     ] = ""
 
 
-def encode_summary(summary: Summary) -> bytes:
-    """Encode a summary as indented JSON with a trailing newline."""
-    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
-
-
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write `summary.json` atomically.
 
     Raises:
         OSError: the file could not be written.
     """
-    write_atomically(folder / SUMMARY_FILE, encode_summary(summary))
+    write_atomically(folder / SUMMARY_FILE, encode_json(summary))
 
 
 def read_summary(folder: Path) -> Summary:
@@ -455,13 +449,6 @@ def read_summary(folder: Path) -> Summary:
         return msgspec.json.decode(data, type=Summary)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a run's summary ({error}); replay again") from error
-
-
-def schema_json() -> bytes:
-    """Return the JSON Schema of `summary.json`, as shipped in `summary.schema.json`."""
-    schema = msgspec.json.schema(Summary)
-    titled = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-    return msgspec.json.format(msgspec.json.encode(titled), indent=2) + b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.sweep.probe import ProbePlan, ProbeRun  # noqa: TC004 - loads the schema of a summary
 
-__all__ = ["Capacity", "as_json", "conclude", "main", "make_parser", "tables"]
+__all__ = ["Capacity", "conclude", "main", "make_parser", "tables"]
 
 _SET_BY_SEARCH: Final = "is set by the search; remove it"
 _NOT_COMBINABLE: Final = "cannot be combined with a search; remove it"
@@ -160,7 +159,10 @@ def _print_result(
                 console,
             )
     if json_output:
-        sys.stdout.write(json.dumps(as_json(capacity, valid, plan), indent=2) + "\n")
+        from goodput_replay.runs.json_results import encode_json  # noqa: PLC0415 - loads msgspec
+        from goodput_replay.sweep.capacity_result import describe_capacity  # noqa: PLC0415
+
+        sys.stdout.write(encode_json(describe_capacity(capacity, valid, plan)).decode())
     else:
         screen = open_console()
         if valid:
@@ -354,29 +356,3 @@ def _table(
         ]
         view.add_row(*map(Text, cells))
     return view
-
-
-def as_json(capacity: Capacity, probes: Sequence[ProbeRun], plan: ProbePlan) -> dict[str, Any]:
-    """Return the result and the probes for `--json`; rates in requests per second."""
-    return {
-        "sentence": capacity.sentence,
-        "sessions": "causal" if plan.causal else "independent",
-        "shown": capacity.best is not None and capacity.level is RateLevel.SHOWN,
-        "capacity": None if capacity.best is None else _probe_json(capacity.best),
-        "does_not_hold": None if capacity.above is None else _probe_json(capacity.above),
-        "lower_that_do_not_hold": [_probe_json(probe) for probe in capacity.missed_below],
-        "probes": [_probe_json(probe) for probe in sorted(probes, key=lambda probe: probe.scale)],
-    }
-
-
-def _probe_json(probe: ProbeRun) -> dict[str, Any]:
-    summary = probe.summary
-    return {
-        "rate_scale": float(probe.scale),
-        "offered_per_s": summary.overall.offered_per_s,
-        "goodput_per_s": summary.overall.goodput_per_s,
-        "attainment": {c.name: c.attainment for c in summary.classes},
-        "verdict": summary.verdict.kind.value,
-        "reason": summary.verdict.reason.value,
-        "run": str(probe.folder),
-    }

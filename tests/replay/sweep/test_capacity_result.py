@@ -14,7 +14,8 @@ from goodput_core.errors import ExitCode
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.runs.folder import RunWriter
 from goodput_replay.runs.tables import choose_table
-from goodput_replay.sweep.capacity import _print_result, as_json, conclude, tables
+from goodput_replay.sweep.capacity import _print_result, conclude, tables
+from goodput_replay.sweep.capacity_result import describe_capacity
 from goodput_replay.sweep.probe import ProbePlan, ProbeRun
 from goodput_replay.sweep.search import RateLevel
 
@@ -103,9 +104,9 @@ def test_a_failed_lower_rate_is_in_the_sentence_and_in_the_json(
     assert (
         "A lower rate was not sustained (8 requests/s), so the limit is not sharp" in found.sentence
     )
-    (missed,) = as_json(found, tried, PLAN)["lower_that_do_not_hold"]
-    assert missed["rate_scale"] == 4
-    assert not as_json(conclude(tried[:1]), tried, PLAN)["lower_that_do_not_hold"]
+    (missed,) = describe_capacity(found, tried, PLAN).lower_that_do_not_hold
+    assert missed.rate_scale == 4
+    assert not describe_capacity(conclude(tried[:1]), tried, PLAN).lower_that_do_not_hold
 
 
 def test_several_failed_lower_rates_are_listed_in_the_sentence(
@@ -141,8 +142,8 @@ def test_the_search_fails_if_no_rate_is_sustained(
 def test_the_mode_of_sessions_is_stated_although_no_probe_was_valid(
     plan: ProbePlan, mode: str
 ) -> None:
-    found = as_json(conclude([]), [], plan)
-    assert (found["sessions"], found["capacity"], found["probes"]) == (mode, None, [])
+    found = describe_capacity(conclude([]), [], plan)
+    assert (found.sessions, found.capacity, found.probes) == (mode, None, ())
 
 
 def test_control_characters_of_classes_and_sentences_are_escaped(
