@@ -162,7 +162,7 @@ def make_parser() -> CommandParser:
         help="numbers of requests that run together, one row each (1,8)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    add_model_arguments(parser)
+    add_model_arguments(parser, serves=False)
     parser.set_defaults(device=None)
     return parser
 

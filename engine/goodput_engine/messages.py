@@ -18,6 +18,7 @@ from goodput_engine.scheduler.plan import TokenLogprobs  # noqa: TC001 - msgspec
 
 __all__ = [
     "DATA_TYPES",
+    "SAMPLING_DEFAULTS",
     "Cancel",
     "Configure",
     "CoreMessage",
@@ -42,6 +43,9 @@ __all__ = [
 DATA_TYPES: Final = ("float32", "float64", "bfloat16", "float16")
 """Data types in which a real model can be computed."""
 
+SAMPLING_DEFAULTS: Final = ("model", "openai")
+"""Origins of the sampling values that a request leaves out: the model's folder, or OpenAI's API."""
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Base of messages: positional MessagePack, tagged with the class's name."""
@@ -63,6 +67,7 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
         memory_percent: share of the memory that is available after loading that KV blocks and
             swap space may take; None for 50 on a CPU and 90 on a GPU.
         threads: number of threads that compute; None for all cores but one.
+        sampling_defaults: one of `SAMPLING_DEFAULTS`, for the HTTP process.
     """
 
     path: str
@@ -72,6 +77,7 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
     kv_blocks: int | None = None
     memory_percent: int | None = None
     threads: int | None = None
+    sampling_defaults: str = "model"
 
 
 class Configure(_Message, frozen=True, kw_only=True):

@@ -17,6 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from goodput_engine.openai.errors import APIError, bad_request
+from goodput_engine.openai.unsupported import (
+    NEUTRAL_FOR_CHATS,
+    NEUTRAL_FOR_COMPLETIONS,
+    NEUTRAL_FOR_MESSAGES,
+    OF_REAL_MODELS,
+    reject_unsupported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +50,6 @@ _MAX_STOPS: Final = 16
 _MAX_STOP_CHARACTERS: Final = 256
 _MAX_STOP_BYTES: Final = 64 << 10
 _MAX_METADATA_BYTES: Final = 64 << 10
-_MAX_NEUTRAL_BYTES: Final = 64
 # A larger body is checked for its number of JSON objects and lists before it is decoded.
 _UNCHECKED_BYTES: Final = 1 << 20
 _MAX_CONTAINERS: Final = 65_536
@@ -51,12 +57,14 @@ _SLICE_BYTES: Final = 1 << 18
 _QUOTE: Final = ord('"')
 
 _ABSENT: Final = msgspec.Raw()
-_NULL: Final = msgspec.Raw(b"null")
 
-_Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+TokenLimit = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=100)]
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-_Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +79,7 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     # Honoured.
     model: str
-    max_tokens: _Tokens | None = None
+    max_tokens: TokenLimit | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
     stop: msgspec.Raw = _ABSENT  # decoded by `read_stops`
@@ -81,16 +89,16 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     return_token_ids: bool | None = None
 
     # Sampling: honoured by a real model, accepted without effect by an emulated device.
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: _Probability | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
-    min_p: _Probability | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
 
-    # Honoured by a real model, rejected by an emulated device except for the values in `_NEUTRAL`.
+    # Honoured by a real model, rejected by an emulated device except for neutral values.
     logit_bias: msgspec.Raw = _ABSENT
     logprobs: msgspec.Raw = _ABSENT
     stop_token_ids: msgspec.Raw = _ABSENT
@@ -98,8 +106,23 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Accepted without effect.
     user: str | None = None
 
-    # Rejected, except for the values in `_NEUTRAL`.
+    # Rejected, except for neutral values.
     n: msgspec.Raw = _ABSENT
+    response_format: msgspec.Raw = _ABSENT
+    add_special_tokens: msgspec.Raw = _ABSENT
+    allowed_token_ids: msgspec.Raw = _ABSENT
+    bad_words: msgspec.Raw = _ABSENT
+    echo: msgspec.Raw = _ABSENT
+    include_stop_str_in_output: msgspec.Raw = _ABSENT
+    length_penalty: msgspec.Raw = _ABSENT
+    priority: msgspec.Raw = _ABSENT
+    prompt_logprobs: msgspec.Raw = _ABSENT
+    return_tokens_as_token_ids: msgspec.Raw = _ABSENT
+    skip_special_tokens: msgspec.Raw = _ABSENT
+    spaces_between_special_tokens: msgspec.Raw = _ABSENT
+    structured_outputs: msgspec.Raw = _ABSENT
+    truncate_prompt_tokens: msgspec.Raw = _ABSENT
+    use_beam_search: msgspec.Raw = _ABSENT
 
 
 class CompletionBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +132,6 @@ class CompletionBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt: msgspec.Raw
 
     best_of: msgspec.Raw = _ABSENT
-    echo: msgspec.Raw = _ABSENT
     suffix: msgspec.Raw = _ABSENT
 
 
@@ -147,7 +169,7 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=10_000)]
-    max_completion_tokens: _Tokens | None = None
+    max_completion_tokens: TokenLimit | None = None
 
     # Accepted without effect.
     metadata: msgspec.Raw = _ABSENT  # checked by `_check_metadata`
@@ -162,14 +184,18 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # Honoured by a real model.
     top_logprobs: msgspec.Raw = _ABSENT
 
-    # Rejected, except for the values in `_NEUTRAL`.
+    # Rejected, except for neutral values.
+    add_generation_prompt: msgspec.Raw = _ABSENT
     audio: msgspec.Raw = _ABSENT
+    chat_template: msgspec.Raw = _ABSENT
+    chat_template_kwargs: msgspec.Raw = _ABSENT
+    continue_final_message: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
     function_call: msgspec.Raw = _ABSENT
     functions: msgspec.Raw = _ABSENT
     modalities: msgspec.Raw = _ABSENT
     moderation: msgspec.Raw = _ABSENT
     reasoning_effort: msgspec.Raw = _ABSENT
-    response_format: msgspec.Raw = _ABSENT
     store: msgspec.Raw = _ABSENT
     tool_choice: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
@@ -177,42 +203,6 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     web_search_options: msgspec.Raw = _ABSENT
 
 
-# An otherwise rejected field is accepted if it is null or has one of these values, which request
-# the normal behaviour.
-_COMMON_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "logit_bias": ({},),
-    "stop_token_ids": ([],),
-}
-_NEUTRAL: Final[dict[type, dict[str, tuple[object, ...]]]] = {
-    CompletionBody: {**_COMMON_NEUTRAL, "best_of": (1,), "echo": (False,), "suffix": ("",)},
-    ChatBody: {
-        **_COMMON_NEUTRAL,
-        "audio": (),
-        "function_call": ("none",),
-        "functions": ([],),
-        "modalities": (["text"],),
-        "moderation": (),
-        "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
-        "store": (False,),
-        "tool_choice": ("none",),
-        "tools": ([],),
-        "top_logprobs": (0,),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    },
-    ChatMessage: {
-        "name": (),
-        "refusal": (),
-        "annotations": ([],),
-        "audio": (),
-        "function_call": (),
-        "tool_calls": ([],),
-    },
-}
-_OF_REAL_MODELS: Final = frozenset({"logit_bias", "logprobs", "stop_token_ids", "top_logprobs"})
 _NUMBER: Final = re.compile(rb'"(\w{1,40})"[ \t\r\n]*:[ \t\r\n]*(-?(?:NaN|Infinity))')
 _MALFORMED: Final = re.compile(r".*\(byte (\d+)\)")
 _PATH: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
@@ -251,11 +241,14 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B], *, computes: bool
     except (ValueError, RecursionError) as error:
         _reject_not_a_number(data, str(error))
         raise bad_request(f"the body is not JSON: {error}") from error
-    _reject_unsupported(body, "", honoured=_OF_REAL_MODELS if computes else frozenset())
+    honoured = OF_REAL_MODELS if computes else frozenset()
+    if isinstance(body, CompletionBody):
+        reject_unsupported(body, NEUTRAL_FOR_COMPLETIONS, honoured=honoured)
     if isinstance(body, ChatBody):
+        reject_unsupported(body, NEUTRAL_FOR_CHATS, honoured=honoured)
         _check_metadata(body.metadata)
         for index, message in enumerate(body.messages):
-            _reject_unsupported(message, f"messages[{index}].")
+            reject_unsupported(message, NEUTRAL_FOR_MESSAGES, path=f"messages[{index}].")
     return body
 
 
@@ -401,36 +394,6 @@ def _reject_not_a_number(data: bytes, error: str) -> None:
         if match.start(2) <= at <= match.end(2):
             field = match[1].decode()
             raise bad_request(f"{field} is {match[2].decode()}, but must be a finite number", field)
-
-
-def _reject_unsupported(
-    value: CompletionBody | ChatBody | ChatMessage,
-    path: str,
-    honoured: frozenset[str] = frozenset(),
-) -> None:
-    for field, neutral in _NEUTRAL[type(value)].items():
-        if field in honoured:
-            continue
-        raw: msgspec.Raw = getattr(value, field)
-        if not len(raw) or raw == _NULL or _is_one_of(raw, neutral):
-            continue
-        remedy = f"; leave it out or send {_to_json(neutral[0])}" if neutral else "; leave it out"
-        raise bad_request(f"{path}{field} is not supported by this engine{remedy}", path + field)
-
-
-def _is_one_of(raw: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
-    if len(raw) > _MAX_NEUTRAL_BYTES:
-        return False
-    try:
-        value = msgspec.json.decode(raw)
-    except (ValueError, RecursionError):
-        return False
-    # `True == 1` in Python, but not in JSON.
-    return any(value == entry and type(value) is type(entry) for entry in neutral)
-
-
-def _to_json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _decode_error(error: str, field: str = "") -> APIError:

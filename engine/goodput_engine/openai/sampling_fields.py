@@ -1,4 +1,4 @@
-"""The fields of a request that choose the output tokens of a real model.
+"""The fields of a request that choose the output tokens of a real model, and their defaults.
 
 An emulated device does not sample, so these fields are read only if the engine computes a model.
 """
@@ -10,19 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import msgspec
 
 from goodput_engine.messages import SamplingOptions
-from goodput_engine.openai.bodies import MAX_STOP_TOKEN_IDS, decode_field
+from goodput_engine.openai.bodies import (
+    MAX_STOP_TOKEN_IDS,
+    Probability,
+    RepetitionPenalty,
+    Temperature,
+    TokenLimit,
+    TopK,
+    decode_field,
+)
 from goodput_engine.openai.errors import bad_request
 from goodput_engine.openai.logprobs import read_logprobs
 
 if TYPE_CHECKING:
     from goodput_engine.openai.bodies import ChatBody, CompletionBody
 
-__all__ = ["read_sampling"]
+__all__ = ["OPENAI_DEFAULTS", "SamplingDefaults", "read_sampling"]
 
 T = TypeVar("T")
 
 _MAX_BYTES: Final = 64 << 10
-_DEFAULT_TEMPERATURE: Final = 1.0
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _STOP_IDS: Final = msgspec.json.Decoder(
     Annotated[list[_TokenId], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] | None
@@ -32,20 +39,48 @@ _BIAS: Final = msgspec.json.Decoder(
 )
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of the fields that a request leaves out; None for those of OpenAI's API.
+
+    The names are those of `generation_config.json`. `max_new_tokens` is the default of
+    `max_tokens`.
+    """
+
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: Probability | None = None
+    min_p: Probability | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    max_new_tokens: TokenLimit | None = None
+
+    def given(self) -> dict[str, float]:
+        """Return the defaults that are not None."""
+        return {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
+        }
+
+
+OPENAI_DEFAULTS: Final = SamplingDefaults()
+
+
 def read_sampling(
-    body: CompletionBody | ChatBody, *, vocab_size: int, random_seed: int
+    body: CompletionBody | ChatBody,
+    *,
+    defaults: SamplingDefaults,
+    vocab_size: int,
+    random_seed: int,
 ) -> SamplingOptions:
     """Return the sampling options of a request.
 
     Args:
         body: the decoded body.
+        defaults: values of the fields that the body does not have.
         vocab_size: number of token ids of the model.
         random_seed: the seed if the request has none.
 
     Raises:
         APIError: 400 naming the field that is invalid.
     """
-    temperature = _DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
     stop_ids = _read(body.stop_token_ids, _STOP_IDS, "stop_token_ids") or []
     bias = _read(body.logit_bias, _BIAS, "logit_bias") or {}
     for field, ids in (("stop_token_ids", stop_ids), ("logit_bias", list(bias))):
@@ -56,11 +91,11 @@ def read_sampling(
                 field,
             )
     return SamplingOptions(
-        temperature=temperature,
-        top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        min_p=body.min_p or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        temperature=_first(body.temperature, defaults.temperature, 1.0),
+        top_k=max(0, _first(body.top_k, defaults.top_k, 0)),
+        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=random_seed if body.seed is None else body.seed,
@@ -68,6 +103,12 @@ def read_sampling(
         stop_ids=stop_ids,
         logprobs=read_logprobs(body),
     )
+
+
+def _first(given: T | None, default: T | None, otherwise: T) -> T:
+    """Return the first value that is not None."""
+    value = default if given is None else given
+    return otherwise if value is None else value
 
 
 def _read(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str) -> T | None:

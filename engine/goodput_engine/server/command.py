@@ -100,7 +100,7 @@ def make_parser() -> CommandParser:
     )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     add_server_arguments(parser, port=8001, admin_port="port for metrics and control")
-    add_model_arguments(parser)
+    add_model_arguments(parser, serves=True)
     return parser
 
 

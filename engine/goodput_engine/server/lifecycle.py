@@ -24,7 +24,7 @@ from goodput_engine.server.app import admin_app, serving_app
 from goodput_engine.server.core_supervisor import CoreSupervisor, RestartPolicy
 from goodput_engine.server.manifest_watch import watch_manifest
 from goodput_engine.server.metrics import EngineMetrics
-from goodput_engine.server.model_options import load_tokenizer
+from goodput_engine.server.model_options import load_text_settings
 from goodput_engine.server.state import ServerPhase, ServerState
 from goodput_engine.server_options import ADMIN_CONNECTIONS
 
@@ -79,8 +79,8 @@ async def serve(settings: EngineSettings) -> int:
         await supervisor.launch()
         if settings.configure.model is not None:
             # The core loads the weights in the meantime.
-            state.tokenizer = await asyncio.get_running_loop().run_in_executor(
-                parsers, load_tokenizer, settings.configure.model
+            state.tokenizer, state.defaults = await asyncio.get_running_loop().run_in_executor(
+                parsers, load_text_settings, settings.configure.model
             )
         ready = asyncio.ensure_future(supervisor.await_ready())
         await _wait_for_first(shutdown.requested.wait(), ready)
@@ -91,6 +91,8 @@ async def serve(settings: EngineSettings) -> int:
         state.serve(supervisor.core, ready.result())
         if facts := ready.result().model_facts:
             _log.info("model loaded", extra={"model": ready.result().device, **facts})
+        if given := state.defaults.given():
+            _log.info("sampling defaults", extra=given)
         watch_task = asyncio.create_task(
             watch_manifest(settings.manifest, settings.followed, state.follow)
         )

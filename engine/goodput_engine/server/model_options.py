@@ -10,16 +10,19 @@ from goodput_core.cli import argument_type, parse_whole
 from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import SpecError, UsageError
 from goodput_core.spec.support import require_computable
-from goodput_engine.messages import DATA_TYPES, ModelFolder
+from goodput_engine.messages import DATA_TYPES, SAMPLING_DEFAULTS, ModelFolder
+from goodput_engine.openai.sampling_fields import OPENAI_DEFAULTS
+from goodput_engine.server.generation_config import read_sampling_defaults
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_engine.openai.sampling_fields import SamplingDefaults
     from goodput_engine.text.tokenizer import ModelTokenizer
 
-__all__ = ["add_model_arguments", "choose_model", "load_tokenizer"]
+__all__ = ["add_model_arguments", "choose_model", "load_text_settings"]
 
 _DEFAULTS: Final = ModelFolder(path="")
 _MAX_BLOCKS: Final = 100_000_000
@@ -35,11 +38,17 @@ _OPTIONS: Final = {
     "kv_blocks": "--kv-blocks",
     "memory_percent": "--memory-utilization",
     "threads": "--threads",
+    "sampling_defaults": "--sampling-defaults",
 }
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that apply to real models only."""
+def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> None:
+    """Add the options that apply to real models only.
+
+    Args:
+        parser: the parser of a command.
+        serves: True if the command serves requests with sampling fields.
+    """
     group = parser.add_argument_group("options for a real model (spec.model.source: file://…)")
     group.add_argument(
         "--dtype", choices=DATA_TYPES,
@@ -67,6 +76,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=_whole(_MAX_THREADS, "a number of threads"), metavar="N",
         help="threads that compute (default: all cores but one)",
     )  # fmt: skip
+    if serves:
+        group.add_argument(
+            "--sampling-defaults", choices=SAMPLING_DEFAULTS,
+            help="source of temperature and other fields that a request leaves out: the model's "
+            "generation_config.json (model, the default), or OpenAI's API (openai)",
+        )  # fmt: skip
 
 
 def choose_model(
@@ -83,7 +98,7 @@ def choose_model(
         UsageError: a device is emulated, but an option for real models is given.
         SpecError: the model cannot be computed.
     """
-    given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    given = {name: value for name in _OPTIONS if (value := getattr(args, name, None)) is not None}
     if args.device is not None or spec.model.scheme != "file":
         for name in given:
             raise UsageError(
@@ -105,11 +120,11 @@ def choose_model(
     return model
 
 
-def load_tokenizer(model: ModelFolder) -> ModelTokenizer | None:
-    """Return the tokenizer of a model; None if its folder has none.
+def load_text_settings(model: ModelFolder) -> tuple[ModelTokenizer | None, SamplingDefaults]:
+    """Return the tokenizer of a model, None if its folder has none, and the sampling defaults.
 
     Raises:
-        InputError: the tokenizer is damaged, or not supported.
+        InputError: a file is damaged, or not supported.
         UsageError: a package that it needs is not installed.
     """
     try:
@@ -119,8 +134,11 @@ def load_tokenizer(model: ModelFolder) -> ModelTokenizer | None:
             f"serving {model.path} needs the package {error.name!r}: "
             f"pip install '{DISTRIBUTION}[torch]'"
         ) from error
-    tokenizer: ModelTokenizer | None = module.load_model_tokenizer(Path(model.path))
-    return tokenizer
+    folder = Path(model.path)
+    tokenizer: ModelTokenizer | None = module.load_model_tokenizer(folder)
+    if model.sampling_defaults == "openai":
+        return tokenizer, OPENAI_DEFAULTS
+    return tokenizer, read_sampling_defaults(folder)
 
 
 def _whole(high: int, what: str) -> Callable[[str], int]:

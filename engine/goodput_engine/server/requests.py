@@ -25,7 +25,11 @@ from goodput_engine.openai.bodies import (
 )
 from goodput_engine.openai.errors import APIError, bad_request, too_long
 from goodput_engine.openai.headers import ServiceClasses, read_headers
-from goodput_engine.openai.sampling_fields import read_sampling
+from goodput_engine.openai.sampling_fields import (
+    OPENAI_DEFAULTS,
+    SamplingDefaults,
+    read_sampling,
+)
 from goodput_engine.scheduler.admission import describe_long_output, describe_long_prompt
 
 if TYPE_CHECKING:
@@ -104,6 +108,7 @@ class RequestParser:
         limits: limits of the device.
         computes: True if the core computes a real model, so that it needs token ids.
         tokenizer: tokenizer of the model or the emulated device; None if the model has none.
+        defaults: values of the sampling fields that a request leaves out.
     """
 
     model: str
@@ -111,6 +116,7 @@ class RequestParser:
     limits: PromptLimits
     computes: bool
     tokenizer: PromptTokenizer | None
+    defaults: SamplingDefaults = OPENAI_DEFAULTS
 
     def parse(
         self,
@@ -152,7 +158,10 @@ class RequestParser:
         sampling = SamplingOptions()
         if self.computes:
             sampling = read_sampling(
-                body, vocab_size=self.limits.vocab_size, random_seed=secrets.randbits(63)
+                body,
+                defaults=self.defaults,
+                vocab_size=self.limits.vocab_size,
+                random_seed=secrets.randbits(63),
             )
         elif body.return_token_ids:
             raise bad_request(
@@ -171,6 +180,9 @@ class RequestParser:
         )
         ids = self._read_prompt(body)
         self._check_length(len(ids), max_tokens)
+        if max_tokens is None and self.defaults.max_new_tokens is not None:
+            default = max(self.defaults.max_new_tokens, min_tokens)
+            max_tokens = min(default, self.limits.max_model_tokens - len(ids))
         return CompletionRequest(
             chat=chat,
             stream=bool(body.stream),

@@ -19,6 +19,7 @@ from msgspec import structs
 from goodput_core.histogram import LengthHistogram
 from goodput_engine import tokens
 from goodput_engine.openai.errors import overloaded, unavailable
+from goodput_engine.openai.sampling_fields import OPENAI_DEFAULTS
 from goodput_engine.request_bodies import MemoryLimit
 from goodput_engine.server.requests import PromptLimits, RequestParser
 
@@ -57,6 +58,7 @@ class ServerState:
         ready: the report of the last core that was ready; None before the first one is.
         parser: validates requests; None before the core is ready.
         tokenizer: tokenizer of a real model; None without one.
+        defaults: values of the sampling fields that a request leaves out.
         configure: the core's configuration, updated by changes of the manifest.
         limits: limits that replace those of `configure`; None before any change.
         restarts: number of cores that were ready after the first one.
@@ -78,6 +80,7 @@ class ServerState:
         self.ready: Ready | None = None
         self.parser: RequestParser | None = None
         self.tokenizer: ModelTokenizer | None = None
+        self.defaults = OPENAI_DEFAULTS
         self.configure = settings.configure
         self.limits = settings.limits
         self.restarts = 0
@@ -130,6 +133,7 @@ class ServerState:
             ),
             computes=computes,
             tokenizer=self.tokenizer if computes else tokens,
+            defaults=self.defaults,
         )
         self.phase = ServerPhase.SERVING
 
