@@ -56,6 +56,18 @@ def write_index(folder: Path, **shards: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def cut_shard(folder: Path) -> None:
+    """Divide the weights into two shards, the second of which is incomplete."""
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    write_index(folder, **{name: shard for shard, part in shards.items() for name in part})
+    for shard, part in shards.items():
+        save_file({name: weights[name] for name in part}, folder / shard, metadata={"format": "pt"})
+    path = folder / "b.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
 def run_code(folder: Path) -> None:
     """Add code to the folder that creates a file when it is imported."""
     code = f"open({str(folder / 'executed')!r}, 'w').close()\n"
@@ -98,6 +110,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: write_index(f, a="model-00001-of-00002.safetensors"),
         "model-00001-of-00002.safetensors is missing",
     ),
+    "half a shard": (cut_shard, "download the model again: b.safetensors has "),
     "a shard elsewhere": (lambda f: write_index(f, a="../../etc/passwd"), "outside the folder"),
     "an empty index": (write_index, "has no weight_map"),
 }
@@ -115,6 +128,14 @@ def test_a_broken_folder_is_refused_with_one_sentence(tmp_path: Path, name: str)
     assert text.startswith(str(tmp_path))
     assert message in text
     assert "\n" not in text
+    assert not (tmp_path / "executed").exists()
+
+
+def test_code_beside_a_known_architecture_is_not_executed(tmp_path: Path) -> None:
+    make_folder(tmp_path, "Llama")
+    run_code(tmp_path)
+    change_config(tmp_path, model_type="llama")
+    assert load_model(tmp_path).vocab_size == VOCABULARY
     assert not (tmp_path / "executed").exists()
 
 
