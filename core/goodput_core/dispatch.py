@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "up": _CommandInfo("run an LLMService on this machine: replicas and a router", "up"),
     "operator": _CommandInfo("run the Kubernetes operator for LLMServices", "operator"),
     "replay": _CommandInfo("replay a trace against a service and judge every request", "replay"),
-    "trace": _CommandInfo("import, describe, export and synthesize traces", "replay"),
+    "trace": _CommandInfo("import, describe, export, synthesize and anonymize traces", "replay"),
     "policies": _CommandInfo("compare policies, budgets and replica counts on a trace", "replay"),
     "engine": _CommandInfo("run one serving replica", "engine"),
     "router": _CommandInfo("run the router in front of replicas", "engine"),

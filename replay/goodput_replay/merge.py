@@ -142,6 +142,9 @@ def merge_runs(
     )
     from goodput_replay.sessions import JudgedSpan  # noqa: PLC0415
 
+    for folder in folders:
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{out}: is in the folder of the shard {folder}; name another folder")
     runs = _read_shards(folders)
     missing = _find_missing(runs)
     if missing and not partial:

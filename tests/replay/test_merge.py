@@ -227,6 +227,9 @@ def test_a_shard_that_is_missing_or_given_twice_is_named(tmp_path: Path) -> None
     write_run(tmp_path / "whole", CHAT_INFO, steady())
     with pytest.raises(InputError, match="not a shard; merge only replays with --shard"):
         merge_runs([tmp_path / "whole"], tmp_path / "merged")
+    with pytest.raises(InputError, match="is in the folder of the shard"):
+        merge_runs(shards, shards[0] / "merged")
+    assert not (shards[0] / "merged").exists()
     (shards[0] / "summary.json").unlink()
     with pytest.raises(InputError, match=r"shard-1/summary.json: No such file or directory"):
         merge_runs(shards, tmp_path / "merged")

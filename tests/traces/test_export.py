@@ -149,6 +149,19 @@ def test_stderr_lists_the_values_lost_by_an_export(
     assert "--isl-block-size 64" in outcome.err
 
 
+def test_only_columns_with_values_are_named_as_lost(
+    tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
+) -> None:
+    first, *others = make_rows()
+    rows = [replace(first, model_name="m", request_type="chat", turn=0), *others]
+    write_trace(tmp_path / "t.parquet", rows, TraceMetadata())
+    out = tmp_path / "m.jsonl"
+    outcome = run_trace("export", tmp_path / "t.parquet", "--format", "mooncake", "--out", out)
+    (note,) = (line for line in outcome.err.splitlines() if "which are lost" in line)
+    assert {"request_id", "model_name", "request_type", "turn"} <= {*note.replace(",", "").split()}
+    assert "org_id" not in note
+
+
 def test_a_session_relative_trace_is_not_exported(
     tmp_path: Path, make_rows: MakeRows, run_trace: RunTrace
 ) -> None:

@@ -190,7 +190,7 @@ def _synthesize_like(arguments: argparse.Namespace) -> int:
     drawn = model.rows(seed=arguments.seed, duration_ns=duration_ns, rate_per_s=arguments.rate)
     rows = write_trace(
         arguments.out,
-        _require_rows(drawn, arguments.out),
+        _require_rows(drawn, arguments.like),
         model.metadata(shlex.join(["goodput", "trace", "synthesize", *names, *options])),
         overwrite=arguments.force,
     )
@@ -221,11 +221,11 @@ def _anonymize(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _require_rows(rows: Iterator[TraceRow], out: Path) -> Iterator[TraceRow]:
-    """Yield the rows; reject a synthetic trace without any."""
+def _require_rows(rows: Iterator[TraceRow], named: Path) -> Iterator[TraceRow]:
+    """Yield the rows; reject a synthetic trace without any, naming a file of the command."""
     first = next(rows, None)
     if first is None:
-        raise TraceError(out, "no request was drawn; raise --rate or --duration")
+        raise TraceError(named, "no request was drawn; raise --rate or --duration")
     yield first
     yield from rows
 

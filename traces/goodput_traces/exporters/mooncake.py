@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["MooncakeExport"]
 
 _DEFAULT_BLOCK_SIZE: Final = 512
+_DROPPED: Final = (
+    "max_output_tokens",
+    "turn",
+    "parent_request_id",
+    "slo_class",
+    "ttft_target_ms",
+    "tpot_target_ms",
+    "e2e_target_ms",
+    "request_canceled",
+    "cancel_after_ms",
+    "duration_ttft_ms",
+    "duration_e2e_ms",
+    "model_name",
+    "org_id",
+    "request_type",
+    "output_text",
+)
 
 
 class MooncakeExport:
@@ -34,6 +51,7 @@ class MooncakeExport:
         self._trace = trace
         self._block_size: int | None = None
         self._rows_rounded = self._rows_without_text = self._rows_filled = self._rows_cut = 0
+        self._dropped: set[str] = set()
         # With milliseconds since 1970, a replay would send the first request after 50 years.
         self._zero_ns = trace.first_ns if trace.metadata.clock is Clock.ABSOLUTE else 0
 
@@ -48,9 +66,8 @@ class MooncakeExport:
 
     def notes(self) -> list[str]:
         """Return sentences for the user about lost or changed values."""
-        notes = [
-            "the format has no request ids, classes, targets or recorded outcomes; they are lost"
-        ]
+        dropped = ", ".join(["request_id", *(n for n in _DROPPED if n in self._dropped)])
+        notes = [f"the format has no place for these columns, which are lost: {dropped}"]
         if self._zero_ns:
             notes.append("timestamps count from the first arrival; the wall clock is lost")
         if self._rows_rounded:
@@ -75,6 +92,7 @@ class MooncakeExport:
         since_ns = row.timestamp_start_unix_ns - self._zero_ns
         self._rows_rounded += since_ns % NS_PER_MS != 0
         self._rows_without_text += row.prompt is not None
+        self._dropped.update(name for name in _DROPPED if getattr(row, name) is not None)
         line: dict[str, Any] = {
             "timestamp": since_ns // NS_PER_MS,
             "input_length": row.input_tokens,
