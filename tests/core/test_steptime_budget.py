@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from goodput_core.steptime import (
     DeviceForm,
     DistServeForm,
     LinearTime,
+    PiecewiseForm,
     RooflineForm,
     StepShape,
     StepTimeForm,
@@ -62,7 +65,21 @@ def _tables(draw: st.DrawFn) -> TableForm:
     )
 
 
+@st.composite
+def _curves(draw: st.DrawFn) -> PiecewiseForm:
+    gaps = draw(st.lists(st.integers(1, 500), min_size=2, max_size=6))
+    rises = [draw(st.floats(0, 10**7)) for _ in gaps]
+    return PiecewiseForm(
+        tokens=tuple(sum(gaps[: i + 1]) for i in range(len(gaps))),
+        times_ns=tuple(math.fsum(rises[: i + 1]) for i in range(len(rises))),
+        c2_ns_per_context_token=draw(_COEFFICIENT),
+        c3_ns_per_square=draw(st.just(0.0) | st.floats(1e-6, 100)),
+        c4_ns_per_request=draw(_COEFFICIENT),
+    )
+
+
 _FORMS = st.one_of(
+    _curves(),
     st.builds(
         RooflineForm,
         c0_ns=st.floats(0, 10**8),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.steptime import RooflineForm, StepShape, largest_prefill
+from goodput_core.steptime import PiecewiseForm, RooflineForm, StepShape, largest_prefill
 from goodput_core.steptime.fitting import (
     StepSample,
     errors_ppm,
@@ -18,6 +18,7 @@ from goodput_core.steptime.fitting import (
     hold_out,
     nonnegative_least_squares,
 )
+from goodput_core.steptime.piecewise import fit_piecewise
 from goodput_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 LAW = RooflineForm(
     c0_ns=6e6, c1_ns_per_token=30_000, c2_ns_per_context_token=50, c4_ns_per_request=5_000
 )
-_MATRICES = st.integers(1, 4).flatmap(
+_MATRICES = st.integers(1, 9).flatmap(
     lambda width: st.lists(
         st.lists(st.integers(-9, 9), min_size=width + 1, max_size=width + 1),
         min_size=1,
@@ -163,3 +164,37 @@ def test_a_fifth_is_held_out_in_sections(count: int) -> None:
     assert abs(len(held_out) - count / 5) <= 5
     cuts = [b.step_ns - a.step_ns != 1 for a, b in pairwise(held_out)]
     assert sum(cuts) <= 4
+
+
+CURVE = PiecewiseForm(
+    tokens=(1, 8, 32, 512),
+    times_ns=(66e6, 100e6, 192e6, 1_400e6),
+    c2_ns_per_context_token=900,
+    c3_ns_per_square=40,
+    c4_ns_per_request=300_000,
+)
+
+
+def test_a_curve_over_tokens_is_recovered_within_the_noise() -> None:
+    draw = random.Random(5)
+    samples = []
+    for _ in range(3000):
+        decodes = draw.randint(0, 40)
+        chunks = [(0, draw.randint(1, 480))] if not decodes or draw.random() < 0.3 else []
+        shape = StepShape.of(
+            decodes=decodes, decode_context_tokens=decodes * draw.randint(20, 900), chunks=chunks
+        )
+        samples.append(StepSample(shape, round(CURVE.step_ns(shape) * draw.gauss(1, 0.02))))
+    training, held_out = hold_out(samples)
+    errors = sorted(errors_ppm(fit_piecewise(training), held_out))
+    assert errors[len(errors) // 2] < 16_000, "the median of |N(0, 2 %)| is 1.35 %"
+    roofline_errors = sorted(errors_ppm(fit_roofline(training), held_out))
+    assert roofline_errors[len(errors) // 2] > 25_000
+
+
+def test_a_curve_needs_steps_of_two_sizes() -> None:
+    same = [StepSample(StepShape.of(decodes=4), 5_000_000)] * 100
+    with pytest.raises(ValueError, match="100 steps of 1 different sizes are too few"):
+        fit_piecewise(same)
+    with pytest.raises(ValueError, match="0 steps of 0 different sizes are too few"):
+        fit_piecewise([])

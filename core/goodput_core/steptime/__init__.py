@@ -18,12 +18,14 @@ from goodput_core.steptime.forms import (
     largest_prefill,
 )
 from goodput_core.steptime.online import OnlineStepTime, RegimesForm
+from goodput_core.steptime.piecewise import PiecewiseForm
 
 __all__ = [
     "DeviceForm",
     "DistServeForm",
     "LinearTime",
     "OnlineStepTime",
+    "PiecewiseForm",
     "RegimesForm",
     "RooflineForm",
     "StepShape",

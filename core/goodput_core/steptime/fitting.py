@@ -34,6 +34,9 @@ _FINALISTS: Final = 8  # the best positions of the bend; one of them is selected
 _MIN_RATIO: Final = 1.1
 # Columns scaled to length one are dependent if a pivot is smaller than this.
 _SINGULAR: Final = 1e-10
+_MAX_TRIED: Final = 4  # unknowns for which all sets of columns are tried
+_TOLERANCE: Final = 1e-9  # gradients below this share of the largest one are zero
+_MAX_CHANGES: Final = 10  # changes of the active set for each unknown
 
 
 class StepSample(NamedTuple):
@@ -199,15 +202,18 @@ def nonnegative_least_squares(
     """Return the x ≥ 0 that minimises |A·x − b|², from AᵀA and Aᵀb.
 
     Args:
-        gram: AᵀA, [n, n], n small: up to 2ⁿ systems are solved.
+        gram: AᵀA, [n, n].
         right: Aᵀb, [n].
 
     Returns:
         x, [n]. Columns of zeros get 0; linear combinations of other columns may get 0.
 
     Source: Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23. The solution
-    equals the unconstrained solution of those columns whose x is not zero.
+    equals the unconstrained solution of those columns whose x is not zero. Up to four unknowns, all
+    2ⁿ sets of columns are tried; beyond, the active set is changed by one column at a time.
     """
+    if len(right) > _MAX_TRIED:
+        return _search_active_set(gram, right)
     columns = [i for i in range(len(right)) if gram[i][i] > 0]
     best, best_gain = [0.0] * len(right), 0.0
     for count in range(len(columns), 0, -1):
@@ -225,6 +231,45 @@ def nonnegative_least_squares(
         if count == len(columns) and best_gain > 0:
             break  # no constrained solution is better than an unconstrained one
     return best
+
+
+def _search_active_set(gram: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Solve as `nonnegative_least_squares` does, by the algorithm NNLS of its source."""
+    size = len(right)
+    lengths = [gram[i][i] ** 0.5 for i in range(size)]
+    usable = {i for i in range(size) if lengths[i] > 0}
+    least = _TOLERANCE * max((abs(right[i]) / lengths[i] for i in usable), default=0)
+    found = [0.0] * size
+    chosen: list[int] = []
+    for _ in range(_MAX_CHANGES * size):
+        slopes = {
+            i: (right[i] - sum(gram[i][j] * found[j] for j in chosen)) / lengths[i]
+            for i in usable.difference(chosen)
+        }
+        entering = max(slopes, key=slopes.__getitem__, default=None)
+        if entering is None or slopes[entering] <= least:
+            break
+        chosen.append(entering)
+        while chosen:
+            solved = _solve(gram, right, tuple(chosen))
+            if solved is None or (entering in chosen and solved[chosen.index(entering)] <= 0):
+                # Dependent on the other columns, up to rounding errors.
+                chosen.remove(entering)
+                usable.discard(entering)
+                break
+            if min(solved) > 0:
+                for i, x in zip(chosen, solved, strict=True):
+                    found[i] = x
+                break
+            share = min(
+                found[i] / (found[i] - x) for i, x in zip(chosen, solved, strict=True) if x <= 0
+            )
+            for i, x in zip(chosen, solved, strict=True):
+                found[i] += share * (x - found[i])
+            leaving = min(chosen, key=lambda i: found[i] * lengths[i])
+            found[leaving] = 0.0
+            chosen.remove(leaving)
+    return found
 
 
 def _solve(

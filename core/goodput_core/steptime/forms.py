@@ -27,6 +27,7 @@ __all__ = [
     "TableForm",
     "UnitForm",
     "largest_prefill",
+    "linear_times",
     "tokens_in_time",
 ]
 
@@ -255,7 +256,7 @@ class RooflineForm:
         """Return the times of steps that only decode; see `DeviceForm`."""
         roof_ns = max(self.c0_ns, self.c1_ns_per_token * num_decodes)
         requests_ns = self.c4_ns_per_request * num_decodes
-        return _linear_times(roof_ns, self.c2_ns_per_context_token, requests_ns, contexts)
+        return linear_times(roof_ns, self.c2_ns_per_context_token, requests_ns, contexts)
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         """Invert the form; see `StepTimeForm`."""
@@ -327,7 +328,7 @@ class DistServeForm:
         """Return the times of steps that only decode; see `DeviceForm`."""
         decode = self._decode_regime(num_decodes)
         requests_ns = decode.ns_per_request * num_decodes
-        return _linear_times(decode.fixed_ns, decode.ns_per_context_token, requests_ns, contexts)
+        return linear_times(decode.fixed_ns, decode.ns_per_context_token, requests_ns, contexts)
 
     def chunk_within(self, beside: StepShape, start: int, limit_ns: float) -> float:
         """Invert the form; see `StepTimeForm`."""
@@ -448,7 +449,7 @@ class TableForm:
         return times[below][column] + share * (times[below + 1][column] - times[below][column])
 
 
-def _linear_times(
+def linear_times(
     base_ns: float, ns_per_context_token: float, requests_ns: float, contexts: Sequence[int]
 ) -> list[int]:
     """Return base + context + requests for each context.

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from goodput_core.cli import CommandParser
 from goodput_core.errors import UsageError
-from goodput_core.steptime import TableForm
+from goodput_core.steptime import PiecewiseForm, TableForm
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_MS
-from goodput_engine.device.fit import fit_device, write_profile
+from goodput_engine.device.fit import FormChoice, fit_device, form_numbers, write_profile
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
@@ -94,6 +94,14 @@ def make_parser() -> CommandParser:
         metavar="PROFILE",
         help="with --out: the profile from which all other numbers are taken",
     )
+    fit.add_argument(
+        "--form",
+        type=FormChoice,
+        choices=list(FormChoice),
+        default=FormChoice.AUTO,
+        help="the form to fit; auto is the roofline, unless the piecewise form has a clearly "
+        "smaller error (%(default)s)",
+    )
     for action in (listing, show, fit):
         action.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
@@ -168,6 +176,20 @@ def _show(profile: DeviceProfile, *, as_json: bool) -> None:
         source = printable(profile.provenance["table"])
         console.print(f"table of step times in ms, from: {source}")
         console.print(_step_times_table(profile.form))
+    if isinstance(profile.form, PiecewiseForm):
+        console.print()
+        source = printable(profile.provenance["curve"])
+        console.print(f"step times in ms by tokens, from: {source}")
+        console.print(_curve_table(profile.form))
+
+
+def _curve_table(form: PiecewiseForm) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("tokens", justify="right")
+    table.add_column("ms", justify="right")
+    for tokens, time_ns in zip(form.tokens, form.times_ns, strict=True):
+        table.add_row(f"{tokens:,}", f"{time_ns / NS_PER_MS:.6g}")
+    return table
 
 
 def _step_times_table(form: TableForm) -> Table:
@@ -182,13 +204,23 @@ def _step_times_table(form: TableForm) -> Table:
 
 def _fit(args: argparse.Namespace) -> None:
     base = None if args.base is None else load_profile(args.base)
-    fit = fit_device(args.log)
+    fit = fit_device(args.log, args.form)
     if base is not None:
         write_profile(fit, log=args.log, base=base, out=args.out)
     if args.json:
         _print_json(
             {
-                **fit.numbers,
+                "form": "piecewise" if isinstance(fit.form, PiecewiseForm) else "roofline",
+                **form_numbers(fit.form),
+                **(
+                    {
+                        "tokens": list(fit.form.tokens),
+                        "step_ms": [time_ns / NS_PER_MS for time_ns in fit.form.times_ns],
+                    }
+                    if isinstance(fit.form, PiecewiseForm)
+                    else {}
+                ),
+                **fit.host_numbers,
                 "steps": fit.steps,
                 "held_out_steps": fit.held_out_steps,
                 "p50_error": fit.p50_error_ppm / 1_000_000,
@@ -200,10 +232,12 @@ def _fit(args: argparse.Namespace) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("number")
     table.add_column("value", justify="right")
-    for name, value in fit.numbers.items():
+    for name, value in [*form_numbers(fit.form).items(), *fit.host_numbers.items()]:
         table.add_row(name, f"{value:,.10g}")
     console = Console(markup=False, highlight=False)
     console.print(table)
+    if isinstance(fit.form, PiecewiseForm):
+        console.print(_curve_table(fit.form))
     console.print(
         f"{fit.steps:,} steps; of the {fit.held_out_steps:,} held out, the prediction is off by "
         f"{fit.p50_error_ppm / 10_000:.2f} % (p50) and {fit.p95_error_ppm / 10_000:.2f} % (p95)"

@@ -22,6 +22,7 @@ from goodput_core.steptime import (
     DeviceForm,
     DistServeForm,
     LinearTime,
+    PiecewiseForm,
     RooflineForm,
     TableForm,
     UnitForm,
@@ -70,6 +71,14 @@ class _Table(_Struct, frozen=True, kw_only=True):
     ]
 
 
+class _Curve(_Struct, frozen=True, kw_only=True):
+    """Step times at numbers of tokens."""
+
+    origin: Text = msgspec.field(name="from")
+    tokens: Annotated[list[Count], Meta(min_length=2, max_length=256)]
+    step_ms: Annotated[list[Ms], Meta(min_length=2, max_length=256)]
+
+
 class _ProfileFile(_Struct, frozen=True, kw_only=True):
     """The content of a profile's file before its numbers are checked."""
 
@@ -79,6 +88,7 @@ class _ProfileFile(_Struct, frozen=True, kw_only=True):
     form: str
     overlap: Overlap
     table: _Table | None = None
+    curve: _Curve | None = None
     numbers: dict[str, object]
 
 
@@ -111,6 +121,12 @@ class _Roofline(_Numbers, frozen=True, kw_only=True):
     c4_us_per_request: Us
 
 
+class _Piecewise(_Numbers, frozen=True, kw_only=True):
+    c2_ns_per_context_token: Ns
+    c3_ns_per_square: Ns
+    c4_us_per_request: Us
+
+
 class _DistServe(_Numbers, frozen=True, kw_only=True):
     prefill_fixed_ms: Ms
     prefill_us_per_token: Us
@@ -133,6 +149,7 @@ _FORMS: Final[dict[str, type[_Numbers]]] = {
     "roofline": _Roofline,
     "distserve": _DistServe,
     "table": _Numbers,
+    "piecewise": _Piecewise,
     "unit": _Unit,
 }
 """Structs of a profile's numbers by the profile's form."""
@@ -181,7 +198,8 @@ def _parse(data: bytes, source: str) -> DeviceProfile:
     try:
         return _build(value, source)
     except ValueError as error:
-        raise InputError(f"{source}: table: {error}") from error
+        part = "table" if isinstance(value, dict) and value.get("form") == "table" else "curve"
+        raise InputError(f"{source}: {part}: {error}") from error
 
 
 def _build(value: object, source: str) -> DeviceProfile:
@@ -190,6 +208,8 @@ def _build(value: object, source: str) -> DeviceProfile:
         raise InputError(f"{source}: form: must be one of {', '.join(_FORMS)}")
     if (file.table is not None) != (file.form == "table"):
         raise InputError(f"{source}: table: is required by form table and by no other form")
+    if (file.curve is not None) != (file.form == "piecewise"):
+        raise InputError(f"{source}: curve: is required by form piecewise and by no other form")
     file_numbers = {
         name: _convert(number, _Number, source, f"numbers.{name}.")
         for name, number in file.numbers.items()
@@ -207,12 +227,14 @@ def _build(value: object, source: str) -> DeviceProfile:
     provenance = {name: file_numbers[name].origin.strip() for name in names}
     if file.table is not None:
         provenance["table"] = file.table.origin.strip()
+    if file.curve is not None:
+        provenance["curve"] = file.curve.origin.strip()
     return DeviceProfile(
         name=file.name.strip(),
         description=file.description.strip(),
         illustrative=file.illustrative,
         form_name=file.form,
-        form=_build_form(numbers, file.table),
+        form=_build_form(numbers, file.table, file.curve),
         overlap=file.overlap,
         host_ns_per_step=ms_to_ns(numbers.host_ms_per_step),
         host_ns_per_request=round(numbers.host_us_per_request * NS_PER_US),
@@ -232,11 +254,11 @@ def _build(value: object, source: str) -> DeviceProfile:
     )
 
 
-def _build_form(numbers: _Numbers, table: _Table | None) -> DeviceForm:
+def _build_form(numbers: _Numbers, table: _Table | None, curve: _Curve | None) -> DeviceForm:
     """Build the step-time law.
 
     Raises:
-        ValueError: the table breaks a rule of `TableForm`.
+        ValueError: the table breaks a rule of `TableForm`, or the curve one of `PiecewiseForm`.
     """
     match numbers:
         case _Roofline():
@@ -244,6 +266,15 @@ def _build_form(numbers: _Numbers, table: _Table | None) -> DeviceForm:
                 c0_ns=numbers.c0_ms * NS_PER_MS,
                 c1_ns_per_token=numbers.c1_us_per_token * NS_PER_US,
                 c2_ns_per_context_token=numbers.c2_ns_per_context_token,
+                c4_ns_per_request=numbers.c4_us_per_request * NS_PER_US,
+            )
+        case _Piecewise():
+            assert curve is not None
+            return PiecewiseForm(
+                tokens=tuple(curve.tokens),
+                times_ns=tuple(time_ms * NS_PER_MS for time_ms in curve.step_ms),
+                c2_ns_per_context_token=numbers.c2_ns_per_context_token,
+                c3_ns_per_square=numbers.c3_ns_per_square,
                 c4_ns_per_request=numbers.c4_us_per_request * NS_PER_US,
             )
         case _DistServe():
@@ -285,7 +316,7 @@ def _convert(value: object, kind: type[S], source: str, prefix: str = "") -> S:
         problem, _, place = " ".join(str(error).split()).partition(" - at ")
         path = prefix + place.strip("`").removeprefix("$").removeprefix(".")
         remedy = _REMEDIES.get(path.partition(".")[0], "")
-        parts: dict[str, type[msgspec.Struct]] = {prefix: kind, "table": _Table}
+        parts: dict[str, type[msgspec.Struct]] = {prefix: kind, "table": _Table, "curve": _Curve}
         if path in parts and (unknown := re.search(r"unknown field `(.+)`", problem)):
             fields = parts[path].__struct_encode_fields__
             remedy = did_you_mean(unknown[1], fields) or f"; fields are {', '.join(fields)}"

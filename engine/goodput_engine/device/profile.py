@@ -49,7 +49,7 @@ class DeviceProfile:
         startup_seconds: time from creation to readiness of a replica, in virtual time only. A
             process that emulates this device in real time is ready as soon as it has started.
         numbers: the numbers of the file by name, in the units of the file.
-        provenance: the origin of each number and of the table, by name.
+        provenance: the origin of each number, of the table and of the curve, by name.
     """
 
     name: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from importlib import import_module
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.scheduler.plan import StepOutcome
 
-__all__ = ["MAX_STEPS", "STEP_COLUMNS", "StepLog", "read_step_log"]
+__all__ = ["MAX_STEPS", "STEP_COLUMNS", "StepLog", "read_host_gaps", "read_step_log"]
 
 _log = logging.getLogger(__name__)
 
@@ -162,6 +163,32 @@ def read_step_log(path: Path) -> list[StepSample]:
     return [
         StepSample(StepShape(*shape), step_ns)
         for step_ns, shape in zip(columns["step_ns"], shapes, strict=True)
+    ]
+
+
+def read_host_gaps(path: Path) -> list[tuple[int, int]]:
+    """Return the pauses of the device before steps that decode, each with the step's requests.
+
+    A request that decodes was in the step before, so the engine was not idle: the pause is the
+    host's time for the result of that step and the plan of this one. The list is empty if the log
+    does not have the ends of the steps.
+
+    Args:
+        path: a log that `read_step_log` accepts.
+    """
+    arrow, parquet = _import_arrow("reading")
+    names = ("at_ns", "step_ns", "num_requests", "num_decodes")
+    with parquet.ParquetFile(path) as file:
+        schema = file.schema_arrow
+        if "at_ns" not in schema.names or schema.field("at_ns").type != arrow.int64():
+            return []
+        columns = file.read(columns=list(names)).to_pydict()
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return [
+        (requests, at_ns - step_ns - previous_ns)
+        for (previous_ns, *_), (at_ns, step_ns, requests, decodes) in pairwise(rows)
+        if previous_ns is not None and at_ns is not None
+        if decodes and at_ns - step_ns > previous_ns
     ]
 
 

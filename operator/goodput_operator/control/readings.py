@@ -20,6 +20,7 @@ from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.window import RING_S, RecentSeconds
 from goodput_core.steptime import (
     DistServeForm,
+    PiecewiseForm,
     RooflineForm,
     StepTimeForm,
     TableForm,
@@ -58,6 +59,7 @@ _FORMS: Final[dict[str, type[StepTimeForm]]] = {
     "roofline": RooflineForm,
     "distserve": DistServeForm,
     "table": TableForm,
+    "piecewise": PiecewiseForm,
     "unit": UnitForm,
 }
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from goodput_core.errors import InputError, UsageError
-from goodput_core.steptime import RooflineForm, StepShape
+from goodput_core.steptime import PiecewiseForm, RooflineForm, StepShape, StepTimeForm
 from goodput_engine.cli import device
 from goodput_engine.device.load import load_profile
 from goodput_engine.device.step_log import STEP_COLUMNS
@@ -24,10 +24,27 @@ LAW = RooflineForm(
 )
 
 
-def write_log(path: Path, count: int = 2000, *, most_prefill: int = 2048) -> Path:
-    """Steps by a law, with 1 % of noise."""
+CURVE = PiecewiseForm(
+    tokens=(1, 8, 32, 512),
+    times_ns=(66e6, 100e6, 192e6, 1_400e6),
+    c2_ns_per_context_token=900,
+    c3_ns_per_square=40,
+    c4_ns_per_request=300_000,
+)
+
+
+def write_log(
+    path: Path,
+    count: int = 2000,
+    *,
+    most_prefill: int = 2048,
+    law: StepTimeForm = LAW,
+    host_ns: int | None = None,
+) -> Path:
+    """Steps by a law, with 1 % of noise; each waits `host_ns` and 10 µs per request if given."""
     draw = random.Random(count)
     rows = []
+    at_ns = 0
     for number in range(count):
         decodes = draw.randint(1, 100)
         shape = StepShape.of(
@@ -35,10 +52,14 @@ def write_log(path: Path, count: int = 2000, *, most_prefill: int = 2048) -> Pat
             decode_context_tokens=decodes * draw.randint(100, 2000),
             chunks=[(0, draw.randint(1, most_prefill))] if draw.random() < 0.3 else [],
         )
-        step_ns = round(LAW.step_ns(shape) * draw.gauss(1, 0.01))
+        step_ns = round(law.step_ns(shape) * draw.gauss(1, 0.01))
+        if host_ns is not None:
+            # A tenth of the steps waits for other reasons.
+            idle_ns = 10**9 if draw.random() < 0.1 else 0
+            at_ns += step_ns + host_ns + 10_000 * shape.num_requests + idle_ns
         rows.append(
             {
-                "at_ns": number,
+                "at_ns": number if host_ns is None else at_ns,
                 "step_ns": step_ns,
                 **{name: getattr(shape, name) for name in STEP_COLUMNS[2:]},
             }
@@ -83,6 +104,27 @@ def test_a_fitted_profile_predicts_so_and_takes_the_rest_from_its_base(
     assert (profile.kv_blocks, profile.overlap) == (base.kv_blocks, base.overlap)
     assert profile.provenance["c0_ms"].startswith("fitted to 2,000 steps of steps.parquet; held")
     assert profile.provenance["kv_blocks"].startswith("opt-13b-a100: published: 66,144 tokens")
+
+
+def test_a_cpu_gets_a_piecewise_form_and_its_host_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_log(tmp_path / "cpu.parquet", 3000, most_prefill=480, law=CURVE, host_ns=2_000_000)
+    out = tmp_path / "cpu.yaml"
+    assert device(["fit", str(log), "--base", "opt-13b-a100", "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["form"] == "piecewise"
+    assert told["p50_error"] < 0.01
+    profile = load_profile(str(out))
+    assert profile.form_name == "piecewise"
+    step = StepShape.of(decodes=20, decode_context_tokens=10_000, chunks=[(0, 100)])
+    assert profile.form.step_ns(step) == pytest.approx(CURVE.step_ns(step), rel=0.02)
+    assert profile.host_ns_per_step == pytest.approx(2_000_000, rel=0.01)
+    assert profile.host_ns_per_request == pytest.approx(10_000, rel=0.05)
+    assert device(["show", str(out)]) == 0
+    assert "step times in ms by tokens, from: fitted to 3,000 steps" in capsys.readouterr().out
+    assert device(["fit", str(log), "--form", "roofline", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["p50_error"] > 0.02
 
 
 def test_what_is_fitted_to_an_illustrative_base_stays_illustrative(

@@ -139,6 +139,43 @@ def test_only_the_form_table_has_a_table(tmp_path: Path) -> None:
         load_profile(_write(tmp_path, value))
 
 
+def _curve() -> dict[str, Any]:
+    value = _unit()
+    value["form"] = "piecewise"
+    value["curve"] = {"from": "a test", "tokens": [1, 8, 32], "step_ms": [66, 100, 192]}
+    del value["numbers"]["unit_ms"]
+    for name in ("c2_ns_per_context_token", "c3_ns_per_square", "c4_us_per_request"):
+        value["numbers"][name] = {"value": 1, "from": "a test"}
+    return value
+
+
+def test_a_curve_is_interpolated_and_continued(tmp_path: Path) -> None:
+    profile = load_profile(_write(tmp_path, _curve()))
+    assert profile.provenance["curve"] == "a test"
+    for decodes, curve_ns in ((1, 66_000_000), (20, 146_000_000), (56, 284_000_000)):
+        step = StepShape.of(decodes=decodes, decode_context_tokens=700)
+        assert profile.form.step_ns(step) == curve_ns + 700 + decodes * 1_000
+    prompt = StepShape.of(chunks=[(4, 8)])
+    assert profile.form.step_ns(prompt) == 100_000_000 + (12 * 12 - 4 * 4) + 1_000
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (["curve"], None, "curve: is required by form piecewise and by no other form"),
+        (["form"], "unit", "curve: is required by form piecewise and by no other form"),
+        (["curve", "tokens"], [8, 8, 9], "curve: tokens must increase"),
+        (["curve", "step_ms"], [1, 2], "curve: at least two points are needed, each with"),
+        (["curve", "step_ms"], [3, 2, 1], "curve: times must not decrease"),
+        (["curve", "step_s"], [], "curve: object contains unknown field `step_s`; did you mean st"),
+    ],
+)
+def test_an_invalid_curve_is_rejected_with_its_place(
+    tmp_path: Path, path: list[str], value: object, sentence: str
+) -> None:
+    _assert_rejected(tmp_path, _curve(), path, value, sentence)
+
+
 def test_a_users_own_profile_is_read_by_its_path(tmp_path: Path) -> None:
     value = _unit()
     value["numbers"]["chunk_tokens"] = {"value": 512, "from": "a test"}
@@ -156,7 +193,7 @@ def test_an_unknown_name_lists_the_profiles() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        (["form"], "linear", "form: must be one of roofline, distserve, table, unit"),
+        (["form"], "linear", "form: must be one of roofline, distserve, table, piecewise, unit"),
         (["illustrative"], "yes", "illustrative: expected `bool`, got `str`"),
         (["table"], {}, "table: object missing required field `from`"),
         (["overlap"], None, "overlap: expected `str`, got `null`; it must be one of add, max"),

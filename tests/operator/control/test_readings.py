@@ -27,7 +27,7 @@ from goodput_core.slo.attainment import SecondCounts
 from goodput_core.slo.targets import SLOClass
 from goodput_core.slo.window import RecentSeconds
 from goodput_core.spec.choices import ControlMode
-from goodput_core.steptime import RooflineForm, TableForm, UnitForm
+from goodput_core.steptime import PiecewiseForm, RooflineForm, TableForm, UnitForm
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.readings import decode_engine, decode_router
 
@@ -132,6 +132,13 @@ def test_the_state_and_the_device_of_an_engine_are_decoded() -> None:
              "times_ns": [[5, 6], [7, 8]]},
             TableForm(decodes=(1, 2), prefill_tokens=(0, 8), times_ns=((5, 6), (7, 8))),
             id="table",
+        ),
+        pytest.param(
+            {"form": "piecewise", "tokens": [1, 8], "times_ns": [5.5, 7], "c4_ns_per_request": 1,
+             "c2_ns_per_context_token": 3, "c3_ns_per_square": 0},
+            PiecewiseForm(tokens=(1, 8), times_ns=(5.5, 7), c4_ns_per_request=1,
+                          c2_ns_per_context_token=3, c3_ns_per_square=0),
+            id="piecewise",
         ),
     ],
 )  # fmt: skip
