@@ -93,13 +93,13 @@ class Connection(asyncio.Protocol):
 class Load:
     """An open loop at one rate: sends do not wait for responses."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, body: bytes = REQUEST_BODY) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
         self._host, self._port = host, int(port)
         self._request = (
             b"POST /v1/completions HTTP/1.1\r\nHost: mock\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n" % len(REQUEST_BODY)
-        ) + REQUEST_BODY
+            b"Content-Length: %d\r\n\r\n" % len(body)
+        ) + body
         self.idle: deque[Connection] = deque()
         self.ttft: list[float] = []
         self.e2e: list[float] = []
@@ -114,6 +114,7 @@ class Load:
 
     async def run(self, requests_per_s: int, requests: int) -> None:
         self._left = requests
+        self._done.clear()
         start = time.perf_counter() + 0.05
         opening = set()
         for number in range(requests):
@@ -149,14 +150,17 @@ def start_process(command: list[str]) -> tuple[subprocess.Popen[str], str]:
 async def until_ready(url: str) -> None:
     host, _, port = url.removeprefix("http://").partition(":")
     for _ in range(200):
-        reader, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.sleep(0.05)
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            continue
         writer.write(b"GET /health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         response = await reader.read()
         writer.close()
         if response.startswith(b"HTTP/1.1 200"):
             return
-        await asyncio.sleep(0.05)
-    raise SystemExit("the router did not become ready")
+    raise SystemExit(f"{url} did not become ready")
 
 
 async def measure(mock: str, router: str, pid: int, rate: int, seconds: float) -> Row:
