@@ -11,6 +11,7 @@ Source: WHATWG HTML, "Parsing an event stream".
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -36,6 +37,7 @@ _MAX_OBSERVED_BYTES: Final = 256 << 10
 _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _NULL: Final = msgspec.Raw(b"null")
+_PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]+')
 _KEEP_ALIVE: Final = frozenset({b"ping", b"heartbeat", b"keepalive", b"keep-alive"})
 
 
@@ -58,6 +60,7 @@ class SSEReader:
 
     Attributes:
         error: data of the first event with the name `error`; None without such an event.
+        idle: True if no line or event is unfinished.
         skipped: number of events and of lines of data that were dropped because of their length.
     """
 
@@ -65,7 +68,6 @@ class SSEReader:
         "_at_start",
         "_data",
         "_data_bytes",
-        "_idle",
         "_max_bytes",
         "_name",
         "_parts",
@@ -74,6 +76,7 @@ class SSEReader:
         "_skip_long",
         "_skipping",
         "error",
+        "idle",
         "skipped",
     )
 
@@ -88,7 +91,7 @@ class SSEReader:
         self._at_start = True
         self._skip_lf = False
         self._skipping = False
-        self._idle = True  # no line or event is unfinished
+        self.idle = True
         self.error: bytes | None = None
         self.skipped = 0
 
@@ -110,7 +113,7 @@ class SSEReader:
                 reader cannot be used afterwards.
         """
         if (
-            self._idle
+            self.idle
             and chunk.endswith(b"\n\n")
             and chunk.startswith(b"data: ")
             and len(chunk) <= self._max_bytes
@@ -123,9 +126,7 @@ class SSEReader:
             if all(event.startswith(b"data: ") and b"\n" not in event for event in events):
                 return [event[6:] for event in events]
         events = self._feed_lines(chunk)
-        self._idle = not (
-            self._parts or self._data or self._skipping or self._skip_lf or self._name
-        )
+        self.idle = not (self._parts or self._data or self._skipping or self._skip_lf or self._name)
         return events
 
     def flush(self) -> list[bytes]:
@@ -244,6 +245,9 @@ class TokenObserver:
     the stream reports `usage`, the count there is used instead. Events that are not in OpenAI's
     form are ignored. A line above 256 KiB counts as one token and is not parsed.
 
+    Most events of a stream differ only in their text. So an event that equals an earlier token,
+    except for another text without quotes, escapes and control characters, is not parsed.
+
     Args:
         keep_gaps: True to record the time between consecutive tokens.
 
@@ -259,7 +263,9 @@ class TokenObserver:
         "_decode",
         "_events",
         "_keep_gaps",
+        "_prefix",
         "_reader",
+        "_suffix",
         "_usage_tokens",
         "error",
         "finished",
@@ -274,6 +280,9 @@ class TokenObserver:
         self._events = 0
         self._usage_tokens = 0
         self._keep_gaps = keep_gaps
+        # The bytes around the text of an event that is alone in its chunk; empty if not known.
+        self._prefix = b""
+        self._suffix = b""
         self._reader = SSEReader(_MAX_OBSERVED_BYTES, skip_long=True)
         self.gaps_us: list[int] = []
         self.first_ns: int | None = None
@@ -293,7 +302,17 @@ class TokenObserver:
         return self._reader.held_bytes
 
     def feed(self, chunk: bytes, now_ns: int) -> None:
-        """Observe the next bytes of the stream."""
+        """Observe the next bytes of the stream; on the hot path, once per read of every stream."""
+        prefix, suffix = self._prefix, self._suffix
+        if (
+            prefix
+            and chunk.startswith(prefix)
+            and chunk.endswith(suffix)
+            and self._reader.idle
+            and _PLAIN.fullmatch(chunk, len(prefix), len(chunk) - len(suffix))
+        ):
+            self._token(now_ns)
+            return
         skipped = self._reader.skipped
         for data in self._reader.feed(chunk):
             self._event(data, now_ns)
@@ -333,12 +352,33 @@ class TokenObserver:
                         self._fail(data)
             if has_token:
                 self._token(now_ns)
+                self._learn(data, event)
         if event.usage is not None and event.usage.completion_tokens is not None:
             self._usage_tokens = event.usage.completion_tokens
         if b'"error' in data or (event.choices is None and event.usage is None):
             error = read_error(data)
             if error is not None:
                 self._fail(error)
+
+    def _learn(self, data: bytes, event: _ObservedEvent) -> None:
+        """Store the bytes around the text of an event that is nothing but one token."""
+        self._prefix = b""
+        assert event.choices, "the event has a token"
+        choice = event.choices[0]
+        text = bytes(choice.text if choice.delta is None else choice.delta.content)
+        if (
+            len(event.choices) == 1
+            and event.usage is None
+            and not _is_filled(choice.finish_reason)
+            and text.startswith(b'"')
+            and len(text) > 2
+            and data.count(text) == 1
+            and b'"error' not in data
+            and b"\n" not in data
+        ):
+            prefix, _, suffix = data.partition(text)
+            self._prefix = b"data: " + prefix + b'"'
+            self._suffix = b'"' + suffix + b"\n\n"
 
     def _fail(self, error: bytes) -> None:
         self.error = True

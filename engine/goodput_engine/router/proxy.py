@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from goodput_engine.router.replicas import Replica, ReplicaPool
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.upstream_client import UpstreamClient
+    from goodput_engine.router.upstream_connection import UpstreamResponse
 
 __all__ = ["Proxy"]
 
@@ -237,7 +238,7 @@ class Proxy:
         """
         state.tried.add(replica.name)
         state.observer = None
-        upstream: aiohttp.ClientResponse | None = None
+        upstream: UpstreamResponse | None = None
         served = False
         replica.begin(watchdog, partial(self._reroute, state, watchdog))
         self._running.add(watchdog)

@@ -1,9 +1,9 @@
 """Forwards a replica's response to the client, byte for byte, and records its outcome.
 
 A response is held back until its first token, so that another replica can still serve the request.
-Then each chunk is forwarded as it arrives. Each chunk is written to the client before the next one
-is read from the replica, and the buffers of both connections are bounded. So if a client reads
-slowly, the router reads from the replica at the same rate.
+Then each read from the replica is written to the client in the same callback. If the buffer of the
+client's connection is full, the router stops reading from the replica until the client has read. So
+the buffers of both connections are bounded, and a slow client slows down its replica's stream only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
 
 from goodput_core.contract import HEADER_LOAD, HEADER_TIMINGS
 from goodput_core.slo.record import Outcome
@@ -20,15 +21,18 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import error_event
 from goodput_engine.router.proxied_request import read_timings
-from goodput_engine.router.upstream_client import ReplicaLost, RetryReason, end_to_end
+from goodput_engine.router.upstream_client import ReplicaLost, RetryReason
+from goodput_engine.router.upstream_connection import ConnectionLost, end_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_engine.openai.errors import APIError
+    from goodput_engine.openai.sse import TokenObserver
     from goodput_engine.router.proxied_request import ProxiedRequest
     from goodput_engine.router.settings import RouterSettings
     from goodput_engine.router.upstream_client import Watchdog
+    from goodput_engine.router.upstream_connection import UpstreamResponse
 
 __all__ = ["SATURATED", "ResponseStream"]
 
@@ -55,7 +59,7 @@ class ResponseStream:
         self,
         request: web.Request,
         state: ProxiedRequest,
-        upstream: aiohttp.ClientResponse,
+        upstream: UpstreamResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
         """Forward a response to its end and record its outcome.
@@ -74,9 +78,7 @@ class ResponseStream:
             else:
                 response = await self._forward_body(request, state, upstream, watchdog)
             await response.write_eof()
-        except aiohttp.ClientConnectionResetError:
-            raise  # the client's side, not the replica's
-        except (aiohttp.ClientError, OSError) as error:
+        except ConnectionLost as error:
             raise ReplicaLost(
                 RetryReason.LOST, "the replica closed the connection before its response ended"
             ) from error
@@ -112,10 +114,10 @@ class ResponseStream:
         self,
         request: web.Request,
         state: ProxiedRequest,
-        upstream: aiohttp.ClientResponse,
+        upstream: UpstreamResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
-        clock, read = self._clock, upstream.content.readany
+        clock, read = self._clock, upstream.read
         observer = state.watch_tokens()
         observe = observer.feed
         held: list[bytes] = []
@@ -129,33 +131,39 @@ class ResponseStream:
                 RetryReason.LOST, "the replica's response ended before its first token"
             )
         response = await self._begin(request, state, upstream, watchdog)
-        write, at_end = response.write, upstream.content.at_eof
-        await write(b"".join(held))
+        await response.write(b"".join(held))
         held.clear()
-        # The hot path: one iteration per chunk of every stream.
-        while chunk := await read():
-            watchdog.progress_ns = now_ns = clock()
-            observe(chunk, now_ns)
-            if at_end():
-                await response.write_eof(chunk)  # one system call for both
+        writer = _StreamWriter(
+            request,
+            chunked=response.content_length is None and request.version >= HttpVersion11,
+            upstream=upstream,
+            observer=observer,
+            watchdog=watchdog,
+            clock=clock,
+        )
+        while True:
+            await upstream.forward(writer.push)
+            if upstream.complete:
                 break
-            await write(chunk)
+            await request.writer.drain()  # the client reads slowly
+            upstream.resume()
         observer.end(clock())
+        await response.write_eof(writer.last)  # one system call for both
         return response
 
     async def _forward_body(
         self,
         request: web.Request,
         state: ProxiedRequest,
-        upstream: aiohttp.ClientResponse,
+        upstream: UpstreamResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
-        read = upstream.content.readany
+        read = upstream.read
         chunk = await read()
         response = await self._begin(request, state, upstream, watchdog)
         while chunk:
             watchdog.progress_ns = self._clock()
-            if upstream.content.at_eof():
+            if upstream.at_eof:
                 await response.write_eof(chunk)
                 break
             await response.write(chunk)
@@ -166,11 +174,14 @@ class ResponseStream:
         self,
         request: web.Request,
         state: ProxiedRequest,
-        upstream: aiohttp.ClientResponse,
+        upstream: UpstreamResponse,
         watchdog: Watchdog,
     ) -> web.StreamResponse:
         """Send the response's head; from then on, the request cannot be retried."""
-        headers = end_to_end(upstream.headers)
+        headers = CIMultiDict(
+            (name.decode(errors="surrogateescape"), value.decode(errors="surrogateescape"))
+            for name, value in end_to_end(upstream.raw_headers)
+        )
         headers.popall(HEADER_LOAD, None)  # for the router only
         response = web.StreamResponse(
             status=upstream.status, reason=upstream.reason, headers=headers
@@ -182,7 +193,67 @@ class ResponseStream:
         return response
 
 
-def _note_outcome(state: ProxiedRequest, upstream: aiohttp.ClientResponse) -> None:
+class _StreamWriter:
+    """Writes each read of a stream directly to the client's connection: the hot path.
+
+    Args:
+        request: the client's request.
+        chunked: True if the response has the transfer coding `chunked`.
+        upstream: the replica's response.
+        observer: times the tokens.
+        watchdog: limits the time without progress.
+        clock: returns monotonic nanoseconds.
+
+    Attributes:
+        last: bytes that arrived with the end of the stream, and are not written yet.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_clock",
+        "_observe",
+        "_protocol",
+        "_transport",
+        "_upstream",
+        "_watchdog",
+        "last",
+    )
+
+    def __init__(
+        self,
+        request: web.Request,
+        *,
+        chunked: bool,
+        upstream: UpstreamResponse,
+        observer: TokenObserver,
+        watchdog: Watchdog,
+        clock: Callable[[], int],
+    ) -> None:
+        transport = request.transport
+        if transport is None:
+            raise aiohttp.ClientConnectionResetError("the client disconnected")
+        self._transport = transport
+        self._protocol = request.protocol
+        self._chunked = chunked
+        self._upstream = upstream
+        self._observe = observer.feed
+        self._watchdog = watchdog
+        self._clock = clock
+        self.last = b""
+
+    def push(self, data: bytes) -> None:
+        """Observe and write the bytes of one read."""
+        self._watchdog.progress_ns = now_ns = self._clock()
+        self._observe(data, now_ns)
+        if self._upstream.complete:
+            self.last = data
+            return
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if self._protocol.writing_paused:
+            self._upstream.pause()
+
+
+def _note_outcome(state: ProxiedRequest, upstream: UpstreamResponse) -> None:
     """Set the outcome of a response that was forwarded to its end."""
     status = upstream.status
     if 200 <= status < 300:

@@ -17,24 +17,31 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
+import ssl
+from collections import deque
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
-from multidict import CIMultiDict
 from yarl import URL
 
 from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
 from goodput_engine.openai.errors import bad_request
+from goodput_engine.router.upstream_connection import (
+    ConnectionLost,
+    UpstreamConnection,
+    UpstreamResponse,
+    end_to_end,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import SimpleNamespace, TracebackType
+    from types import TracebackType
 
     from aiohttp import web
-    from multidict import CIMultiDictProxy
 
     from goodput_engine.router.proxied_request import ProxiedRequest
     from goodput_engine.router.replicas import Replica
@@ -50,28 +57,14 @@ __all__ = [
     "Stopping",
     "UpstreamClient",
     "Watchdog",
-    "end_to_end",
     "out_of_files",
 ]
 
-# RFC 9110, 7.6.1: these headers apply to a single connection.
-_HOP_BY_HOP: Final = (
-    "Connection",
-    "Keep-Alive",
-    "Proxy-Authenticate",
-    "Proxy-Authorization",
-    "Proxy-Connection",
-    "TE",
-    "Trailer",
-    "Transfer-Encoding",
-    "Upgrade",
-)
 # Host and Content-Length are set anew; Expect was handled when the body was read.
-_NOT_FORWARDED: Final = ("Host", "Content-Length", "Expect")
+_NOT_FORWARDED: Final = frozenset({b"host", b"content-length", b"expect"})
 _AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-# Larger bodies are written in pieces, so that a long prompt does not stall other streams.
-_MAX_SINGLE_WRITE_BYTES: Final = 256 << 10
-_CLOSED: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
+# Time after which an unused connection is closed.
+_IDLE_S: Final = 30.0
 
 
 class RetryReason(StrEnum):
@@ -221,47 +214,67 @@ def out_of_files(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
 
 
-def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Return the headers that a proxy forwards: those that do not apply to a single connection."""
-    forwarded = CIMultiDict(headers)
-    for value in headers.getall("Connection", ()):
-        for name in value.split(","):
-            forwarded.popall(name.strip(), None)
-    for name in _HOP_BY_HOP:
-        forwarded.popall(name, None)
-    return forwarded
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Address of a replica.
+
+    Args:
+        host, port: the address to connect to.
+        tls: TLS settings; None for plain HTTP.
+        header: value of the header `Host`.
+    """
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    header: bytes
 
 
 class UpstreamClient:
-    """The router's pool of connections to replicas.
+    """The router's connections to replicas.
+
+    The number of connections is not limited, because a hidden queue here would delay the replicas'
+    admission.
 
     Args:
         timeouts: time limits; only `connect_ns` is used.
         on_stale: called when a request is sent again because a pooled connection was closed.
+
+    Attributes:
+        session: client for probes, which have connections of their own.
     """
 
     def __init__(self, timeouts: Timeouts, on_stale: Callable[[], None]) -> None:
         self._on_stale = on_stale
-        tracing = aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_note_reuse)
+        self._connect_s = timeouts.connect_ns / NS_PER_S
+        self._loop = asyncio.get_running_loop()
+        self._origins: dict[str, _Origin] = {}
+        self._idle: dict[str, deque[UpstreamConnection]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
         self.session: Final = aiohttp.ClientSession(
-            # No limit, because a hidden queue here would delay the replicas' admission.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ttl_dns_cache=5),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_ns / NS_PER_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S, ttl_dns_cache=5),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=_AUTO_HEADERS,
             trust_env=False,
-            trace_configs=[tracing],
         )
 
     async def close(self) -> None:
         """Close every connection."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.abort()
+        self._idle.clear()
         await self.session.close()
 
     async def send(
         self, request: web.BaseRequest, state: ProxiedRequest, replica: Replica
-    ) -> aiohttp.ClientResponse:
+    ) -> UpstreamResponse:
         """Send a request unchanged and wait for the response's head.
 
         If the replica had closed a pooled connection, the request is sent once more to the same
@@ -270,59 +283,103 @@ class UpstreamClient:
         Raises:
             ReplicaLost: no head arrived.
             FilesExhausted: this process cannot open a connection.
-            APIError: 400 if the path or the headers cannot be forwarded.
+            APIError: 400 if the path cannot be forwarded.
         """
-        # Use only the path, because the request line may contain a host ("GET http://… HTTP/1.1").
-        url = URL(replica.base + request.rel_url.raw_path_qs, encoded=True)
-        headers = end_to_end(request.headers)
-        for name in _NOT_FORWARDED:
-            headers.popall(name, None)
-        reused: list[bool] = []
+        base = replica.base
+        origin = self._origins.get(base)
+        if origin is None:
+            origin = self._origins[base] = _origin_of(base)
+        method, body = request.method, state.body
+        head = _encode_head(request, origin, len(body))
         try:
-            try:
-                return await self._open(request.method, url, headers, state.body, reused)
-            except _CLOSED as error:
-                connecting = isinstance(error, aiohttp.ClientConnectorError)
-                if connecting or not reused or state.resent:
-                    raise
-            state.resent = True
-            self._on_stale()
-            return await self._open(request.method, url, headers, state.body, reused)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            connection = self._take_idle(base)
+            if connection is not None:
+                try:
+                    return await connection.send(method, head, body)
+                except ConnectionLost:
+                    if state.resent:
+                        raise
+                state.resent = True
+                self._on_stale()
+            connection = await self._connect(base, origin, replica)
+            return await connection.send(method, head, body)
+        except ConnectionLost as error:
+            raise ReplicaLost(
+                RetryReason.LOST, f"replica {replica.name} closed the connection without a response"
+            ) from error
+
+    async def _connect(self, base: str, origin: _Origin, replica: Replica) -> UpstreamConnection:
+        loop = self._loop
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(loop, partial(self._keep, base)),
+                    origin.host,
+                    origin.port,
+                    ssl=origin.tls,
+                )
+        except OSError as error:  # including TimeoutError
             if out_of_files(error):
                 raise FilesExhausted("the limit of open files is reached") from error
             raise ReplicaLost(
                 RetryReason.CONNECT, f"cannot connect to replica {replica.name}"
             ) from error
-        except ValueError as error:  # an invalid URL, or a header that HTTP cannot carry
-            raise bad_request("the request's path or headers cannot be forwarded") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ReplicaLost(
-                RetryReason.LOST, f"replica {replica.name} closed the connection without a response"
-            ) from error
+        return connection
 
-    async def _open(
-        self,
-        method: str,
-        url: URL,
-        headers: CIMultiDict[str],
-        body: bytes,
-        reused: list[bool],
-    ) -> aiohttp.ClientResponse:
-        return await self.session.request(
-            method,
-            url,
-            headers=headers,
-            data=body if len(body) <= _MAX_SINGLE_WRITE_BYTES else io.BytesIO(body),
-            allow_redirects=False,
-            trace_request_ctx=reused,
-        )
+    def _take_idle(self, base: str) -> UpstreamConnection | None:
+        """Return the connection that was used last, which is the most likely one to be open."""
+        idle = self._idle.get(base)
+        while idle:
+            connection = idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    def _keep(self, base: str, connection: UpstreamConnection) -> None:
+        if self._closed:
+            connection.abort()
+            return
+        self._idle.setdefault(base, deque()).append(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(_IDLE_S / 2, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close the connections that were not used for some time."""
+        self._sweep = None
+        expired_s = self._loop.time() - _IDLE_S
+        for base, idle in tuple(self._idle.items()):
+            while idle and (idle[0].idle_since_s < expired_s or not idle[0].is_open):
+                idle.popleft().abort()
+            if not idle:
+                del self._idle[base]
+                self._origins.pop(base, None)  # of a replica that may be gone
+        if self._idle:
+            self._sweep = self._loop.call_later(_IDLE_S / 2, self._close_idle)
 
 
-async def _note_reuse(
-    _session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    _params: aiohttp.TraceConnectionReuseconnParams,
-) -> None:
-    if context.trace_request_ctx is not None:  # None for probes
-        context.trace_request_ctx.append(True)
+def _origin_of(base: str) -> _Origin:
+    url = URL(base)
+    assert url.host is not None, "the URLs of replicas are validated"
+    assert url.port is not None, "http and https have default ports"
+    tls = ssl.create_default_context() if url.scheme == "https" else None
+    header = base.partition("://")[2].encode()
+    return _Origin(url.host, url.port, tls, header)
+
+
+def _encode_head(request: web.BaseRequest, origin: _Origin, body_bytes: int) -> bytes:
+    """Return the head of a request to a replica.
+
+    Raises:
+        APIError: 400 if the path cannot be forwarded.
+    """
+    # Use only the path, because the request line may contain a host ("GET http://… HTTP/1.1").
+    path = request.rel_url.raw_path_qs
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise bad_request("the request's path cannot be forwarded")
+    lines = [f"{request.method} {path} HTTP/1.1".encode(), b"Host: " + origin.header]
+    for name, value in end_to_end(request.raw_headers):
+        if name.lower() not in _NOT_FORWARDED:
+            lines.append(b"%b: %b" % (name, value))
+    if body_bytes or request.method == "POST":
+        lines.append(b"Content-Length: %d" % body_bytes)
+    return b"\r\n".join((*lines, b"", b""))

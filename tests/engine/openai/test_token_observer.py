@@ -53,6 +53,41 @@ def test_the_chunks_change_only_the_times(cuts: list[int]) -> None:
     assert sum(observer.gaps_us) == (observer.last_ns - observer.first_ns) // 1000
 
 
+@st.composite
+def events(draw: st.DrawFn) -> bytes:
+    """An event of a stream: usually another text in the same form, sometimes something else."""
+    text = draw(st.sampled_from(["a", "b c", "", 'quote"', "back\\slash", "line\n", "text", "é"]))
+    choice: dict[str, object] = {"index": 0, "text": text}
+    rare = draw(st.integers(0, 7))
+    event: dict[str, object] = {"id": draw(st.sampled_from(["1", "1", "a"])), "choices": [choice]}
+    if rare == 0:
+        choice["finish_reason"] = draw(st.sampled_from(["stop", "error", None]))
+    elif rare == 1:
+        event["usage"] = {"completion_tokens": draw(st.integers(0, 9))}
+    elif rare == 2:
+        event = {"error": {"message": text, "code": draw(st.sampled_from([429, 500]))}}
+    elif rare == 3:
+        choice["token_ids"] = [1]
+    elif rare == 4:
+        event["choices"] = [choice, choice]
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+    if rare == 5:
+        data = data[:-1]
+    return b"data: " + data + b"\n\n"
+
+
+@given(stream=st.lists(events(), max_size=12))
+def test_unparsed_events_have_the_result_of_parsed_ones(stream: list[bytes]) -> None:
+    fast, slow = TokenObserver(keep_gaps=True), TokenObserver(keep_gaps=True)
+    for number, event in enumerate(stream):
+        fast.feed(event, number * 1000)
+        # An event that arrives in two parts is always parsed.
+        slow.feed(event[:9], number * 1000)
+        slow.feed(event[9:], number * 1000)
+    fields = ("tokens", "first_ns", "last_ns", "gaps_us", "finished", "error", "shed")
+    assert [getattr(fast, f) for f in fields] == [getattr(slow, f) for f in fields]
+
+
 @pytest.mark.parametrize(
     ("event", "tokens"),
     [
