@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import tracemalloc
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goodput_traces.duplicates import DuplicateIds
 from goodput_traces.importers import source as source_module
-from goodput_traces.importers.duplicates import DuplicateIds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -386,6 +387,21 @@ def test_the_first_duplicate_is_found_in_memory_and_on_disk(ids: list[str], in_m
                 expected = (seen[request_id], place)
             seen[request_id] = place
         assert duplicates.find_first() == expected
+
+
+def test_ten_times_as_many_ids_are_checked_in_the_same_memory() -> None:
+    def peak_bytes(count: int) -> int:
+        tracemalloc.start()
+        try:
+            with closing(DuplicateIds(in_memory=200)) as duplicates:
+                for place in range(count):
+                    duplicates.add(f"id-{place}", place)
+                assert duplicates.find_first() is None
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak_bytes(40_000) < 1.5 * peak_bytes(4_000)
 
 
 def test_text_of_a_parquet_source_that_is_not_utf_8_is_named_by_its_row(

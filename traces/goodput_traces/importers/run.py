@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
+from goodput_traces.duplicates import DuplicateIds
 from goodput_traces.errors import NotATraceError, RowError, TraceError
 from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
 from goodput_traces.importers import READ_COLUMNS, find_importer
 from goodput_traces.importers.base import Importer, ImportOptions
 from goodput_traces.importers.column_map import ColumnMap, nested_value
-from goodput_traces.importers.duplicates import DuplicateIds
 from goodput_traces.importers.preview import PREVIEW_ROWS, ImportPreview
 from goodput_traces.importers.record import Record
 from goodput_traces.importers.source import Container, Source, recognise

@@ -1,25 +1,33 @@
 """Find request ids that occur twice, in bounded memory.
 
-Each id is stored as a digest of 128 bits. Up to a million digests stay in memory. More digests
-are distributed to temporary files by value, so that each file can be sorted separately.
+Each id is stored as a digest of 128 bits. Up to 262,144 digests stay in memory. More digests are
+distributed to temporary files by value. A file is read in as many passes as its digests need to be
+sorted within the same limit.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import tempfile
 from contextlib import ExitStack
 from hashlib import blake2b
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["DuplicateIds"]
 
 _ENTRY: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<i8")])
 _PLACE: Final = struct.Struct("<q")
-_IN_MEMORY: Final = 1_000_000
+_IN_MEMORY: Final = 1 << 18
 _PARTS: Final = 64
+_READ_ENTRIES: Final = 1 << 15
+
+_Entries: TypeAlias = np.ndarray[Any, Any]
 
 
 class DuplicateIds:
@@ -51,11 +59,20 @@ class DuplicateIds:
         if not self._parts:
             return _find_first_pair(np.frombuffer(bytes(self._buffer), dtype=_ENTRY))
         self._spill()
-        pairs = []
-        for part in self._parts:
-            part.seek(0)
-            pairs.append(_find_first_pair(np.frombuffer(part.read(), dtype=_ENTRY)))
+        pairs = [_find_first_pair(entries) for part in self._parts for entries in self._cut(part)]
         return min((pair for pair in pairs if pair), key=lambda pair: pair[1], default=None)
+
+    def _cut(self, part: IO[bytes]) -> Iterator[_Entries]:
+        """Yield the entries of a file in groups, equal digests in one group."""
+        size = part.seek(0, os.SEEK_END)
+        passes = -(-size // self._limit_bytes)
+        for number in range(passes):
+            part.seek(0)
+            groups = []
+            while data := part.read(_READ_ENTRIES * _ENTRY.itemsize):
+                entries = np.frombuffer(data, dtype=_ENTRY)
+                groups.append(entries[entries["low"] % passes == number])
+            yield np.concatenate(groups)
 
     def _spill(self) -> None:
         if not self._parts:
@@ -69,7 +86,7 @@ class DuplicateIds:
         self._buffer.clear()
 
 
-def _find_first_pair(entries: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+def _find_first_pair(entries: _Entries) -> tuple[int, int] | None:
     order = np.lexsort((entries["place"], entries["low"], entries["high"]))
     entries = entries[order]
     same = (entries["high"][1:] == entries["high"][:-1]) & (
