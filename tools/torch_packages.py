@@ -31,8 +31,6 @@ INSTALLED_GB: Final = 5
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _CONSTRAINTS: Final = _ROOT / "constraints.txt"
-# transformers reads GGUF files with them.
-_CONVERSION: Final = ("accelerate==1.15.0", "gguf==0.19.0")
 _LINK: Final = "goodput-torch.pth"
 _COMPLETE: Final = "complete"
 _PARTIAL: Final = "partial-"
@@ -88,7 +86,7 @@ def _folder() -> Path:
 
 def _requirements() -> list[str]:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["optional-dependencies"]["torch"], *_CONVERSION]
+    return [*project["optional-dependencies"]["torch"]]
 
 
 def _install(folder: Path) -> None:

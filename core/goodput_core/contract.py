@@ -76,6 +76,8 @@ MODEL_OWNER: Final = "goodput"
 
 # --- environment --------------------------------------------------------------------------
 ENV_DEBUG: Final = "GOODPUT_DEBUG"
+# Folder of downloads and conversions; ~/.cache/goodput without it.
+ENV_CACHE: Final = "GOODPUT_CACHE"
 ENV_CONTROL_TOKEN: Final = "GOODPUT_CONTROL_TOKEN"  # noqa: S105 - a variable's name
 ENV_LLMSERVICE: Final = "GOODPUT_LLMSERVICE"
 ENV_REPLICA: Final = "GOODPUT_REPLICA"

@@ -7,6 +7,7 @@ those that only compute prompts are compared with the least time that the machin
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
@@ -16,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -25,9 +27,11 @@ from goodput_core.quantiles import quantiles
 from goodput_core.text import printable
 from goodput_core.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_model_core, configuration, load_model
+from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.messages import ExecutorInput, Submit
 from goodput_engine.server.model_options import add_model_arguments, choose_model
+from goodput_engine.weights.fetch import fetch_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,8 +114,11 @@ def main(argv: list[str]) -> int:
     if model is None:
         raise UsageError(
             f"goodput engine bench: {args.manifest} emulates a device; set spec.model.source to "
-            "file:// and the folder of a model, or try `goodput device show`"
+            "file:// and a model, or try `goodput device show`"
         )
+    if model.source is not None:
+        configure_logging()
+        model = structs.replace(model, path=asyncio.run(fetch_weights(model.source)), source=None)
     config = configuration(
         service.spec.engine, mode=service.spec.control.mode, device=model.path, model=model
     )

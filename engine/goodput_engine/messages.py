@@ -15,6 +15,7 @@ import msgspec
 from goodput_core.engine_state import EngineState  # noqa: TC001 - msgspec reads the annotations
 from goodput_core.slo.targets import Targets
 from goodput_engine.scheduler.plan import TokenLogprobs  # noqa: TC001 - msgspec reads it
+from goodput_engine.weights.source import WeightsSource  # noqa: TC001 - msgspec reads it
 
 __all__ = [
     "DATA_TYPES",
@@ -59,7 +60,10 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
     """A real model to compute.
 
     Args:
-        path: absolute path of a folder in Hugging Face's format.
+        path: absolute path of a folder in Hugging Face's format; empty until the weights are
+            fetched.
+        name: name of the model, for logs and metrics.
+        source: weights to fetch before the core starts; None if the folder exists.
         dtype: one of `DATA_TYPES`; None for float32 on a CPU and bfloat16 on a GPU.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
         block_size: tokens per KV block.
@@ -71,6 +75,8 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
     """
 
     path: str
+    name: str = ""
+    source: WeightsSource | None = None
     dtype: str | None = None
     max_model_tokens: int | None = None
     block_size: int = 16

@@ -186,6 +186,18 @@ def test_a_readable_profile_of_the_user_is_accepted(tmp_path: Path) -> None:
         require_device(weights, device=None)
 
 
+def test_a_damaged_gguf_file_is_reported_before_a_replica_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chat.GGUF"
+    file.write_bytes(b"<html>not found</html>")
+    path = manifest(tmp_path, lambda t: t.replace("emulated://llama-3-8b-h100", f"file://{file}"))
+    assert run_command(["up", "-f", path, "--port", "0"]) == 64
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        f"error: {file}: is not a GGUF file; download it again"
+    )
+
+
 def test_a_folder_of_a_real_model_must_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +211,9 @@ def test_a_folder_of_a_real_model_must_exist(
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     require_device(weights(f"~/{tmp_path.name}"), device=None)
     require_device(weights(tmp_path / "none"), device="unit")
-    with pytest.raises(SpecError, match=r"spec\.model\.source: /.*/none is not a folder; name one"):
+    with pytest.raises(
+        SpecError, match=r"spec\.model\.source: /.*/none is neither a folder nor a GGUF"
+    ):
         require_device(weights(tmp_path / "none"), device=None)
     assert ignored_here(weights(tmp_path), device=None) == []
 

@@ -113,6 +113,11 @@ class ModelSpec:
         """The part of `source` after `://`."""
         return self.source.partition("://")[2]
 
+    @property
+    def is_gguf(self) -> bool:
+        """True if the source is a GGUF file, which is converted before it is loaded."""
+        return self.scheme == "file" and self.name.lower().endswith(".gguf")
+
 
 # --- spec.slo -------------------------------------------------------------------------------
 

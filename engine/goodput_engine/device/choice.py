@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -95,10 +94,10 @@ def device_facts(profile: DeviceProfile) -> dict[str, Any]:
     }
 
 
-def model_facts(path: str) -> dict[str, Any]:
+def model_facts(name: str) -> dict[str, Any]:
     """Return the facts of a real model that are known before it is loaded."""
     return {
-        "name": posixpath.basename(path.rstrip("/")),
+        "name": name,
         "illustrative": False,
         "tensor_parallel": 1,
         "pipeline_parallel": 1,

@@ -74,6 +74,7 @@ def make_parser() -> CommandParser:
         examples=(
             "goodput engine -f examples/chat.yaml",
             "goodput engine -f examples/chat.yaml --device llama-3-8b-h100 --port 0 --json",
+            "goodput engine fetch -f examples/smollm2.yaml",
             "goodput engine bench -f examples/smollm2.yaml",
         ),
     )
@@ -124,7 +125,7 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
         device, profile = choose_device(service.spec, device=args.device, source=source)
         facts = device_facts(profile)
     else:
-        device, facts = model.path, model_facts(model.path)
+        device, facts = model.path, model_facts(model.name)
     configure = configuration(
         engine,
         mode=service.spec.control.mode,

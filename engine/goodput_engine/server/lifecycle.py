@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from goodput_core.process import raise_open_files
 from goodput_core.signals import Shutdown
 from goodput_engine.http_server import announce, listen, require_running
@@ -27,6 +29,7 @@ from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.model_options import load_text_settings
 from goodput_engine.server.state import ServerPhase, ServerState
 from goodput_engine.server_options import ADMIN_CONNECTIONS
+from goodput_engine.weights.fetch import fetch_weights
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -76,11 +79,20 @@ async def serve(settings: EngineSettings) -> int:
         policy = RestartPolicy(restarts=settings.core_restarts)
         supervisor = CoreSupervisor(state, policy, metrics)
         stack.push_async_callback(supervisor.close)
+        model = settings.configure.model
+        if model is not None and model.source is not None:
+            fetch = asyncio.ensure_future(fetch_weights(model.source))
+            stack.push_async_callback(_cancel, fetch)
+            await _wait_for_first(shutdown.requested.wait(), fetch)
+            if not fetch.done():
+                return shutdown.exit_code
+            model = structs.replace(model, path=fetch.result(), source=None)
+            state.configure = structs.replace(state.configure, model=model)
         await supervisor.launch()
-        if settings.configure.model is not None:
+        if model is not None:
             # The core loads the weights in the meantime.
             state.tokenizer, state.defaults = await asyncio.get_running_loop().run_in_executor(
-                parsers, load_text_settings, settings.configure.model
+                parsers, load_text_settings, model
             )
         ready = asyncio.ensure_future(supervisor.await_ready())
         await _wait_for_first(shutdown.requested.wait(), ready)
@@ -179,6 +191,11 @@ async def _write_last_events(state: ServerState) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_EVENTS_S):
             await state.idle.wait()
+
+
+async def _cancel(task: asyncio.Future[str]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _wait_for_first(*awaitables: Awaitable[object]) -> None:

@@ -13,6 +13,7 @@ from goodput_core.spec.support import require_computable
 from goodput_engine.messages import DATA_TYPES, SAMPLING_DEFAULTS, ModelFolder
 from goodput_engine.openai.sampling_fields import OPENAI_DEFAULTS
 from goodput_engine.server.generation_config import read_sampling_defaults
+from goodput_engine.weights.source import local_folder, weights_source
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from goodput_engine.openai.sampling_fields import SamplingDefaults
     from goodput_engine.text.tokenizer import ModelTokenizer
 
-__all__ = ["add_model_arguments", "choose_model", "load_text_settings"]
+__all__ = ["add_dtype_argument", "add_model_arguments", "choose_model", "load_text_settings"]
 
 _DEFAULTS: Final = ModelFolder(path="")
 _MAX_BLOCKS: Final = 100_000_000
@@ -49,11 +50,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
         parser: the parser of a command.
         serves: True if the command serves requests with sampling fields.
     """
-    group = parser.add_argument_group("options for a real model (spec.model.source: file://…)")
-    group.add_argument(
-        "--dtype", choices=DATA_TYPES,
-        help="data type of weights and KV cache (float32 on a CPU, bfloat16 on a GPU)",
-    )  # fmt: skip
+    group = parser.add_argument_group("options for a real model (spec.model.source)")
+    add_dtype_argument(group)
     group.add_argument(
         "--max-model-tokens", type=_whole(_MAX_TOKENS, "a number of tokens"), metavar="N",
         help="limit of prompt and output together (default: that of the model)",
@@ -84,6 +82,14 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
         )  # fmt: skip
 
 
+def add_dtype_argument(group: argparse._ActionsContainer) -> None:
+    """Add the option for the data type, which also a conversion of the weights needs."""
+    group.add_argument(
+        "--dtype", choices=DATA_TYPES,
+        help="data type of weights and KV cache (float32 on a CPU, bfloat16 on a GPU)",
+    )  # fmt: skip
+
+
 def choose_model(
     args: argparse.Namespace, spec: LLMServiceSpec, *, source: str
 ) -> ModelFolder | None:
@@ -103,12 +109,19 @@ def choose_model(
         for name in given:
             raise UsageError(
                 f"goodput engine: {_OPTIONS[name]} applies to a real model, but an emulated device "
-                "is served; remove it, or set spec.model.source to file:// and a model's folder"
+                "is served; remove it, or set spec.model.source to file:// and a model"
             )
         return None
     try:
         require_computable(spec)
-        model = ModelFolder(path=str(Path(spec.model.name).expanduser()), **given)
+        weights = weights_source(spec.model, dtype=getattr(args, "dtype", None))
+        folder = local_folder(spec.model)
+        model = ModelFolder(
+            path="" if weights else str(folder),
+            name=weights.title if weights else folder.name,
+            source=weights,
+            **given,
+        )
         if model.block_size > spec.engine.token_budget.min:
             raise SpecError(
                 "spec.engine.tokenBudget.min",

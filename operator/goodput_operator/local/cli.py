@@ -38,6 +38,7 @@ from goodput_operator.local.manifest import (
 from goodput_operator.local.options import MAX_REPLICAS, UpOptions, parse_options
 from goodput_operator.local.reporter import LineWriter, Reporter
 from goodput_operator.local.supervisor import Supervisor
+from goodput_operator.local.weights import fetch_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +110,10 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
             )
             control = _control(service, options, commands.token, reporter)
             try:
+                if options.device is None and service.spec.model.is_gguf:
+                    fetch_weights(
+                        commands.fetch(), reporter, exit_with_parent=options.exit_with_parent
+                    )
                 return asyncio.run(
                     _serve(
                         options,

@@ -86,6 +86,12 @@ class Commands:
     grace_ns: int
     environment: Mapping[str, str] = field(repr=False)
 
+    def fetch(self) -> Command:
+        """Return the command that fetches the weights of a real model before replicas start."""
+        program = (sys.executable, "-m", "goodput_core", "engine", "fetch")
+        argv = (*program, "-f", str(self.workspace.manifest), "--exit-with-parent")
+        return Command(argv=argv, env=self.environment)
+
     def replica(self, name: str) -> Command:
         """Return the command of a replica."""
         device = () if self.device is None else ("--device", self.device)

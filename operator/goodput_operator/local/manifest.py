@@ -70,10 +70,12 @@ def require_device(service: LLMService, *, device: str | None) -> None:
         require_servable(service, folders=True)
         name = service.spec.model.name
         if computes_model(service, device=None):
-            if not Path(name).expanduser().is_dir():
+            path = Path(name).expanduser()
+            if not (path.is_file() if service.spec.model.is_gguf else path.is_dir()):
                 raise SpecError(
                     "spec.model.source",
-                    f"{name} is not a folder; name one with a model in Hugging Face's format",
+                    f"{name} is neither a folder nor a GGUF file; name a folder with a model in "
+                    "Hugging Face's format, or a file whose name ends with .gguf",
                 )
         elif is_profile_path(name):
             try:

@@ -90,7 +90,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
     ready_ns = time.monotonic_ns()
     return LoadedModel(
         executor=executor,
-        name=folder.name,
+        name=settings.name or folder.name,
         vocab_size=model.vocab_size,
         max_model_tokens=model.max_model_tokens,
         block_size=settings.block_size,

@@ -1,0 +1,131 @@
+"""Convert a GGUF file with transformers, which reads its tensors and its tokenizer.
+
+The tensors are dequantized, because the engine computes with plain weights. Only
+`goodput_engine.weights.gguf` imports this module, if a file is not converted yet: the import of
+transformers takes seconds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import gguf
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+from goodput_core.contract import ENV_CACHE
+from goodput_core.errors import InputError
+from goodput_core.units import BYTES_PER_GIB
+from goodput_engine.executor.torch.memory import available_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["convert"]
+
+_FLOAT_BYTES: Final = 4
+_MAX_DETAIL: Final = 300
+
+
+def convert(file: Path, folder: Path, dtype: str) -> None:
+    """Write a folder in Hugging Face's format.
+
+    Args:
+        file: a GGUF file.
+        folder: folder to write; its parent exists.
+        dtype: data type of the weights in the folder.
+
+    Raises:
+        InputError: the file is damaged, not supported, or too large for the memory or the disk.
+        OSError: the folder cannot be written.
+    """
+    _require_space(file, folder.parent, _count_weights(file), dtype)
+    _convert(file, folder, dtype)
+
+
+def _count_weights(file: Path) -> int:
+    """Return the number of weights in a file.
+
+    Raises:
+        InputError: the file is incomplete, or of an architecture that is not supported.
+    """
+    try:
+        reader: Any = gguf.GGUFReader(file)
+        architecture = str(reader.fields["general.architecture"].contents())
+        end = max((int(t.data_offset) + int(t.n_bytes) for t in reader.tensors), default=0)
+        parameters = sum(prod(map(int, tensor.shape)) for tensor in reader.tensors)
+    except Exception as error:  # the package raises many types for an invalid file
+        raise InputError(
+            f"{file}: the GGUF file is damaged or incomplete; download it again: {_detail(error)}"
+        ) from error
+    if end > file.stat().st_size or not parameters:
+        raise InputError(f"{file}: the GGUF file is incomplete; download it again")
+    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+        raise InputError(
+            f"{file}: transformers cannot convert GGUF files of the architecture "
+            f"{architecture[:100]!r}; serve a folder with safetensors"
+        )
+    return parameters
+
+
+def _require_space(file: Path, cache: Path, parameters: int, dtype: str) -> None:
+    """Reject a file whose weights do not fit into the memory or on the disk."""
+    needed, available = parameters * _FLOAT_BYTES, available_bytes()
+    if needed > available:
+        raise InputError(
+            f"{file}: the conversion needs {needed / BYTES_PER_GIB:.1f} GiB of memory, but only "
+            f"{available / BYTES_PER_GIB:.1f} GiB is available; convert it on a larger machine and "
+            "serve the folder"
+        )
+    needed, free = parameters * getattr(torch, dtype).itemsize, shutil.disk_usage(cache).free
+    if needed > free:
+        raise InputError(
+            f"{file}: the converted weights take {needed / BYTES_PER_GIB:.1f} GiB as {dtype}, but "
+            f"{cache} has only {free / BYTES_PER_GIB:.1f} GiB left; free some space, or set "
+            f"{ENV_CACHE} to a folder of another disk"
+        )
+
+
+def _convert(file: Path, folder: Path, dtype: str) -> None:
+    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            **source,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        if info["missing_keys"]:
+            # transformers would fill them with random numbers.
+            raise InputError(
+                f"{file}: the GGUF file does not have {min(info['missing_keys'])}; download it "
+                "again, or serve a folder with safetensors"
+            )
+        # The weights are no longer quantized, and a quantized model could not be saved.
+        model.hf_quantizer = None
+        model.is_quantized = False
+        del model.config.quantization_config
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(
+            **source, local_files_only=True, trust_remote_code=False
+        ).save_pretrained(folder)
+    except InputError:
+        raise
+    except OSError as error:
+        if error.errno is not None:  # the disk, not the content
+            raise
+        raise _cannot_convert(file, error) from error
+    except Exception as error:  # transformers raises many types for an invalid file
+        raise _cannot_convert(file, error) from error
+
+
+def _cannot_convert(file: Path, error: Exception) -> InputError:
+    return InputError(f"{file}: transformers cannot convert the file: {_detail(error)}")
+
+
+def _detail(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MAX_DETAIL] or type(error).__name__
