@@ -80,6 +80,7 @@ class RequestStream:
 
     __slots__ = (
         "_each",
+        "_on_output",
         "_waiter",
         "arrival_ns",
         "cached_tokens",
@@ -108,6 +109,7 @@ class RequestStream:
         self.lost = False
         self._each = each
         self._waiter: asyncio.Future[None] | None = None
+        self._on_output: Callable[[], bool] | None = None
 
     @property
     def ended(self) -> bool:
@@ -119,6 +121,22 @@ class RequestStream:
         if not (self.ended or (self._each and self.tokens > taken)):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+    async def follow(self, on_output: Callable[[], bool]) -> None:
+        """Call a function after each output, and return at the end or when it returns False.
+
+        Args:
+            on_output: called in the callback that receives the step, without a task switch, but
+                not for the last output. Its errors are raised here.
+        """
+        if self.ended:
+            return
+        self._on_output = on_output
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._on_output = None
 
     def push(self, output: RequestOutput, at_ns: int) -> None:
         """Add the output of one step."""
@@ -132,6 +150,17 @@ class RequestStream:
             self.logprobs += output.logprobs
             self.last_token_ns = at_ns
         self.finish_reason = output.finish_reason
+        on_output = self._on_output
+        if on_output is not None and output.finish_reason is None:
+            try:
+                if on_output():
+                    return
+            except Exception as error:  # noqa: BLE001 - raised by `follow`, for this request only
+                self._on_output = None
+                if self._waiter is not None and not self._waiter.done():
+                    self._waiter.set_exception(error)
+                return
+            self._on_output = None
         if self._each or output.finish_reason is not None:
             self._wake()
 

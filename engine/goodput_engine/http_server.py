@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.server_options import ConnectionLimits
 
-__all__ = ["announce", "error_response", "listen", "require_running"]
+__all__ = ["StreamedResponse", "announce", "error_response", "listen", "require_running"]
 
 _EVERY_ADDRESS: Final = "::"
 _BACKLOG: Final = 4096
@@ -128,6 +128,13 @@ def error_response(error: APIError, headers: Mapping[str, str] | None = None) ->
     if error.close:
         response.force_close()
     return response
+
+
+class StreamedResponse(web.StreamResponse):
+    """A response whose head is sent together with the first bytes of its body."""
+
+    # aiohttp's own switch, which its `web.Response` sets as well.
+    _send_headers_immediately = False
 
 
 class _Connection(web.RequestHandler):

@@ -9,15 +9,16 @@ import time
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 from tests.builders.serving import CONFIGURE
 
 from goodput_core.errors import InternalError
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.build import build_core
 from goodput_engine.core.wire import encode
-from goodput_engine.core_client import CoreClient
+from goodput_engine.core_client import CoreClient, RequestStream
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Ready, Submit
+from goodput_engine.messages import Ready, RequestOutput, Submit
 
 if TYPE_CHECKING:
     from goodput_engine.messages import StepOutputs
@@ -64,3 +65,29 @@ async def test_a_core_with_long_steps_may_be_silent_for_ten_of_them() -> None:
         assert (
             str(await client.failure()) == "the engine core was silent for 1.5 s, so it was killed"
         )
+
+
+async def test_an_error_of_one_writer_ends_only_its_own_stream() -> None:
+    streams = [RequestStream(arrival_ns=0, each=True) for _ in range(2)]
+    written: list[int] = []
+
+    def fail() -> bool:
+        raise ValueError("no text")
+
+    def write() -> bool:
+        written.append(streams[1].tokens)
+        return len(written) < 2
+
+    followers = [
+        asyncio.ensure_future(streams[0].follow(fail)),
+        asyncio.ensure_future(streams[1].follow(write)),
+    ]
+    await asyncio.sleep(0)
+    for tokens in (1, 1, 1):
+        for rid, stream in enumerate(streams):
+            stream.push(RequestOutput(rid=rid, new_tokens=tokens), 1)
+    with pytest.raises(ValueError, match="no text"):
+        await followers[0]
+    await followers[1]  # ended by the result False; later outputs wait for the caller
+    assert written == [1, 2]
+    assert [stream.tokens for stream in streams] == [3, 3]

@@ -396,6 +396,9 @@ class TokenObserver:
 _DECODER: Final = msgspec.json.Decoder(_ObservedEvent)
 
 
+_encode_text: Final = msgspec.json.Encoder().encode
+
+
 def without_nan(data: bytes) -> bytes | None:
     """Return JSON with null in place of NaN and Infinity, which Python's encoder writes.
 
@@ -442,7 +445,7 @@ class EventWriter:
         model: the served name.
     """
 
-    __slots__ = ("_delta", "_first", "_head", "_role", "_tail")
+    __slots__ = ("_begin", "_end", "_end_of_text", "_first", "_head", "_plain_end")
 
     def __init__(
         self, *, chat: bool, include_usage: bool, completion_id: str, created: int, model: str
@@ -452,15 +455,18 @@ class EventWriter:
             {"id": completion_id, "object": kind, "created": created, "model": model}
         )
         self._head = b"data: " + head[:-1]
-        self._delta = b'"delta":{' if chat else b""
-        self._role = b'"role":"assistant",' if chat else b""
-        self._tail = (
-            (b"}" if chat else b"")
-            + b'%b,"logprobs":%b,"finish_reason":%b}]'
-            + (b',"usage":null' if include_usage else b"")
-            + b"}\n\n"
-        )
-        self._first = True
+        choice = self._head + b',"choices":[{"index":0,'
+        self._begin = choice + (b'"delta":{"content":' if chat else b'"text":')
+        # The first event of a chat names the role.
+        self._first = choice + b'"delta":{"role":"assistant","content":' if chat else self._begin
+        self._end_of_text = b"}" if chat else b""
+        self._end = b"}]" + (b',"usage":null' if include_usage else b"") + b"}\n\n"
+        self._plain_end = self._end_of_text + b',"logprobs":null,"finish_reason":null' + self._end
+
+    def token(self, text: str) -> bytes:
+        """Return an event with nothing but text: the usual one, on the hot path."""
+        begin, self._first = self._first, self._begin
+        return begin + _encode_text(text) + self._plain_end
 
     def event(
         self,
@@ -477,23 +483,11 @@ class EventWriter:
             token_ids: ids of the tokens since the previous event; None to send no ids.
             logprobs: log-probabilities to send with the text, as JSON.
         """
-        name = b'"content":' if self._delta else b'"text":'
-        role = self._role if self._first else b""
-        self._first = False
-        return (
-            self._head
-            + b',"choices":[{"index":0,'
-            + self._delta
-            + role
-            + name
-            + msgspec.json.encode(text)
-            + self._tail
-            % (
-                b"" if token_ids is None else b',"token_ids":%b' % msgspec.json.encode(token_ids),
-                logprobs,
-                b'"%b"' % finish_reason.encode() if finish_reason else b"null",
-            )
-        )
+        begin, self._first = self._first, self._begin
+        ids = b"" if token_ids is None else b',"token_ids":' + msgspec.json.encode(token_ids)
+        reason = b'"%b"' % finish_reason.encode() if finish_reason else b"null"
+        rest = b'%b,"logprobs":%b,"finish_reason":%b' % (ids, logprobs, reason)
+        return begin + _encode_text(text) + self._end_of_text + rest + self._end
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """Return the event of `stream_options.include_usage`, which has no choices."""

@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from goodput_core.contract import HEADER_LOAD, HEADER_TIMINGS
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_S
-from goodput_engine.http_server import error_response
+from goodput_engine.http_server import StreamedResponse, error_response
 from goodput_engine.openai.errors import error_event
 from goodput_engine.router.proxied_request import read_timings
 from goodput_engine.router.upstream_client import ReplicaLost, RetryReason
@@ -183,9 +183,7 @@ class ResponseStream:
             for name, value in end_to_end(upstream.raw_headers)
         )
         headers.popall(HEADER_LOAD, None)  # for the router only
-        response = web.StreamResponse(
-            status=upstream.status, reason=upstream.reason, headers=headers
-        )
+        response = StreamedResponse(status=upstream.status, reason=upstream.reason, headers=headers)
         state.response = response
         state.drop_body()
         watchdog.restart(self._idle_ns)

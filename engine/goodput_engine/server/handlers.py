@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from goodput_core.contract import (
     HEADER_REPLICA,
@@ -24,6 +24,7 @@ from goodput_core.contract import (
     HEADER_TIMINGS,
 )
 from goodput_core.units import NS_PER_MS
+from goodput_engine.http_server import StreamedResponse
 from goodput_engine.openai.bodies import response_body, usage_object
 from goodput_engine.openai.errors import APIError, error_event
 from goodput_engine.openai.rejections import rejection_error
@@ -153,7 +154,7 @@ class CompletionHandlers:
             created=int(time.time()),
             model=self._state.settings.identity.llmservice,
         )
-        response = web.StreamResponse(
+        response = StreamedResponse(
             headers={
                 **self._stream_headers,
                 **self._load.headers(),
@@ -161,26 +162,35 @@ class CompletionHandlers:
             }
         )
         await response.prepare(request)
-        reason = None
+        direct = None
+        if logprobs is None and not call.returns_token_ids:
+            direct = _TokenWriter(request, writer, text, stream)
         while True:
+            events, reason = b"", None
             if stream.tokens > text.tokens or stream.finish_reason is not None:
                 events, reason = self._events(
                     request, call, writer, text, stream, logprobs=logprobs
                 )
-                if events:
-                    await self._write(request, response, events)
             if reason is not None:
                 break
+            if events:
+                await self._write(request, response, events)
             if text.tokens == stream.tokens:
                 error = self._end_error(stream)
                 if error is not None:
                     await self._finish(request, response, error_event(error))
                     return response
-                await stream.more(text.tokens)
+                if direct is None:
+                    await stream.more(text.tokens)
+                else:
+                    await stream.follow(direct.push)
+                    if text.stopped:
+                        events = writer.event(direct.unsent, "stop")
+                        break
         core.release(call.submit.rid)
         usage = self._record_lengths(call, text, stream)
         tail = writer.usage_event(usage) if call.include_usage else b""
-        await self._finish(request, response, tail + DONE_EVENT)
+        await self._finish(request, response, events + tail + DONE_EVENT)
         return response
 
     def _text(
@@ -320,8 +330,7 @@ class CompletionHandlers:
         self, request: web.Request, response: web.StreamResponse, data: bytes
     ) -> None:
         async with self._stall_timeout(request):
-            await response.write(data)
-            await response.write_eof()
+            await response.write_eof(data)
 
     @asynccontextmanager
     async def _stall_timeout(self, request: web.Request) -> AsyncIterator[None]:
@@ -337,6 +346,54 @@ class CompletionHandlers:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the client stopped reading") from error
+
+
+class _TokenWriter:
+    """Writes the event of a token directly to the client's connection: the hot path.
+
+    Args:
+        request: the client's request, whose response has begun.
+        events: builds the events.
+        text: the text of the response.
+        stream: the tokens.
+
+    Attributes:
+        unsent: text before a stop string, which `push` did not write.
+    """
+
+    __slots__ = ("_chunked", "_events", "_stream", "_text", "_transport", "unsent")
+
+    def __init__(
+        self, request: web.Request, events: EventWriter, text: CompletionText, stream: RequestStream
+    ) -> None:
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client disconnected")
+        self._transport = transport
+        self._chunked = request.version >= HttpVersion11
+        self._events = events
+        self._text = text
+        self._stream = stream
+        self.unsent = ""
+
+    def push(self) -> bool:
+        """Write the event of one new token.
+
+        Returns:
+            False if the caller has to continue: after more than one new token, at a stop string,
+            or if the client has not read the previous events.
+        """
+        text, transport = self._text, self._transport
+        if self._stream.tokens != text.tokens + 1 or transport.get_write_buffer_size():
+            return False
+        piece = text.take(1, last=False)
+        if text.stopped:
+            self.unsent = piece
+            return False
+        if piece and not transport.is_closing():
+            event = self._events.token(piece)
+            transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event)
+        return True
 
 
 def _encode_timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:
