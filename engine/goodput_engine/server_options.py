@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.cli import argument_type, parse_port, parse_whole
@@ -122,6 +123,13 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, port: int, admin_po
         default=round(defaults.idle_s * NS_PER_S),
         metavar="DURATION",
         help="time after which a connection without a request is closed (75s)",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="require one of the keys in this file, one per line, as bearer token for OpenAI's "
+        "API; read again after each change",
     )
     parser.add_argument(
         "--grace",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -280,6 +281,9 @@ def test_commands_have_the_documented_options_and_environment() -> None:
         "--admin-port 0 --host 127.0.0.1 --grace 1500ms --json --exit-with-parent"
     )
     assert "secret" not in repr(commands)
+    protected = replace(commands, api_key_file=Path("/keys"))
+    for command in (protected.replica("chat-0"), protected.router("r", port=0, admin_port=0)):
+        assert "--api-key-file /keys" in " ".join(command.argv)
 
 
 def test_ignored_fields_are_reported(tmp_path: Path) -> None:

@@ -193,4 +193,5 @@ def _make_settings(args: argparse.Namespace) -> RouterSettings:
             idle_ns=args.idle_timeout,
         ),
         connections=connection_limits(args),
+        api_key_file=args.api_key_file,
     )

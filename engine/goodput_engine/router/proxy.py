@@ -41,6 +41,7 @@ from goodput_engine.router.upstream_client import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from goodput_engine.api_keys import ApiKeys
     from goodput_engine.router.outcomes import OutcomeCounts
     from goodput_engine.router.replicas import Replica, ReplicaPool
     from goodput_engine.router.settings import RouterSettings
@@ -71,6 +72,7 @@ class Proxy:
         upstream_client: sends requests to replicas.
         outcomes: counts requests and outcomes.
         clock: returns monotonic nanoseconds.
+        api_keys: the keys of clients; None if no key is required.
 
     Attributes:
         draining: True from the start of a drain; each response is then the last on its connection.
@@ -85,7 +87,9 @@ class Proxy:
         upstream_client: UpstreamClient,
         outcomes: OutcomeCounts,
         clock: Callable[[], int],
+        api_keys: ApiKeys | None = None,
     ) -> None:
+        self._api_keys = api_keys
         self._classes = ServiceClasses(classes=settings.classes, default=settings.default_class)
         self._default = self._classes.resolve(Targets(), header=None, body=None)
         self._timeouts = settings.timeouts
@@ -148,6 +152,8 @@ class Proxy:
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Forward `GET /v1/models`, which has no outcome."""
         try:
+            if self._api_keys is not None:
+                self._api_keys.require(request.headers)
             return await self._forward(request, self._new_request())
         except APIError as error:
             return error_response(error)
@@ -156,6 +162,8 @@ class Proxy:
         return ProxiedRequest(self._clock(), self._default, self._memory.reserve())
 
     async def _completion(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
+        if self._api_keys is not None:
+            self._api_keys.require(request.headers)
         body = await read_body(
             request,
             limit_bytes=self._limits.body_bytes,

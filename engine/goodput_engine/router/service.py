@@ -33,6 +33,7 @@ from goodput_core.contract import (
 )
 from goodput_core.process import raise_open_files
 from goodput_core.units import NS_PER_S
+from goodput_engine.api_keys import ApiKeys
 from goodput_engine.http_server import error_response, listen
 from goodput_engine.openai.errors import APIError
 from goodput_engine.router.outcomes import OutcomeCounts
@@ -79,7 +80,7 @@ class RouterService:
 
     Raises:
         UsageError: a port cannot be opened, or two replicas have the same name.
-        InputError: the source is invalid.
+        InputError: the source or the file of API keys is invalid.
     """
 
     def __init__(
@@ -185,12 +186,14 @@ class RouterService:
         self._stack.push_async_callback(upstream_client.close)
         self._prober = Prober(upstream_client.session, settings.probe, self._clock)
         self._stack.push_async_callback(self._prober.close)
+        key_file = settings.api_key_file
         self._proxy = Proxy(
             settings,
             replicas=self.replicas,
             upstream_client=upstream_client,
             outcomes=self.outcomes,
             clock=self._clock,
+            api_keys=None if key_file is None else ApiKeys(key_file, self._clock),
         )
         host, port, admin_port = self._address
         # Forward bodies as they are, and cancel the request of a client that disconnects.

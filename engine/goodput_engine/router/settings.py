@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
@@ -96,6 +97,7 @@ class RouterSettings:
         limits: limits of memory and retries.
         probe: settings of the probes.
         connections: limits of the serving port's connections.
+        api_key_file: file of the keys that clients must send; None if no key is required.
     """
 
     llmservice: str
@@ -106,3 +108,4 @@ class RouterSettings:
     limits: RouterLimits = RouterLimits()
     probe: ProbeSettings = ProbeSettings()
     connections: ConnectionLimits = CLIENT_CONNECTIONS
+    api_key_file: Path | None = None

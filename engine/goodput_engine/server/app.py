@@ -30,6 +30,7 @@ from goodput_core.contract import (
     TOKENIZER_EMULATED,
     TOKENIZER_MODEL,
 )
+from goodput_engine.api_keys import ApiKeys
 from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import APIError, unavailable
 from goodput_engine.server.handlers import CompletionHandlers
@@ -55,6 +56,9 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
     Args:
         state: state of the HTTP process.
         parsers: executor that parses large bodies.
+
+    Raises:
+        InputError: the file of API keys is invalid.
     """
 
     async def live(_: web.Request) -> web.Response:
@@ -68,6 +72,9 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
         return _json({"status": "ready"})
 
     app = web.Application(middlewares=[_error_middleware(state)])
+    key_file = state.settings.api_key_file
+    if key_file is not None:
+        app.middlewares.append(_key_middleware(ApiKeys(key_file, time.monotonic_ns)))
     completions = CompletionHandlers(state, parsers)
     models = _ModelHandlers(state)
     app.router.add_post(PATH_COMPLETIONS, completions.completions)
@@ -126,6 +133,20 @@ def _error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamR
             _log.exception("request failed", extra={"path": request.path})
             error = APIError(500, "internal error; the engine's log has the details")
         return error_response(error, {**replica, **load.headers()})
+
+    return middleware
+
+
+def _key_middleware(keys: ApiKeys) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Return a middleware that requires a key of every request but those of health checks."""
+
+    @web.middleware
+    async def middleware(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path not in {PATH_LIVE, PATH_READY}:
+            keys.require(request.headers)
+        return await handler(request)
 
     return middleware
 

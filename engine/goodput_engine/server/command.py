@@ -149,6 +149,7 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
         else read_last_limits(args.limits, configure, unix_ns=time.time_ns()),
         core_restarts=args.core_restarts,
         connections=connection_limits(args),
+        api_key_file=args.api_key_file,
         device=facts,
         host=args.host,
         port=args.port,

@@ -75,6 +75,7 @@ class EngineSettings:
         clients: limits on client requests.
         core_restarts: maximum number of restarts of a dead core within ten minutes.
         connections: limits of the serving port's connections.
+        api_key_file: file of the keys that clients must send; None if no key is required.
         limits: initial limits, in place of the manifest's; None to start with the manifest's.
     """
 
@@ -93,4 +94,5 @@ class EngineSettings:
     clients: ClientLimits = ClientLimits()
     core_restarts: int = 5
     connections: ConnectionLimits = CLIENT_CONNECTIONS
+    api_key_file: Path | None = None
     limits: SetLimits | None = None

@@ -107,6 +107,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                 else (),
                 grace_ns=options.grace_ns,
                 environment=os.environ.copy(),
+                api_key_file=options.api_key_file,
             )
             control = _control(service, options, commands.token, reporter)
             try:

@@ -76,6 +76,7 @@ class Commands:
         engine_options: further options of the replicas.
         grace_ns: time for running requests to finish after SIGTERM.
         environment: environment variables that the processes inherit.
+        api_key_file: file of the keys that clients must send; None if no key is required.
     """
 
     service: str
@@ -85,6 +86,7 @@ class Commands:
     engine_options: tuple[str, ...] = ()
     grace_ns: int
     environment: Mapping[str, str] = field(repr=False)
+    api_key_file: Path | None = None
 
     def fetch(self) -> Command:
         """Return the command that fetches the weights of a real model before replicas start."""
@@ -114,6 +116,8 @@ class Commands:
         )
         grace = f"{max(1, self.grace_ns // NS_PER_MS)}ms"
         always = ("--host", HOST, "--grace", grace, "--json", "--exit-with-parent")
+        if self.api_key_file is not None:
+            options = (*options, "--api-key-file", str(self.api_key_file.absolute()))
         names = {
             ENV_LLMSERVICE: self.service,
             ENV_REPLICA: name,

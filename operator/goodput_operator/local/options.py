@@ -39,6 +39,7 @@ class UpOptions:
         ready_timeout_ns: time limit for the service to become ready.
         liveness_timeout_ns: time of failed liveness checks after which a process is killed.
         grace_ns: time for running requests to finish when the service stops.
+        api_key_file: file of the keys that clients must send; None if no key is required.
     """
 
     manifest: Path
@@ -52,6 +53,7 @@ class UpOptions:
     ready_timeout_ns: int
     liveness_timeout_ns: int
     grace_ns: int
+    api_key_file: Path | None = None
 
 
 def make_parser() -> CommandParser:
@@ -107,6 +109,10 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--grace", type=duration, default="30s", metavar="TIME", dest="grace_ns",
         help="time for running requests to finish when the service stops (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE",
+        help="require one of the keys in this file, one per line, as bearer token for OpenAI's API",
     )  # fmt: skip
     return parser
 

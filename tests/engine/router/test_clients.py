@@ -17,6 +17,8 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.router.settings import RouterLimits, Timeouts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.engine.router.conftest import Call, RouterBench, StartBench
 
 SHORT = Timeouts(
@@ -145,3 +147,21 @@ async def test_at_the_limit_of_open_files_the_response_is_503_and_no_replica_cou
     assert bench.router.outcomes.retries == {}
     assert [r.message for r in caplog.records].count("open files exhausted") == 1
     assert (await bench.post())[0] == 200
+
+
+async def test_a_request_without_a_key_is_a_client_error_and_probes_need_none(
+    start: StartBench, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("secret-key\n")
+    bench = await start(api_key_file=file)  # the replica became ready, so it was probed
+    assert [(await bench.post())[0], (await bench.post(Authorization="Bearer x"))[0]] == [401, 401]
+    async with bench.client.get(bench.router.url + "/v1/models") as response:
+        assert response.status == 401
+    async with bench.client.get(bench.router.url + "/health/ready") as response:
+        assert response.status == 200
+    assert (await bench.post(Authorization="Bearer secret-key"))[0] == 200
+    assert await bench.settled() == {"attained": 1}
+    assert (await bench.state())["client_errors"] == 2
+    assert bench.replicas[0].calls[-1].header("Authorization") == "Bearer secret-key"
+    assert len(bench.replicas[0].calls) == 1
