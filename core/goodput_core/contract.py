@@ -53,6 +53,10 @@ MAX_LIMITS_REVISION: Final = 2**63 - 1
 TOKENIZER_EMULATED: Final = "emulated"
 TOKENIZER_MODEL: Final = "model"
 
+# --- HTTP: port of an armed shard of a replay ------------------------------------------------
+PATH_REPLAY_STATE: Final = "/replay/state"
+PATH_REPLAY_START: Final = "/replay/start"
+
 # --- HTTP headers, request ----------------------------------------------------------------
 HEADER_REQUEST_ID: Final = "X-Request-Id"
 HEADER_SLO_CLASS: Final = "X-SLO-Class"
@@ -82,6 +86,8 @@ ENV_CONTROL_TOKEN: Final = "GOODPUT_CONTROL_TOKEN"  # noqa: S105 - a variable's 
 ENV_LLMSERVICE: Final = "GOODPUT_LLMSERVICE"
 ENV_REPLICA: Final = "GOODPUT_REPLICA"
 ENV_REVISION: Final = "GOODPUT_REVISION"
+# The number of a pod of an Indexed Job, from 0, which Kubernetes sets.
+ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
 # The options of `goodput operator`, since `kopf run` passes none on.
 ENV_OPERATOR_OPTIONS: Final = "GOODPUT_OPERATOR_OPTIONS"
 

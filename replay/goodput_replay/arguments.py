@@ -23,6 +23,7 @@ from goodput_replay.option_values import (
     parse_timeout,
     parse_workers,
 )
+from goodput_replay.result_options import add_result_file, add_upload
 from goodput_replay.sending.abort import parse_abort_rule
 from goodput_replay.sending.target import Endpoint, parse_header, parse_page_url, parse_target
 from goodput_replay.shares import ALL, parse_shard
@@ -82,7 +83,11 @@ def make_parser() -> CommandParser:
 
 def _add_input(parser: CommandParser) -> None:
     group = parser.add_argument_group("input and target")
-    group.add_argument("--trace", help="trace file (Parquet), or `sample`")
+    group.add_argument(
+        "--trace",
+        help="trace file (Parquet), `sample`, or an object such as s3://BUCKET/PATH or "
+        "gs://BUCKET/PATH, which is copied first",
+    )
     group.add_argument(
         "--target",
         dest="targets",
@@ -298,7 +303,8 @@ def _add_sending(parser: CommandParser) -> None:
         type=argument_type(parse_shard, "SHARD"),
         default=ALL,
         help="send only the I-th of N shares of the trace, each with complete sessions; every "
-        "machine sends another one, with the same --start-at and --salt; see replay merge",
+        "machine sends another one, with the same --start-at and --salt; I is `job` in a pod of an "
+        "Indexed Job; see replay merge",
     )
     group.add_argument(
         "--start-at",
@@ -307,6 +313,14 @@ def _add_sending(parser: CommandParser) -> None:
         type=argument_type(parse_instant, "INSTANT"),
         help="start of the run, such as 2026-03-04T05:06:07Z or seconds since 1970 (default: when "
         "everything is ready)",
+    )
+    group.add_argument(
+        "--arm",
+        metavar="[ADDRESS:]PORT",
+        type=argument_type(parse_listen_address, "PORT"),
+        help="prepare everything, then wait until POST /replay/start on this port names the start; "
+        "the environment variable GOODPUT_CONTROL_TOKEN holds the token of the sender (default "
+        "address: 127.0.0.1)",
     )
     group.add_argument(
         "--sessions",
@@ -432,6 +446,8 @@ def _add_judging(parser: CommandParser) -> None:
         help="run folder (default: a new one in runs/)",
     )
     group.add_argument("--force", action="store_true", help="replace the existing run in --out")
+    add_upload(group, "the run folder")
+    add_result_file(group)
     group.add_argument("--json", action="store_true", help="print the summary as JSON")
     group.add_argument(
         "--no-gaps",

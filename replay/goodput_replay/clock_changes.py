@@ -12,12 +12,11 @@ import time
 from dataclasses import dataclass
 from typing import Final, Self
 
-from goodput_core.units import NS_PER_MS, NS_PER_S, format_duration
+from goodput_core.replay_job import MAX_START_SKEW_NS
+from goodput_core.units import NS_PER_MS, format_duration
 
-__all__ = ["MAX_WALL_ERROR_NS", "ClockReading", "describe_clock_changes"]
+__all__ = ["ClockReading", "describe_clock_changes"]
 
-MAX_WALL_ERROR_NS: Final = NS_PER_S
-"""Largest difference between the starts of shards; verdicts use the requests of each second."""
 _MAX_SUSPENDED_NS: Final = 10 * NS_PER_MS
 # Time services correct a clock slowly by up to 0.05 %.
 _SLOW_DIVISOR: Final = 1000
@@ -60,7 +59,7 @@ def describe_clock_changes(start: ClockReading, end: ClockReading, *, is_shard: 
     if suspended_ns > _MAX_SUSPENDED_NS:
         return f"because this machine was suspended for {format_duration(suspended_ns)}"
     stepped_ns = abs(end.wall_ns - start.wall_ns - elapsed_ns)
-    if is_shard and stepped_ns > MAX_WALL_ERROR_NS + elapsed_ns // _SLOW_DIVISOR:
+    if is_shard and stepped_ns > MAX_START_SKEW_NS + elapsed_ns // _SLOW_DIVISOR:
         return (
             f"because the clock of this machine was set by {format_duration(stepped_ns)}, so the "
             "shards did not start together"

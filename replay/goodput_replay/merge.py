@@ -8,17 +8,27 @@ ended early makes the merged run INVALID: rows were not sent, whatever the other
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from goodput_core.cli import CommandParser
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.files import partial_path
 from goodput_core.text import printable
+from goodput_replay.result_options import (
+    add_result_file,
+    add_upload,
+    reporting_errors,
+    write_result,
+)
 from goodput_replay.runs.files import SERVER_METRICS_FILE, require_digest
+from goodput_replay.storage import download_folder, is_uri, parse_uri, upload_folder
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator, Sequence
 
     from goodput_replay.runs.summary import ClientSummary, ShardSummary, Summary
@@ -54,7 +64,12 @@ def main(argv: Sequence[str]) -> int:
         InputError: a folder has no readable run, or the runs are not the shards of one run.
     """
     given = make_parser().parse_args(argv)
-    folders: list[Path] = given.runs
+    with reporting_errors(given.result_file), ExitStack() as stack:
+        return _merge(given, stack)
+
+
+def _merge(given: Namespace, stack: ExitStack) -> int:
+    folders = _local_folders(given.runs, stack)
     if given.out.resolve() in {folder.resolve() for folder in folders}:
         raise UsageError(f"replay merge: --out {given.out} is one of the shards; name another")
     # Imported after the arguments are parsed, because they load numpy and pyarrow.
@@ -66,6 +81,9 @@ def main(argv: Sequence[str]) -> int:
     summary = merge_runs(
         folders, given.out, partial=given.partial, force=given.force, report=given.report
     )
+    if given.upload is not None:
+        upload_folder(given.out, given.upload)
+    write_result(given.result_file, summary)
     if given.json:
         sys.stdout.write(encode_json(summary).decode())
     else:
@@ -75,6 +93,24 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("--gate: the run has no SLO; give one to every shard")
         return summary.verdict.kind.exit_code
     return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
+
+
+def _local_folders(runs: Sequence[str], stack: ExitStack) -> list[Path]:
+    """Return the folders of the shards; those in object storage are copied first."""
+    temporary: Path | None = None
+    folders = []
+    for number, run in enumerate(runs):
+        if not is_uri(run):
+            folders.append(Path(run))
+            continue
+        try:
+            uri = parse_uri(run)
+        except ValueError as error:
+            raise UsageError(f"replay merge: {error}") from error
+        if temporary is None:
+            temporary = Path(stack.enter_context(TemporaryDirectory(prefix="goodput-")))
+        folders.append(download_folder(uri, temporary / f"run-{number}"))
+    return folders
 
 
 def make_parser() -> CommandParser:
@@ -89,7 +125,12 @@ def make_parser() -> CommandParser:
             "replay merge shards/* -o runs/merged --gate",
         ),
     )
-    parser.add_argument("runs", metavar="DIR", nargs="+", type=Path, help="folder of a shard")
+    parser.add_argument(
+        "runs",
+        metavar="DIR",
+        nargs="+",
+        help="folder of a shard, or its place in object storage, such as s3://BUCKET/PATH",
+    )
     parser.add_argument(
         "-o", "--out", metavar="DIR", type=Path, required=True, help="folder of the merged run"
     )
@@ -104,6 +145,8 @@ def make_parser() -> CommandParser:
         action="store_true",
         help="exit 0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID (without it: 0 valid, 3 invalid)",
     )
+    add_upload(parser, "the merged run")
+    add_result_file(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument(
         "--no-report", dest="report", action="store_false", help="do not write report.html"
@@ -257,9 +300,9 @@ def _list_shards(numbers: Sequence[int], runs: Sequence[_ShardRun]) -> str:
 
 def _describe(runs: Sequence[_ShardRun], missing: Sequence[int]) -> RunInfo:
     """Describe the merged run."""
+    from goodput_core.replay_job import MAX_START_SKEW_NS  # noqa: PLC0415
     from goodput_core.slo.intervals import DEFAULT_CONFIDENCE  # noqa: PLC0415
     from goodput_core.units import NS_PER_MS, format_duration  # noqa: PLC0415
-    from goodput_replay.clock_changes import MAX_WALL_ERROR_NS  # noqa: PLC0415
     from goodput_replay.compare.runs import read_classes  # noqa: PLC0415
     from goodput_replay.runs.slo import SLOClasses  # noqa: PLC0415
     from goodput_replay.runs.summary_builder import RunInfo  # noqa: PLC0415
@@ -273,7 +316,7 @@ def _describe(runs: Sequence[_ShardRun], missing: Sequence[int]) -> RunInfo:
     problems += [
         f"the clock of shard {run.shard} may be wrong by {format_duration(error_ns)}"
         for run in runs
-        if (error_ns := round((run.shard.clock_error_ms or 0) * NS_PER_MS)) > MAX_WALL_ERROR_NS
+        if (error_ns := round((run.shard.clock_error_ms or 0) * NS_PER_MS)) > MAX_START_SKEW_NS
     ]
     if missing:
         problems.append(f"{_list_shards(missing, runs)} missing")

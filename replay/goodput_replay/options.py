@@ -54,6 +54,7 @@ class ReplayOptions:
         shard: the requests of the plan that this command sends.
         start_at_ns: start of the run, nanoseconds since the Unix epoch; None to start when
             everything is ready.
+        arm: address and port on which the start is awaited; None if it is not.
         causal: True if a request of a session waits for the one before it.
         probe: send one probe request per class before the run.
         prompt: the form of prompts.
@@ -70,6 +71,8 @@ class ReplayOptions:
         salt: salt of the prompts, which separates them from those of other runs; None for a
             random salt.
         out: run folder; None for a new one in `runs/`.
+        upload: place in object storage to which the complete run is copied; None for no copy.
+        result_file: file for the result, such as a pod's termination message; None for none.
         gate: True if the exit code depends on the verdict.
         gaps: True if every gap between tokens is recorded.
         confidence: one-sided confidence of each bound of an attainment.
@@ -107,6 +110,7 @@ class ReplayOptions:
     workers: int | None
     shard: Share
     start_at_ns: int | None
+    arm: tuple[str, int] | None
     causal: bool
     dry_run: bool
     max_rate: int | None
@@ -128,6 +132,8 @@ class ReplayOptions:
     salt: str | None
     out: Path | None
     force: bool
+    upload: str | None
+    result_file: Path | None
     json: bool
     gate: bool
     gaps: bool
@@ -307,6 +313,7 @@ def _check_combinations(options: ReplayOptions) -> None:
     _check_scraping(options)
     _check_closed_loop(options)
     _check_shard(options)
+    _check_arm(options)
     _check_causal(options)
     if options.emulate is not None:
         _check_emulation(options)
@@ -375,11 +382,27 @@ def _check_shard(options: ReplayOptions) -> None:
         if is_set:
             raise UsageError(f"replay: {option} and --shard are mutually exclusive: {reason}")
     for option, value, reason in (
-        ("--start-at", options.start_at_ns, "all shards start at the same instant"),
+        (
+            "--start-at or --arm",
+            options.start_at_ns or options.arm,
+            "all shards start at the same instant",
+        ),
         ("--salt", options.salt, "equal prefixes are equal prompts in every shard"),
     ):
         if value is None and not options.dry_run:
             raise UsageError(f"replay: --shard needs {option}: {reason}")
+
+
+def _check_arm(options: ReplayOptions) -> None:
+    """Reject options with which a run does not wait for a start."""
+    if options.arm is None:
+        return
+    for option, is_set, reason in (
+        ("--start-at", options.start_at_ns is not None, "both determine the start"),
+        ("--emulate", options.emulate is not None, "no request is sent"),
+    ):
+        if is_set:
+            raise UsageError(f"replay: {option} and --arm are mutually exclusive: {reason}")
 
 
 def _check_causal(options: ReplayOptions) -> None:

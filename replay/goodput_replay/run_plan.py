@@ -56,6 +56,7 @@ class RunPlan:
         command: the command line without secrets.
         share: the requests that this command sends.
         workers: number of processes that send; with 1, this process sends.
+        arm_token: token that a start must carry; empty without `--arm`.
     """
 
     options: ReplayOptions
@@ -72,6 +73,7 @@ class RunPlan:
     command: tuple[str, ...]
     share: Share = ALL
     workers: int = 1
+    arm_token: str = ""
 
     @property
     def slo(self) -> SLOClasses:

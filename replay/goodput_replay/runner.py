@@ -36,6 +36,7 @@ from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
 from goodput_replay.load import LOAD
 from goodput_replay.plan import PlanStats, RequestPlan, choose_workers, require_fit, survey
+from goodput_replay.result_options import reporting_errors, write_result
 from goodput_replay.run_plan import RunPlan
 from goodput_replay.runs.folder import RunWriter, default_folder
 from goodput_replay.runs.formatting import describe_sessions
@@ -44,12 +45,14 @@ from goodput_replay.runs.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.runs.summary import Summary, TraceSummary
 from goodput_replay.runs.summary_builder import summarise_targets
 from goodput_replay.runs.terminal import print_summary
+from goodput_replay.sending.arming import read_token
 from goodput_replay.sending.open_streams import count_ports, find_stream_limit
 from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
 from goodput_replay.sessions import FollowUps, open_follow_ups
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_replay.start_time import require_ahead
+from goodput_replay.storage import download_file, is_uri, parse_uri, upload_folder
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import SAMPLE, trace_path
 from goodput_traces.transforms import TransformPlan
@@ -81,23 +84,34 @@ def run(options: ReplayOptions, argv: Sequence[str]) -> int:
     Raises:
         GoodputError: the run could not start, or ended early.
     """
-    with ExitStack() as stack:
+    with reporting_errors(options.result_file), ExitStack() as stack:
         return _run(options, argv, stack)
 
 
 def _open_trace(options: ReplayOptions, stack: ExitStack) -> Trace:
     """Open the trace, or write the load into a temporary one that `stack` removes."""
     path: Path
-    if options.load is not None:
-        folder = stack.enter_context(TemporaryDirectory(prefix="goodput-"))
-        path = options.load.write(Path(folder))
+    if options.load is not None or (options.trace is not None and is_uri(options.trace)):
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="goodput-")))
+        path = _download(options, folder) if options.load is None else options.load.write(folder)
     else:
         assert options.trace is not None
         path = trace_path(options.trace)
     return open_trace(path, max_decoded_bytes=options.max_decoded_bytes)
 
 
+def _download(options: ReplayOptions, folder: Path) -> Path:
+    """Copy the trace from object storage into a folder."""
+    assert options.trace is not None
+    try:
+        uri = parse_uri(options.trace)
+    except ValueError as error:
+        raise UsageError(f"replay: --trace: {error}") from error
+    return download_file(uri, folder)
+
+
 def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
+    arm_token = "" if options.arm is None else read_token(os.environ)
     trace = _open_trace(options, stack)
     slo, service = _read_slo_and_service(options)
     fleet = _fleet_settings(options, service)
@@ -149,8 +163,12 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         command=("replay", *_without_secrets(argv)),
         share=options.shard,
         workers=workers,
+        arm_token=arm_token,
     )
     summary = _run_and_record(plan, fleet)
+    write_result(options.result_file, summary)
+    if options.arm is not None and plan.share.count > 1:
+        return ExitCode.PASS  # the shard has been sent; the merged run is judged
     if options.gate:
         return summary.verdict.kind.exit_code
     return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
@@ -178,6 +196,8 @@ def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
         sys.stdout.write(encode_json(summary).decode())
     else:
         print_summary(summary, Console(), folder=path)
+    if options.upload is not None:
+        upload_folder(path, options.upload)
     if finished.ended_by is not None:
         raise finished.ended_by
     return summary

@@ -8,12 +8,17 @@ requests has to be exchanged.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.contract import ENV_COMPLETION_INDEX
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from goodput_replay.plan import PlannedRequest
 
 __all__ = ["ALL", "MAX_SHARDS", "Share", "digest_of", "parse_shard"]
@@ -53,12 +58,24 @@ def digest_of(request: PlannedRequest) -> int:
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
-def parse_shard(text: str) -> Share:
-    """Parse a shard such as `2/4`, the second of four.
+def parse_shard(text: str, environment: Mapping[str, str] = os.environ) -> Share:
+    """Parse a shard such as `2/4`, the second of four, or `job/4`.
+
+    Args:
+        text: the shard; `job` stands for the pod's number in an Indexed Job.
+        environment: environment of the process, with the variable that Kubernetes sets.
 
     Raises:
         ValueError: the text is not a shard, or there are too many of them.
     """
+    if text.startswith("job/"):
+        index = environment.get(ENV_COMPLETION_INDEX, "")
+        if not re.fullmatch(r"\d{1,3}", index, re.ASCII):
+            raise ValueError(
+                f"{text!r} needs {ENV_COMPLETION_INDEX}, which Kubernetes sets in the pods of an "
+                "Indexed Job; write i/n elsewhere"
+            )
+        text = f"{int(index) + 1}/{text.removeprefix('job/')}"
     match = _SHARD.fullmatch(text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_SHARDS:
         raise ValueError(

@@ -55,12 +55,13 @@ def parse_instant(text: str) -> int:
     return (instant - _START) // timedelta(microseconds=1) * NS_PER_US
 
 
-def require_ahead(start_ns: int, now_ns: int) -> None:
+def require_ahead(start_ns: int, now_ns: int, *, option: str = "--start-at") -> None:
     """Reject a start that has passed, or that is more than a week ahead.
 
     Args:
         start_ns: start of the run, nanoseconds since the Unix epoch.
         now_ns: current time on the wall clock.
+        option: name of the option or field that gave the start, for errors.
 
     Raises:
         UsageError: the start cannot be kept.
@@ -68,12 +69,12 @@ def require_ahead(start_ns: int, now_ns: int) -> None:
     ahead_ns = start_ns - now_ns
     if ahead_ns <= 0:
         raise UsageError(
-            f"--start-at: {format_instant(start_ns)} passed {format_duration(-ahead_ns)} ago; "
+            f"{option}: {format_instant(start_ns)} passed {format_duration(-ahead_ns)} ago; "
             "choose a later instant, at which all shards are ready"
         )
     if ahead_ns > _MAX_AHEAD_NS:
         raise UsageError(
-            f"--start-at: {format_instant(start_ns)} is more than a week ahead; check the date, or "
+            f"{option}: {format_instant(start_ns)} is more than a week ahead; check the date, or "
             "the unit of the seconds since 1970"
         )
 

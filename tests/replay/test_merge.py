@@ -25,6 +25,7 @@ from tests.replay.sending.stand_ins import DONE, StandIn, finish, running, token
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError
+from goodput_core.replay_job import decode_message
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import parse_objective
 from goodput_core.slo.verdict import Reason, VerdictKind
@@ -41,6 +42,7 @@ from goodput_replay.runs.server_metrics import (
 from goodput_replay.runs.summary import SenderSummary, ShardSummary, StallSummary
 from goodput_replay.runs.summary_builder import RunInfo, build_summary
 from goodput_replay.shares import Share
+from goodput_replay.storage import upload_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -442,6 +444,22 @@ async def replay(folder: Path, *options: object) -> tuple[int | None, str]:
     )  # fmt: skip
     _, err = await asyncio.wait_for(child.communicate(), 60)
     return child.returncode, err.decode()
+
+
+def test_the_verdict_is_also_written_for_the_pod_and_the_run_uploaded(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, CHAT_INFO, steady(missed=9), 2)
+    store = f"file://{tmp_path}/store"
+    for number, shard in enumerate(shards):
+        upload_folder(shard, f"{store}/shard-{number}")
+    out, result = tmp_path / "merged", tmp_path / "result"
+    words = ["replay", "merge", f"{store}/shard-0", f"{store}/shard-1", "-o", str(out)]
+    words += ["--upload", f"{store}/merged", "--result-file", str(result), "--no-report"]
+    assert run_command(words) == 0
+    found = decode_message(result.read_text())
+    assert found is not None
+    assert (found.verdict, found.reason) == (VerdictKind.FAIL, Reason.BELOW_OBJECTIVE.value)
+    assert (found.requests, found.good, found.total, found.valid) == (600, 60, 600, True)
+    assert load_run(tmp_path / "store/merged").summary == load_run(out).summary
 
 
 async def test_shards_that_start_at_one_instant_make_one_run(

@@ -100,3 +100,13 @@ def test_the_busiest_second_and_the_processors_choose_the_number_of_workers(
 ) -> None:
     stats = PlanStats(rows=10, output_tokens=10 * tokens, peak_1s=peak)
     assert choose_workers(stats, shards, cpus) == workers
+
+
+def test_a_pod_of_an_indexed_job_sends_the_shard_of_its_number() -> None:
+    assert parse_shard("job/3", {"JOB_COMPLETION_INDEX": "2"}) == Share(index=2, count=3)
+
+
+@pytest.mark.parametrize("index", [None, "", "-1", "one", "3"])
+def test_a_number_outside_the_job_is_rejected(index: str | None) -> None:
+    with pytest.raises(ValueError, match=r"write i/n"):
+        parse_shard("job/3", {} if index is None else {"JOB_COMPLETION_INDEX": index})

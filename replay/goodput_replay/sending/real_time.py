@@ -36,6 +36,7 @@ from goodput_replay.runs.summary import (
 )
 from goodput_replay.runs.summary_builder import summarise_stall
 from goodput_replay.sending.abort import ErrorRateWatch
+from goodput_replay.sending.arming import await_start
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.redaction import Redaction
 from goodput_replay.sending.client.request import RequestClient, SendingPolicy
@@ -344,10 +345,11 @@ class _Run:
         failure: Exception | None = None
         try:
             async with senders:
-                lead_ns = await wait_for_start(plan.options.start_at_ns)
+                start_at_ns = await self._await_start()
+                lead_ns = await wait_for_start(start_at_ns)
                 # Both clocks are read together: `started` is the wall-clock time of `zero_ns`.
                 zero_ns, now_ns = time.monotonic_ns() + lead_ns, time.time_ns()
-                started_ns = plan.options.start_at_ns or now_ns + lead_ns
+                started_ns = start_at_ns or now_ns + lead_ns
                 started = datetime.fromisoformat(format_instant(started_ns))
                 clock_error_ns, clocks = read_clock_error_ns(), ClockReading.now()
                 spent_ns = -time.process_time_ns()
@@ -402,6 +404,18 @@ class _Run:
             return summary
         self._writer.finish_failed(info, failure)
         raise failure
+
+    async def _await_start(self) -> int | None:
+        """Return the start as Unix nanoseconds, once it is near; None to start soon."""
+        plan = self._plan
+        if plan.options.arm is None:
+            return plan.options.start_at_ns
+        return await await_start(
+            plan.options.arm,
+            token=plan.arm_token,
+            share=plan.share,
+            requests=plan.stats.own_rows,
+        )
 
     def _summarise_client(
         self, usage: tuple[SenderUsage, ...], *, zero_ns: int, spent_ns: int

@@ -1,0 +1,93 @@
+"""Options of `replay` and `replay merge` about the place of their results.
+
+A pod reports its result in a file that Kubernetes reads when the container ends, and its run folder
+outlives the pod in object storage.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from goodput_core.cli import argument_type
+from goodput_core.errors import GoodputError, InputError
+from goodput_core.replay_job import ReplayResult, encode_message
+from goodput_replay.storage import parse_uri
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from goodput_replay.runs.summary import Summary
+
+__all__ = ["add_result_file", "add_upload", "reporting_errors", "write_result"]
+
+
+def add_upload(parser: argparse._ActionsContainer, folder: str) -> None:
+    """Add the option `--upload`.
+
+    Args:
+        parser: parser or group of options.
+        folder: the uploaded folder, for the help.
+    """
+    parser.add_argument(
+        "--upload",
+        metavar="URI",
+        type=argument_type(parse_uri, "URI"),
+        help=f"copy {folder} to object storage at the end, such as s3://BUCKET/PATH; credentials "
+        "come from the environment",
+    )
+
+
+def add_result_file(parser: argparse._ActionsContainer) -> None:
+    """Add the option `--result-file`."""
+    parser.add_argument(
+        "--result-file",
+        metavar="FILE",
+        type=Path,
+        help="write the verdict, or the error, as JSON of at most 4096 bytes; in a pod, "
+        "/dev/termination-log makes it the termination message",
+    )
+
+
+def write_result(file: Path | None, summary: Summary) -> None:
+    """Write the verdict of a run to the file of `--result-file`, if there is one.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    overall, verdict = summary.overall, summary.verdict
+    result = ReplayResult(
+        verdict=verdict.kind,
+        reason=verdict.reason.value,
+        message=verdict.sentence,
+        valid=summary.validity.valid,
+        requests=overall.requests,
+        good=overall.good,
+        total=overall.total,
+    )
+    _write(file, result)
+
+
+@contextmanager
+def reporting_errors(file: Path | None) -> Iterator[None]:
+    """Write an error that ends the block to the file of `--result-file`, and raise it again."""
+    try:
+        yield
+    except GoodputError as error:
+        _write(file, ReplayResult(reason="Error", message=str(error)))
+        raise
+
+
+def _write(file: Path | None, result: ReplayResult) -> None:
+    if file is None:
+        return
+    try:
+        # Kubernetes mounts its file into the container, so it cannot be replaced by another one.
+        file.write_text(encode_message(result), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--result-file {file}: cannot be written ({error.strerror}); name a file in an "
+            "existing folder"
+        ) from error
