@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 
     from goodput_engine.server_options import ConnectionLimits
 
-__all__ = ["StreamedResponse", "announce", "error_response", "listen", "require_running"]
+__all__ = [
+    "StreamedResponse",
+    "announce",
+    "error_response",
+    "listen",
+    "require_running",
+    "share_port",
+    "url_of",
+]
 
 _EVERY_ADDRESS: Final = "::"
 _BACKLOG: Final = 4096
@@ -50,6 +58,7 @@ async def listen(
     address: tuple[str, int] | socket.socket,
     *,
     limits: ConnectionLimits = CLIENT_CONNECTIONS,
+    shared: bool = False,
     shutdown_s: float = 1.0,
     **options: Any,
 ) -> tuple[str, web.Server]:
@@ -62,6 +71,7 @@ async def listen(
             first address is used. `::` is every IPv6 address, and every IPv4 address if the kernel
             supports both on one socket. Port 0 takes any free port.
         limits: limits of the connections.
+        shared: True if other processes listen on the same port.
         shutdown_s: time for running handlers to end after the stack is closed.
         options: options of aiohttp's `AppRunner`.
 
@@ -71,17 +81,33 @@ async def listen(
     Raises:
         UsageError: the port cannot be opened.
     """
-    listener = address if isinstance(address, socket.socket) else _bind(*address)
+    listener = address if isinstance(address, socket.socket) else _bind(*address, shared=shared)
     stack.callback(listener.close)
     runner = _Runner(app, limits, shutdown_s=shutdown_s, **options)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     await web.SockSite(runner, listener, backlog=_BACKLOG).start()
     assert runner.server is not None, "the runner was set up"
-    host, port = listener.getsockname()[:2]
-    if not isinstance(address, socket.socket) and address[0] != _EVERY_ADDRESS:
-        host = address[0]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}", runner.server
+    host = _EVERY_ADDRESS if isinstance(address, socket.socket) else address[0]
+    return url_of(listener, host), runner.server
+
+
+def url_of(listener: socket.socket, host: str) -> str:
+    """Return the URL of a bound socket; for every address, that with the socket's own host."""
+    own, port = listener.getsockname()[:2]
+    host = own if host == _EVERY_ADDRESS else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def share_port(host: str, port: int) -> socket.socket:
+    """Return a socket bound to a port that other processes of this user may share.
+
+    Raises:
+        UsageError: the port is in use, or the address is invalid.
+    """
+    if port:
+        _bind(host, port).close()  # fails if the port is in use, unlike the next call
+    return _bind(host, port, shared=True)
 
 
 def announce(url: str, admin_url: str, *, as_json: bool) -> None:
@@ -307,7 +333,7 @@ class _Runner(web.AppRunner):
         return _Server(server, self._limits, {**self._options, "access_log": None})
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     if host == _EVERY_ADDRESS and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"  # noqa: S104 - every address was requested
     try:
@@ -317,6 +343,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if host == _EVERY_ADDRESS:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind(address)

@@ -5,18 +5,19 @@ This is the only module of the router that reads the clock, the arguments or the
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import os
 import random
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvloop
 
-from goodput_core.cli import CommandParser, argument_type, require_two_ports
+from goodput_core.cli import CommandParser, argument_type, parse_whole, require_two_ports
 from goodput_core.errors import UsageError
 from goodput_core.placement import PLACEMENTS
 from goodput_core.signals import Shutdown
@@ -26,18 +27,15 @@ from goodput_engine.http_server import announce, require_running
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.router.endpoints import EndpointsWatch, in_cluster, parse_service
+from goodput_engine.router.processes import serve_processes
 from goodput_engine.router.service import RouterService
-from goodput_engine.router.settings import RouterSettings, Timeouts
+from goodput_engine.router.settings import RouterLimits, RouterSettings, Timeouts
 from goodput_engine.router.upstreams import (
     UpstreamsFile,
     UpstreamSource,
     parse_upstream,
 )
 from goodput_engine.server_options import add_server_arguments, connection_limits
-
-if TYPE_CHECKING:
-    import argparse
-
 
 __all__ = ["main", "make_parser"]
 
@@ -52,6 +50,8 @@ def main(argv: list[str]) -> int:
     args = _parse(argv)
     settings, source = _make_settings(args), _make_source(args)
     configure_logging()
+    if args.processes > 1 and args.one_of is None:
+        return uvloop.run(serve_processes(args, argv))
     return uvloop.run(_serve(args, settings, source))
 
 
@@ -72,6 +72,7 @@ async def _serve(
         host=args.host,
         port=args.port,
         admin_port=args.admin_port,
+        processes=args.one_of or 1,
     )
     async with AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(service))
@@ -147,8 +148,22 @@ def make_parser() -> CommandParser:
         ),
     ):
         parser.add_argument(option, type=timeout, default=default_ns, metavar="DURATION", help=text)
+    parser.add_argument(
+        "--processes",
+        type=argument_type(_parse_processes, "number"),
+        default=1,
+        metavar="N",
+        help="number of processes that serve the port, for more streams than one core can forward "
+        "(%(default)s)",
+    )
+    # Set by the process that starts the others.
+    parser.add_argument("--one-of", type=int, help=argparse.SUPPRESS)
     add_server_arguments(parser, port=8000, admin_port="port for metrics and state")
     return parser
+
+
+def _parse_processes(text: str) -> int:
+    return parse_whole(text, 1, 64, "a number of processes")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -182,6 +197,9 @@ def _make_source(args: argparse.Namespace) -> UpstreamSource | None:
 def _make_settings(args: argparse.Namespace) -> RouterSettings:
     policy = None if args.policy is None else RouterPolicy(args.policy)
     service = read_manifest(args.manifest, placement=policy)
+    # The processes of one router share its limits.
+    share = args.one_of or 1
+    connections, limits = connection_limits(args), RouterLimits()
     return RouterSettings(
         llmservice=service.metadata.name,
         policy=service.spec.router.policy,
@@ -192,6 +210,10 @@ def _make_settings(args: argparse.Namespace) -> RouterSettings:
             first_byte_ns=args.first_byte_timeout,
             idle_ns=args.idle_timeout,
         ),
-        connections=connection_limits(args),
+        limits=replace(
+            limits,
+            all_bodies_bytes=max(limits.body_bytes, limits.all_bodies_bytes // share),
+        ),
+        connections=replace(connections, connections=-(-connections.connections // share)),
         api_key_file=args.api_key_file,
     )

@@ -70,6 +70,8 @@ class RouterService:
         source: source of a changing list of upstreams; None if all are fixed.
         host: address of both ports.
         port, admin_port: port numbers; 0 takes any free port.
+        processes: number of processes that share the serving port. If there are several, the admin
+            port is reachable on this machine only.
         clock: returns monotonic nanoseconds.
 
     Attributes:
@@ -93,12 +95,14 @@ class RouterService:
         host: str = "127.0.0.1",
         port: int = 0,
         admin_port: int = 0,
+        processes: int = 1,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._fixed_upstreams = upstreams
         self._source = source
         self._address = (host, port, admin_port)
+        self._shared = processes > 1
         self._stack = AsyncExitStack()
         self.replicas: Final = ReplicaPool(settings.policy)
         self._registry = CollectorRegistry()
@@ -201,6 +205,7 @@ class RouterService:
             self._stack,
             self._serving_app(),
             (host, port),
+            shared=self._shared,
             # One file descriptor for the client's connection, one for the replica's.
             limits=settings.connections.within(raise_open_files(), files_each=2),
             handler_cancellation=True,
@@ -208,7 +213,10 @@ class RouterService:
         )
         self._started_ns = self._clock()
         self.admin_url, _ = await listen(
-            self._stack, self._admin_app(), (host, admin_port), limits=ADMIN_CONNECTIONS
+            self._stack,
+            self._admin_app(),
+            ("127.0.0.1" if self._shared else host, admin_port),
+            limits=ADMIN_CONNECTIONS,
         )
         self._apply(upstreams)
         if self._source is not None:
