@@ -24,7 +24,7 @@ from typing import Final
 
 from tools.cache import cache_folder
 
-__all__ = ["INSTALLED_GB", "is_installed", "require_space"]
+__all__ = ["INSTALLED_GB", "is_installed", "packages_folder", "require_space"]
 
 INSTALLED_GB: Final = 5
 """Size of the installed packages, in gigabytes."""
@@ -42,7 +42,7 @@ _GB: Final = 10**9
 
 def is_installed() -> bool:
     """True if the packages are in the cache."""
-    return (_folder() / _COMPLETE).exists()
+    return (packages_folder() / _COMPLETE).exists()
 
 
 def require_space(folder: Path, needed_gb: float) -> None:
@@ -63,7 +63,7 @@ def require_space(folder: Path, needed_gb: float) -> None:
 
 def main(environment: Path) -> None:
     """Install the packages if they are missing, and add them to a virtual environment."""
-    folder = _folder()
+    folder = packages_folder()
     if not is_installed():
         _install(folder)
     (folder / _COMPLETE).touch()
@@ -72,7 +72,8 @@ def main(environment: Path) -> None:
     _remove_unused(folder)
 
 
-def _folder() -> Path:
+def packages_folder() -> Path:
+    """Return the folder of the packages of these pins, which may not be installed yet."""
     parts = (
         *_requirements(),
         _CONSTRAINTS.read_text(encoding="utf-8"),

@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -19,6 +20,7 @@ __all__ = [
     "DeclaredField",
     "FieldRule",
     "camel_case",
+    "claim_path_rule",
     "cross_field_rules",
     "data_key_field",
     "declared_fields",
@@ -44,6 +46,9 @@ _DNS_HINT: Final = (
 # Kubernetes limits names that become a label value to 63 characters, and most others to 253.
 _LABEL_NAME: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+# pvc://CLAIM/PATH without the segments . and .., which the two expressions find anywhere in a text.
+_CLAIM_PATH: Final = rf"^pvc://{_SUBDOMAIN.removeprefix('^').removesuffix('$')}(/|$)"
+_DOT_SEGMENT: Final = r"/[.]{1,2}(/|$)"
 # Kubernetes' own pattern of a quantity, without signs: resources cannot be negative.
 _QUANTITY: Final = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,3})?$"
 
@@ -247,6 +252,30 @@ def exactly_one_of(*attributes: str) -> CrossFieldRule:
         return None if count == 1 else message
 
     return CrossFieldRule(field="", cel=Cel(rule=rule, message=message), problem=problem)
+
+
+def claim_path_rule(attribute: str) -> CrossFieldRule:
+    """Declare that a `pvc://` text names a claim, and that its path stays within the claim."""
+    message = (
+        "must be pvc://CLAIM/PATH, with the name of a PersistentVolumeClaim and a path without the "
+        "segments . and .."
+    )
+    name = camel_case(attribute)
+
+    def problem(value: Any) -> str | None:
+        source = getattr(value, attribute)
+        if not source.startswith("pvc://"):
+            return None
+        if re.search(_CLAIM_PATH, source) and not re.search(_DOT_SEGMENT, source):
+            return None
+        return f"{message}, not {source[:80]!r}"
+
+    cel = Cel(
+        rule=f"!self.{name}.startsWith('pvc://') || (self.{name}.matches(r'{_CLAIM_PATH}') && "
+        f"!self.{name}.matches(r'{_DOT_SEGMENT}'))",
+        message=message,
+    )
+    return CrossFieldRule(field=name, cel=cel, problem=problem)
 
 
 def reserved_prefix(prefix: str) -> CrossFieldRule:

@@ -133,6 +133,12 @@ def _add_input(parser: CommandParser) -> None:
         "model.source",
     )
     group.add_argument(
+        "--model-path",
+        metavar="PATH",
+        help="with -f: folder or GGUF file of the model to serve, in place of the manifest's "
+        "model.source",
+    )
+    group.add_argument(
         "--model",
         metavar="[TRACE=]SERVED",
         action="append",

@@ -94,6 +94,7 @@ class ReplayOptions:
     oracle: bool
     topology: Path | None
     device: str | None
+    model_path: str | None
     slo: Path | None
     slo_classes: tuple[SLOClass, ...]
     outage_s: int | None
@@ -310,6 +311,7 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.ui_port is not None and not options.ui:
         raise UsageError("replay: --ui-port is only supported with --ui")
+    _check_model_path(options)
     _check_scraping(options)
     _check_closed_loop(options)
     _check_shard(options)
@@ -337,6 +339,15 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.device is not None and options.manifest is None:
         raise UsageError("replay: --device is only supported with -f and --emulate")
+
+
+def _check_model_path(options: ReplayOptions) -> None:
+    if options.model_path is None:
+        return
+    if options.manifest is None:
+        raise UsageError("replay: --model-path is only supported with -f")
+    if options.device is not None:
+        raise UsageError("replay: --device and --model-path exclude each other; give one")
 
 
 def _check_scraping(options: ReplayOptions) -> None:

@@ -245,7 +245,7 @@ def _read_slo_and_service(options: ReplayOptions) -> tuple[SLOClasses, LLMServic
 def _computes_model(service: LLMService, options: ReplayOptions) -> bool:
     """True if the run starts replicas that compute a real model."""
     emulated = options.emulate is not None or options.device is not None
-    return not emulated and service.spec.model.scheme == "file"
+    return not emulated and (options.model_path is not None or service.spec.model.scheme == "file")
 
 
 def _fleet_settings(options: ReplayOptions, service: LLMService | None) -> FleetSettings | None:

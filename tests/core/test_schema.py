@@ -26,7 +26,7 @@ COMMITTED = ROOT / "examples" / "llmservice.schema.json"
 # Rejected by rules between fields, by uniqueness in a list, or by parsing: JSON Schema has none.
 BEYOND_THE_SCHEMA = re.compile(
     r"above|outside|lies|already used|either|exactly one|not a class|not before|begins with"
-    r"|not one of volumes|0%|100%|0.0%|characters; 1 to|too large|text of"
+    r"|not one of volumes|0%|100%|0.0%|characters; 1 to|too large|text of|without the segments"
 )
 
 

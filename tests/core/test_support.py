@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,19 +43,31 @@ def test_an_unimplemented_feature_is_rejected_by_name() -> None:
     assert caught.value.exit_code is ExitCode.USAGE
 
 
-@pytest.mark.parametrize("folders", [False, True], ids=["in a cluster", "here"])
-@pytest.mark.parametrize("source", ["hf://a/b", "pvc://claim/b", "file:///b"])
-def test_real_weights_cannot_be_served_except_from_a_local_folder(
-    source: str, folders: bool
+@pytest.mark.parametrize(
+    ("source", "folders", "problem"),
+    [
+        ("file:///b", True, None),
+        ("pvc://claim/b", False, None),
+        ("file:///b", False, "is a folder of one machine, which pods cannot read"),
+        ("pvc://claim/b", True, "with --model-path, or emulate a device profile with --device"),
+        ("hf://a/b", False, "download the model to a PersistentVolumeClaim"),
+        ("hf://a/b", True, "download the model and set the source to file://"),
+    ],
+    ids=["folder here", "claim in pods", "folder in pods", "claim here", "hub in pods", "hub here"],
+)
+def test_real_weights_are_served_from_folders_here_and_from_claims_in_pods(
+    source: str, folders: bool, problem: str | None
 ) -> None:
     weights = service(model__source=source)
     require_supported(weights)
-    if folders and source.startswith("file:"):
+    if problem is None:
         require_servable(weights, folders=folders)
         return
-    with pytest.raises(UnsupportedError, match=f"so {source} cannot be served") as caught:
+    with pytest.raises(SpecError, match=re.escape(problem)) as caught:
         require_servable(weights, folders=folders)
     assert caught.value.path == "spec.model.source"
+    assert source in str(caught.value)
+    assert isinstance(caught.value, UnsupportedError) == source.startswith("hf:")
 
 
 def test_a_folder_in_the_home_directory_can_be_served() -> None:
@@ -67,10 +80,11 @@ def test_a_relative_folder_is_rejected(path: str) -> None:
         require_servable(service(model__source=f"file://{path}"), folders=True)
 
 
-def test_several_devices_are_rejected() -> None:
-    wide = service(model__source="file:///models/chat", engine__tensorParallel=2)
+@pytest.mark.parametrize("source", ["file:///models/chat", "pvc://models/chat"])
+def test_several_devices_are_rejected(source: str) -> None:
+    wide = service(model__source=source, engine__tensorParallel=2)
     with pytest.raises(UnsupportedError, match="is 2, but real models are computed on one device"):
-        require_servable(wide, folders=True)
+        require_servable(wide, folders=source.startswith("file:"))
 
 
 def test_an_unsupported_manifest_cannot_be_served() -> None:

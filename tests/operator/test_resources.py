@@ -109,9 +109,17 @@ GPU_SERVICE: dict[str, Any] = {
 }
 
 
+CLAIM_SERVICE: dict[str, Any] = {
+    "model": {"source": "pvc://weights/chat/v2"},
+    "engine": {"resources": {"limits": {"cpu": "4", "memory": "8Gi"}}},
+}
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize(
-    ("name", "spec"), [("least", {}), ("gpu", GPU_SERVICE)], ids=["least", "gpu"]
+    ("name", "spec"),
+    [("least", {}), ("gpu", GPU_SERVICE), ("claim", CLAIM_SERVICE)],
+    ids=["least", "gpu", "claim"],
 )
 def test_the_objects_of_a_service_match_the_golden_file(
     name: str, spec: dict[str, Any], golden: Callable[[str, str], None]
@@ -308,6 +316,56 @@ def test_weights_are_mounted_from_a_separate_volume(
     volumes = {v["name"]: next(key for key in v if key != "name") for v in pod["volumes"]}
     mounts = {m["mountPath"]: volumes[m["name"]] for m in pod["containers"][0]["volumeMounts"]}
     assert mounts == {"/etc/goodput": "configMap", "/tmp": "emptyDir", **mounted}
+
+
+@pytest.mark.parametrize(
+    ("source", "folder"),
+    [
+        ("pvc://c/d/e", "c/d/e"),
+        ("pvc://c", "c"),
+        ("pvc://c/", "c"),
+        ("pvc://c//d/", "c/d"),
+        ("pvc://c/$(HOME)", "c/$$(HOME)"),
+    ],
+    ids=["a folder", "the root", "the root with a slash", "more slashes", "not a variable"],
+)
+def test_an_engine_computes_the_model_in_the_mounted_folder(source: str, folder: str) -> None:
+    spec = service(model__source=source).spec
+    pod = engine_revision(OWNER, spec, INSTALLATION, number=1).template["spec"]
+    (container,) = pod["containers"]
+    words = container["command"]
+    assert words[words.index("--model-path") + 1] == f"/var/lib/goodput/claims/{folder}"
+    (volume,) = [v for v in pod["volumes"] if "persistentVolumeClaim" in v]
+    assert volume["persistentVolumeClaim"] == {"claimName": "c", "readOnly": True}
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == volume["name"]]
+    assert mount["readOnly"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize(
+    ("resources", "threads"),
+    [
+        ({}, None),
+        ({"limits": {"memory": "1Gi"}}, None),
+        ({"limits": {"cpu": "4"}, "requests": {"cpu": "2"}}, "3"),
+        ({"requests": {"cpu": "2500m"}}, "1"),
+        ({"limits": {"cpu": "500m"}}, "1"),
+    ],
+    ids=["none", "no CPU", "the limit", "the request", "less than a CPU"],
+)
+def test_the_computing_threads_of_a_real_model_follow_the_cpus(
+    resources: dict[str, Any], threads: str | None
+) -> None:
+    def command(source: str) -> list[str]:
+        spec = service(model__source=source, engine__resources=resources).spec
+        pod = engine_revision(OWNER, spec, INSTALLATION, number=1).template["spec"]
+        words: list[str] = pod["containers"][0]["command"]
+        return words
+
+    words = command("pvc://c/d")
+    given = words[words.index("--threads") + 1] if "--threads" in words else None
+    assert given == threads
+    assert "--threads" not in command("emulated://unit"), "an emulated device computes nothing"
 
 
 def test_a_variable_set_by_the_service_occurs_once() -> None:

@@ -21,10 +21,12 @@ from goodput_operator.local.cli import _desired, _params, require_free
 from goodput_operator.local.commands import Commands, Workspace, open_workspace
 from goodput_operator.local.decide import RoutedReplica
 from goodput_operator.local.manifest import (
+    computes_model,
     ignored_here,
     model_options,
     read_manifest,
     require_device,
+    use_model_path,
 )
 from goodput_operator.local.options import MAX_REPLICAS, parse_options
 
@@ -147,6 +149,11 @@ def test_replicas_on_the_command_line_override_min_replicas_above_the_maximum(
             "",
             "{path}: spec.model.source: no.yaml: the device profile cannot be read: No such",
         ),
+        (
+            ("emulated://llama-3-8b-h100", "pvc://weights/chat"),
+            "",
+            "{path}: spec.model.source: pvc://weights/chat is a volume of a cluster; give",
+        ),
     ],
     ids=[
         "an unknown device",
@@ -155,6 +162,7 @@ def test_replicas_on_the_command_line_override_min_replicas_above_the_maximum(
         "another tensor parallelism",
         "an unknown source",
         "no file of the source",
+        "a claim",
     ],
 )
 def test_a_profile_that_engines_cannot_load_is_rejected_before_processes_start(
@@ -171,6 +179,26 @@ def test_a_profile_that_engines_cannot_load_is_rejected_before_processes_start(
     assert out == ""
     assert err.startswith(f"error: {error.format(path=path)}")
     assert err.count("\n") == 1
+
+
+def test_a_path_replaces_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = manifest(tmp_path, lambda text: text.replace("emulated://llama-3-8b-h100", "pvc://a/b"))
+    service, _ = read_manifest(Path(path))
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    for folder in (str(tmp_path), f"~/{tmp_path.name}"):
+        replaced = use_model_path(service, folder)
+        assert replaced.spec.model.source == f"file://{tmp_path}"
+        require_device(replaced, device=None)
+        assert computes_model(replaced, device=None)
+    start = ["up", "-f", path, "--port", "0", "--model-path"]
+    for options, error in (
+        ([f"{tmp_path}/no"], f"--model-path: {tmp_path}/no does not exist; name a folder"),
+        ([str(tmp_path), "--device", "unit"], "--device and --model-path exclude each other"),
+    ):
+        assert run_command([*start, *options]) == 64
+        assert error in capsys.readouterr().err
 
 
 def test_a_readable_profile_of_the_user_is_accepted(tmp_path: Path) -> None:

@@ -54,15 +54,22 @@ def python_image() -> Image:
     )
 
 
-def checkout_image(root: Path, *command: str) -> Image:
-    """Return an image of our commands from a checkout, with the entry point of the Dockerfiles."""
+def checkout_image(root: Path, *command: str, packages: Path | None = None) -> Image:
+    """Return an image of our commands from a checkout, with the entry point of the Dockerfiles.
+
+    Args:
+        root: the checkout.
+        command: the default command.
+        packages: folder of further Python packages, such as torch; None for none.
+    """
     python = python_image()
-    packages = [str(root / name) for name in ("core", "traces", "engine", "replay", "operator")]
+    folders = [str(root / name) for name in ("core", "traces", "engine", "replay", "operator")]
+    folders += [] if packages is None else [str(packages)]
     return Image(
-        folders=[*python.folders, *packages],
+        folders=[*python.folders, *folders],
         path=python.path,
         # It overrides an installation of another checkout.
-        env={**python.env, "PYTHONPATH": ":".join(packages)},
+        env={**python.env, "PYTHONPATH": ":".join(folders)},
         entrypoint=["goodput"],
         command=list(command),
     )

@@ -12,6 +12,7 @@ import yaml
 from tools.cluster.handle import ClusterError, ClusterHandle, OwnCluster
 from tools.cluster.images import checkout_image
 from tools.cluster.starting import ROOT
+from tools.torch_packages import is_installed, packages_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,18 +32,22 @@ NAMESPACE = "goodput-system"
 
 
 def publish_ours(cluster: OwnCluster) -> None:
-    """Publish this checkout under the names of the chart's default images."""
+    """Publish this checkout under the names of the chart's default images.
+
+    As by the Dockerfiles, the image of engines and routers has torch, if `make torch` installed it.
+    """
     version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    names = {
-        f"{values[part]['repository']}:{values[part]['tag'] or version}": command
-        for part, command in {
-            "image": ["operator"],
-            "engine": ["engine", "--help"],
-            "router": ["engine", "--help"],
-        }.items()
-    }
-    cluster.publish({name: checkout_image(ROOT, *words) for name, words in names.items()})
+    engine = checkout_image(
+        ROOT, "engine", "--help", packages=packages_folder() if is_installed() else None
+    )
+    images = {"image": checkout_image(ROOT, "operator"), "engine": engine, "router": engine}
+    cluster.publish(
+        {
+            f"{values[part]['repository']}:{values[part]['tag'] or version}": image
+            for part, image in images.items()
+        }
+    )
 
 
 def install_chart(

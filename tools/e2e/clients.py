@@ -140,24 +140,43 @@ class CompletionStreams:
 
 
 @contextmanager
-def replay_load(installation: ChartRelease, name: str, folder: Path) -> Iterator[None]:
+def replay_load(
+    installation: ChartRelease,
+    name: str,
+    folder: Path,
+    *,
+    rate_per_s: int = _LOAD_PER_S,
+    lengths: tuple[int, int] | None = None,
+) -> Iterator[None]:
     """Replay a constant load against a service during the block; every request must succeed.
 
     Args:
         installation: installation of the service.
         name: name of the service.
         folder: folder for the trace and the run.
+        rate_per_s: mean requests per second.
+        lengths: prompt and output tokens of each request; None for a synthesized trace with
+            sessions and two classes.
     """
-    trace, out = folder / "load.parquet", folder / "load"
-    shape = ("--duration", "20m", "--rate", str(_LOAD_PER_S), "--burst-factor", "1")
-    goodput = str(Path(sys.executable).parent / "goodput")
-    subprocess.run(
-        [goodput, "trace", "synthesize", "--out", str(trace), *shape],
-        capture_output=True,
-        check=True,
-    )
+    out = folder / "load"
+    span = ("--duration", "20m", "--rate")
+    if lengths is None:
+        trace = str(folder / "load.parquet")
+        goodput = str(Path(sys.executable).parent / "goodput")
+        subprocess.run(
+            [
+                *(goodput, "trace", "synthesize", "--out", trace),
+                *(*span, str(rate_per_s), "--burst-factor", "1"),
+            ],
+            capture_output=True,
+            check=True,
+        )
+        load = ["--trace", trace]
+    else:
+        prompt, output = map(str, lengths)
+        load = [*span, f"{rate_per_s}/s", "--input-tokens", prompt, "--output-tokens", output]
     before = _counted_requests(installation, name)
-    replay = installation.start_replay(name, out, "--trace", str(trace))
+    replay = installation.start_replay(name, out, *load)
     try:
         wait_for(
             lambda: _counted_requests(installation, name) > before or replay.poll() is not None,
@@ -176,7 +195,7 @@ def replay_load(installation: ChartRelease, name: str, folder: Path) -> Iterator
     ended = [record for record in records if record.detail != "the run was stopped"]
     assert {record.outcome for record in ended} == {"ok"}, output
     # Arrivals are random: a few seconds may have half of the mean rate.
-    assert len(ended) > lasted_s * _LOAD_PER_S / 4, "requests were sent all the time"
+    assert len(ended) > lasted_s * rate_per_s / 4, "requests were sent all the time"
 
 
 def _counted_requests(installation: ChartRelease, name: str) -> float:

@@ -133,9 +133,10 @@ class ChartRelease(NamespaceHandle):
         Args:
             name: name of the service.
             out: folder of the run.
-            options: further options of `replay`; the trace is the sample trace without `--trace`.
+            options: further options of `replay`; without `--trace` and `--rate`, the sample trace
+                is replayed.
         """
-        trace = () if "--trace" in options else ("--trace", "sample")
+        trace = () if {"--trace", "--rate"} & set(options) else ("--trace", "sample")
         return subprocess.Popen(
             self.client_command(
                 str(Path(sys.executable).parent / "replay"),

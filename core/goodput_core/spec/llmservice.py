@@ -7,7 +7,7 @@ Each object of the manifest is a dataclass. The declaration of a field contains 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Final
 
@@ -15,6 +15,7 @@ from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
 from goodput_core.declaration import (
     Cel,
     CrossFieldRule,
+    claim_path_rule,
     data_key_field,
     dns_label_field,
     in_order,
@@ -79,9 +80,12 @@ class TokenSecretSpec:
 class ModelSpec:
     """The model weights to serve."""
 
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (claim_path_rule("source"),)
+
     source: str = spec_field(
         "Location of the weights: hf://ORG/NAME, pvc://CLAIM/PATH, file://PATH or "
-        "emulated://PROFILE.",
+        "emulated://PROFILE. CLAIM is a PersistentVolumeClaim in the service's namespace, and "
+        "PATH a folder of its volume (default: its root).",
         max_length=512,
         pattern=r"^(hf|pvc|file|emulated)://[^\x00-\x20\x7f]+$",
         pattern_hint="begin with hf://, pvc://, file:// or emulated:// and name a model",
@@ -112,6 +116,10 @@ class ModelSpec:
     def name(self) -> str:
         """The part of `source` after `://`."""
         return self.source.partition("://")[2]
+
+    def at_path(self, path: str) -> ModelSpec:
+        """Return the model with another source: a folder or a GGUF file of this machine."""
+        return replace(self, source=f"file://{path}")
 
     @property
     def is_gguf(self) -> bool:

@@ -14,10 +14,11 @@ from goodput_core.spec.profiles import (
 )
 
 if TYPE_CHECKING:
-    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec, ModelSpec
 
 __all__ = [
     "require_computable",
+    "require_local",
     "require_mounted_profile",
     "require_servable",
     "require_supported",
@@ -37,18 +38,19 @@ def require_supported(service: LLMService) -> None:
 
 
 def require_computable(spec: LLMServiceSpec) -> None:
-    """Reject a model in a local folder (`file://`) that no engine can compute.
+    """Reject real weights (`file://` or `pvc://`) that no engine can compute.
 
     The content of the folder is checked by the engine.
 
     Raises:
-        SpecError: the path is not absolute.
+        SpecError: the path of a `file://` source is not absolute.
         UnsupportedError: the model is to be computed on several devices.
     """
-    if not posixpath.isabs(spec.model.name) and not spec.model.name.startswith("~/"):
+    model = spec.model
+    if model.scheme == "file" and not (posixpath.isabs(model.name) or model.name.startswith("~/")):
         raise SpecError(
             "spec.model.source",
-            f"{spec.model.name!r} is not an absolute path; write for example file:///models/chat "
+            f"{model.name!r} is not an absolute path; write for example file:///models/chat "
             "or file://~/models/chat",
         )
     if spec.engine.tensor_parallel != 1:
@@ -56,6 +58,21 @@ def require_computable(spec: LLMServiceSpec) -> None:
             "spec.engine.tensorParallel",
             f"is {spec.engine.tensor_parallel}, but real models are computed on one device only; "
             "set it to 1",
+        )
+
+
+def require_local(model: ModelSpec) -> None:
+    """Reject a `pvc://` source on a machine that does not mount the claim.
+
+    Raises:
+        SpecError: names the options that replace the source.
+    """
+    if model.scheme == "pvc":
+        raise SpecError(
+            "spec.model.source",
+            f"{model.source} is a volume of a cluster; give the model's path on this "
+            "machine with --model-path, or emulate a device profile with --device, one of "
+            f"{', '.join(SHIPPED_PROFILES)}",
         )
 
 
@@ -67,31 +84,37 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
 
     Args:
         service: the service.
-        folders: True if the engines can read the folders of this machine, so that `file://` is
-            accepted.
+        folders: True if the engines are processes of this machine, so that `file://` is accepted.
+            False if they are pods, so that `pvc://` is accepted.
 
     Raises:
-        UnsupportedError: a feature is not implemented (see `require_supported`), or the model has
-            real weights that cannot be served.
-        SpecError: the device profile does not exist, or has another tensor parallelism.
+        UnsupportedError: a feature is not implemented (see `require_supported`), or the model's
+            source is not.
+        SpecError: the engines cannot read the model's source; or the device profile does not exist,
+            or has another tensor parallelism.
     """
     require_supported(service)
     model = service.spec.model
-    if folders and model.scheme == "file":
+    if model.scheme == ("file" if folders else "pvc"):
         require_computable(service.spec)
         return
-    if model.scheme != "emulated":
-        problem = (
-            f"{model.scheme}:// is not implemented yet, so {model.source} cannot be served; "
-            "download the model and set the source to file:// and its folder, or emulate a device "
-            "profile:"
-            if folders
-            else "torch execution is not implemented yet in clusters, so "
-            f"{model.source} cannot be served; emulate a device profile instead:"
+    if folders:
+        require_local(model)
+    if model.scheme == "file":
+        raise SpecError(
+            "spec.model.source",
+            f"{model.source} is a folder of one machine, which pods cannot read; copy the model to "
+            "a PersistentVolumeClaim and set the source to pvc://CLAIM/PATH",
         )
+    if model.scheme != "emulated":
+        target = "and set the source to file:// and its folder"
+        if not folders:
+            target = "to a PersistentVolumeClaim and set the source to pvc://CLAIM/PATH"
         raise UnsupportedError(
             "spec.model.source",
-            f"{problem} emulated:// followed by one of {', '.join(SHIPPED_PROFILES)}",
+            f"{model.scheme}:// is not implemented yet, so {model.source} cannot be served; "
+            f"download the model {target}, or emulate a device profile: emulated:// followed by "
+            f"one of {', '.join(SHIPPED_PROFILES)}",
         )
     if is_profile_path(model.name):
         return

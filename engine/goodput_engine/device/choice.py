@@ -41,7 +41,7 @@ def choose_device(
     if device is None and model.scheme != "emulated":
         refused = (
             f"{model.source} is a real model, not a device profile; emulate"
-            if model.scheme == "file"
+            if model.scheme in {"file", "pvc"}
             else f"{model.scheme}:// is not implemented yet, so {model.source} cannot be served; "
             "download the model and set the source to file:// and its folder, or emulate"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.cli import argument_type, parse_whole
 from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import SpecError, UsageError
-from goodput_core.spec.support import require_computable
+from goodput_core.spec.support import require_computable, require_local
 from goodput_engine.messages import DATA_TYPES, SAMPLING_DEFAULTS, ModelFolder
 from goodput_engine.openai.sampling_fields import OPENAI_DEFAULTS
 from goodput_engine.server.generation_config import read_sampling_defaults
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
     from goodput_engine.openai.sampling_fields import SamplingDefaults
     from goodput_engine.text.tokenizer import ModelTokenizer
 
-__all__ = ["add_dtype_argument", "add_model_arguments", "choose_model", "load_text_settings"]
+__all__ = [
+    "add_dtype_argument",
+    "add_model_arguments",
+    "add_model_path_argument",
+    "choose_model",
+    "load_text_settings",
+]
 
 _DEFAULTS: Final = ModelFolder(path="")
 _MAX_BLOCKS: Final = 100_000_000
@@ -51,6 +58,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
         serves: True if the command serves requests with sampling fields.
     """
     group = parser.add_argument_group("options for a real model (spec.model.source)")
+    add_model_path_argument(group)
     add_dtype_argument(group)
     group.add_argument(
         "--max-model-tokens", type=_whole(_MAX_TOKENS, "a number of tokens"), metavar="N",
@@ -82,6 +90,14 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
         )  # fmt: skip
 
 
+def add_model_path_argument(group: argparse._ActionsContainer) -> None:
+    """Add the option for the path of a model, which also a conversion of the weights needs."""
+    group.add_argument(
+        "--model-path", metavar="PATH",
+        help="serve the model in this folder or GGUF file instead of spec.model.source",
+    )  # fmt: skip
+
+
 def add_dtype_argument(group: argparse._ActionsContainer) -> None:
     """Add the option for the data type, which also a conversion of the weights needs."""
     group.add_argument(
@@ -102,14 +118,27 @@ def choose_model(
 
     Raises:
         UsageError: a device is emulated, but an option for real models is given.
-        SpecError: the model cannot be computed.
+        SpecError: the model cannot be computed; or it is on a volume, and `--model-path` does not
+            name its folder.
     """
     given = {name: value for name in _OPTIONS if (value := getattr(args, name, None)) is not None}
+    if args.model_path is not None:
+        if args.device is not None:
+            raise UsageError(
+                "goodput engine: --device and --model-path exclude each other; give one"
+            )
+        path = str(Path(args.model_path).expanduser().absolute())
+        spec = replace(spec, model=spec.model.at_path(path))
+    if args.device is None:
+        try:
+            require_local(spec.model)
+        except SpecError as error:
+            raise error.at(source) from error
     if args.device is not None or spec.model.scheme != "file":
         for name in given:
             raise UsageError(
                 f"goodput engine: {_OPTIONS[name]} applies to a real model, but an emulated device "
-                "is served; remove it, or set spec.model.source to file:// and a model"
+                "is served; remove it, or name a model with --model-path"
             )
         return None
     try:

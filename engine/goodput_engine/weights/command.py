@@ -12,7 +12,11 @@ from goodput_core.errors import ExitCode, UsageError
 from goodput_core.signals import watch_stop_requests
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
-from goodput_engine.server.model_options import add_dtype_argument, choose_model
+from goodput_engine.server.model_options import (
+    add_dtype_argument,
+    add_model_path_argument,
+    choose_model,
+)
 from goodput_engine.weights.fetch import fetch_weights
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ def make_parser() -> CommandParser:
     )  # fmt: skip
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
     add_dtype_argument(parser)
+    add_model_path_argument(parser)
     parser.set_defaults(device=None)
     return parser
 

@@ -34,6 +34,7 @@ from goodput_operator.local.manifest import (
     model_options,
     read_manifest,
     require_device,
+    use_model_path,
 )
 from goodput_operator.local.options import MAX_REPLICAS, UpOptions, parse_options
 from goodput_operator.local.reporter import LineWriter, Reporter
@@ -71,6 +72,8 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
         commands_type: makes the command lines of the processes; tests replace it.
     """
     service, text = read_manifest(options.manifest)
+    if options.model_path is not None:
+        service = use_model_path(service, options.model_path)
     try:
         require_supported(service)
         require_device(service, device=options.device)
@@ -102,6 +105,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                 workspace=workspace,
                 token=secrets.token_urlsafe(32),
                 device=options.device,
+                model_path=options.model_path,
                 engine_options=model_options(max_replicas)
                 if computes_model(service, device=options.device)
                 else (),

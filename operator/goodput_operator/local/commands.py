@@ -73,6 +73,7 @@ class Commands:
         workspace: files that the processes read.
         token: bearer token of the admin ports.
         device: device profile that replaces the model's source; None to use the source.
+        model_path: path of a model that replaces the model's source; None to use the source.
         engine_options: further options of the replicas.
         grace_ns: time for running requests to finish after SIGTERM.
         environment: environment variables that the processes inherit.
@@ -83,6 +84,7 @@ class Commands:
     workspace: Workspace
     token: str = field(repr=False)
     device: str | None
+    model_path: str | None = None
     engine_options: tuple[str, ...] = ()
     grace_ns: int
     environment: Mapping[str, str] = field(repr=False)
@@ -92,18 +94,22 @@ class Commands:
         """Return the command that fetches the weights of a real model before replicas start."""
         program = (sys.executable, "-m", "goodput_core", "engine", "fetch")
         argv = (*program, "-f", str(self.workspace.manifest), "--exit-with-parent")
-        return Command(argv=argv, env=self.environment)
+        return Command(argv=(*argv, *self._model()), env=self.environment)
 
     def replica(self, name: str) -> Command:
         """Return the command of a replica."""
         device = () if self.device is None else ("--device", self.device)
-        options = (*device, *self.engine_options)
+        options = (*device, *self._model(), *self.engine_options)
         return self._command("engine", name, "--port", "0", "--admin-port", "0", *options)
 
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
         """Return the command of the router on these ports; 0 stands for any free port."""
         ports = ("--port", str(port), "--admin-port", str(admin_port))
         return self._command("router", name, "--upstreams", str(self.workspace.upstreams), *ports)
+
+    def _model(self) -> tuple[str, ...]:
+        """Return the option with the model's path."""
+        return () if self.model_path is None else ("--model-path", self.model_path)
 
     def _command(self, command: str, name: str, *options: str) -> Command:
         program = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
     from goodput_core.spec.workloads import RouterSpec
 
-__all__ = ["computes_model", "ignored_here", "model_options", "read_manifest", "require_device"]
+__all__ = [
+    "computes_model",
+    "ignored_here",
+    "model_options",
+    "read_manifest",
+    "require_device",
+    "use_model_path",
+]
 
 # Share of the memory left after loading that the replicas of a real model take together.
 _MEMORY_PERCENT: Final = 50
@@ -49,6 +57,18 @@ def read_manifest(path: Path) -> tuple[LLMService, str]:
     """
     text = read_manifest_text(path)
     return parse_manifest(text, source=str(path), yaml=yaml), text
+
+
+def use_model_path(service: LLMService, path: str) -> LLMService:
+    """Return the service with the model in a folder or GGUF file of this machine.
+
+    Raises:
+        InputError: the path does not exist.
+    """
+    model = service.spec.model.at_path(str(Path(path).expanduser().absolute()))
+    if not Path(model.name).exists():
+        raise InputError(f"--model-path: {path} does not exist; name a folder or a GGUF file")
+    return replace(service, spec=replace(service.spec, model=model))
 
 
 def require_device(service: LLMService, *, device: str | None) -> None:

@@ -30,6 +30,7 @@ class UpOptions:
     Args:
         manifest: file of the manifest.
         device: device profile that replaces `spec.model.source`; None to use the source.
+        model_path: path of a model that replaces `spec.model.source`; None to use the source.
         port: serving port of the router; 0 for any free port.
         admin_port: admin port of the router; 0 for any free port.
         replicas: number of replicas; None to use the manifest's.
@@ -44,6 +45,7 @@ class UpOptions:
 
     manifest: Path
     device: str | None
+    model_path: str | None
     port: int
     admin_port: int
     replicas: int | None
@@ -75,6 +77,10 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--device", metavar="PROFILE", help="emulate this device instead of spec.model.source"
     )
+    parser.add_argument(
+        "--model-path", metavar="PATH",
+        help="serve the model in this folder or GGUF file instead of spec.model.source",
+    )  # fmt: skip
     port = argument_type(parse_port, "port")
     parser.add_argument(
         "--port",
@@ -126,6 +132,8 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     parser = make_parser()
     args = parser.parse_args(argv)
     require_two_ports(args, parser)
+    if args.device is not None and args.model_path is not None:
+        parser.error("--device and --model-path exclude each other; give one")
     return UpOptions(**{field.name: getattr(args, field.name) for field in fields(UpOptions)})
 
 

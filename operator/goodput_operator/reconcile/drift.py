@@ -8,9 +8,7 @@ another manager adds to a pod template. It would replace the pods, so it is remo
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ANNOTATION_APPLIED
@@ -18,6 +16,7 @@ from goodput_operator.kube.managed_fields import ABSENT
 from goodput_operator.reconcile.actions import Apply
 from goodput_operator.reconcile.snapshot import ApplyAttempt, Memory, Settled
 from goodput_operator.render.metadata import digest_of
+from goodput_operator.render.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -53,13 +52,6 @@ _ATOMIC: Final = frozenset({"selector", "labelSelector", "nodeSelector"})
 """Maps that are compared completely, because an additional label makes a different selector."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests"})
 _QUANTITIES: Final = frozenset({"sizeLimit", "divisor"})
-_SUFFIXES: Final[Mapping[str, Fraction]] = {
-    "": Fraction(1),
-    **{s: Fraction(1, 1000) ** n for n, s in enumerate("mun", 1)},
-    **{s: Fraction(1000) ** n for n, s in enumerate("kMGTPE", 1)},
-    **{f"{s}i": Fraction(1024) ** n for n, s in enumerate("KMGTPE", 1)},
-}
-_NUMBER: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([-+]?[0-9]{1,3})|([a-zA-Z]*))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,16 +224,5 @@ def _key_of(item: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _equal_quantities(desired: Any, live: Any) -> bool:
-    quantity = _quantity(desired)
-    return str(desired) == str(live) or (quantity is not None and quantity == _quantity(live))
-
-
-def _quantity(value: Any) -> Fraction | None:
-    match = _NUMBER.fullmatch(str(value))
-    if match is None:
-        return None
-    number, exponent, suffix = match.groups()
-    if exponent is not None:
-        return Fraction(number.rstrip(".")) * Fraction(10) ** int(exponent)
-    unit = _SUFFIXES.get(suffix)
-    return None if unit is None else Fraction(number.rstrip(".")) * unit
+    quantity = parse_quantity(desired)
+    return str(desired) == str(live) or (quantity is not None and quantity == parse_quantity(live))

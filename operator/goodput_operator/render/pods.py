@@ -9,6 +9,7 @@ elsewhere the image's numeric user applies, which must not be root.
 from __future__ import annotations
 
 import math
+import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,12 +29,14 @@ from goodput_core.contract import (
 )
 from goodput_core.spec.codec import encode
 from goodput_operator.kube.objects import ADMIN_PORT, SERVING_PORT
+from goodput_operator.render.quantities import parse_quantity
 from goodput_operator.render.secrets import TOKEN_KEY, secret_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from goodput_core.spec.llmservice import LLMServiceSpec, ModelSpec
+    from goodput_core.spec.pod import ResourcesSpec
     from goodput_operator.render.metadata import Owner
 
 __all__ = [
@@ -133,6 +136,7 @@ def engine_pod(
             f"{_CONFIG_FOLDER}/{manifest_key(revision)}",
             "--limits",
             f"{_CONFIG_FOLDER}/{LIMITS_KEY}",
+            *_model_options(spec),
         ),
         env=_engine_env(owner, spec, revision, overrides.get("env", [])),
         resources=encode(engine.resources),
@@ -325,10 +329,13 @@ def _engine_env(
 
 
 def _weights_env(model: ModelSpec) -> list[dict[str, Any]]:
-    """Return the cache folder, the hub token and the offline switch of Hugging Face models.
+    """Return the variables of the libraries that load a model.
 
-    The operator never reads the token: pods refer to the Secret that contains it.
+    These are the cache folder, the hub token and the offline switch of Hugging Face models. The
+    operator never reads the token: pods refer to the Secret that contains it.
     """
+    if model.scheme == "pvc":
+        return [{"name": "HF_HUB_OFFLINE", "value": "1"}]
     if model.scheme != "hf":
         return []
     env: list[dict[str, Any]] = [{"name": "HF_HOME", "value": FOLDER_WEIGHTS}]
@@ -338,6 +345,29 @@ def _weights_env(model: ModelSpec) -> list[dict[str, Any]]:
     if model.offline:
         env.append({"name": "HF_HUB_OFFLINE", "value": "1"})
     return env
+
+
+def _model_options(spec: LLMServiceSpec) -> list[str]:
+    """Return the engine's options for weights on a volume; none for other models."""
+    if spec.model.scheme != "pvc":
+        return []
+    folder = posixpath.normpath(f"{FOLDER_CLAIMS}/{spec.model.name}")
+    # Kubernetes replaces $(NAME) in commands by a variable, and $$ by $.
+    options = ["--model-path", folder.replace("$", "$$")]
+    cpus = _whole_cpus(spec.engine.resources)
+    if cpus is not None:
+        # The HTTP process needs the rest: a computing thread beside it is slowed down many times.
+        options += ["--threads", str(max(1, cpus - 1))]
+    return options
+
+
+def _whole_cpus(resources: ResourcesSpec) -> int | None:
+    """Return the CPUs of the limit, or else of the request; None if the spec has neither."""
+    for quantities in (resources.limits, resources.requests):
+        cpus = parse_quantity(quantities.get("cpu"))
+        if cpus is not None:
+            return math.floor(cpus)
+    return None
 
 
 def _weights_volumes(model: ModelSpec) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -52,13 +52,19 @@ class _Event(msgspec.Struct):
 
 @asynccontextmanager
 async def running_service(
-    manifest: Path, *, device: str | None, log: Path, decisions: Path
+    manifest: Path,
+    *,
+    device: str | None,
+    model_path: str | None = None,
+    log: Path,
+    decisions: Path,
 ) -> AsyncIterator[LocalService]:
     """Start the service of a manifest on this machine, and stop it when the block ends.
 
     Args:
         manifest: manifest of an LLMService.
         device: device profile in place of the manifest's model source.
+        model_path: path of a model in place of the manifest's model source.
         log: file for the stderr output of the service.
         decisions: file for control decisions, one per line; created with the first decision.
 
@@ -72,6 +78,7 @@ async def running_service(
     command = [sys.executable, "-m", "goodput_core", "up", "-f", str(manifest)]
     command += ["--json", "--exit-with-parent", "--port", "0"]
     command += ["--device", device] if device is not None else []
+    command += ["--model-path", model_path] if model_path is not None else []
     with log.open("wb") as sink:
         child = await asyncio.create_subprocess_exec(
             *command,

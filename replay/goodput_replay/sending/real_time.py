@@ -271,6 +271,7 @@ async def _start_targets(
         running_service(
             options.manifest,
             device=options.device,
+            model_path=options.model_path,
             log=writer.path / SERVICE_LOG_FILE,
             # Gets its final name together with the records, when these are complete.
             decisions=partial_path(writer.path / DECISIONS_FILE),

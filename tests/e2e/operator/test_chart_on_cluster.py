@@ -81,9 +81,9 @@ def test_the_admission_policy_rejects_a_source_that_is_not_implemented(
     # The API server enforces a new policy after a moment.
     message = wait_for(rejection, "the policy is enforced")
     assert f"ValidatingAdmissionPolicy 'goodput-{installation.namespace}'" in message
-    assert "spec.model.source: torch execution" in message
+    assert "spec.model.source: pods cannot get this model yet" in message
     apply_service("admitted", suspend=True)
-    with pytest.raises(ClusterError, match=r"spec\.model\.source: torch execution"):
+    with pytest.raises(ClusterError, match=r"spec\.model\.source: pods cannot get"):
         installation.patch("admitted", model={"source": source})
 
 

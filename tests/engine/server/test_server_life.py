@@ -350,6 +350,24 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
             [], {"source": "file://chat"}, "'chat' is not an absolute path", id="a relative folder"
         ),
         pytest.param(
+            [],
+            {"source": "pvc://weights/chat"},
+            "spec.model.source: pvc://weights/chat is a volume of a cluster; give the folder",
+            id="a claim",
+        ),
+        pytest.param(
+            ["--model-path", "/nowhere"],
+            {"source": "pvc://weights/chat"},
+            "/nowhere",
+            id="no folder",
+        ),
+        pytest.param(
+            ["--model-path", "/chat", "--device", "unit"],
+            {},
+            "--device and --model-path exclude each other",
+            id="two sources",
+        ),
+        pytest.param(
             ["--block-size", "128"],
             {"source": "file:///chat"},
             "spec.engine.tokenBudget.min: is 64, less than one KV block; set at least 128",

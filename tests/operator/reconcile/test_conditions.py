@@ -32,7 +32,17 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         (
             {"model": {"source": "hf://a/b"}},
             "NotBuilt",
-            "spec.model.source: torch execution",
+            "spec.model.source: hf:// is not implemented yet, so hf://a/b cannot be served; down",
+        ),
+        (
+            {"model": {"source": "file:///models/chat"}},
+            "InvalidSpec",
+            "spec.model.source: file:///models/chat is a folder of one machine, which pods cannot",
+        ),
+        (
+            {"model": {"source": "pvc://a/b"}, "engine": {"tensorParallel": 2}},
+            "NotBuilt",
+            "spec.engine.tensorParallel: is 2, but real models are computed on one device only",
         ),
         (
             {"model": {"source": "emulated://a100"}},
@@ -56,6 +66,8 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         "a missing field",
         "a gate",
         "weights",
+        "a folder",
+        "weights on several devices",
         "an unknown profile",
         "a profile that is not mounted",
         "a wrong tensor parallelism",

@@ -143,6 +143,18 @@ WRONG = {
         "--slo is only supported with --target",
     ),
     "a device for a target": ([*HERE, "--device", "d"], "--device is only supported with -f"),
+    "a folder for a target": (
+        [*HERE, "--model-path", "d"],
+        "--model-path is only supported with -f",
+    ),
+    "a folder in virtual time": (
+        ["--trace", "t", "--emulate", "chat.yaml", "--model-path", "d"],
+        "--model-path is only supported with -f",
+    ),
+    "a folder and a device": (
+        ["--trace", "t", "-f", "chat.yaml", "--model-path", "d", "--device", "d"],
+        "--device and --model-path exclude each other",
+    ),
     "a target and an emulation": (
         [*HERE, "--emulate", "c"],
         "--target and --emulate are mutually exclusive",
