@@ -352,7 +352,7 @@ def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunE
         pytest.param(
             [],
             {"source": "pvc://weights/chat"},
-            "spec.model.source: pvc://weights/chat is a volume of a cluster; give the folder",
+            "spec.model.source: pvc://weights/chat is a volume of a cluster; give the model's path",
             id="a claim",
         ),
         pytest.param(
