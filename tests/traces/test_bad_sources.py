@@ -393,7 +393,7 @@ def test_ten_times_as_many_ids_are_checked_in_the_same_memory() -> None:
     def peak_bytes(count: int) -> int:
         tracemalloc.start()
         try:
-            with closing(DuplicateIds(in_memory=200)) as duplicates:
+            with closing(DuplicateIds(in_memory=500, num_parts=1)) as duplicates:
                 for place in range(count):
                     duplicates.add(f"id-{place}", place)
                 assert duplicates.find_first() is None
@@ -401,7 +401,7 @@ def test_ten_times_as_many_ids_are_checked_in_the_same_memory() -> None:
         finally:
             tracemalloc.stop()
 
-    assert peak_bytes(40_000) < 1.5 * peak_bytes(4_000)
+    assert peak_bytes(20_000) < 1.5 * peak_bytes(2_000)
 
 
 def test_text_of_a_parquet_source_that_is_not_utf_8_is_named_by_its_row(

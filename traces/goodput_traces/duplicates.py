@@ -25,7 +25,7 @@ _ENTRY: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<i8")])
 _PLACE: Final = struct.Struct("<q")
 _IN_MEMORY: Final = 1 << 18
 _PARTS: Final = 64
-_READ_ENTRIES: Final = 1 << 15
+_READ_ENTRIES: Final = 1 << 9
 
 _Entries: TypeAlias = np.ndarray[Any, Any]
 
@@ -35,10 +35,12 @@ class DuplicateIds:
 
     Args:
         in_memory: maximum number of ids in memory.
+        num_parts: number of temporary files.
     """
 
-    def __init__(self, in_memory: int = _IN_MEMORY) -> None:
+    def __init__(self, in_memory: int = _IN_MEMORY, num_parts: int = _PARTS) -> None:
         self._limit_bytes = in_memory * _ENTRY.itemsize
+        self._num_parts = num_parts
         self._buffer = bytearray()
         self._parts: list[IO[bytes]] = []
         self._stack = ExitStack()
@@ -76,11 +78,11 @@ class DuplicateIds:
 
     def _spill(self) -> None:
         if not self._parts:
-            for _ in range(_PARTS):
+            for _ in range(self._num_parts):
                 file = tempfile.TemporaryFile()  # noqa: SIM115 - the stack closes it
                 self._parts.append(self._stack.enter_context(file))
         entries = np.frombuffer(bytes(self._buffer), dtype=_ENTRY)
-        part_numbers = entries["high"] % _PARTS
+        part_numbers = entries["high"] % self._num_parts
         for number, part in enumerate(self._parts):
             part.write(entries[part_numbers == number].tobytes())
         self._buffer.clear()
