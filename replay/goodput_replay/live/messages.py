@@ -1,15 +1,17 @@
-"""Messages from the sending process to the observing one, besides records and progress."""
+"""Messages from the sending process to the observing one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from goodput_replay.live.tally import LiveWindow
+from goodput_replay.frames import MessageCodec
+from goodput_replay.live.tally import LiveWindow, RunProgress
 from goodput_replay.runs.summary_builder import RunInfo
 from goodput_replay.scraping.settings import ScrapeSettings
 
-__all__ = ["Begin", "End", "StopScraping"]
+__all__ = ["OBSERVED", "Begin", "End", "StopScraping"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +39,7 @@ class End:
     """A run was judged; its folder is complete."""
 
     folder: Path
+
+
+OBSERVED: Final = MessageCodec(Begin, RunProgress, StopScraping, End)
+"""Codec of the pipe to the observing process."""

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from goodput_core.errors import UsageError
-from goodput_replay.frames import encode, encode_records
-from goodput_replay.live.messages import End, StopScraping
+from goodput_replay.live.messages import OBSERVED, End, StopScraping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +133,7 @@ class RunObserver:
         """
         self._read_progress = read_progress
         self._scraping = begin.scrape is not None
-        self._write(encode(begin))
+        self._write(OBSERVED.encode(begin))
         self._tick()
 
     def add(self, record: RequestRecord, *, warmup: bool) -> None:
@@ -149,7 +148,7 @@ class RunObserver:
         if not self._scraping or child is None or child.stdout is None:
             return
         self._scraping = False
-        self._write(encode(StopScraping()))
+        self._write(OBSERVED.encode(StopScraping()))
         with suppress(TimeoutError):
             async with asyncio.timeout(_SAVE_S):
                 await child.stdout.readline()
@@ -158,12 +157,12 @@ class RunObserver:
         """Show the report of the run in `folder`, which was judged."""
         self._stop_timer()
         self._flush()
-        self._write(encode(End(folder=folder.resolve())))
+        self._write(OBSERVED.encode(End(folder=folder.resolve())))
 
     def _tick(self) -> None:
         assert self._read_progress is not None, "the run has begun"
         self._flush()
-        self._write(encode(self._read_progress()))
+        self._write(OBSERVED.encode(self._read_progress()))
         self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._tick)
 
     def _stop_timer(self) -> None:
@@ -172,7 +171,7 @@ class RunObserver:
 
     def _flush(self) -> None:
         if self._records:
-            self._write(encode_records(self._records))
+            self._write(OBSERVED.encode_records(self._records))
             self._records.clear()
 
     def _write(self, data: bytes) -> None:

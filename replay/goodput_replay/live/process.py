@@ -20,9 +20,9 @@ from yarl import URL
 from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import GoodputError
 from goodput_core.text import printable
-from goodput_replay.frames import MAX_FRAME, read_message
+from goodput_replay.frames import MAX_FRAME
 from goodput_replay.live.exporter import MetricsExporter
-from goodput_replay.live.messages import Begin, End, StopScraping
+from goodput_replay.live.messages import OBSERVED, Begin, End, StopScraping
 from goodput_replay.live.observer import ObserverOptions, ObserverReady
 from goodput_replay.live.page import LIVE_SCRIPTS, LivePage
 from goodput_replay.live.server import HOST, LiveServer, open_site
@@ -97,7 +97,7 @@ class _Observation:
     async def run(self, pipe: asyncio.StreamReader) -> None:
         """Read messages until the pipe closes."""
         with self._view:
-            while (message := await read_message(pipe)) is not None:
+            while (message := await OBSERVED.read(pipe)) is not None:
                 match message:
                     case Begin():
                         self._begin(message)

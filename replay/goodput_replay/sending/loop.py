@@ -49,7 +49,7 @@ _ANY_TIME_NS: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderPlan:
-    """Inputs of a sender. It can be pickled, and may contain a key.
+    """Inputs of a sender, which may contain a key.
 
     Args:
         requests: requests of the run.

@@ -139,7 +139,7 @@ async def _replay(
         targets, service_url = await _start_targets(plan, writer, stack, console)
         session = await stack.enter_async_context(open_session(plan.headers, plan.tls))
         stated = [*options.models.values(), *([options.model] if options.model else ())]
-        redaction = Redaction(plan.headers.values())
+        redaction = Redaction.of(plan.headers.values())
         served = join_models(
             {
                 target.url: await list_models(session, target, stated=stated, redaction=redaction)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from goodput_core.errors import InternalError, root_of
-from goodput_replay.frames import MAX_FRAME, encode, read_message
+from goodput_replay.frames import MAX_FRAME, MessageCodec
 from goodput_replay.sending.loop import SenderPlan, SenderProgress, SenderUsage
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from goodput_replay.frames import Records
 
 __all__ = [
+    "SENDER_MESSAGES",
     "SenderEnded",
     "SenderFailed",
     "SenderProcesses",
@@ -73,6 +74,12 @@ class SenderFailed:
     """
 
     reason: str
+
+
+SENDER_MESSAGES: Final = MessageCodec(
+    SenderPlan, SenderReady, SenderStart, SenderStop, SenderProgress, SenderEnded, SenderFailed
+)
+"""Codec of the pipes to and from a sender."""
 
 
 class SenderProcesses:
@@ -239,7 +246,7 @@ class _SenderProcess:
         """Take messages until one of the type `last`, and return it."""
         assert self._child is not None
         assert self._child.stdout is not None
-        while (message := await read_message(self._child.stdout)) is not None:
+        while (message := await SENDER_MESSAGES.read(self._child.stdout)) is not None:
             if isinstance(message, last):
                 return message
             match message:
@@ -257,4 +264,4 @@ class _SenderProcess:
         assert self._child is not None
         assert self._child.stdin is not None
         with suppress(ConnectionError, RuntimeError):  # it died, which `_read` finds
-            self._child.stdin.write(encode(message))
+            self._child.stdin.write(SENDER_MESSAGES.encode(message))

@@ -17,10 +17,16 @@ import uvloop
 
 from goodput_core.errors import ExitCode, GoodputError, InternalError
 from goodput_core.signals import ignore_stop_signals
-from goodput_replay.frames import MAX_FRAME, encode, encode_records, read_message
+from goodput_replay.frames import MAX_FRAME
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.loop import SendingLoop
-from goodput_replay.sending.senders import SenderEnded, SenderFailed, SenderReady, SenderStart
+from goodput_replay.sending.senders import (
+    SENDER_MESSAGES,
+    SenderEnded,
+    SenderFailed,
+    SenderReady,
+    SenderStart,
+)
 from goodput_replay.sending.target import tls_context
 from goodput_replay.sessions import open_follow_ups
 
@@ -49,7 +55,7 @@ async def _work() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     transport, _ = await loop.connect_write_pipe(asyncio.Protocol, sys.stdout)
     output = _RecordPipe(transport)
-    plan = await read_message(commands)
+    plan = await SENDER_MESSAGES.read(commands)
     if plan is None:
         return
     try:
@@ -73,7 +79,7 @@ async def _send(plan: SenderPlan, commands: asyncio.StreamReader, output: _Recor
             SendingLoop(plan, session, output.add, follow_ups)
         )
         output.write(SenderReady())
-        start = await read_message(commands)
+        start = await SENDER_MESSAGES.read(commands)
         if not isinstance(start, SenderStart):
             return
         running = asyncio.ensure_future(sending.run(start.zero_ns))
@@ -93,7 +99,7 @@ async def _send(plan: SenderPlan, commands: asyncio.StreamReader, output: _Recor
 
 async def _obey(commands: asyncio.StreamReader, running: asyncio.Future[None]) -> None:
     """Cancel the run when it is to stop; end at once if the process of the command has ended."""
-    while await read_message(commands) is not None:
+    while await SENDER_MESSAGES.read(commands) is not None:
         running.cancel()
     os._exit(ExitCode.INTERNAL)
 
@@ -127,12 +133,12 @@ class _RecordPipe:
     def flush(self) -> None:
         """Write the records so far."""
         if self._records:
-            self._transport.write(encode_records(self._records))
+            self._transport.write(SENDER_MESSAGES.encode_records(self._records))
             self._records.clear()
 
     def write(self, message: object) -> None:
         """Write any other message."""
-        self._transport.write(encode(message))
+        self._transport.write(SENDER_MESSAGES.encode(message))
 
 
 if __name__ == "__main__":

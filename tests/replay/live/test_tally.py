@@ -14,8 +14,7 @@ from tests.replay.live.builders import make_progress, make_tally, make_window
 from goodput_core.slo.record import Outcome
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S
-from goodput_replay.frames import encode, encode_records, read_message
-from goodput_replay.live.messages import Begin, End
+from goodput_replay.live.messages import OBSERVED, Begin, End
 from goodput_replay.live.page import LivePage
 from goodput_replay.live.summary import summarise_so_far
 from goodput_replay.live.tally import MAX_CLASSES, LiveTally
@@ -155,7 +154,12 @@ async def test_messages_arrive_as_they_were_sent(
     begin = Begin(window=make_window(synthetic_run), info=synthetic_run.info)
     progress, end = make_progress(synthetic_run), End(folder=tmp_path)
     pipe = asyncio.StreamReader(limit=1 << 20)
-    sent = (encode(begin), encode_records(records), encode(progress), encode(end))
+    sent = (
+        OBSERVED.encode(begin),
+        OBSERVED.encode_records(records),
+        OBSERVED.encode(progress),
+        OBSERVED.encode(end),
+    )
     pipe.feed_data(b"".join(sent) + sent[1][:40])
     pipe.feed_eof()
     found = [message async for message in _messages(pipe)]
@@ -167,5 +171,5 @@ async def test_messages_arrive_as_they_were_sent(
 
 
 async def _messages(pipe: asyncio.StreamReader):  # type: ignore[no-untyped-def]
-    while (message := await read_message(pipe)) is not None:
+    while (message := await OBSERVED.read(pipe)) is not None:
         yield message

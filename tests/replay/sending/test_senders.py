@@ -8,22 +8,43 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections import defaultdict
+from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
 import pytest
 from tests.builders.traces import steady_rows, trace_row
 from tests.replay.sending.stand_ins import DONE, StandIn, event, finish, running, tokens, usage
 
 from goodput_core.slo.record import Outcome
+from goodput_core.slo.targets import SLOClass
 from goodput_core.slo.verdict import Reason, VerdictKind
+from goodput_replay.plan import RequestPlan
+from goodput_replay.runs.length_pinning import LengthPinning
+from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.runs.records import read_judged, read_records
+from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.runs.summary_builder import read_stalls
+from goodput_replay.sending.client.redaction import Redaction
+from goodput_replay.sending.client.request import SendingPolicy
+from goodput_replay.sending.loop import SenderPlan
+from goodput_replay.sending.preflight import ModelNames
+from goodput_replay.sending.senders import SENDER_MESSAGES, SenderStart
+from goodput_replay.sending.target import Endpoint
+from goodput_replay.shares import Share
+from goodput_traces.format.reader import open_trace
+from goodput_traces.transforms import (
+    TransformPlan,
+    parse_class_rules,
+    parse_session_arrivals,
+    parse_window,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
-    from pathlib import Path
 
     from tests.replay.sending.builders import WriteTrace
 
@@ -278,3 +299,55 @@ async def test_impossible_numbers_of_workers_are_rejected(
     assert child.returncode == 64
     assert problem in err.decode()
     assert not (tmp_path / "run").exists()
+
+
+async def test_a_plan_arrives_at_a_sender_as_it_was_sent(trace_of: WriteTrace) -> None:
+    trace = open_trace(trace_of(steady_rows(2)))
+    objective = SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction("0.999"))
+    plan = SenderPlan(
+        requests=RequestPlan(
+            trace=trace,
+            transforms=TransformPlan(
+                window=parse_window("1s..1m"),
+                session_arrivals=parse_session_arrivals("poisson:6/min"),
+                rate_scale=Fraction(1, 3),
+                class_rules=parse_class_rules(
+                    ["long: input_tokens >= 2048", "eval: model_name == 'a b'", "rest: *"]
+                ),
+                speed=Fraction("1.1"),
+                first_ns=trace.first_ns,
+            ),
+            slo=SLOClasses(classes=(objective,), default="chat", outage_s=10),
+            warmup=3,
+        ),
+        share=Share(index=1, count=4),
+        urls=("http://127.0.0.1:8000/v1/completions",),
+        endpoint=Endpoint.COMPLETIONS,
+        headers={"Authorization": "Bearer secret"},
+        ca_file=Path(os.fsdecode(b"ca-\xff.pem")),
+        policy=SendingPolicy(
+            timeout_ns=1, class_timeouts_ns={"chat": 2}, pinned=True,
+            redaction=Redaction.of(["Bearer secret"]),
+        ),
+        pinning=LengthPinning.HEADER,
+        models=ModelNames(mapping={"a": "b"}, default=None),
+        prompt=PromptKind.TOKEN_IDS,
+        words=("one", "two"),
+        salt="salt",
+        concurrency=None,
+    )  # fmt: skip
+    assert await _over_a_pipe(SENDER_MESSAGES.encode(plan)) == plan
+
+
+async def test_a_message_of_another_form_is_not_decoded() -> None:
+    start = SENDER_MESSAGES.encode(SenderStart(zero_ns=7))
+    assert await _over_a_pipe(start) == SenderStart(zero_ns=7)
+    with pytest.raises(msgspec.ValidationError):
+        await _over_a_pipe(start.replace(b"\x07", b"\xc0"))
+
+
+async def _over_a_pipe(data: bytes) -> object:
+    pipe = asyncio.StreamReader()
+    pipe.feed_data(data)
+    pipe.feed_eof()
+    return await SENDER_MESSAGES.read(pipe)

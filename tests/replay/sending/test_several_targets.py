@@ -220,7 +220,7 @@ SECRETS = {
 @pytest.mark.parametrize(("found", "masked"), SECRETS.values(), ids=SECRETS)
 def test_secrets_are_masked(found: str, masked: str) -> None:
     keys = ["Bearer sk-12345", "hunter2", "eu", "pk-98765432-long", "a+b/c3==xyz"]
-    assert Redaction(keys).mask(found) == masked
+    assert Redaction.of(keys).mask(found) == masked
 
 
 def test_targets_must_serve_a_common_model() -> None:

@@ -57,16 +57,25 @@ _EXAMPLE: Final = "write, for example, 'batch: input_tokens >= 4000' or 'interac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison of a column with a literal; it does not hold for a row without a value."""
+    """A comparison of a column with a literal; it does not hold for a row without a value.
+
+    Args:
+        column: column of the trace.
+        op: operator, a key of `_OPERATORS`.
+        text: the literal.
+        number: its value; None if the column has texts.
+    """
 
     column: str
     op: str
-    value: Fraction | str
+    text: str
+    number: Fraction | None = None
 
     def holds(self, row: TraceRow) -> bool:
         """True if the comparison holds for the row."""
         value = getattr(row, self.column)
-        return value is not None and _OPERATORS[self.op](value, self.value)
+        literal = self.text if self.number is None else self.number
+        return value is not None and _OPERATORS[self.op](value, literal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +149,8 @@ def _parse_comparison(match: re.Match[str], text: str) -> Comparison:
             raise ValueError(
                 f"{column} in {text!r} is compared with {raw!r}, which is not a number"
             )
-        return Comparison(column=column, op=op, value=Fraction(raw))
+        return Comparison(column=column, op=op, text=raw, number=Fraction(raw))
     if column in _TEXT_COLUMNS:
-        return Comparison(column=column, op=op, value=raw.strip("\"'"))
+        return Comparison(column=column, op=op, text=raw.strip("\"'"))
     columns = ", ".join(sorted(_NUMBER_COLUMNS | _TEXT_COLUMNS))
     raise ValueError(f"column {column!r} in {text!r} cannot be compared; use one of {columns}")

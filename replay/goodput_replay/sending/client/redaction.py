@@ -6,6 +6,7 @@ can be truncated within a key, and an address has it percent-encoded.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -20,23 +21,30 @@ _MIN_LENGTH: Final = 4
 _START_LENGTH: Final = 8
 
 
+@dataclass(frozen=True, slots=True)
 class Redaction:
-    """Masks the values of headers in texts.
+    """Masks secrets in texts.
 
     Args:
-        values: header values. Their last word, such as the token after `Bearer`, is masked too.
-            Values of fewer than four characters are not masked, because they occur by chance.
+        secrets: texts to mask, the longest first.
     """
 
-    def __init__(self, values: Iterable[str] = ()) -> None:
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, values: Iterable[str]) -> Redaction:
+        """Mask the values of headers, and their last words, such as the token after `Bearer`.
+
+        Values of fewer than four characters are not masked, because they occur by chance.
+        """
         words = {word for value in values for word in (value.strip(), value.split(" ")[-1])}
         secrets = {word for word in words if len(word) >= _MIN_LENGTH}
         secrets |= {quote(word, safe="") for word in secrets}
-        self._secrets = sorted(secrets, key=len, reverse=True)
+        return cls(tuple(sorted(secrets, key=len, reverse=True)))
 
     def mask(self, text: str) -> str:
         """Return the text without secrets, and without the start of a truncated one."""
-        for secret in self._secrets:
+        for secret in self.secrets:
             start = secret[:_START_LENGTH]
             at = text.find(start)
             while at >= 0:
