@@ -245,7 +245,8 @@ def _read_slo_and_service(options: ReplayOptions) -> tuple[SLOClasses, LLMServic
 def _computes_model(service: LLMService, options: ReplayOptions) -> bool:
     """True if the run starts replicas that compute a real model."""
     emulated = options.emulate is not None or options.device is not None
-    return not emulated and (options.model_path is not None or service.spec.model.scheme == "file")
+    weights = options.model_path is not None or service.spec.model.scheme in {"file", "hf"}
+    return not emulated and weights
 
 
 def _fleet_settings(options: ReplayOptions, service: LLMService | None) -> FleetSettings | None:

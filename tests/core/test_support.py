@@ -51,11 +51,11 @@ def test_an_unimplemented_feature_is_rejected_by_name() -> None:
         ("file:///b", False, "is a folder of one machine, which pods cannot read"),
         ("pvc://claim/b", True, "with --model-path, or emulate a device profile with --device"),
         ("hf://a/b", False, "download the model to a PersistentVolumeClaim"),
-        ("hf://a/b", True, "download the model and set the source to file://"),
+        ("hf://a/b", True, None),
     ],
     ids=["folder here", "claim in pods", "folder in pods", "claim here", "hub in pods", "hub here"],
 )
-def test_real_weights_are_served_from_folders_here_and_from_claims_in_pods(
+def test_real_weights_are_served_from_folders_and_the_hub_here_and_from_claims_in_pods(
     source: str, folders: bool, problem: str | None
 ) -> None:
     weights = service(model__source=source)
@@ -78,6 +78,12 @@ def test_a_folder_in_the_home_directory_can_be_served() -> None:
 def test_a_relative_folder_is_rejected(path: str) -> None:
     with pytest.raises(SpecError, match=f"'{path}' is not an absolute path"):
         require_servable(service(model__source=f"file://{path}"), folders=True)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "a/b/c", "../b", "a/b?c"])
+def test_a_model_of_the_hub_has_an_organization_and_a_name(name: str) -> None:
+    with pytest.raises(SpecError, match="is not ORG/NAME of a model on the Hub"):
+        require_servable(service(model__source=f"hf://{name}"), folders=True)
 
 
 @pytest.mark.parametrize("source", ["file:///models/chat", "pvc://models/chat"])

@@ -141,7 +141,7 @@ def test_an_unknown_device_is_rejected_in_one_sentence(start_up: Start) -> None:
 def test_a_rejected_manifest_is_named_by_the_users_path(start_up: Start, tmp_path: Path) -> None:
     chat = Path(__file__).parents[2] / "examples" / "chat.yaml"
     path = tmp_path / "mine.yaml"
-    path.write_text(chat.read_text().replace("emulated://llama-3-8b-h100", "hf://Qwen/Qwen3-8B"))
+    path.write_text(chat.read_text().replace("emulated://llama-3-8b-h100", "pvc://models/chat"))
     up = start_up("-f", str(path), program=UP)
     assert up.wait() == 64
     last = up.log().splitlines()[-1]

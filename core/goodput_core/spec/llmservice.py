@@ -91,7 +91,11 @@ class ModelSpec:
         pattern_hint="begin with hf://, pvc://, file:// or emulated:// and name a model",
     )
     revision: str | None = spec_field(
-        "The commit or tag of the weights.", default=None, min_length=1, max_length=128
+        "The commit of hf:// weights. A tag or a branch (default: main) is resolved at each start "
+        "of an engine, which logs its commit.",
+        default=None,
+        min_length=1,
+        max_length=128,
     )
     cache: ModelCacheSpec | None = spec_field(
         "A volume that keeps downloaded weights; without one, every pod downloads them. Ignored "
@@ -102,8 +106,7 @@ class ModelSpec:
         "The Secret with the token for hf:// sources. Ignored outside a cluster.", default=None
     )
     offline: bool = spec_field(
-        "Load weights from the cache and volumes only, never from the network. Ignored outside a "
-        "cluster.",
+        "Load weights from the cache and volumes only, never from the network.",
         default=False,
     )
 
@@ -120,6 +123,11 @@ class ModelSpec:
     def at_path(self, path: str) -> ModelSpec:
         """Return the model with another source: a folder or a GGUF file of this machine."""
         return replace(self, source=f"file://{path}")
+
+    @property
+    def is_fetched(self) -> bool:
+        """True if the weights are downloaded or converted before they are loaded."""
+        return self.scheme == "hf" or self.is_gguf
 
     @property
     def is_gguf(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError, SpecError, UnsupportedError
 from goodput_core.spec.profiles import (
@@ -24,6 +25,8 @@ __all__ = [
     "require_supported",
 ]
 
+_HUB_MODEL: Final = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
+
 
 def require_supported(service: LLMService) -> None:
     """Reject a manifest with a feature that this version does not implement.
@@ -38,15 +41,22 @@ def require_supported(service: LLMService) -> None:
 
 
 def require_computable(spec: LLMServiceSpec) -> None:
-    """Reject real weights (`file://` or `pvc://`) that no engine can compute.
+    """Reject real weights (`file://`, `hf://` or `pvc://`) that no engine can compute.
 
     The content of the folder is checked by the engine.
 
     Raises:
-        SpecError: the path of a `file://` source is not absolute.
+        SpecError: the path of a `file://` source is not absolute, or the name of an `hf://` source
+            is not ORG/NAME.
         UnsupportedError: the model is to be computed on several devices.
     """
     model = spec.model
+    if model.scheme == "hf" and not _HUB_MODEL.fullmatch(model.name):
+        raise SpecError(
+            "spec.model.source",
+            f"{model.name!r} is not ORG/NAME of a model on the Hub; write for example "
+            "hf://Qwen/Qwen3-8B",
+        )
     if model.scheme == "file" and not (posixpath.isabs(model.name) or model.name.startswith("~/")):
         raise SpecError(
             "spec.model.source",
@@ -84,8 +94,8 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
 
     Args:
         service: the service.
-        folders: True if the engines are processes of this machine, so that `file://` is accepted.
-            False if they are pods, so that `pvc://` is accepted.
+        folders: True if the engines are processes of this machine, so that `file://` and `hf://`
+            are accepted. False if they are pods, so that `pvc://` is accepted.
 
     Raises:
         UnsupportedError: a feature is not implemented (see `require_supported`), or the model's
@@ -95,7 +105,7 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
     """
     require_supported(service)
     model = service.spec.model
-    if model.scheme == ("file" if folders else "pvc"):
+    if model.scheme in ({"file", "hf"} if folders else {"pvc"}):
         require_computable(service.spec)
         return
     if folders:
@@ -107,14 +117,12 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
             "a PersistentVolumeClaim and set the source to pvc://CLAIM/PATH",
         )
     if model.scheme != "emulated":
-        target = "and set the source to file:// and its folder"
-        if not folders:
-            target = "to a PersistentVolumeClaim and set the source to pvc://CLAIM/PATH"
         raise UnsupportedError(
             "spec.model.source",
-            f"{model.scheme}:// is not implemented yet, so {model.source} cannot be served; "
-            f"download the model {target}, or emulate a device profile: emulated:// followed by "
-            f"one of {', '.join(SHIPPED_PROFILES)}",
+            f"{model.scheme}:// is not implemented yet in clusters, so {model.source} cannot be "
+            "served; download the model to a PersistentVolumeClaim and set the source to "
+            "pvc://CLAIM/PATH, or emulate a device profile: emulated:// followed by one of "
+            f"{', '.join(SHIPPED_PROFILES)}",
         )
     if is_profile_path(model.name):
         return

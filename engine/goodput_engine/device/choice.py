@@ -39,15 +39,10 @@ def choose_device(
     """
     model = spec.model
     if device is None and model.scheme != "emulated":
-        refused = (
-            f"{model.source} is a real model, not a device profile; emulate"
-            if model.scheme in {"file", "pvc"}
-            else f"{model.scheme}:// is not implemented yet, so {model.source} cannot be served; "
-            "download the model and set the source to file:// and its folder, or emulate"
-        )
         raise UnsupportedError(
             "spec.model.source",
-            f"{refused} a device with --device, one of {', '.join(list_profiles())}",
+            f"{model.source} is a real model, not a device profile; emulate a device with "
+            f"--device, one of {', '.join(list_profiles())}",
             source,
         )
     name = model.name if device is None else device

@@ -134,7 +134,7 @@ def choose_model(
             require_local(spec.model)
         except SpecError as error:
             raise error.at(source) from error
-    if args.device is not None or spec.model.scheme != "file":
+    if args.device is not None or spec.model.scheme not in {"file", "hf"}:
         for name in given:
             raise UsageError(
                 f"goodput engine: {_OPTIONS[name]} applies to a real model, but an emulated device "

@@ -5,17 +5,15 @@ The name of the folder contains the checksum of the file, so a changed file gets
 
 from __future__ import annotations
 
-import fcntl
 import shutil
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError
 from goodput_engine.weights.checksums import damaged_file, file_digest, write_checksums
+from goodput_engine.weights.locks import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from goodput_engine.weights.progress import FetchProgress
@@ -54,7 +52,7 @@ def converted_folder(file: Path, *, dtype: str, cache: Path, progress: FetchProg
         raise InputError(f"{file}: the GGUF file cannot be read ({error.strerror})") from error
     folder = cache / f"{digest}-{dtype}"
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / f"{folder.name}.lock"):
+    with locked(cache / f"{folder.name}.lock"):
         if folder.is_dir():
             size = sum(path.stat().st_size for path in folder.iterdir())
             with progress.phase("check the converted weights", size):
@@ -74,11 +72,3 @@ def converted_folder(file: Path, *, dtype: str, cache: Path, progress: FetchProg
             shutil.rmtree(partial, ignore_errors=True)
             raise
     return folder
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process converts the same file."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

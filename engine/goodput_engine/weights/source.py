@@ -1,7 +1,7 @@
 """The source of a model's weights in a manifest, and the folder of this machine that has them.
 
-A folder is served where it is. A GGUF file is converted first, which `goodput_engine.weights.fetch`
-does in a process of its own.
+A folder is served where it is. A GGUF file is converted first, and a model of the Hugging Face Hub
+downloaded; `goodput_engine.weights.fetch` does this in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ class WeightsSource(msgspec.Struct, frozen=True, kw_only=True):
     """Weights that must be fetched before they can be loaded.
 
     Args:
-        gguf: absolute path of a GGUF file.
-        dtype: data type of the converted weights.
+        name: path of a GGUF file, or ORG/NAME on the Hugging Face Hub.
+        dtype: data type to which a GGUF file is converted; None for a model of the Hub.
+        revision: commit, tag or branch on the Hub; None for the default branch.
+        offline: True to use only what is on this machine.
     """
 
-    gguf: str
-    dtype: str
+    name: str
+    dtype: str | None = None
+    revision: str | None = None
+    offline: bool = False
 
     @property
     def title(self) -> str:
         """Name of the source in messages and metrics."""
-        return Path(self.gguf).name
+        return self.name if self.dtype is None else Path(self.name).name
 
 
 def local_folder(model: ModelSpec) -> Path:
@@ -47,6 +51,8 @@ def weights_source(model: ModelSpec, *, dtype: str | None) -> WeightsSource | No
         dtype: data type of the computation; None for the default, of which a GGUF file is
             converted to float32.
     """
-    if not model.is_gguf:
-        return None
-    return WeightsSource(gguf=str(local_folder(model)), dtype=dtype or "float32")
+    if model.scheme == "hf":
+        return WeightsSource(name=model.name, revision=model.revision, offline=model.offline)
+    if model.is_gguf:
+        return WeightsSource(name=str(local_folder(model)), dtype=dtype or "float32")
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _MAX_DETAIL: Final = 300
+# Needs a package that only real models need.
+_HUB: Final = "goodput_engine.weights.hub"
 
 
 def main(argv: list[str]) -> int:
@@ -41,7 +44,8 @@ def main(argv: list[str]) -> int:
         folder = fetch(source, progress, os.environ)
     except GoodputError as error:
         progress.write({"error": str(error), "exit_code": error.exit_code})
-        return error.exit_code
+        # A thread may still wait for a server.
+        os._exit(error.exit_code)
     progress.write({"folder": str(folder)})
     return ExitCode.PASS
 
@@ -54,9 +58,14 @@ def fetch(source: WeightsSource, progress: FetchProgress, environment: Mapping[s
     """
     cache = Path(environment.get(ENV_CACHE) or "~/.cache/goodput").expanduser() / "models"
     try:
-        return converted_folder(
-            Path(source.gguf), dtype=source.dtype, cache=cache / "gguf", progress=progress
+        if source.dtype is not None:
+            return converted_folder(
+                Path(source.name), dtype=source.dtype, cache=cache / "gguf", progress=progress
+            )
+        folder: Path = import_module(_HUB).hub_folder(
+            source.name, revision=source.revision, offline=source.offline, progress=progress
         )
+        return folder
     except ModuleNotFoundError as error:
         raise UsageError(
             f"serving {source.title} needs the package {error.name!r}: "
@@ -70,9 +79,11 @@ def fetch(source: WeightsSource, progress: FetchProgress, environment: Mapping[s
             raise InternalError(
                 f"{source.title}: the disk is full{where}; free some space and start again"
             ) from error
+        variable = "HF_HOME" if source.dtype is None else ENV_CACHE
+        detail = error.strerror or str(error)[:_MAX_DETAIL]
         raise InternalError(
-            f"{source.title}: the cache cannot be written{where} "
-            f"({error.strerror or str(error)[:_MAX_DETAIL]}); set {ENV_CACHE} to another folder"
+            f"{source.title}: the cache cannot be written{where} ({detail}); set {variable} to "
+            "another folder"
         ) from error
 
 

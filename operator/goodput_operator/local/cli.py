@@ -115,7 +115,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
             )
             control = _control(service, options, commands.token, reporter)
             try:
-                if options.device is None and service.spec.model.is_gguf:
+                if options.device is None and service.spec.model.is_fetched:
                     fetch_weights(
                         commands.fetch(), reporter, exit_with_parent=options.exit_with_parent
                     )

@@ -89,7 +89,7 @@ def require_device(service: LLMService, *, device: str | None) -> None:
     if device is None:
         require_servable(service, folders=True)
         name = service.spec.model.name
-        if computes_model(service, device=None):
+        if service.spec.model.scheme == "file":
             path = Path(name).expanduser()
             if not (path.is_file() if service.spec.model.is_gguf else path.is_dir()):
                 raise SpecError(
@@ -97,7 +97,7 @@ def require_device(service: LLMService, *, device: str | None) -> None:
                     f"{name} is neither a folder nor a GGUF file; name a folder with a model in "
                     "Hugging Face's format, or a file whose name ends with .gguf",
                 )
-        elif is_profile_path(name):
+        elif service.spec.model.scheme == "emulated" and is_profile_path(name):
             try:
                 read_profile_file(Path(name))
             except InputError as error:
@@ -117,7 +117,7 @@ def require_device(service: LLMService, *, device: str | None) -> None:
 
 def computes_model(service: LLMService, *, device: str | None) -> bool:
     """True if the replicas compute a real model, and no device replaces it."""
-    return device is None and service.spec.model.scheme == "file"
+    return device is None and service.spec.model.scheme in {"file", "hf"}
 
 
 def model_options(replicas: int) -> tuple[str, ...]:
@@ -153,14 +153,17 @@ def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
 def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[str, str]]:
     spec = service.spec
     if spec.model.revision is not None:
-        yield "spec.model.revision", _WEIGHTS if emulated else "a folder has no revisions"
+        if emulated:
+            yield "spec.model.revision", _WEIGHTS
+        elif spec.model.scheme == "file":
+            yield "spec.model.revision", "a folder has no revisions"
     weights = _WEIGHTS if emulated else _PODS
     if spec.model.cache is not None:
         yield "spec.model.cache", weights
     if spec.model.token_secret is not None:
-        yield "spec.model.tokenSecret", weights
-    if spec.model.offline:
-        yield "spec.model.offline", weights
+        yield "spec.model.tokenSecret", _WEIGHTS if emulated else "use HF_TOKEN"
+    if spec.model.offline and spec.model.scheme != "hf":
+        yield "spec.model.offline", _WEIGHTS if emulated else "the weights are on this machine"
     if spec.engine.startup_deadline_seconds != EngineSpec().startup_deadline_seconds:
         yield "spec.engine.startupDeadlineSeconds", "use --ready-timeout"
     yield from _ignored_pod_fields("spec.engine", spec.engine)

@@ -314,12 +314,6 @@ def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
     return line
 
 
-def test_real_weights_need_a_device_and_the_profiles_are_listed(run_engine: RunEngine) -> None:
-    error = sentence(run_engine(source="hf://Qwen/Qwen3-8B"), 64)
-    assert "chat.yaml: spec.model.source: hf:// is not implemented yet" in error
-    assert "llama-3-8b-h100, " in error
-
-
 @pytest.mark.parametrize(
     ("options", "manifest", "part"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,10 @@ from transformers import AutoTokenizer
 
 from goodput_core.errors import InputError
 from goodput_engine.weights import conversion
+from goodput_engine.weights.fetch import fetch_weights
 from goodput_engine.weights.gguf import converted_folder
 from goodput_engine.weights.progress import FetchProgress
+from goodput_engine.weights.source import WeightsSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,13 +138,18 @@ def test_a_model_larger_than_the_memory_is_not_converted(
 
 
 async def test_an_engine_serves_a_gguf_file(
-    start_engine: StartEngine, file: Path, tmp_path: Path
+    start_engine: StartEngine,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = start_engine(
-        *("--kv-blocks", "40", "--threads", "1"),
-        source=f"file://{file}",
-        environment={"GOODPUT_CACHE": str(tmp_path)},
-    )
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("GOODPUT_CACHE", str(tmp_path))
+    await fetch_weights(WeightsSource(name=str(file), dtype="float32"))
+    phases = [record.phase for record in caplog.records if hasattr(record, "phase")]
+    assert "convert tiny.F32.gguf to float32" in phases
+    engine = start_engine(*("--kv-blocks", "40", "--threads", "1"), source=f"file://{file}")
     body = {
         "model": "chat",
         "messages": [{"role": "user", "content": "the fox"}],
@@ -154,7 +162,7 @@ async def test_an_engine_serves_a_gguf_file(
     ):
         answer = await response.json()
     assert answer["usage"]["completion_tokens"] == 4
-    assert 'phase="convert tiny.F32.gguf to float32"' in engine.stderr()
+    assert 'phase="check the converted weights"' in engine.stderr()
     assert (await engine.state())["device"]["name"] == "tiny.F32.gguf"
 
 
