@@ -104,7 +104,8 @@ def _build_command(name: str) -> CommandParser:
         full.partition(".")[2]: one for full, one in parsers.items() if full.startswith(f"{name}.")
     }
     if below:
-        commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog)
+        own = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001
+        commands = own[0] if own else parser.add_subparsers(metavar="COMMAND", prog=parser.prog)
         for sub, one in below.items():
             commands.add_parser(sub, help=one.description, parents=[one], add_help=False)
     return parser

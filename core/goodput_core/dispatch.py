@@ -42,10 +42,13 @@ COMMANDS: Final = {
     "policies": _CommandInfo("compare policies, budgets and replica counts on a trace", "replay"),
     "engine": _CommandInfo("run one serving replica", "engine"),
     "router": _CommandInfo("run the router in front of replicas", "engine"),
-    "device": _CommandInfo("list, show and fit device profiles", "engine"),
+    "device": _CommandInfo("list, show, fit and calibrate device profiles", "engine"),
     "schema": _CommandInfo("print the JSON Schema of an LLMService manifest", ""),
     "completion": _CommandInfo("print a completion script for bash, zsh or tcsh", "completion"),
 }
+
+_SUBCOMMAND_EXTRAS: Final = {"device calibrate": "replay"}
+"""Extras of subcommands that are in another package than their command."""
 
 _USAGE: Final = """\
 usage: goodput COMMAND [ARGUMENT ...]
@@ -119,7 +122,12 @@ def _run(argv: list[str]) -> int:
 
 def _run_guarded(name: str, argv: list[str]) -> int:
     try:
-        command = _load(name)
+        # A subcommand of another package has an entry point of its own, with a dot.
+        command = _load(f"{name}.{argv[0]}") if argv else None
+        if command is not None:
+            name, argv = f"{name} {argv[0]}", argv[1:]
+        else:
+            command = _load(name)
         if command is None:
             return _fail(
                 f"goodput: no command {name!r}{did_you_mean(name, COMMANDS)}; "
@@ -167,7 +175,9 @@ def _load(name: str) -> Callable[[list[str]], int] | None:
 
 
 def _explain_missing(command: str, module: str) -> str:
-    extra = COMMANDS[command].extra if command in COMMANDS else "all"
+    extra = (
+        COMMANDS[command].extra if command in COMMANDS else _SUBCOMMAND_EXTRAS.get(command, "all")
+    )
     return (
         f"`goodput {command}` needs the package {module!r}: pip install '{DISTRIBUTION}[{extra}]'"
     )

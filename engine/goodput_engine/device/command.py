@@ -53,6 +53,7 @@ def make_parser() -> CommandParser:
             "goodput device show llama-3-8b-h100",
             "goodput device show ./mine.yaml --json",
             "goodput device fit steps.parquet --base llama-3-8b-h100 --out mine.yaml",
+            "goodput device calibrate runs/vllm --out mine.yaml",
         ),
     )
     # CommandParser takes `prog` by position, which argparse's own subparsers do not give.

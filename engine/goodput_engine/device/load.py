@@ -71,7 +71,7 @@ class _Table(_Struct, frozen=True, kw_only=True):
     ]
 
 
-class _Curve(_Struct, frozen=True, kw_only=True):
+class _TimeCurve(_Struct, frozen=True, kw_only=True):
     """Step times at numbers of tokens."""
 
     origin: Text = msgspec.field(name="from")
@@ -88,7 +88,7 @@ class _ProfileFile(_Struct, frozen=True, kw_only=True):
     form: str
     overlap: Overlap
     table: _Table | None = None
-    curve: _Curve | None = None
+    curve: _TimeCurve | None = None
     numbers: dict[str, object]
 
 
@@ -254,7 +254,7 @@ def _build(value: object, source: str) -> DeviceProfile:
     )
 
 
-def _build_form(numbers: _Numbers, table: _Table | None, curve: _Curve | None) -> DeviceForm:
+def _build_form(numbers: _Numbers, table: _Table | None, curve: _TimeCurve | None) -> DeviceForm:
     """Build the step-time law.
 
     Raises:
@@ -316,7 +316,11 @@ def _convert(value: object, kind: type[S], source: str, prefix: str = "") -> S:
         problem, _, place = " ".join(str(error).split()).partition(" - at ")
         path = prefix + place.strip("`").removeprefix("$").removeprefix(".")
         remedy = _REMEDIES.get(path.partition(".")[0], "")
-        parts: dict[str, type[msgspec.Struct]] = {prefix: kind, "table": _Table, "curve": _Curve}
+        parts: dict[str, type[msgspec.Struct]] = {
+            prefix: kind,
+            "table": _Table,
+            "curve": _TimeCurve,
+        }
         if path in parts and (unknown := re.search(r"unknown field `(.+)`", problem)):
             fields = parts[path].__struct_encode_fields__
             remedy = did_you_mean(unknown[1], fields) or f"; fields are {', '.join(fields)}"
