@@ -44,12 +44,14 @@ class Bounds:
     Args:
         total: requests, int64 `[windows]`.
         seconds: length of the windows.
+        busy: number of seconds with a request, int64 `[windows]`.
         lower: lower bounds, float64 `[windows]`.
         upper: upper bounds, float64 `[windows]`.
     """
 
     total: Counts
     seconds: int
+    busy: Counts
     lower: Floats
     upper: Floats
 
@@ -66,6 +68,7 @@ class Scales:
     def __init__(self, windows: Windows, *, outage_s: int = 0, runs: int = 1) -> None:
         self.seconds = windows.total.shape[1]
         self.total = windows.total.sum(axis=1)
+        self.busy = np.count_nonzero(windows.total, axis=1)
         self.missed = windows.missed.sum(axis=1)
         self.missed_share = missed_share(windows.total, outage_s) / runs
         self.independent = self.missed * (1 - self.missed / self.total)
@@ -158,6 +161,7 @@ def bounds(scales: Scales) -> Bounds:
     return Bounds(
         total=total,
         seconds=scales.seconds,
+        busy=scales.busy,
         lower=np.where(missed < total, lower, 0.0),
         upper=np.where(missed > 0, upper, 1.0),
     )
@@ -165,9 +169,7 @@ def bounds(scales: Scales) -> Bounds:
 
 def passing(found: Bounds, objective: Fraction) -> NDArray[np.bool_]:
     """Return True for each window whose verdict is PASS, bool `[windows]`."""
-    if count_blocks(found.seconds) < MIN_BLOCKS:
-        return np.zeros(len(found.total), dtype=np.bool_)
-    enough = found.total >= requests_needed(objective)
+    enough = (found.total >= requests_needed(objective)) & (found.busy >= MIN_BLOCKS)
     passed: NDArray[np.bool_] = enough & (found.lower >= float(objective))
     return passed
 

@@ -58,6 +58,12 @@ def evidence(
     )
 
 
+def burst_of(total: int, *, seconds: int) -> ClassEvidence:
+    """Return the evidence of a window without misses whose requests arrive in its first seconds."""
+    totals = [*_even(total, seconds), *[0] * (300 - seconds)]
+    return class_evidence("chat", Fraction("0.99"), SecondCounts(good=totals, total=totals))
+
+
 def _even(count: int, seconds: int) -> list[int]:
     return [count * (s + 1) // seconds - count * s // seconds for s in range(seconds)]
 
@@ -110,6 +116,21 @@ ONE_CLASS = {
     "0 of 10": (evidence(0, 10, seconds=2), FAIL, Reason.BELOW_OBJECTIVE),
     "too few blocks": (evidence(seconds=MIN_BLOCKS - 1), INCONCLUSIVE, Reason.TOO_FEW_BLOCKS),
     "enough blocks": (evidence(seconds=MIN_BLOCKS), PASS, Reason.ATTAINED),
+    "1000 at once in 300 s are one block": (
+        burst_of(1000, seconds=1),
+        INCONCLUSIVE,
+        Reason.TOO_FEW_BLOCKS,
+    ),
+    "requests in 19 seconds of 300": (
+        burst_of(1000, seconds=MIN_BLOCKS - 1),
+        INCONCLUSIVE,
+        Reason.TOO_FEW_BLOCKS,
+    ),
+    "requests in 20 seconds of 300": (
+        burst_of(1000, seconds=MIN_BLOCKS),
+        PASS,
+        Reason.ATTAINED,
+    ),
     "overload": (evidence(200, 1000, burst=True), FAIL, Reason.BELOW_OBJECTIVE),
     "an outage of 1 s is excluded": (evidence(outage_s=1), PASS, Reason.ATTAINED),
     "an outage of 2 s is not": (evidence(outage_s=2), INCONCLUSIVE, SPANS),
@@ -578,6 +599,7 @@ def test_pass_and_fail_exclude_each_other(classes: list[ClassEvidence]) -> None:
         if class_verdict.kind is PASS:
             assert found.interval.lower >= found.objective
             assert found.blocks >= MIN_BLOCKS
+            assert found.busy_s >= MIN_BLOCKS
         if class_verdict.kind is FAIL:
             assert found.interval.upper < found.objective
 

@@ -43,6 +43,7 @@ class ClassEvidence:
             suffice to judge them.
         misses: missed requests by reason.
         window_ns: the length of the window.
+        busy_s: number of seconds of the window with a judged request.
         outage_ns: the longest outage that the bounds take into account
             (`slo.outageSeconds`).
         tolerated_outage_ns: the longest unobserved outage with which the lower bound still meets
@@ -58,6 +59,7 @@ class ClassEvidence:
     unjudged: int = 0
     misses: MissCounts = NO_MISSES
     window_ns: int
+    busy_s: int
     outage_ns: int = 0
     tolerated_outage_ns: int = 0
     deciding_window_ns: int | None = None
@@ -171,6 +173,7 @@ def class_evidence(
         unjudged=unjudged,
         misses=misses,
         window_ns=len(counts.total) * NS_PER_S,
+        busy_s=sum(map(bool, counts.total)),
         outage_ns=outage_s * NS_PER_S,
         tolerated_outage_ns=int(tolerated_s * NS_PER_S),
         deciding_window_ns=None if deciding_s is None else round(deciding_s * NS_PER_S),

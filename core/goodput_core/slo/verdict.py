@@ -73,7 +73,8 @@ class Reason(StrEnum):
     BACKLOG = "Backlog"
     """No longer emitted: the interval accounts for long backlogs. Kept for older summaries."""
     TOO_FEW_BLOCKS = "TooFewBlocks"
-    """INCONCLUSIVE: the window is too short to estimate the spread between its seconds."""
+    """INCONCLUSIVE: the window has too few seconds, or too few with requests, to estimate their
+    spread."""
     TOO_FEW_REQUESTS = "TooFewRequests"
     """INCONCLUSIVE: even if all requests met their targets, the lower bound would be below the
     objective."""
@@ -335,6 +336,13 @@ def judge_class(
             f"but an objective of {format_objective(objective)} requires at least {needed} "
             f"requests, {needed - total} more"
         )
+    elif evidence.busy_s < MIN_BLOCKS:
+        reason = Reason.TOO_FEW_BLOCKS
+        text = (
+            f"but they arrived in only {evidence.busy_s} of the "
+            f"{evidence.window_ns // NS_PER_S} seconds of the window, and a PASS requires "
+            f"requests in at least {MIN_BLOCKS} different seconds"
+        )
     elif interval.lower >= objective:
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
         unobserved = format_duration(max(outage_ns, tolerated_ns))
@@ -373,7 +381,10 @@ def _describe_remedy(evidence: ClassEvidence) -> str:
     """Return the window that would probably decide about a class, as the end of a sentence."""
     if evidence.deciding_window_ns is None:
         return "; even a window of a day would probably not decide"
-    window_ns = max(evidence.deciding_window_ns, MIN_BLOCKS * NS_PER_S)
+    least_ns = MIN_BLOCKS * NS_PER_S
+    if evidence.blocks >= MIN_BLOCKS:
+        least_ns = evidence.window_ns * MIN_BLOCKS // evidence.busy_s
+    window_ns = max(evidence.deciding_window_ns, least_ns)
     return f"; a window of about {format_estimate(window_ns)} would probably decide"
 
 
