@@ -40,6 +40,7 @@ from goodput_replay.compare.recording import (
     AB_FILE,
     ABRecording,
     RecordedPair,
+    find_history,
     read_history,
     write_recording,
 )
@@ -107,6 +108,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"replay ab: {option} {problem}")
     require_folders(given)
     require_outputs(given)
+    if given.history is not None:
+        find_history(given.history)
     baseline, candidate = _sides(given)
     looks = plan_looks(given.pairs, given.max_pairs, virtual=baseline.option == "--emulate")
     margin = DEFAULT_MARGIN if given.margin is None else given.margin

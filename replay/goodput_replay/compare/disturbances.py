@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from goodput_core.slo.conformance import describe_deviation
@@ -19,6 +19,7 @@ from goodput_replay.compare.runs import LoadedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from datetime import datetime
     from pathlib import Path
 
     import numpy as np
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.conformance import Deviation
 
-__all__ = ["RunPairs", "find_overlap", "invalid_runs", "judged_otherwise"]
+__all__ = ["RunPairs", "find_leading_build", "find_overlap", "invalid_runs", "judged_otherwise"]
 
 RunPairs = Sequence[tuple[LoadedRun, LoadedRun | None]]
 """Pairs of a candidate's run and the baseline's; None without a baseline."""
@@ -61,6 +62,21 @@ def invalid_runs(runs: RunPairs, errors: Mapping[Path, NDArray[np.int64]]) -> It
                 )
 
 
+def find_leading_build(runs: RunPairs) -> str:
+    """Return the build that ran first in every one of several pairs; empty if neither did.
+
+    A steady drift of the machine is then a part of the difference.
+    """
+    is_candidate = {
+        candidate.started_at < baseline.started_at
+        for candidate, baseline in runs
+        if baseline is not None
+    }
+    if len(runs) < 2 or len(is_candidate) != 1 or runs[0][0].is_virtual:
+        return ""
+    return "candidate" if is_candidate.pop() else "baseline"
+
+
 def find_overlap(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, LoadedRun] | None:
     """Return two runs whose windows overlap in time; None if all runs were one after the other.
 
@@ -83,8 +99,7 @@ def find_overlap(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, LoadedRun] | Non
 def _span(run: LoadedRun) -> tuple[datetime, datetime]:
     """Return the times at which the window of a run started and ended."""
     window = run.summary.window
-    start = datetime.fromisoformat(run.summary.run.started_at)
-    start += timedelta(seconds=window.start_s)
+    start = run.started_at + timedelta(seconds=window.start_s)
     return start, start + timedelta(seconds=window.length_s)
 
 

@@ -27,7 +27,12 @@ from goodput_core.slo.gate import (
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
 from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
 from goodput_core.slo.verdict import Reason, VerdictKind
-from goodput_replay.compare.disturbances import find_overlap, invalid_runs, judged_otherwise
+from goodput_replay.compare.disturbances import (
+    find_leading_build,
+    find_overlap,
+    invalid_runs,
+    judged_otherwise,
+)
 from goodput_replay.compare.pairing import match
 from goodput_replay.compare.rejections import find_client_errors
 from goodput_replay.compare.runs import (
@@ -248,9 +253,8 @@ def _is_confounded(runs: RunPairs) -> bool:
     pairs = [(candidate, baseline) for candidate, baseline in runs if baseline is not None]
     if len(pairs) < 2:
         return False
-    # Times in UTC with equal numbers of digits are ordered as texts.
-    new = [candidate.summary.run.started_at for candidate, _ in pairs]
-    old = [baseline.summary.run.started_at for _, baseline in pairs]
+    new = [candidate.started_at for candidate, _ in pairs]
+    old = [baseline.started_at for _, baseline in pairs]
     return max(new) < min(old) or max(old) < min(new)
 
 
@@ -346,12 +350,18 @@ def _build_result(
         baselines=tuple(str(baseline.folder) for _, baseline in runs if baseline is not None),
         dropped=sum(matching.dropped for matching in matchings),
         classes=tuple(_build_class(one, verdict, matchings, confidence) for one in evidence),
-        warnings=tuple(_warn_overlap([run for pair in runs for run in pair if run is not None])),
+        warnings=tuple(_warn(runs)),
     )
 
 
-def _warn_overlap(runs: Sequence[LoadedRun]) -> Iterator[str]:
-    if overlap := find_overlap(runs):
+def _warn(runs: RunPairs) -> Iterator[str]:
+    leading = find_leading_build(runs)
+    if leading and not _is_confounded(runs):
+        yield (
+            f"The {leading} ran first in every pair, so a steady drift of the machine is a part of "
+            "the difference; alternate the order, as in ABBA."
+        )
+    if overlap := find_overlap([run for pair in runs for run in pair if run is not None]):
         first, second = overlap
         yield (
             f"{first.folder} and {second.folder} ran at the same time. Runs that share a machine "

@@ -35,6 +35,7 @@ __all__ = [
     "AB_FILE",
     "ABRecording",
     "RecordedPair",
+    "find_history",
     "is_recording",
     "read_history",
     "read_recording",
@@ -141,6 +142,26 @@ def read_recording(folder: Path) -> ABRecording:
     return recording
 
 
+def find_history(folder: Path) -> list[tuple[Path, ABRecording]]:
+    """Return the recordings of a history, each with its folder.
+
+    Args:
+        folder: a recording of `replay ab`, or a folder of recordings.
+
+    Raises:
+        InputError: there are no recordings, or one compares two different builds.
+    """
+    folders = [folder] if is_recording(folder) else _recordings(folder)
+    found = [(one, read_recording(one)) for one in folders]
+    for one, recording in found:
+        if not recording.same_build:
+            raise InputError(
+                f"{one}: compares {recording.baseline} and {recording.candidate}; a history needs "
+                "pairs of one build with itself, such as `replay ab -f a.yaml -f a.yaml`"
+            )
+    return found
+
+
 def read_history(folder: Path, judged: Sequence[LoadedRun]) -> dict[str, RunSpread]:
     """Return the spread between recorded A/A pairs by class.
 
@@ -153,17 +174,10 @@ def read_history(folder: Path, judged: Sequence[LoadedRun]) -> dict[str, RunSpre
         InputError: there are no recordings, one compares two different builds, or a run of one is
             invalid, judged itself, given twice, or of other requests.
     """
-    folders = [folder] if is_recording(folder) else _recordings(folder)
     differences: dict[str, list[float]] = {}
     missed: dict[str, list[float]] = {}
     known = list(judged)
-    for one in folders:
-        recording = read_recording(one)
-        if not recording.same_build:
-            raise InputError(
-                f"{one}: compares {recording.baseline} and {recording.candidate}; a history needs "
-                "pairs of one build with itself, such as `replay ab -f a.yaml -f a.yaml`"
-            )
+    for one, recording in find_history(folder):
         for pair in recording.run_pairs(one):
             runs = _load_earlier(pair, judged)
             known += runs

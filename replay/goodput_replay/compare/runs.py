@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,6 +90,11 @@ class LoadedRun:
     def is_virtual(self) -> bool:
         """True if the run was in virtual time."""
         return self.summary.emulation is not None
+
+    @property
+    def started_at(self) -> datetime:
+        """Wall-clock time of the run's time zero."""
+        return datetime.fromisoformat(self.summary.run.started_at)
 
     @property
     def class_names(self) -> list[str]:
@@ -311,8 +317,12 @@ def read_checked_summary(folder: Path) -> Summary:
             raise ValueError("the window is longer than a year, or begins more than a year away")
         if not 0 <= summary.outage_s <= _MAX_WINDOW_S:
             raise ValueError("the declared outage is out of bounds")
+        if datetime.fromisoformat(summary.run.started_at).tzinfo is None:
+            raise ValueError(f"the start {summary.run.started_at} has no zone")
     except ValueError as error:
-        raise InputError(f"{folder / SUMMARY_FILE}: not a run's summary ({error})") from error
+        raise InputError(
+            f"{folder / SUMMARY_FILE}: not a run's summary ({error}); restore it or replay again"
+        ) from error
     return summary
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.builders.manifests import write_manifest
 
-from goodput_core.errors import UsageError
+from goodput_core.errors import InputError, UsageError
 from goodput_replay.compare.ab import main, plan_looks, plan_orders
 from goodput_replay.compare.recording import read_recording
 from goodput_replay.runs.summary import read_summary
@@ -69,6 +69,14 @@ def test_the_looks_are_fixed_beforehand(
 def test_arguments_that_do_not_fit_together_are_refused(arguments: list[str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         main(["--trace", "sample", *arguments])
+
+
+def test_a_missing_history_ends_the_command_before_the_first_run(tmp_path: Path) -> None:
+    out = tmp_path / "ab"
+    arguments = ["-f", "a", "-f", "b", "--history", str(tmp_path), "--out", str(out)]
+    with pytest.raises(InputError, match="no recordings of `replay ab`"):
+        main(["--trace", "sample", *arguments])
+    assert not out.exists()
 
 
 def build(folder: Path, name: str, **changes: Any) -> str:

@@ -119,6 +119,8 @@ def test_runs_of_both_builds_in_turn_are_judged(
 ) -> None:
     code, result = gate([*pairs(tmp_path, order=order), "--margin", "2%"], capsys)
     assert (code, result["reason"]) == (0, "Attained")
+    warnings = "".join(result["warnings"])
+    assert ("The baseline ran first in every pair" in warnings) is (order != "ABBAABBA")
 
 
 def test_one_pair_is_inconclusive_until_a_history_shows_the_noise(
@@ -846,6 +848,15 @@ def test_runs_at_the_same_time_are_named_in_every_output(
         (warning,) = result["warnings"]
         assert warning.startswith(f"{runs[1]} and {runs[0]} ran at the same time. ")
         assert warning in printed
+
+
+@pytest.mark.parametrize(
+    "started_at", ["yesterday", "2026-03-04T05:06:07"], ids=["text", "no zone"]
+)
+def test_a_start_that_is_no_instant_is_rejected(started_at: str, tmp_path: Path) -> None:
+    run = chat_run(tmp_path / "run", seconds=5, run=replace(INFO.run, started_at=started_at))
+    with pytest.raises(InputError, match=r"summary\.json: not a run's summary .*or replay again"):
+        main([str(run)])
 
 
 def test_a_file_that_cannot_be_written_is_named(
