@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,13 @@ from hypothesis import strategies as st
 from tests.builders.records import finished_request
 
 from goodput_core.slo.conformance import Deviation, count_tokens, describe_deviation
-from goodput_core.slo.judging import JudgementKind, MissReason, judge, judge_favourably
+from goodput_core.slo.judging import (
+    JudgementKind,
+    MissReason,
+    is_cut_by_client,
+    judge,
+    judge_favourably,
+)
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_MS
@@ -247,6 +254,38 @@ def test_a_deviating_response_is_judged_both_ways(
     assert judge_favourably(record, Targets()).kind is JudgementKind.UNJUDGED
 
 
+def timed_out(ms: int, *, ttft_ms: int | None = 100, **fields: Any) -> RequestRecord:
+    """Return a request whose response the client ended after `ms`."""
+    record = finished_request(ttft_ms=ttft_ms or 0, outcome=Outcome.TIMEOUT, **fields)
+    record = replace(record, end_ns=ms * NS_PER_MS)
+    return record if ttft_ms is not None else replace(record, first_token_ns=None)
+
+
+# Targets: TTFT 500 ms, TPOT 50 ms.
+TIMED_OUT = {
+    "no token before the TTFT target": (timed_out(400, ttft_ms=None), True),
+    "no token after the TTFT target": (timed_out(600, ttft_ms=None), False),
+    "a late first token": (timed_out(700, ttft_ms=600), False),
+    "enough time for the pinned tokens": (timed_out(300, pinned_output_tokens=60), True),
+    "too little time for the pinned tokens": (timed_out(700, pinned_output_tokens=10), False),
+    "the next token can still be in time": (timed_out(340, tokens=5), True),
+    "the next token is late": (timed_out(400, tokens=5), False),
+    "it ended by itself": (finished_request(), False),
+}
+
+
+@pytest.mark.parametrize(("record", "is_cut"), TIMED_OUT.values(), ids=TIMED_OUT)
+def test_a_time_limit_shorter_than_the_targets_leaves_doubt(
+    record: RequestRecord, is_cut: bool
+) -> None:
+    assert is_cut_by_client(record, TARGETS) is is_cut
+    favoured, strict = judge_favourably(record, TARGETS), judge(record, TARGETS)
+    assert favoured.kind is (JudgementKind.ATTAINED if is_cut else strict.kind)
+    if record.outcome is Outcome.TIMEOUT:
+        assert strict.reasons == (MissReason.TIMEOUT,)
+    assert not is_cut_by_client(record, Targets())
+
+
 @given(
     deviations=st.lists(st.sampled_from(Deviation), unique=True, max_size=3),
     outcome=st.sampled_from(Outcome),
@@ -273,5 +312,5 @@ def test_doubts_decided_in_favour_never_add_a_miss(
         assert strict.reasons == (MissReason.ERROR,)
     else:
         assert set(favoured.reasons) <= set(strict.reasons)
-    if not deviations:
+    if not deviations and outcome is not Outcome.TIMEOUT:
         assert favoured == strict

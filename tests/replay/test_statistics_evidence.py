@@ -121,6 +121,10 @@ SETUP_ERRORS = {
         ],
         Reason.UNSENT_ROWS,
     ),
+    "every response is ended by the time limit": (
+        [replace(request(second), outcome=Outcome.TIMEOUT) for second in range(300)],
+        Reason.NON_CONFORMING,
+    ),
     "every response is a page": (
         [replace(one, deviations=(Deviation.NOT_STREAMED,)) for one in every_second(200)],
         Reason.NON_CONFORMING,
@@ -149,7 +153,10 @@ SERVICE_ERRORS = {
         "300 of 300 misses are rejections for load (429 or 503)",
     ),
     "nothing is answered": (
-        [replace(one, outcome=Outcome.TIMEOUT) for one in every_second(None)],
+        [
+            replace(one, outcome=Outcome.TIMEOUT, end_ns=one.scheduled_ns + 10 * SECOND)
+            for one in every_second(None)
+        ],
         "300 of 300 misses are time-outs",
     ),
 }

@@ -42,6 +42,9 @@ class Deviation(StrEnum):
     """The response is no event stream, although the request asked for one."""
     COMPRESSED = "compressed"
     """The response is compressed, although the request asked for an uncompressed one."""
+    CUT_BY_CLIENT = "cut_by_client"
+    """The time limit of the client ended the response before it had missed a target. Only judging
+    finds it, because it depends on the targets; records do not have it."""
 
     @property
     def leaves_doubt(self) -> bool:
@@ -71,6 +74,8 @@ _TEXTS: Final = {
     "may have failed",
     Deviation.NOT_STREAMED: "responses were not streamed, so the target ignores stream",
     Deviation.COMPRESSED: "responses were compressed without being asked for",
+    Deviation.CUT_BY_CLIENT: "responses were ended by the client's time limit although "
+    "they had met their SLO targets until then; raise --timeout",
 }
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "Judgement",
     "JudgementKind",
     "MissReason",
+    "is_cut_by_client",
     "judge",
     "judge_favourably",
     "targets_for",
@@ -141,11 +142,14 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
     - A response that exceeds its token limit, whose output cannot be read, or that is not streamed
       or is compressed attains, and so does one that ended before its first token although the
       request forbids it.
+    - A response that the time limit of the client ended before it had missed a target attains.
 
     `judge` decides the same questions against the request. If both lead to the same verdict, the
     deviations do not matter for it.
     """
     deviations = record.deviations
+    if is_cut_by_client(record, targets):
+        return _ATTAINED
     if not deviations or targets.empty:
         return judge(record, targets)
     no_output = record.first_token_ns is None and not _ENDED.isdisjoint(deviations)
@@ -157,6 +161,31 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
         record.output_tokens if record.most_output_tokens is None else record.most_output_tokens
     )
     return judge(replace(record, output_tokens=tokens, pinned_output_tokens=None), targets)
+
+
+def is_cut_by_client(record: RequestRecord, targets: Targets) -> bool:
+    """Return True if the client's time limit ended a response that had missed no target yet.
+
+    Such a request is a miss, but a longer time limit could have shown that it attains.
+    """
+    if record.outcome is not Outcome.TIMEOUT or targets.empty or record.end_ns is None:
+        return False
+    first_ns, end_ns = record.first_token_ns, record.end_ns
+    ttft_ns = (end_ns if first_ns is None else first_ns) - record.scheduled_ns
+    if targets.ttft_ns is not None and ttft_ns > targets.ttft_ns:
+        return False
+    if targets.e2e_ns is not None and end_ns - record.scheduled_ns > targets.e2e_ns:
+        return False
+    if first_ns is None:
+        return True
+    # The next token, or the last one if the length is pinned, would have come later than the limit.
+    tokens = record.pinned_output_tokens or 1 + max(
+        record.output_tokens, record.most_output_tokens or 0
+    )
+    if targets.tpot_ns is not None and end_ns - first_ns > targets.tpot_ns * (tokens - 1):
+        return False
+    tbt_ns = _tbt_ns(record)
+    return targets.tbt_p99_ns is None or tbt_ns is None or tbt_ns <= targets.tbt_p99_ns
 
 
 def without_lag(record: RequestRecord, stalls: Stalls = NO_STALLS) -> RequestRecord:

@@ -28,6 +28,7 @@ from goodput_core.slo.judging import (
     targets_for,
     without_lag,
 )
+from goodput_core.slo.record import Outcome
 from goodput_core.slo.stalls import NO_STALLS
 from goodput_core.slo.targets import SLOClass, parse_objective
 from goodput_core.units import NS_PER_S
@@ -279,10 +280,11 @@ def load_run(folder: Path) -> LoadedRun:
 
 
 def _find_deviating(batch: Any) -> Any:
-    """Return the mask of the records of a batch whose responses deviate from the API."""
+    """Return the mask of the records of a batch that can be judged in favour of the service."""
+    timed_out = pc.equal(pc.cast(batch["outcome"], pa.string()), Outcome.TIMEOUT.value)
     if "deviations" not in batch.schema.names:  # written by an earlier version
-        return pa.array(np.zeros(batch.num_rows, dtype=np.bool_))
-    return pc.greater(pc.list_value_length(batch["deviations"]), 0)
+        return timed_out
+    return pc.or_(timed_out, pc.greater(pc.list_value_length(batch["deviations"]), 0))
 
 
 def _require_counts_of_summary(folder: Path, counts: RunCounts, summary: Summary) -> None:

@@ -162,7 +162,8 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
             "deviations",
             pa.list_(pa.string()),
             "Deviations of the response from the API or its request: "
-            f"{', '.join(Deviation)}; see docs/verdicts.md.",
+            f"{', '.join(d for d in Deviation if d is not Deviation.CUT_BY_CLIENT)}; "
+            "see docs/verdicts.md.",
         ),
         _required(
             "gaps_us",

@@ -6,6 +6,7 @@ from them. Within one version fields are only added. `summary_builder` computes 
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -432,9 +433,13 @@ def read_summary(folder: Path) -> Summary:
     """
     path = folder / SUMMARY_FILE
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise InputError(f"{path}: {size} bytes are too large for a summary; replay again")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: not a regular file; give the folder of a finished run")
+        if status.st_size > _MAX_BYTES:
+            raise InputError(
+                f"{path}: {status.st_size} bytes are too large for a summary; replay again"
+            )
         data = path.read_bytes()
     except OSError as error:
         why = error.strerror or "cannot be read"

@@ -30,6 +30,7 @@ from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import (
     Judgement,
     JudgementKind,
+    is_cut_by_client,
     judge,
     judge_favourably,
     targets_for,
@@ -209,13 +210,16 @@ class EvidenceTally:
         self._connected |= record.sent_ns is not None
         self._unconnected += record.failed_without_response
         kind_undisturbed = kind
-        if kind is JudgementKind.MISSED or record.deviations:
+        deviations = record.deviations
+        if is_cut_by_client(record, targets):
+            deviations = (*deviations, Deviation.CUT_BY_CLIENT)
+        if kind is JudgementKind.MISSED or deviations:
             on_time = without_lag(record, self._stalls.get(record.sender, NO_STALLS))
             if kind is JudgementKind.MISSED:
                 kind_on_time = judge(on_time, targets).kind
             kind_undisturbed = judge_favourably(on_time, targets).kind
-        if record.deviations:
-            self._deviations.update(record.deviations)
+        if deviations:
+            self._deviations.update(deviations)
             kind_conforming = judge_favourably(record, targets).kind
         if record.client_error and not known_valid:
             self._client_errors += 1

@@ -41,6 +41,7 @@ def chat_run(
     late: Collection[int] = (),
     short: Collection[int] = (),
     unstreamed: Collection[int] = (),
+    cut: Collection[int] = (),
     seconds: int = 60,
     per_s: int = 10,
     ttft_ms: float = 100,
@@ -60,6 +61,7 @@ def chat_run(
         late: numbers of the requests with a TTFT of 504 ms, 495 ms of it after the send.
         short: numbers of the requests whose output the server ended early, against the request.
         unstreamed: numbers of the requests whose response was not streamed.
+        cut: numbers of the requests whose response the client's time limit ended.
         seconds: length of the window.
         per_s: requests per second.
         ttft_ms: TTFT of the others.
@@ -78,6 +80,7 @@ def chat_run(
             rejected_with=400 if number in rejected else 401 if number in unauthorised else None,
             short=number in short,
             unstreamed=number in unstreamed,
+            cut=number in cut,
         )
         for number in range(total)
         if number not in absent
@@ -106,6 +109,7 @@ def _record(
     rejected_with: int | None,
     short: bool,
     unstreamed: bool,
+    cut: bool,
 ) -> RequestRecord:
     fields: dict[str, Any] = {"request_id": f"r{number:05}", "input_tokens": 100}
     if cancelled:
@@ -116,6 +120,8 @@ def _record(
             "pinned_output_tokens": 11,
             "deviations": (Deviation.ENDED_EARLY,),
         }
+    if cut:
+        fields["outcome"] = Outcome.TIMEOUT
     if unstreamed:
         fields |= {
             "outcome": Outcome.ERROR,

@@ -281,6 +281,7 @@ DECISIVE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"missed": spread(60)},
         {"unstreamed": spread(60)},
     ),
+    "a candidate fails by the time limit of the client": ({"cut": spread(60)}, {}),
     "both deviate in different ways that hide a loss": (
         {"missed": spread(60), "short": spread(60, 7)},
         {"unstreamed": spread(60), "missed": spread(60, 7)},
