@@ -160,6 +160,12 @@ def _run_guarded(name: str, argv: list[str]) -> int:
             return _fail(
                 f"the disk is full{where}; free some space and run again", ExitCode.INTERNAL
             )
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            return _fail(
+                "this process may not open more files; raise the limit with `ulimit -n` and run "
+                "again",
+                ExitCode.INTERNAL,
+            )
         return _fail(_explain_internal(error), ExitCode.INTERNAL)
     except Exception as error:  # noqa: BLE001 - the last place to catch it before a user sees it
         _print_traceback_if_debugging()

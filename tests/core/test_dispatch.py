@@ -41,6 +41,9 @@ def ctrl_c(argv):
 def full_disk(argv):
     raise OSError(errno.ENOSPC, "No space left on device", "/runs/records.parquet")
 
+def few_files(argv):
+    raise OSError(errno.EMFILE, "Too many open files")
+
 def broken_file(argv):
     raise OSError(errno.EIO, "Input/output error", "/runs/records.parquet")
 
@@ -102,6 +105,7 @@ def test_a_command_receives_its_arguments_and_returns_its_exit_code(
         pytest.param("interrupted", 130, "100 records kept", id="interrupted-and-kept"),
         pytest.param("ctrl_c", 130, "interrupted", id="ctrl-c"),
         pytest.param("full_disk", 70, "disk is full at /runs/records.parquet", id="full-disk"),
+        pytest.param("few_files", 70, "raise the limit with `ulimit -n`", id="file-limit"),
         pytest.param("broken_file", 70, "Input/output error", id="another-file-error"),
         pytest.param("out_of_memory", 70, "--window or --limit", id="out-of-memory"),
         pytest.param("bug", 70, "internal error: ZeroDivisionError", id="a-bug"),

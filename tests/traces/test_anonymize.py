@@ -74,6 +74,16 @@ def test_no_text_and_no_id_of_the_source_is_in_the_file(
     ]
 
 
+def test_a_trace_is_not_replaced_with_its_anonymous_copy(
+    tmp_path: Path, run_trace: RunTrace
+) -> None:
+    source = write(tmp_path / "acme.parquet", [secret_row(0)])
+    result = run_trace("anonymize", source, "--out", source, "--force")
+    assert result.code == 64
+    assert "this is also the file to read" in result.err
+    assert read(source)[0].org_id == "acme"
+
+
 @given(
     data=st.lists(
         st.tuples(NAMES, st.none() | NAMES, st.lists(st.integers(-5, 5), max_size=4)),

@@ -101,7 +101,7 @@ def anonymize_trace(
         TraceError: the source or the output is invalid; no file is left behind.
         UsageError: the column to drop is needed.
     """
-    reject_existing(out, overwrite=overwrite)
+    reject_existing(out, overwrite=overwrite, sources=(source,))
     trace = open_trace(source, max_decoded_bytes=max_decoded_bytes)
     if trace.metadata.clock is Clock.SESSION_RELATIVE and "provided_session_id" in drop:
         raise UsageError(

@@ -131,7 +131,9 @@ class RunWriter:
                     f"{path}: the disk was full before the run began; free some space"
                 ) from error
             why = error.strerror or type(error).__name__
-            raise InputError(f"{path}: the run's folder cannot be created ({why})") from error
+            raise InputError(
+                f"{path}: the run's folder cannot be created ({why}); name another with --out"
+            ) from error
         self._records = RecordWriter(
             self._file, keep_gaps=keep_gaps, free_bytes=lambda: self._file.free_bytes
         )
