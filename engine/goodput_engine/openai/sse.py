@@ -311,7 +311,11 @@ class TokenObserver:
             and self._reader.idle
             and _PLAIN.fullmatch(chunk, len(prefix), len(chunk) - len(suffix))
         ):
-            self._token(now_ns)
+            # As in `_token`, without a call.
+            self._events += 1
+            if self._keep_gaps and self.last_ns is not None:
+                self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
+            self.last_ns = now_ns
             return
         skipped = self._reader.skipped
         for data in self._reader.feed(chunk):

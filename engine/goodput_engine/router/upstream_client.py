@@ -377,9 +377,8 @@ def _encode_head(request: web.BaseRequest, origin: _Origin, body_bytes: int) -> 
     if not path.isascii() or not path.isprintable() or " " in path:
         raise bad_request("the request's path cannot be forwarded")
     lines = [f"{request.method} {path} HTTP/1.1".encode(), b"Host: " + origin.header]
-    for name, value in end_to_end(request.raw_headers):
-        if name.lower() not in _NOT_FORWARDED:
-            lines.append(b"%b: %b" % (name, value))
+    forwarded = end_to_end(request.raw_headers, also=_NOT_FORWARDED)
+    lines += [b"%b: %b" % header for header in forwarded]
     if body_bytes or request.method == "POST":
         lines.append(b"Content-Length: %d" % body_bytes)
     return b"\r\n".join((*lines, b"", b""))

@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 from goodput_core.errors import GoodputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from multidict import MultiMapping
 
@@ -46,13 +46,27 @@ class ConnectionLost(GoodputError):
     """The connection ended, or the replica violated HTTP, before the response was complete."""
 
 
-def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers that a proxy forwards: those that do not apply to a single connection."""
-    dropped = _HOP_BY_HOP
-    for name, value in headers:
-        if name.lower() == b"connection":
-            dropped |= {one.strip().lower() for one in value.split(b",")}
-    return [pair for pair in headers if pair[0].lower() not in dropped]
+def end_to_end(
+    headers: Iterable[tuple[bytes, bytes]], *, also: Collection[bytes] = ()
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers that a proxy forwards: those that do not apply to a single connection.
+
+    Args:
+        headers: names and values.
+        also: names in lower case that are not forwarded either.
+    """
+    kept = []
+    named: list[bytes] = []
+    for pair in headers:
+        name = pair[0].lower()
+        if name not in _HOP_BY_HOP and name not in also:
+            kept.append(pair)
+        elif name == b"connection":
+            named += pair[1].lower().split(b",")
+    if named:
+        more = frozenset(name.strip() for name in named)
+        kept = [pair for pair in kept if pair[0].lower() not in more]
+    return kept
 
 
 class UpstreamResponse:
@@ -63,6 +77,7 @@ class UpstreamResponse:
         headers: all headers.
         raw_headers: all headers as received.
         complete: True if the response has arrived to its end.
+        sink: the function that gets further bytes; None if they are stored for `read`.
     """
 
     __slots__ = (
@@ -71,13 +86,13 @@ class UpstreamResponse:
         "_error",
         "_loop",
         "_paused",
-        "_sink",
         "_unread_bytes",
         "_waiter",
         "complete",
         "headers",
         "raw_headers",
         "reason",
+        "sink",
         "status",
     )
 
@@ -88,7 +103,7 @@ class UpstreamResponse:
         self._unread_bytes = 0
         self._paused = False
         self._error: ConnectionLost | None = None
-        self._sink: Callable[[bytes], None] | None = None
+        self.sink: Callable[[bytes], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.raw_headers: list[tuple[bytes, bytes]] = []
         self.headers: MultiMapping[str] = CIMultiDict()
@@ -141,7 +156,7 @@ class UpstreamResponse:
         Raises:
             ConnectionLost: the body ended early.
         """
-        self._sink = sink
+        self.sink = sink
         if self._chunks:
             sink(await self.read())
         while not (self.complete or self._paused):
@@ -162,14 +177,14 @@ class UpstreamResponse:
 
     def close(self) -> None:
         """Close the connection unless the response is complete; the replica then cancels it."""
-        self._sink = None
+        self.sink = None
         if not self.complete:
             self._connection.abort()
 
     def push(self, data: bytes) -> None:
         """Add bytes of the body; called by the connection."""
-        if self._sink is not None:
-            self._sink(data)
+        if self.sink is not None:
+            self.sink(data)
             return
         self._chunks.append(data)
         self._unread_bytes += len(data)
@@ -217,7 +232,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     Attributes:
         idle_since_s: loop time at which the last response was complete.
-        used: number of requests so far.
+        on_body: part of httptools' protocol; adds bytes to those of the current read.
     """
 
     __slots__ = (
@@ -234,7 +249,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_transport",
         "_writable",
         "idle_since_s",
-        "used",
+        "on_body",
     )
 
     def __init__(
@@ -242,10 +257,11 @@ class UpstreamConnection(asyncio.Protocol):
     ) -> None:
         self._loop = loop
         self._on_idle = on_idle
+        self._pieces: list[bytes] = []
+        self.on_body: Final = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._response: UpstreamResponse | None = None
-        self._pieces: list[bytes] = []  # of the body, of the current read
         self._head_bytes = 0
         self._status_text = b""
         self._method = ""
@@ -253,7 +269,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._body_until_close = False
         self._writable: asyncio.Future[None] | None = None
         self.idle_since_s = 0.0
-        self.used = 0
 
     @property
     def is_open(self) -> bool:
@@ -267,7 +282,6 @@ class UpstreamConnection(asyncio.Protocol):
             ConnectionLost: the connection ended before the head.
         """
         assert self._response is None, "one request at a time"
-        self.used += 1
         self._head_bytes = 0
         self._method = method
         response = self._response = UpstreamResponse(self, self._loop)
@@ -340,7 +354,10 @@ class UpstreamConnection(asyncio.Protocol):
         if pieces:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            response.push(body)
+            if response.sink is None:
+                response.push(body)
+            else:
+                response.sink(body)
 
     def on_message_begin(self) -> None:
         """Part of httptools' protocol."""
@@ -375,10 +392,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._response = None
             response.end()
             self.abort()
-
-    def on_body(self, data: bytes) -> None:
-        """Part of httptools' protocol."""
-        self._pieces.append(data)
 
     def on_message_complete(self) -> None:
         """Part of httptools' protocol; the last bytes of the body are still in `_pieces`."""
