@@ -23,9 +23,11 @@ from goodput_replay.report.latency_figures import (
 )
 from goodput_replay.report.page import PageData, render_page
 from goodput_replay.report.run_figures import class_label
+from goodput_replay.report.server_figures import compared_server_figures
 from goodput_replay.report.timeline import AttainmentReader, interval_edges
 from goodput_replay.runs.columns import ColumnParts
 from goodput_replay.runs.formatting import format_ms, format_seconds
+from goodput_replay.runs.server_metrics import try_server_metrics
 from goodput_replay.statistics.rank_search import RankSearch
 
 if TYPE_CHECKING:
@@ -87,15 +89,25 @@ def render_comparison(result: ComparisonResult, runs: Sequence[LoadedRun]) -> st
         )
         for number, name in enumerate(names)
     ]
+    metrics, unreadable = zip(*(try_server_metrics(run.folder) for run in runs), strict=True)
+    starts_s = [run.summary.window.start_s for run in runs]
+    server = list(
+        compared_server_figures(
+            list(zip(labels, starts_s, metrics, strict=True)), length_s=length_s
+        )
+    )
+    figures = [figure for section in sections for figure in section.figures]
     return render_page(
         "compare.html.j2",
         title=" and ".join(labels),
-        data=PageData(groups=labels, figures=[f for section in sections for f in section.figures]),
+        data=PageData(groups=labels, figures=[*figures, *server]),
         context={
             "result": result,
             "labels": labels,
             "runs": [run.summary for run in runs],
             "sections": sections,
+            "server_figures": server,
+            "unreadable": [sentence for sentence in unreadable if sentence],
             "points": format_points,
             "signed_ms": _format_signed_ms,
         },

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.errors import InputError
 from goodput_core.files import write_output
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
 from goodput_core.slo.judging import MissReason
@@ -31,7 +30,7 @@ from goodput_replay.report.timeline import SecondsReader, TimelineReader, attain
 from goodput_replay.runs.columns import ColumnParts, count_gaps, read_parts
 from goodput_replay.runs.files import REPORT_FILE, require_digest
 from goodput_replay.runs.formatting import describe_sessions, describe_warmup
-from goodput_replay.runs.server_metrics import read_server_metrics
+from goodput_replay.runs.server_metrics import try_server_metrics
 from goodput_replay.runs.summary import (
     ClassSummary,
     LengthPinning,
@@ -106,7 +105,7 @@ def render(folder: Path) -> str:
     timeline = timelines.timeline()
     figures = list(_time_figures(summary, seconds, timeline, shown))
     latencies = _latency_figures(summary, curves)
-    metrics, unreadable = _read_server_metrics(folder)
+    metrics, unreadable = try_server_metrics(folder)
     server = list(_server_figures(summary, metrics))
     head, rows = server_table(server)
     return render_page(
@@ -191,15 +190,6 @@ def _latency_figures(summary: Summary, curves: CurveReader) -> list[Figure]:
         latency_figure(measure, curves.curves(measure), slo_by_class) for measure in MEASURES
     )
     return [figure for figure in figures if not figure.empty]
-
-
-def _read_server_metrics(folder: Path) -> tuple[ServerMetrics | None, str]:
-    """Return the metrics of the server, and a sentence if their file cannot be read."""
-    try:
-        return read_server_metrics(folder), ""
-    except InputError as error:
-        # They take no part in the verdict, so the report is written without them.
-        return None, str(error)
 
 
 def _server_figures(summary: Summary, metrics: ServerMetrics | None) -> Iterator[Figure]:

@@ -35,6 +35,7 @@ __all__ = [
     "ServerSeries",
     "is_counter",
     "read_server_metrics",
+    "try_server_metrics",
     "write_server_metrics",
 ]
 
@@ -318,3 +319,14 @@ def read_server_metrics(folder: Path) -> ServerMetrics | None:
             f"{path}: not the server metrics of a run; remove the file, or run the replay again"
         ) from error
     return metrics
+
+
+def try_server_metrics(folder: Path) -> tuple[ServerMetrics | None, str]:
+    """Return the values in a run's folder, and a sentence if their file cannot be read.
+
+    They take no part in a verdict, so a page is written without them.
+    """
+    try:
+        return read_server_metrics(folder), ""
+    except InputError as error:
+        return None, str(error)

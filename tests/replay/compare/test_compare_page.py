@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,10 @@ from tests.replay.compare.recorded import chat_run
 from tests.replay.conftest import INFO
 
 from goodput_core.errors import InputError
+from goodput_core.units import NS_PER_S
 from goodput_replay.compare.compare_command import main
+from goodput_replay.runs.files import SERVER_METRICS_FILE
+from goodput_replay.runs.server_metrics import ServerMetrics, write_server_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +55,36 @@ def test_every_chart_draws_each_run_and_no_text_becomes_code(page: Path, browser
         shown.locator("#switches button", has_text="old").first.click()
     with opened(browser, page.as_uri(), phone=True) as shown:
         assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_servers_of_scraped_runs_are_drawn_over_each_other(tmp_path: Path) -> None:
+    runs = [chat_run(tmp_path / name, seconds=20) for name in ("old", "new", "unscraped")]
+    for run, engines in zip(runs, (("a", "b"), ("c",)), strict=False):
+        metrics = ServerMetrics(every_ns=2 * NS_PER_S, metrics=("level",))
+        for at_s in range(0, 22, 2):
+            for number, engine in enumerate(engines, start=1):
+                values = {"running_requests": 3.0 * number, "kv_usage": 0.2 * number}
+                if len(engines) == 1:
+                    values["level"] = 7.0
+                metrics.add(f"http://{engine}/metrics", at_s * NS_PER_S, values)
+        write_server_metrics(run / SERVER_METRICS_FILE, metrics)
+    page = tmp_path / "compare.html"
+    main([*map(str, runs), "--html", str(page)])
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>',
+                         page.read_text(), re.DOTALL)  # fmt: skip
+    drawn = {
+        figure["title"]: {line["label"]: set(line["values"]) for line in figure["series"]}
+        for figure in json.loads(data)["figures"]
+        if figure["name"].startswith("server")
+    }
+    assert drawn == {
+        "Running in the server": {"old": {9.0}, "new": {3.0}},
+        "KV memory of the server": {"old": {0.4}, "new": {0.2}},
+        "level": {"new": {7.0}},
+    }
+    (runs[0] / SERVER_METRICS_FILE).write_text("torn")
+    main([*map(str, runs), "--html", str(page)])
+    assert "not the server metrics of a run" in page.read_text()
 
 
 def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
