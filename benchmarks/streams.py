@@ -15,8 +15,10 @@ nginx and haproxy are Debian packages of the same names; without them, their row
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -227,8 +229,25 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _measure(name: str, target: Target, shape: Shape) -> Sample:
+async def _open_idle(url: str, count: int) -> list[asyncio.Transport]:
+    """Open connections on which no request is sent."""
+    loop = asyncio.get_running_loop()
+    host, _, port = url.removeprefix("http://").partition(":")
+    opened = []
+    for at in range(0, count, 100):
+        pairs = await asyncio.gather(
+            *(
+                loop.create_connection(asyncio.Protocol, host, int(port))
+                for _ in range(min(100, count - at))
+            )
+        )
+        opened += [transport for transport, _ in pairs]
+    return opened
+
+
+async def _measure(name: str, target: Target, shape: Shape, *, idle: int) -> Sample:
     load = Load(target.url, target.body)
+    connections = await _open_idle(target.url, idle)
     # The first requests open the connections and are not measured.
     await load.run(shape.requests_per_s, max(1, shape.requests_per_s // 4))
     load.ttft.clear()
@@ -239,6 +258,8 @@ async def _measure(name: str, target: Target, shape: Shape) -> Sample:
     await load.run(shape.requests_per_s, requests)
     cpu_us = (target.cpu_s() - before) * 1e6
     tokens = requests * shape.tokens
+    for connection in connections:
+        connection.abort()
     core_us = None
     if target.core_cpu_s is not None and core_before is not None:
         core_us = round((target.core_cpu_s() - core_before) * 1e6 / tokens, 1)
@@ -265,7 +286,7 @@ async def _run(
                 for name in order:
                     with _started(name, replica, shape.tokens) as target:
                         await until_ready(target.url)
-                        samples.append(await _measure(name, target, shape))
+                        samples.append(await _measure(name, target, shape, idle=options.idle))
     return samples
 
 
@@ -303,6 +324,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=100, help="of *tokens* (%(default)s)")
     parser.add_argument("--gap-ms", type=float, default=20, help="time per token (%(default)s)")
     parser.add_argument("--seconds", type=float, default=5, help="of *requests* (%(default)s)")
+    parser.add_argument(
+        "--idle", type=int, default=0, help="connections without a request (%(default)s)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one repeat of one second")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples as JSON")
@@ -332,6 +356,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             seconds=1,
         ),
     ]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     samples = uvloop.run(_run(shapes, targets, options))
     rows = _rows(samples)
     if options.json is not None:
