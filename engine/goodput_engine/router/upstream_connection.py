@@ -346,6 +346,9 @@ class UpstreamConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._lose(ConnectionLost(f"invalid HTTP: {error}"))
             return
+        if self._response is not response:
+            pieces.clear()  # the response is complete
+            return
         if not response.status:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
