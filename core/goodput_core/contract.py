@@ -18,9 +18,14 @@ CRD_VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{CRD_GROUP}/{CRD_VERSION}"
 KIND_LLMSERVICE: Final = "LLMService"
 PLURAL_LLMSERVICE: Final = "llmservices"
+KIND_TRACEREPLAY: Final = "TraceReplay"
+PLURAL_TRACEREPLAY: Final = "tracereplays"
 
 # --- labels, annotations and port names of objects in a cluster ------------------------------
 OBJECT_LABEL_LLMSERVICE: Final = f"{CRD_GROUP}/llmservice"
+OBJECT_LABEL_TRACEREPLAY: Final = f"{CRD_GROUP}/tracereplay"
+# On an LLMService, by its author: "false" if it serves no clients, so that replays may load it.
+OBJECT_LABEL_PRODUCTION: Final = f"{CRD_GROUP}/production"
 OBJECT_LABEL_REVISION: Final = f"{CRD_GROUP}/revision"
 OBJECT_LABEL_ROLE: Final = f"{CRD_GROUP}/role"
 # On a child object: a digest of the applied fields, to detect fields that were removed.
@@ -102,6 +107,7 @@ LABEL_OUTCOME: Final = "outcome"
 LABEL_KV_STATE: Final = "state"
 ROLE_ENGINE: Final = "engine"
 ROLE_ROUTER: Final = "router"
+ROLE_REPLAY: Final = "replay"
 
 # --- metrics of the router: the source of measured attainment ------------------------------
 # One increment per client request. `outcome` is one of CLIENT_OUTCOMES.

@@ -37,6 +37,7 @@ class _CommandInfo(NamedTuple):
 COMMANDS: Final = {
     "up": _CommandInfo("run an LLMService on this machine: replicas and a router", "up"),
     "operator": _CommandInfo("run the Kubernetes operator for LLMServices", "operator"),
+    "wait": _CommandInfo("wait for the verdict of a TraceReplay in a cluster", "operator"),
     "replay": _CommandInfo("replay a trace against a service and judge every request", "replay"),
     "trace": _CommandInfo("import, describe, export, synthesize and anonymize traces", "replay"),
     "policies": _CommandInfo("compare policies, budgets and replica counts on a trace", "replay"),

@@ -8,8 +8,8 @@ from typing import Final
 
 from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_objective
-from goodput_core.units import NS_PER_S, parse_size, parse_some_duration
-from goodput_replay.load import parse_lengths, parse_rate, parse_spacing
+from goodput_core.units import NS_PER_S, parse_size
+from goodput_replay.load_options import add_load
 from goodput_replay.option_values import (
     at_least,
     parse_concurrency,
@@ -74,7 +74,7 @@ def make_parser() -> CommandParser:
         examples=_EXAMPLES,
     )
     _add_input(parser)
-    _add_load(parser)
+    add_load(parser)
     _add_transforms(parser)
     _add_sending(parser)
     _add_judging(parser)
@@ -195,39 +195,6 @@ def _add_input(parser: CommandParser) -> None:
         help="skip the probe request per class, which detects a wrong model, key or parameter",
     )
     group.add_argument("--yes", action="store_true", help="allow a target on another machine")
-
-
-def _add_load(parser: CommandParser) -> None:
-    group = parser.add_argument_group("load without a trace")
-    group.add_argument(
-        "--rate",
-        metavar="RATE",
-        type=argument_type(parse_rate, "RATE"),
-        help="mean arrivals, such as 5/s or 90/m",
-    )
-    group.add_argument(
-        "--duration",
-        dest="duration_ns",
-        metavar="TIME",
-        type=argument_type(parse_some_duration, "TIME"),
-        help="span of the arrivals, such as 5m",
-    )
-    for name, what in (("input", "prompt"), ("output", "output")):
-        group.add_argument(
-            f"--{name}-tokens",
-            metavar="N[~P%]",
-            type=argument_type(parse_lengths, "N"),
-            help=f"{what} tokens: a fixed number, or log-normal numbers with this mean and a "
-            "standard deviation of P percent",
-        )
-    group.add_argument(
-        "--arrivals",
-        dest="spacing",
-        metavar="ARRIVALS",
-        type=argument_type(parse_spacing, "ARRIVALS"),
-        help="poisson, constant, or gamma:CV for bursts, CV being the coefficient of variation of "
-        "the times between arrivals (default: poisson)",
-    )
 
 
 def _add_transforms(parser: CommandParser) -> None:

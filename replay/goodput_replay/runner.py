@@ -16,13 +16,10 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import uvloop
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from goodput_core.errors import ExitCode, InputError, UsageError
 from goodput_core.process import count_cpus, raise_open_files
@@ -34,22 +31,21 @@ from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration, format_estimate
 from goodput_engine.device.choice import choose_device
 from goodput_engine.manifest_file import read_manifest
+from goodput_replay.dry_run import print_plan
 from goodput_replay.load import LOAD
 from goodput_replay.plan import PlanStats, RequestPlan, choose_workers, require_fit, survey
 from goodput_replay.result_options import reporting_errors, write_result
 from goodput_replay.run_plan import RunPlan
 from goodput_replay.runs.folder import RunWriter, default_folder
-from goodput_replay.runs.formatting import describe_sessions
 from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.runs.summary import Summary, TraceSummary
-from goodput_replay.runs.summary_builder import summarise_targets
 from goodput_replay.runs.terminal import print_summary
 from goodput_replay.sending.arming import read_token
 from goodput_replay.sending.open_streams import count_ports, find_stream_limit
 from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
-from goodput_replay.sessions import FollowUps, open_follow_ups
+from goodput_replay.sessions import open_follow_ups
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_replay.start_time import require_ahead
 from goodput_replay.storage import download_file, is_uri, parse_uri, upload_folder
@@ -136,7 +132,7 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         stats.own_rows, stats.own_warmup_rows = follow_ups.own_rows, follow_ups.own_warmup_rows
     if options.dry_run:
         _warn_of_evidence(options, requests, stats)
-        _print_plan(options, requests, stats, follow_ups)
+        print_plan(options, requests, stats, follow_ups)
         return ExitCode.PASS
     if options.gate and not slo.classes and not stats.rows_with_targets:
         raise UsageError(
@@ -443,76 +439,3 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
         else text
         for previous, text in zip(("", *argv), argv, strict=False)
     ]
-
-
-def _print_plan(
-    options: ReplayOptions, plan: RequestPlan, stats: PlanStats, follow_ups: FollowUps | None
-) -> None:
-    """Print the plan of `--dry-run`, as a table or as a JSON object."""
-    console = Console()
-    source = str(plan.trace.path) if options.load is None else options.load.description
-    totals = {"trace": source, **_plan_totals(plan, stats)}
-    if follow_ups is not None:
-        totals["sessions"] = follow_ups.summary
-    if options.json:
-        sys.stdout.write(encode_json(totals).decode())
-        return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in _plan_rows(totals):
-        table.add_row(name, Text(value))
-    console.print(table)
-
-
-def _plan_totals(plan: RequestPlan, stats: PlanStats) -> dict[str, Any]:
-    window_ns = plan.window_ns(stats)
-    return {
-        "requests": stats.rows,
-        **({"requests_of_shard": stats.own_rows} if stats.own_rows < stats.rows else {}),
-        "warmup_requests": stats.warmup_rows,
-        "duration_s": window_ns / NS_PER_S,
-        "requests_per_s": round(stats.rows * NS_PER_S / window_ns, 6),
-        "peak_requests_in_1s": stats.peak_1s,
-        "peak_at_s": stats.peak_at_ns / NS_PER_S,
-        "input_tokens": stats.input_tokens,
-        "max_input_tokens": stats.max_input_tokens,
-        "output_tokens": stats.output_tokens,
-        "max_output_tokens": stats.max_output_tokens,
-        "classes": dict(stats.classes),
-        "promises": [msgspec.to_builtins(summarise_targets(slo)) for slo in plan.slo.classes],
-        "models": dict(stats.models),
-        "requests_with_shared_prefixes": stats.rows_with_hashes,
-        "requests_with_own_targets": stats.rows_with_targets,
-        "requests_cancelled_by_trace": stats.cancelled_rows,
-    }
-
-
-def _plan_rows(totals: dict[str, Any]) -> list[tuple[str, str]]:
-    duration = format_duration(round(totals["duration_s"] * NS_PER_S))
-    peak_at = format_duration(round(totals["peak_at_s"] * NS_PER_S))
-    warmup = f", the first {totals['warmup_requests']:,} not judged"
-    rows = [
-        ("requests", f"{totals['requests']:,}{warmup if totals['warmup_requests'] else ''}"),
-        ("duration", duration),
-        ("rate", f"{totals['requests_per_s']:.4g} a second"),
-        ("busiest second", f"{totals['peak_requests_in_1s']:,} requests, after {peak_at}"),
-        ("input tokens", f"{totals['input_tokens']:,}, at most {totals['max_input_tokens']:,}"),
-        ("output tokens", f"{totals['output_tokens']:,}, at most {totals['max_output_tokens']:,}"),
-        ("classes", _format_counts(totals["classes"])),
-    ]
-    if "sessions" in totals:
-        rows.append(("sessions", describe_sessions(totals["sessions"])))
-    if any(totals["models"]):
-        rows.append(("models", _format_counts(totals["models"])))
-    optional = {
-        "of this shard": totals.get("requests_of_shard", 0),
-        "prefix hashes": totals["requests_with_shared_prefixes"],
-        "own targets": totals["requests_with_own_targets"],
-        "cancelled": totals["requests_cancelled_by_trace"],
-    }
-    return rows + [(name, f"{count:,} requests") for name, count in optional.items() if count]
-
-
-def _format_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{printable(name) or 'none'} {count:,}" for name, count in counts.items())

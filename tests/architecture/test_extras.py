@@ -117,6 +117,7 @@ def test_the_hinted_extra_installs_what_the_command_imports(command: str) -> Non
 CHAT = str(ROOT / "examples" / "chat.yaml")
 # A command may parse its arguments before it imports third parties.
 ARGUMENTS = {
+    "wait": ["trp/night"],
     "up": ["-f", CHAT],
     "operator": [],
     "replay": ["--trace", "sample", "--emulate", CHAT, "--dry-run"],

@@ -133,12 +133,18 @@ def test_a_registry_prefixes_every_image_and_a_digest_replaces_the_tag(render: R
 def test_custom_resource_definitions_are_kept_after_uninstallation_by_default(
     render: Render,
 ) -> None:
-    kept = only(render(*KEY), "CustomResourceDefinition")["metadata"]["annotations"]
-    assert kept["helm.sh/resource-policy"] == "keep"
-    going = only(render(*KEY, "--set", "crds.keep=false"), "CustomResourceDefinition")
-    assert "helm.sh/resource-policy" not in going["metadata"].get("annotations", {})
-    without = render(*KEY, "--set", "crds.install=false")
-    assert not [d for d in without if d["kind"] == "CustomResourceDefinition"]
+    def definitions(*options: str) -> dict[str, Any]:
+        found = [d for d in render(*KEY, *options) if d["kind"] == "CustomResourceDefinition"]
+        return {d["metadata"]["name"]: d["metadata"].get("annotations") or {} for d in found}
+
+    names = {"llmservices.goodput.dev", "tracereplays.goodput.dev"}
+    kept = definitions()
+    assert set(kept) == names
+    assert all(one["helm.sh/resource-policy"] == "keep" for one in kept.values())
+    going = definitions("--set", "crds.keep=false")
+    assert set(going) == names
+    assert not any("helm.sh/resource-policy" in one for one in going.values())
+    assert definitions("--set", "crds.install=false") == {}
 
 
 def test_an_existing_key_is_used_and_otherwise_one_is_created(render: Render) -> None:
@@ -246,7 +252,14 @@ def test_network_policies_of_services_require_namespaces(helm: Helm, render: Ren
         render, "--set", "networkPolicy.services.namespaces={chat}", "--set-json", clients
     )
     serving, _ = found["chat", "goodput-routers"]["ingress"]
-    assert serving["from"] == [{"podSelector": {"matchLabels": {"app": "web"}}}]
+    replays = {"podSelector": {"matchLabels": {"goodput.dev/role": "replay"}}}
+    assert serving["from"] == [{"podSelector": {"matchLabels": {"app": "web"}}}, replays]
+    shards = found["chat", "goodput-replays"]
+    assert shards["podSelector"] == replays["podSelector"]
+    [accepted] = shards["ingress"]
+    assert accepted["ports"] == [{"port": "admin"}]
+    [operator] = accepted["from"]
+    assert operator["podSelector"] == found["goodput-system", "goodput"]["podSelector"]
 
 
 def test_an_admission_policy_rejects_sources_that_are_not_implemented(render: Render) -> None:

@@ -13,7 +13,7 @@ from tools.cluster import binaries, starting
 from tools.cluster.handle import ClusterHandle, OwnCluster
 from tools.cluster.host import lacks_for_running
 
-from goodput_operator.render.crd import render_crd
+from goodput_operator.render.crd import render_crd, render_replay_crd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,17 +94,19 @@ def namespace(cluster: ClusterHandle) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def crd_created(cluster: ClusterHandle) -> Iterator[bool]:
-    """True if this session created the custom resource definition, which it then deletes."""
-    name = "crd/llmservices.goodput.dev"
-    created = not cluster.kubectl("get", name, "--ignore-not-found")
+    """True if this session created the custom resource definitions, which it then deletes."""
+    names = ("crd/llmservices.goodput.dev", "crd/tracereplays.goodput.dev")
+    created = not cluster.kubectl("get", names[0], "--ignore-not-found")
     if created:
-        cluster.apply(render_crd(), "--server-side")
-    cluster.wait("condition=Established", name)
+        for definition in (render_crd(), render_replay_crd()):
+            cluster.apply(definition, "--server-side")
+    for name in names:
+        cluster.wait("condition=Established", name)
     yield created
     if created:
-        cluster.kubectl("delete", name, "--wait=false")
+        cluster.kubectl("delete", *names, "--wait=false")
 
 
 @pytest.fixture(scope="session")
 def crd(crd_created: bool) -> None:
-    """The established custom resource definition; an existing one is not changed."""
+    """The established custom resource definitions; existing ones are not changed."""

@@ -41,7 +41,12 @@ def publish_ours(cluster: OwnCluster) -> None:
     engine = checkout_image(
         ROOT, "engine", "--help", packages=packages_folder() if is_installed() else None
     )
-    images = {"image": checkout_image(ROOT, "operator"), "engine": engine, "router": engine}
+    images = {
+        "image": checkout_image(ROOT, "operator"),
+        "engine": engine,
+        "router": engine,
+        "replay": checkout_image(ROOT, "replay", "--help"),
+    }
     cluster.publish(
         {
             f"{values[part]['repository']}:{values[part]['tag'] or version}": image

@@ -1,4 +1,4 @@
-"""A cache of the watched objects, indexed by service, filled by Kopf's lists and events.
+"""A cache of the watched objects, indexed by service or replay, filled by Kopf's lists and events.
 
 Kopf's own indexes are not used, for two reasons. First, they drop an object only at its deletion
 event. After a gap in the watch, Kopf lists again but reports no deletion of objects that the list
@@ -9,21 +9,34 @@ which takes quadratic time (docs/benchmarks.md).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_TRACEREPLAY
 from goodput_operator.kube.managed_fields import entries_of_others
-from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, MANAGER, POD
+from goodput_operator.kube.objects import CHILDREN, JOB, LLMSERVICE, MANAGER, POD, TRACEREPLAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from goodput_operator.kube.objects import Object
 
-__all__ = ["Cache", "Key", "key_of", "service_of", "trim"]
+__all__ = ["Cache", "Key", "OwnerKey", "ReplayKey", "key_of", "owner_of", "service_of", "trim"]
 
 Key = tuple[str, str]
 """Namespace and name of a service."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayKey:
+    """Namespace and name of a TraceReplay, which is not equal to the key of a service."""
+
+    namespace: str
+    name: str
+
+
+OwnerKey = Key | ReplayKey
+"""Key of an object whose reconciliation its children require."""
 
 _CHILD_KINDS = frozenset(kind.name for kind in CHILDREN)
 
@@ -37,6 +50,18 @@ def service_of(body: Object) -> Key | None:
     """Return the key of the service in an object's label; None without the label."""
     name = (body["metadata"].get("labels") or {}).get(OBJECT_LABEL_LLMSERVICE)
     return None if name is None else (body["metadata"]["namespace"], name)
+
+
+def owner_of(body: Object) -> OwnerKey | None:
+    """Return the key of a service or replay, or of the one in an object's label."""
+    if body["kind"] == LLMSERVICE.name:
+        return key_of(body)
+    if body["kind"] == TRACEREPLAY.name:
+        return ReplayKey(*key_of(body))
+    replay = (body["metadata"].get("labels") or {}).get(OBJECT_LABEL_TRACEREPLAY)
+    if replay is not None and body["kind"] in {POD.name, JOB.name}:
+        return ReplayKey(body["metadata"]["namespace"], replay)
+    return service_of(body)
 
 
 def trim(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +96,7 @@ class Cache:
 
     def __init__(self, lists: Iterable[tuple[str, str]]) -> None:
         self._lists = {kind_and_namespace: _List() for kind_and_namespace in lists}
-        self._by_service: dict[Key, dict[str, Object]] = {}
+        self._by_owner: dict[OwnerKey, dict[str, Object]] = {}
 
     @property
     def complete(self) -> bool:
@@ -80,7 +105,27 @@ class Cache:
 
     def services(self) -> list[Key]:
         """Return the keys of all services."""
-        return [key for key in self._by_service if self.service(key) is not None]
+        keys = [key for key in self._by_owner if isinstance(key, tuple)]
+        return [key for key in keys if self.service(key) is not None]
+
+    def replays(self) -> list[ReplayKey]:
+        """Return the keys of all replays."""
+        keys = [key for key in self._by_owner if isinstance(key, ReplayKey)]
+        return [key for key in keys if self.replay(key) is not None]
+
+    def replay(self, key: ReplayKey) -> Object | None:
+        """Return the TraceReplay; None if it does not exist."""
+        replays = (body for body in self._objects(key) if body["kind"] == TRACEREPLAY.name)
+        return max(replays, key=_version, default=None)
+
+    def replays_in(self, namespace: str) -> tuple[Object, ...]:
+        """Return the TraceReplays of a namespace."""
+        found = (self.replay(key) for key in self.replays() if key.namespace == namespace)
+        return tuple(body for body in found if body is not None)
+
+    def jobs(self, key: ReplayKey) -> tuple[Object, ...]:
+        """Return the Jobs with a replay's label."""
+        return tuple(body for body in self._objects(key) if body["kind"] == JOB.name)
 
     def service(self, key: Key) -> Object | None:
         """Return the LLMService; None if it does not exist."""
@@ -93,11 +138,11 @@ class Cache:
         others = (LLMSERVICE.name, POD.name)
         return tuple(body for body in self._objects(key) if body["kind"] not in others)
 
-    def pods(self, key: Key) -> tuple[Object, ...]:
-        """Return the pods with a service's label."""
+    def pods(self, key: OwnerKey) -> tuple[Object, ...]:
+        """Return the pods with a service's or a replay's label."""
         return tuple(body for body in self._objects(key) if body["kind"] == POD.name)
 
-    def replace(self, kind: str, namespace: str, content: Object) -> set[Key]:
+    def replace(self, kind: str, namespace: str, content: Object) -> set[OwnerKey]:
         """Store a list, and remove older cached objects that the list lacks.
 
         Args:
@@ -106,8 +151,8 @@ class Cache:
             content: the API server's complete response.
 
         Returns:
-            The services of the removed objects. Those of the listed objects are not returned,
-            because Kopf also sends an event for each.
+            The services and replays of the removed objects. Those of the listed objects are not
+            returned, because Kopf also sends an event for each.
         """
         listed = self._lists[kind, namespace]
         listed.version = _version(content)
@@ -122,7 +167,7 @@ class Cache:
         header = {"apiVersion": content["apiVersion"], "kind": kind}
         for item in items.values():
             self._put(listed, {**header, **item})
-        return {key for body in deleted if (key := _service_key(body)) is not None}
+        return {key for body in deleted if (key := owner_of(body)) is not None}
 
     def update(self, body: Object, *, deleted: bool) -> None:
         """Store the object of an event, or remove it.
@@ -140,8 +185,8 @@ class Cache:
         elif body["metadata"]["uid"] in listed.objects or _version(body) > (listed.version or 0):
             self._put(listed, body)
 
-    def _objects(self, key: Key) -> Iterable[Object]:
-        return self._by_service.get(key, {}).values()
+    def _objects(self, key: OwnerKey) -> Iterable[Object]:
+        return self._by_owner.get(key, {}).values()
 
     def _put(self, listed: _List, body: Object) -> None:
         uid = body["metadata"]["uid"]
@@ -151,21 +196,17 @@ class Cache:
                 return
             self._drop(listed, cached)
         trimmed = listed.objects[uid] = trim(body)
-        if (key := _service_key(trimmed)) is not None:
-            self._by_service.setdefault(key, {})[uid] = trimmed
+        if (key := owner_of(trimmed)) is not None:
+            self._by_owner.setdefault(key, {})[uid] = trimmed
 
     def _drop(self, listed: _List, body: Object) -> None:
         uid = body["metadata"]["uid"]
         cached = listed.objects.pop(uid, None)
-        if cached is None or (key := _service_key(cached)) is None:
+        if cached is None or (key := owner_of(cached)) is None:
             return
-        del self._by_service[key][uid]
-        if not self._by_service[key]:
-            del self._by_service[key]
-
-
-def _service_key(body: Object) -> Key | None:
-    return key_of(body) if body["kind"] == LLMSERVICE.name else service_of(body)
+        del self._by_owner[key][uid]
+        if not self._by_owner[key]:
+            del self._by_owner[key]
 
 
 def _version(body: Object) -> int:

@@ -32,6 +32,7 @@ __all__ = [
     "Client",
     "FailedCall",
     "LeaseClient",
+    "ReadClient",
     "parse_response",
 ]
 
@@ -212,6 +213,10 @@ class _BoundedClient:
             )
             content = await response.read()
         return parse_response(response.status, content)
+
+
+class ReadClient(_BoundedClient):
+    """Calls that only read."""
 
 
 class LeaseClient(_BoundedClient):

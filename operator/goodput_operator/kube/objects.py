@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from goodput_core.contract import API_VERSION, KIND_LLMSERVICE, PLURAL_LLMSERVICE
+from goodput_core.contract import (
+    API_VERSION,
+    KIND_LLMSERVICE,
+    KIND_TRACEREPLAY,
+    PLURAL_LLMSERVICE,
+    PLURAL_TRACEREPLAY,
+)
 
 __all__ = [
     "ADMIN_PORT",
     "CHILDREN",
+    "CLAIM",
     "EVENT",
+    "JOB",
     "KINDS",
     "LEASE",
     "LLMSERVICE",
@@ -24,6 +32,7 @@ __all__ = [
     "POD",
     "SECRET",
     "SERVING_PORT",
+    "TRACEREPLAY",
     "Kind",
     "Object",
     "admin_url",
@@ -78,7 +87,10 @@ def _kind(api_version: str, name: str, plural: str) -> Kind:
 
 
 LLMSERVICE: Final = _kind(API_VERSION, KIND_LLMSERVICE, PLURAL_LLMSERVICE)
+TRACEREPLAY: Final = _kind(API_VERSION, KIND_TRACEREPLAY, PLURAL_TRACEREPLAY)
 POD: Final = _kind("v1", "Pod", "pods")
+JOB: Final = _kind("batch/v1", "Job", "jobs")
+CLAIM: Final = _kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SECRET: Final = _kind("v1", "Secret", "secrets")
 EVENT: Final = _kind("v1", "Event", "events")
 LEASE: Final = _kind("coordination.k8s.io/v1", "Lease", "leases")
@@ -95,7 +107,10 @@ CHILDREN: Final = (
 )
 """Kinds of the objects that a service owns and the operator watches. Secrets are not watched."""
 
-KINDS: Final = {kind.name: kind for kind in (*CHILDREN, LLMSERVICE, POD, SECRET, EVENT, LEASE)}
+KINDS: Final = {
+    kind.name: kind
+    for kind in (*CHILDREN, LLMSERVICE, TRACEREPLAY, POD, JOB, CLAIM, SECRET, EVENT, LEASE)
+}
 
 
 def controlled_by(body: Object, uid: str) -> bool:

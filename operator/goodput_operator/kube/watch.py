@@ -17,23 +17,23 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_TRACEREPLAY
 from goodput_core.errors import UnreachableError, UsageError
-from goodput_operator.kube.cache import key_of, service_of
-from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, POD
+from goodput_operator.kube.cache import owner_of
+from goodput_operator.kube.objects import CHILDREN, JOB, LLMSERVICE, MANAGER, POD, TRACEREPLAY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from goodput_operator.kube.cache import Key
+    from goodput_operator.kube.cache import OwnerKey
     from goodput_operator.kube.objects import Kind
 
 __all__ = ["WATCHED", "WATCH_S", "configure", "connect", "register_watches", "watch_session"]
 
 WATCH_S: Final = 240
 """Duration after which the API server ends a watch and Kopf starts the next."""
-WATCHED: Final = (LLMSERVICE, POD, *CHILDREN)
+WATCHED: Final = (LLMSERVICE, TRACEREPLAY, POD, JOB, *CHILDREN)
 _CONNECTIONS: Final = 32
 """Maximum number of connections, more than the workers and the election use at once."""
 _CONNECT_S: Final = 10
@@ -166,44 +166,54 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = _REQUEST_S
     settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = _EXIT_S
-    labelled = {(kind.group, kind.plural) for kind in (POD, *CHILDREN)}
-    settings.watching.label_selectors[
-        lambda resource: (resource.group, resource.plural) in labelled
-    ] = OBJECT_LABEL_LLMSERVICE
+    # Pods belong to services or to replays, and both kinds have this label.
+    managed = f"app.kubernetes.io/managed-by={MANAGER}"
+    for kinds, selector in (
+        (CHILDREN, OBJECT_LABEL_LLMSERVICE),
+        ((POD,), managed),
+        ((JOB,), OBJECT_LABEL_TRACEREPLAY),
+    ):
+        settings.watching.label_selectors[_is_one_of(kinds)] = selector
+
+
+def _is_one_of(kinds: Iterable[Kind]) -> Callable[[Any], bool]:
+    names = {(kind.group, kind.plural) for kind in kinds}
+    return lambda resource: (resource.group, resource.plural) in names
 
 
 def register_watches(
     registry: kopf.OperatorRegistry,
     *,
     on_change: Callable[[Any, bool], None],
-    enqueue: Callable[[Key], None],
+    enqueue: Callable[[OwnerKey], None],
 ) -> None:
     """Register an event handler for each watched kind.
 
     Args:
         registry: Kopf's registry.
         on_change: called for each event with the object, and True if the object was deleted.
-        enqueue: called after `on_change` with the key of the service to reconcile.
+        enqueue: called after `on_change` with the key of the service or replay to reconcile.
     """
 
-    async def service_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    async def owner_event(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
         body, deleted = event["object"], event["type"] == "DELETED"
         on_change(body, deleted)
         inputs = _reconciled_inputs(body)
         if not deleted and memo.get("inputs") == inputs:
             return  # only the status changed, which this operator writes
         memo.inputs = inputs
-        enqueue(key_of(body))
+        if (key := owner_of(body)) is not None:
+            enqueue(key)
 
     async def child_event(event: kopf.RawEvent, **_: Any) -> None:
         body = event["object"]
         on_change(body, event["type"] == "DELETED")
-        key = service_of(body)
-        if key is not None:
+        if (key := owner_of(body)) is not None:
             enqueue(key)
 
-    _on_event(registry, LLMSERVICE, service_event)
-    for kind in (POD, *CHILDREN):
+    for kind in (LLMSERVICE, TRACEREPLAY):
+        _on_event(registry, kind, owner_event)
+    for kind in (POD, JOB, *CHILDREN):
         _on_event(registry, kind, child_event)
 
 
@@ -216,7 +226,7 @@ def _on_event(registry: kopf.OperatorRegistry, kind: Kind, handler: Any) -> None
 
 
 def _reconciled_inputs(body: Any) -> object:
-    """Return the fields of a service whose change requires a reconciliation."""
+    """Return the fields of a service or replay whose change requires a reconciliation."""
     metadata = body["metadata"]
     return (
         metadata.get("generation"),

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["Options", "make_parser", "parse_options"]
 
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_IMAGES: Final = "--engine-image goodput-engine:0.1.0 --router-image goodput-router:0.1.0"
+_IMAGES: Final = (
+    "--engine-image goodput-engine:0.1.0 --router-image goodput-router:0.1.0 "
+    "--replay-image goodput-replay:0.1.0"
+)
 _EXAMPLES: Final = (
     "head -c 32 /dev/urandom > key",
     f"goodput operator --key-file key {_IMAGES}",
@@ -66,7 +69,7 @@ def make_parser() -> CommandParser:
     """Build the parser of `goodput operator`."""
     parser = CommandParser(
         "goodput operator",
-        summary="Run the LLMServices of a cluster.",
+        summary="Run the LLMServices and TraceReplays of a cluster.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -89,9 +92,14 @@ def make_parser() -> CommandParser:
         help="image of routers without spec.router.image",
     )
     parser.add_argument(
+        "--replay-image",
+        metavar="IMAGE",
+        help="image of TraceReplays without spec.image (default: such replays are rejected)",
+    )
+    parser.add_argument(
         "--image-pull-policy",
         choices=_PULL_POLICIES,
-        help="pull policy of both images (default: Kubernetes' default)",
+        help="pull policy of these images (default: Kubernetes' default)",
     )
     parser.add_argument(
         "--fs-group",
@@ -189,6 +197,7 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
         installation=Installation(
             engine_image=args.engine_image,
             router_image=args.router_image,
+            replay_image=args.replay_image,
             image_pull_policy=args.image_pull_policy,
             fs_group=args.fs_group,
             prometheus_urls=frozenset(args.prometheus_allow),

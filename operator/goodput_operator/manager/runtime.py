@@ -17,11 +17,11 @@ from goodput_core.process import raise_open_files
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.control.admin_ports import session_for_pods
-from goodput_operator.kube.cache import Cache
+from goodput_operator.kube.cache import Cache, ReplayKey
 from goodput_operator.kube.client import Client, FailedCall, LeaseClient
 from goodput_operator.kube.fence import Fence
 from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
-from goodput_operator.kube.objects import LLMSERVICE
+from goodput_operator.kube.objects import LLMSERVICE, TRACEREPLAY
 from goodput_operator.kube.watch import WATCHED, connect, watch_session
 from goodput_operator.manager.health import Health, ProbeServer
 from goodput_operator.reconcile.apply import Applier, LimitsPusher
@@ -30,6 +30,8 @@ from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.reconciler import Reconciler
 from goodput_operator.reconcile.work_queue import Result, Workers, WorkQueue
+from goodput_operator.replays.reconciler import ReplayReconciler
+from goodput_operator.replays.shards import ShardClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     import kopf
     from kubernetes.aio.client import ApiClient
 
-    from goodput_operator.kube.cache import Key
+    from goodput_operator.kube.cache import OwnerKey
     from goodput_operator.kube.fence import ClockSource
     from goodput_operator.manager.options import Options
     from goodput_operator.reconcile.actions import Decision
@@ -88,15 +90,16 @@ class Operator:
         self._on_failure = on_failure
         self._fence = Fence(clock)
         self._metrics = OperatorMetrics()
-        self._queue: WorkQueue[Key] = WorkQueue(BackOff(seed=clock.unix_ns()))
+        self._queue: WorkQueue[OwnerKey] = WorkQueue(BackOff(seed=clock.unix_ns()))
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
         self._workers_task: asyncio.Task[None] | None = None
         self._api: ApiClient | None = None
         self._reconciler: Reconciler | None = None
+        self._replays: ReplayReconciler | None = None
         self._logged_in = False
         self._leading = False
-        self._workers: Workers[Key] = Workers(
+        self._workers: Workers[OwnerKey] = Workers(
             queue=self._queue, reconcile=self._reconcile, clock=clock, count=options.workers
         )
         self._watched = {
@@ -131,6 +134,16 @@ class Operator:
         await require_served(client)
         session = await self._stack.enter_async_context(session_for_pods())
         measure = self._measure(session)
+        recorder = EventRecorder(client, clock=clock, instance=options.identity)
+        self._replays = ReplayReconciler(
+            cache=self._cache,
+            client=client,
+            shards=ShardClient(session, fence=self._fence, key=key),
+            recorder=recorder,
+            installation=options.installation,
+            clock=clock,
+            key=key,
+        )
         self._reconciler = Reconciler(
             cache=self._cache,
             observer=Observer(cache=self._cache, client=client, measure=measure, clock=clock),
@@ -138,7 +151,7 @@ class Operator:
             applier=Applier(
                 client=client,
                 pusher=LimitsPusher(session, fence=self._fence, key=key),
-                recorder=EventRecorder(client, clock=clock, instance=options.identity),
+                recorder=recorder,
                 key=key,
             ),
             measure=measure,
@@ -191,7 +204,7 @@ class Operator:
         self._cache.update(body, deleted=deleted)
         self._health.note_event()
 
-    def enqueue(self, key: Key) -> None:
+    def enqueue(self, key: OwnerKey) -> None:
         """Request a reconciliation if this operator leads and the cache is complete."""
         if self._leading and self._cache.complete:
             self._workers.add(key)
@@ -201,12 +214,19 @@ class Operator:
         if path not in self._watched:
             return
         was_complete = self._cache.complete
-        changed: Iterable[Key] = self._cache.replace(*self._watched[path], content)
-        for key in changed if was_complete else self._cache.services():
+        changed: Iterable[OwnerKey] = self._cache.replace(*self._watched[path], content)
+        for key in changed if was_complete else self._owners():
             self.enqueue(key)
 
-    async def _reconcile(self, key: Key) -> Result:
+    def _owners(self) -> list[OwnerKey]:
+        """Return the keys of all services and replays."""
+        return [*self._cache.services(), *self._cache.replays()]
+
+    async def _reconcile(self, key: OwnerKey) -> Result:
         assert self._reconciler is not None, "workers start after the reconciler"
+        if isinstance(key, ReplayKey):
+            assert self._replays is not None, "workers start after the reconciler"
+            return await self._replays.reconcile(key)
         return await self._reconciler.reconcile(key)
 
     async def _supervise(self, lock: FencingLock) -> None:
@@ -216,7 +236,7 @@ class Operator:
                 def leading() -> None:
                     self._leading = True
                     _log.info("leading", extra={"identity": lock.identity})
-                    for key in self._cache.services():
+                    for key in self._owners():
                         self.enqueue(key)
                     self._workers_task = tasks.create_task(self._workers.run(), name="workers")
 
@@ -231,20 +251,24 @@ class Operator:
 
 
 async def require_served(client: Client) -> None:
-    """Check that the API server serves LLMServices.
+    """Check that the API server serves LLMServices and TraceReplays.
 
     Raises:
         UnreachableError: the API server does not serve them, or cannot be reached.
     """
     response = await client.discover(LLMSERVICE)
-    if not isinstance(response, FailedCall):
-        return
-    if response.not_found:
-        raise UnreachableError(
-            f"the API server does not serve {LLMSERVICE.name} of {LLMSERVICE.api_version}; install "
-            "its custom resource definition first"
-        )
-    raise UnreachableError(f"the cluster cannot be used: {response.message}")
+    if isinstance(response, FailedCall):
+        if not response.not_found:
+            raise UnreachableError(f"the cluster cannot be used: {response.message}")
+        served: set[str] = set()
+    else:
+        served = {resource["name"] for resource in response.get("resources") or ()}
+    for kind in (LLMSERVICE, TRACEREPLAY):
+        if kind.plural not in served:
+            raise UnreachableError(
+                f"the API server does not serve {kind.name} of {kind.api_version}; install its "
+                "custom resource definition first"
+            )
 
 
 def read_key(path: Path) -> bytes:

@@ -97,6 +97,7 @@ class Installation:
         prometheus_urls: allowed values of `spec.control.prometheus.url`. Without this list, an
             author of an LLMService could make the operator send requests to any address that the
             operator reaches.
+        replay_image: image of TraceReplays without `spec.image`; None to require that field.
     """
 
     engine_image: str
@@ -104,6 +105,7 @@ class Installation:
     image_pull_policy: str | None = None
     fs_group: int | None = None
     prometheus_urls: frozenset[str] = frozenset()
+    replay_image: str | None = None
 
 
 def manifest_key(revision: str) -> str:

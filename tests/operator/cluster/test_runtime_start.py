@@ -33,9 +33,17 @@ async def test_a_rejected_discovery_has_the_servers_message(bench: Any) -> None:
         await require_served(bench.client)
 
 
-async def test_an_api_server_that_serves_the_resource_is_accepted(bench: Any) -> None:
-    bench.server.objects[PATH] = {"kind": "APIResourceList"}
+async def test_an_api_server_that_serves_the_resources_is_accepted(bench: Any) -> None:
+    resources = [{"name": "llmservices"}, {"name": "tracereplays"}]
+    bench.server.objects[PATH] = {"kind": "APIResourceList", "resources": resources}
     await require_served(bench.client)
+
+
+async def test_a_definition_of_an_earlier_release_alone_is_not_enough(bench: Any) -> None:
+    resources = [{"name": "llmservices"}, {"name": "llmservices/status"}]
+    bench.server.objects[PATH] = {"kind": "APIResourceList", "resources": resources}
+    with pytest.raises(UnreachableError, match="does not serve TraceReplay of"):
+        await require_served(bench.client)
 
 
 @pytest.fixture

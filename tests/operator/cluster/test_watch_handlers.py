@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kopf
 import pytest
 
-from goodput_operator.kube.objects import CHILDREN, LLMSERVICE, POD
+from goodput_operator.kube.cache import ReplayKey
+from goodput_operator.kube.objects import CHILDREN, JOB, LLMSERVICE, POD, TRACEREPLAY
 from goodput_operator.kube.watch import WATCHED, configure, register_watches
+
+if TYPE_CHECKING:
+    from goodput_operator.kube.cache import OwnerKey
 
 LABELS = {"goodput.dev/llmservice": "chat"}
 
@@ -21,7 +25,7 @@ class Watches:
     def __init__(self) -> None:
         self.registry = kopf.OperatorRegistry()
         self.changes: list[tuple[Any, bool]] = []
-        self.enqueued: list[tuple[str, str]] = []
+        self.enqueued: list[OwnerKey] = []
         register_watches(
             self.registry,
             on_change=lambda body, deleted: self.changes.append((body, deleted)),
@@ -59,7 +63,7 @@ def test_every_kind_is_watched_and_secrets_are_not(watches: Watches) -> None:
     watched = {
         h.selector.plural for h in watches.registry._watching.get_all_handlers() if h.selector
     }
-    assert watched == {kind.plural for kind in (LLMSERVICE, POD, *CHILDREN)}
+    assert watched == {kind.plural for kind in (LLMSERVICE, TRACEREPLAY, POD, JOB, *CHILDREN)}
     assert len(WATCHED) == len(watched)
     assert "secrets" not in watched
 
@@ -102,10 +106,21 @@ async def test_a_deleted_service_is_enqueued_once_more(watches: Watches) -> None
 async def test_a_child_enqueues_the_service_in_its_label(watches: Watches) -> None:
     ours = {"metadata": {"name": "chat-1", "namespace": "ns", "labels": LABELS}}
     theirs = {"metadata": {"name": "other", "namespace": "ns"}}
-    for plural in (POD.plural, *(kind.plural for kind in CHILDREN)):
-        await watches.event(plural, ours)
-        await watches.event(plural, theirs)
+    for kind in (POD, *CHILDREN):
+        await watches.event(kind.plural, {"kind": kind.name, **ours})
+        await watches.event(kind.plural, {"kind": kind.name, **theirs})
     assert watches.enqueued == [("ns", "chat")] * (1 + len(CHILDREN))
+
+
+async def test_a_replay_and_its_jobs_and_pods_enqueue_the_replay_not_a_service(
+    watches: Watches,
+) -> None:
+    labels = {"goodput.dev/tracereplay": "chat"}
+    child = {"metadata": {"name": "chat-shards", "namespace": "ns", "labels": labels}}
+    await watches.event("tracereplays", {**service(), "kind": "TraceReplay"})
+    for kind in (JOB, POD):
+        await watches.event(kind.plural, {"kind": kind.name, **child})
+    assert watches.enqueued == [ReplayKey("ns", "chat")] * 3
 
 
 async def test_every_event_is_delivered_and_deletions_are_marked(watches: Watches) -> None:
@@ -150,8 +165,10 @@ def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters_by_label(
     selectors = settings.watching.label_selectors
     resources = [
         kopf.Resource(kind.group, kind.api_version.rpartition("/")[2], kind.plural)
-        for kind in (POD, *CHILDREN, LLMSERVICE)
+        for kind in (LLMSERVICE, TRACEREPLAY, POD, JOB, *CHILDREN)
     ]
-    *parts, services = [selectors.collect(resource) for resource in resources]
+    services, replays, pods, jobs, *parts = map(selectors.collect, resources)
     assert all(selected == ["goodput.dev/llmservice"] for selected in parts)
-    assert services == []
+    assert jobs == ["goodput.dev/tracereplay"]
+    assert pods == ["app.kubernetes.io/managed-by=goodput-operator"]
+    assert services == replays == []

@@ -1,0 +1,89 @@
+"""Conditions, results and failures of the Jobs and pods of a TraceReplay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from goodput_core.replay_job import ReplayResult, decode_message
+from goodput_operator.kube.objects import JOB, conditions_by_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from goodput_operator.kube.objects import Object
+    from goodput_operator.replays.snapshot import ReplaySnapshot
+
+__all__ = [
+    "describe_unarmed",
+    "failure_of",
+    "pods_of",
+    "result_of",
+    "terminated_of",
+    "true_condition",
+]
+
+
+def pods_of(snapshot: ReplaySnapshot, job: str) -> list[Object]:
+    """Return the pods of a Job by name."""
+    found = (
+        pod
+        for pod in snapshot.pods
+        if any(
+            owner.get("kind") == JOB.name and owner.get("name") == job
+            for owner in pod["metadata"].get("ownerReferences") or ()
+        )
+    )
+    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+def true_condition(job: Object, kind: str) -> Mapping[str, Any] | None:
+    """Return a condition of a Job if it is True, else None."""
+    found = conditions_by_type(job.get("status") or {}).get(kind)
+    return found if found is not None and found.get("status") == "True" else None
+
+
+def terminated_of(pod: Object) -> Mapping[str, Any]:
+    """Return the end of the pod's container; empty if it has not ended."""
+    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        if ended := (container.get("state") or {}).get("terminated"):
+            return dict(ended)
+    return {}
+
+
+def _ended_at(pod: Object) -> tuple[str, str]:
+    return str(terminated_of(pod).get("finishedAt") or "9999"), str(pod["metadata"]["name"])
+
+
+def result_of(pods: Sequence[Object]) -> ReplayResult | None:
+    """Return the verdict in a pod's termination message; None if there is none."""
+    for pod in pods:
+        result = decode_message(str(terminated_of(pod).get("message") or ""))
+        if result is not None and result.verdict is not None:
+            return result
+    return None
+
+
+def describe_unarmed(pods: Sequence[Object], details: Sequence[str]) -> str:
+    """Return what a pod or a request waits for, as a clause; empty if it is not known."""
+    for pod in pods:
+        status, name = pod.get("status") or {}, pod["metadata"]["name"]
+        scheduled = conditions_by_type(status).get("PodScheduled", {})
+        if scheduled.get("status") == "False":
+            return f"; pod {name} is not scheduled: {scheduled.get('message', '')}"
+        for container in status.get("containerStatuses") or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting:
+                reason, message = waiting.get("reason", ""), waiting.get("message", "")
+                return f"; pod {name} waits: {reason} {message}".rstrip()
+    return next((f"; {detail}" for detail in details if detail), "")
+
+
+def failure_of(job: Object, pods: Sequence[Object]) -> Object | None:
+    """Return a failed pod, or the Job if a pod of it failed and is gone; None without a failure."""
+    failed = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Failed"]
+    if failed:
+        # Of several pods, the first to end: the others may have been stopped because of it.
+        return min(failed, key=_ended_at)
+    if true_condition(job, "Failed") or true_condition(job, "FailureTarget"):
+        return job
+    return None

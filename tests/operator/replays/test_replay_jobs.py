@@ -1,0 +1,148 @@
+"""The Jobs of a TraceReplay: places, credentials and hardening."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operator.crd.test_replay_crd import SLO, VALID
+
+from goodput_core.spec.codec import decode
+from goodput_core.spec.llmservice import SLOSpec
+from goodput_core.spec.tracereplay import TraceReplaySpec
+from goodput_operator.render.pods import Installation
+from goodput_operator.replays.jobs import ReplayRun, claims_of, merge_job, shards_job
+from goodput_replay.options import ReplayOptions, parse_options
+
+INSTALLATION = Installation(
+    engine_image="e:1", router_image="r:1", replay_image="replay:1", fs_group=1000
+)
+REPLAY = {
+    "metadata": {"name": "night", "namespace": "team", "uid": "0123456789abcdef"},
+}
+SLO_SPEC = decode(SLOSpec, SLO, "spec.slo")
+
+
+def spec_of(**fields: Any) -> TraceReplaySpec:
+    return decode(TraceReplaySpec, {**VALID, **fields}, "spec")
+
+
+def shards(**fields: Any) -> dict[str, Any]:
+    spec = spec_of(**fields)
+    return shards_job(ReplayRun.of(REPLAY, spec), spec, SLO_SPEC, INSTALLATION)
+
+
+def merge(**fields: Any) -> dict[str, Any]:
+    spec = spec_of(**fields)
+    return merge_job(ReplayRun.of(REPLAY, spec), spec, INSTALLATION)
+
+
+def container(job: dict[str, Any]) -> dict[str, Any]:
+    [only] = job["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def options(job: dict[str, Any]) -> ReplayOptions:
+    """Parse the command of a shard as the pod does, with the variables that Kubernetes expands."""
+    words = container(job)["command"]
+    assert words[:2] == ["goodput", "replay"]
+    expanded = [
+        word.replace("$(JOB_COMPLETION_INDEX)", "1").replace("$(POD_IP)", "10.0.0.7")
+        for word in words[2:]
+    ]
+    return parse_options(expanded)
+
+
+def test_the_command_of_a_shard_is_accepted_by_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    parsed = options(
+        shards(
+            shards=3,
+            window={"startSeconds": 5, "endSeconds": 9},
+            speedPercent=150,
+            ratePercent=50,
+            gate={"confidence": "99%"},
+            target={"service": "chat", "model": "m", "apiKeySecret": {"name": "key"}},
+        )
+    )
+    assert (parsed.shard.index, parsed.shard.count, parsed.arm) == (1, 3, ("10.0.0.7", 9000))
+    assert [target.url for target in parsed.targets] == ["http://chat.team.svc"]
+    assert (float(parsed.speed), float(parsed.rate_scale)) == (1.5, 0.5)
+    assert float(parsed.confidence) == 0.99
+    assert str(parsed.slo) == "/etc/goodput/slo.json"
+    assert str(parsed.result_file) == "/dev/termination-log"
+    assert parsed.upload == "s3://runs/nightly/night-01234567/shard-1"
+    assert (parsed.model, parsed.api_key_env) == ("m", "GOODPUT_TARGET_KEY")
+
+
+def test_one_shard_is_not_merged_and_gets_a_verdict() -> None:
+    assert options(shards()).shard.count == 1
+
+
+def test_the_token_and_the_key_of_the_target_are_references_to_secrets() -> None:
+    job = shards(target={"service": "chat", "apiKeySecret": {"name": "key", "key": "k"}})
+    env = {one["name"]: one for one in container(job)["env"]}
+    for name, key in (("GOODPUT_CONTROL_TOKEN", "token"), ("GOODPUT_TARGET_KEY", "k")):
+        assert "value" not in env[name]
+        assert env[name]["valueFrom"]["secretKeyRef"]["key"] == key
+
+
+def test_a_claim_is_mounted_once_and_read_only_unless_it_gets_the_records() -> None:
+    fields = {"trace": "pvc://data/a.parquet", "records": "pvc://data/runs"}
+    assert claims_of(spec_of(**fields)) == ("data",)
+    [mount] = [m for m in container(shards(**fields))["volumeMounts"] if "claim" in m["name"]]
+    assert mount == {"name": "goodput-claim-0", "mountPath": "/var/lib/goodput/claims/data"}
+    separate = shards(trace="pvc://traces/a.parquet", records="pvc://runs")
+    read_only = {
+        mount["mountPath"]: mount.get("readOnly", False)
+        for mount in container(separate)["volumeMounts"]
+        if "claim" in mount["name"]
+    }
+    assert read_only == {
+        "/var/lib/goodput/claims/traces": True,
+        "/var/lib/goodput/claims/runs": False,
+    }
+    # The shards write to object storage, and the merge reads from it.
+    command = container(merge(shards=2))["command"]
+    assert command[3:5] == [f"s3://runs/nightly/night-01234567/shard-{index}" for index in (0, 1)]
+    assert command[command.index("--upload") + 1] == "s3://runs/nightly/night-01234567/merged"
+
+
+@pytest.mark.parametrize("job", [shards(shards=2), merge(shards=2)], ids=["shards", "merge"])
+def test_the_pods_are_hardened_and_have_no_token_for_the_api_server(job: dict[str, Any]) -> None:
+    pod = job["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["restartPolicy"] == "Never"
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "fsGroup": 1000,
+    }
+    assert container(job)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert labels["goodput.dev/tracereplay"] == "night"
+    assert labels["app.kubernetes.io/managed-by"] == "goodput-operator"
+    assert "goodput.dev/llmservice" not in labels
+    assert job["spec"]["activeDeadlineSeconds"] > 0
+
+
+def test_fields_of_the_spec_reach_the_pods() -> None:
+    job = shards(
+        image="mine:2",
+        resources={"limits": {"cpu": "2"}},
+        pod={
+            "nodeSelector": {"pool": "load"},
+            "env": [{"name": "HOME", "value": "/x"}],
+            "volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+            "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+        },
+    )
+    one = container(job)
+    assert (one["image"], one["resources"]) == ("mine:2", {"limits": {"cpu": "2"}})
+    assert [variable["value"] for variable in one["env"] if variable["name"] == "HOME"] == ["/x"]
+    assert {"name": "ca", "mountPath": "/ca"} in one["volumeMounts"]
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "load"}
