@@ -3,11 +3,13 @@
 Each replay leaves a complete run folder and cleans up after itself, in virtual time, with a started
 service and with a running server. Each child leads its own process group. Otherwise it would
 receive Ctrl-C twice: from the terminal, and from this process, which forwards each signal once
-(SIGTERM reaches only this process). After a signal, the command ends when the child has ended.
+(SIGTERM reaches only this process). After a signal, the command ends when the child has ended. If
+this process is killed, the child ends, too.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,14 +52,17 @@ class ChildReplays:
         if self.interrupted:
             raise Interrupted("interrupted")
         # -P: a module in the working directory must not replace a module of Goodput.
-        command = [sys.executable, "-P", "-m", "goodput_core", "replay", *arguments]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-        ) as child:
+        command = [sys.executable, "-P", "-m", "goodput_replay.child_process", *arguments]
+        with (
+            _pipe_of_this_process() as stdin,
+            subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            ) as child,
+        ):
             self._child = child
             if self._pending is not None:  # received while the child was being created
                 child.send_signal(self._pending)
@@ -89,6 +94,17 @@ class ChildReplays:
             fallback = f"replay ended with exit code {completed.returncode}"
         sentence = lines[-1] if lines else fallback
         return kind(f"{where}{sentence.removeprefix('error: ')}")
+
+
+@contextmanager
+def _pipe_of_this_process() -> Iterator[int]:
+    """Yield the end of a pipe that a child can read to its end when this process has ended."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 @contextmanager
