@@ -50,6 +50,14 @@ _REASONS: Final = frozenset(
 )
 _RATE_LIMIT: Final = "rate_limit_error"
 _INVALID: Final = "invalid_request_error"
+# Types of errors in OpenAI's and Anthropic's APIs that blame the request, and their statuses.
+_STATUSES: Final = {
+    _INVALID: 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+}
 _SERVER: Final = "server_error"
 _OVERLOADED: Final = "rate_limit_exceeded"
 
@@ -191,18 +199,23 @@ def is_overload(error: bytes | msgspec.Raw) -> bool:
 
 
 def reported_status(error: bytes | msgspec.Raw) -> int | None:
-    """Return the status 4xx that an error object of a stream has as its code; None without one.
+    """Return the status 4xx that an error object of a stream states; None without one.
+
+    The status is the code of the error, or that of its type if the code is no number.
 
     Args:
         error: the value of `error` in an event, as JSON.
     """
     try:
-        code = _ERROR_OBJECT.decode(error).code
+        decoded = _ERROR_OBJECT.decode(error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    code = decoded.code
     if isinstance(code, str) and len(code) == 3 and code.isascii() and code.isdigit():
         code = int(code)
-    return code if isinstance(code, int) and 400 <= code < 500 else None
+    if isinstance(code, int):
+        return code if 400 <= code < 500 else None
+    return _STATUSES.get(decoded.type) if isinstance(decoded.type, str) else None
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:

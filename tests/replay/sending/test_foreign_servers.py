@@ -411,6 +411,32 @@ async def test_an_error_before_the_first_token_has_the_status_in_its_code(
     assert (late.outcome, late.status, late.client_error) == (Outcome.ERROR, 200, False)
 
 
+TYPES: dict[str, tuple[dict[str, object], int]] = {
+    "a prompt that is too long": (
+        {"type": "invalid_request_error", "code": "context_length_exceeded"},
+        400,
+    ),
+    "a wrong key": ({"type": "authentication_error"}, 401),
+    "an unknown model": ({"type": "not_found_error", "code": None}, 404),
+    "an error of the server that is called one of the request": (
+        {"type": "invalid_request_error", "code": 500},
+        200,
+    ),
+    "an error of the server": ({"type": "server_error"}, 200),
+    "no type": ({"type": ["invalid_request_error"]}, 200),
+}
+
+
+@pytest.mark.parametrize(("fields", "status"), TYPES.values(), ids=TYPES)
+async def test_an_error_without_a_number_has_the_status_of_its_type(
+    prepared: Prepared, fields: dict[str, object], status: int
+) -> None:
+    error = event({"error": {"message": "no", **fields}})
+    record = await respond(StandIn(answer=body(error, DONE)), prepared(output_tokens=LENGTH))
+    assert (record.outcome, record.status) == (Outcome.ERROR, status)
+    assert record.client_error is (status != 200)
+
+
 async def test_an_unknown_finish_reason_leaves_doubt(prepared: Prepared) -> None:
     answer = body(*tokens(LENGTH), finish("insufficient_system_resource"), usage(LENGTH), DONE)
     record = await respond(StandIn(answer=answer), prepared(output_tokens=LENGTH))
