@@ -32,7 +32,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         (
             {"model": {"source": "hf://a/b"}},
             "NotBuilt",
-            "spec.model.source: hf:// is not implemented yet, so hf://a/b cannot be served; down",
+            "spec.model.source: hf:// is not implemented yet in clusters, so hf://a/b",
         ),
         (
             {"model": {"source": "file:///models/chat"}},
