@@ -193,6 +193,7 @@ class ExecutorInput(_Value, frozen=True, kw_only=True):
         token_ids: token ids of the prompt, for executors that compute; empty on an emulated
             device.
         sampling: choice of the tokens; an emulated device ignores it.
+        grammar: grammar of the output, in the form of llguidance; empty for a free output.
     """
 
     output_tokens: int | None = None
@@ -200,6 +201,7 @@ class ExecutorInput(_Value, frozen=True, kw_only=True):
     ignore_eos: bool = False
     token_ids: list[int] = []
     sampling: SamplingOptions = SamplingOptions()
+    grammar: str = ""
 
 
 class Submit(_Message, frozen=True, kw_only=True):

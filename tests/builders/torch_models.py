@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_core.spec.choices import Preemption
+    from goodput_engine.executor.torch.grammar import Grammars
     from goodput_engine.scheduler.plan import TokenLogprobs
 
 __all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "make_folder"]
@@ -174,6 +175,7 @@ class ModelBench:
         blocks: number of device blocks.
         block_size: tokens per block.
         reuses_prefixes: False to give no request block hashes.
+        grammars: compiles the grammars of outputs.
         scheduler: further arguments of `make_scheduler`.
 
     Attributes:
@@ -189,6 +191,7 @@ class ModelBench:
         blocks: int,
         block_size: int,
         reuses_prefixes: bool = True,
+        grammars: Grammars | None = None,
         **scheduler: Any,
     ) -> None:
         self.model = model
@@ -211,6 +214,7 @@ class ModelBench:
             num_blocks=blocks,
             block_size=block_size,
             num_host_blocks=host,
+            grammars=grammars,
             clock=self.clock,
         )
         self.core = EngineCore(scheduler=self.scheduler, executor=self.executor)
@@ -238,6 +242,7 @@ class ModelBench:
         targets: Targets = _NO_TARGETS,
         output_tokens: int | None = None,
         sampling: SamplingOptions = _GREEDY,
+        grammar: str = "",
     ) -> int:
         """Submit a request whose prompt begins like those of its family; return its number."""
         rid = len(self.submits)
@@ -259,6 +264,7 @@ class ModelBench:
                 ignore_eos=ignore_eos,
                 output_tokens=output_tokens,
                 sampling=sampling,
+                grammar=grammar,
             ),
         )
         self.submits[rid] = submit

@@ -225,11 +225,11 @@ class EngineCore:
         if result is not None:
             ready_ns = result.at_ns
             for rid, detail in result.failed.items():
-                self._failed.append(
+                self._fail(
                     Rejected(rid=rid, reason="out_of_memory", detail=detail, retry_after_s=1)
                 )
-                self.scheduler.withhold(rid)
-                self.cancel(rid)
+            for rid, detail in result.invalid.items():
+                self._fail(Rejected(rid=rid, reason="invalid", detail=detail))
             outcome = self.scheduler.commit(self._plans.popleft(), result, ready_ns)
         while (plan := self.scheduler.plan(ready_ns)) is not None:
             self._plans.append(plan)
@@ -240,6 +240,12 @@ class EngineCore:
             if self._on_step is not None:
                 self._on_step(outcome)
         return outcome
+
+    def _fail(self, rejected: Rejected) -> None:
+        """End a request whose token is missing in the result of a step."""
+        self._failed.append(rejected)
+        self.scheduler.withhold(rejected.rid)
+        self.cancel(rejected.rid)
 
     def fast_forward(self, until_ns: int) -> SkippedSteps | None:
         """Take the following decode-only steps at once, in virtual time.

@@ -102,13 +102,13 @@ class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     logit_bias: msgspec.Raw = _ABSENT
     logprobs: msgspec.Raw = _ABSENT
     stop_token_ids: msgspec.Raw = _ABSENT
+    response_format: msgspec.Raw = _ABSENT  # decoded by `read_grammar`
 
     # Accepted without effect.
     user: str | None = None
 
     # Rejected, except for neutral values.
     n: msgspec.Raw = _ABSENT
-    response_format: msgspec.Raw = _ABSENT
     add_special_tokens: msgspec.Raw = _ABSENT
     allowed_token_ids: msgspec.Raw = _ABSENT
     bad_words: msgspec.Raw = _ABSENT
@@ -406,7 +406,8 @@ def _decode_error(error: str, field: str = "") -> APIError:
     match = _PATH.fullmatch(error)
     assert match is not None, "every part of the pattern is optional"
     # msgspec writes [...] for any key or value of an object.
-    problem, path = match[1], field + (match[2] or "").removeprefix("[...]")
+    problem, path = match[1], (match[2] or "").removeprefix("[...]")
+    path = f"{field}.{path}" if field and path[:1] not in {"", "["} else field + path
     if unknown := _UNKNOWN.fullmatch(problem):
         name = unknown[1][:100]
         name = f"{path}.{name}" if path else name

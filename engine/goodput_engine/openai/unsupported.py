@@ -26,7 +26,9 @@ __all__ = [
 _MAX_BYTES: Final = 64
 _NULL: Final = msgspec.Raw(b"null")
 
-OF_REAL_MODELS: Final = frozenset({"logit_bias", "logprobs", "stop_token_ids", "top_logprobs"})
+OF_REAL_MODELS: Final = frozenset(
+    {"logit_bias", "logprobs", "response_format", "stop_token_ids", "top_logprobs"}
+)
 """Fields that a real model honours."""
 
 # The accepted values of each field; null is always accepted.

@@ -159,7 +159,10 @@ class StepResult(NamedTuple):
             scheduler does not read them.
         logprobs: log-probabilities of the tokens of requests with this option. The scheduler does
             not read them.
-        failed: requests that could not be computed, with the reason. Their tokens are missing.
+        failed: requests for which the memory is too small, with the reason. Their tokens are
+            missing.
+        invalid: requests that cannot continue with their own options, with the reason. Their tokens
+            are missing.
     """
 
     plan_id: int
@@ -169,6 +172,7 @@ class StepResult(NamedTuple):
     token_ids: Mapping[int, int] = MappingProxyType({})
     logprobs: Mapping[int, TokenLogprobs] = MappingProxyType({})
     failed: Mapping[int, str] = MappingProxyType({})
+    invalid: Mapping[int, str] = MappingProxyType({})
 
 
 class Progress(NamedTuple):

@@ -171,6 +171,7 @@ def load_text_settings(model: ModelFolder) -> tuple[ModelTokenizer | None, Sampl
     """
     try:
         module = import_module("goodput_engine.text.tokenizer")
+        import_module("goodput_engine.grammars")
     except ModuleNotFoundError as error:
         raise UsageError(
             f"serving {model.path} needs the package {error.name!r}: "

@@ -25,6 +25,7 @@ from goodput_engine.openai.bodies import (
 )
 from goodput_engine.openai.errors import APIError, bad_request, too_long
 from goodput_engine.openai.headers import ServiceClasses, read_headers
+from goodput_engine.openai.response_format import read_grammar
 from goodput_engine.openai.sampling_fields import (
     OPENAI_DEFAULTS,
     SamplingDefaults,
@@ -169,6 +170,11 @@ class RequestParser:
                 "tokens; leave it out",
                 "return_token_ids",
             )
+        grammar = read_grammar(body) if self.computes else ""
+        if grammar and self.tokenizer is None:
+            raise bad_request(
+                f"response_format needs text, and {_NO_TOKENIZER}; leave it out", "response_format"
+            )
         stops = read_stops(body)
         if stops and self.tokenizer is None:
             raise bad_request(f"stop needs text, and {_NO_TOKENIZER}; leave it out", "stop")
@@ -209,6 +215,7 @@ class RequestParser:
                     ignore_eos=bool(body.ignore_eos),
                     token_ids=ids if self.computes else [],
                     sampling=sampling,
+                    grammar=grammar,
                 ),
             ),
         )

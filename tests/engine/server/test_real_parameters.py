@@ -211,10 +211,10 @@ INVALID: dict[str, tuple[tuple[str, bytes], int, str | None, str]] = {
     ),
     "several outputs": (completion(n=2), 400, "n", "leave it out or send 1"),
     "a schema": (
-        chat(user("x"), response_format={"type": "json_schema", "json_schema": {}}),
+        chat(user("x"), response_format={"type": "json_object"}),
         400,
         "response_format",
-        "not supported",
+        "needs text",
     ),
     "tools": (chat(user("x"), tools=[{"type": "function"}]), 400, "tools", "or send []"),
     "beam search": (completion(use_beam_search=True), 400, "use_beam_search", "or send false"),

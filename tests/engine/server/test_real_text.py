@@ -268,3 +268,80 @@ def test_a_damaged_tokenizer_is_refused_in_one_sentence(
     assert "Traceback" not in ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "not a tokenizer.json of Hugging Face's tokenizers" in line
+
+
+SHAPE = {
+    "type": "object",
+    # The tokens f and r end an output of this model.
+    "properties": {"x": {"enum": ["quick", None]}, "n": {"type": "integer", "minimum": 1}},
+    "required": ["x", "n"],
+    "additionalProperties": False,
+}
+
+
+def schema_format(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_output_has_the_requested_format(engine: RunningEngine, stream: bool) -> None:
+    body = body_of("the fox", chat=True, max_tokens=80, temperature=1, seed=4, stream=stream)
+    body["response_format"] = schema_format(SHAPE)
+    # Without it, this model writes much white space.
+    space = [id_ for token, id_ in make_tokenizer().get_vocab().items() if not token.strip("ĠĊĉ")]
+    body["logit_bias"] = dict.fromkeys(map(str, space), -100)
+    async with aiohttp.ClientSession(engine.url) as http:
+        async with http.post("/v1/chat/completions", json=body) as response:
+            answer = await response.text()
+            assert response.status == 200, answer
+        if stream:
+            lines = answer.split("\n\n")
+            events = [json.loads(one[6:]) for one in lines if one.startswith("data: {")]
+            text = "".join(one["choices"][0]["delta"].get("content", "") for one in events)
+        else:
+            text = json.loads(answer)["choices"][0]["message"]["content"]
+        value = json.loads(text)
+        assert value["x"] in {"quick", None}
+        assert value["n"] >= 1
+
+        body = body_of("x", chat=False, max_tokens=30, response_format={"type": "json_object"})
+        async with http.post("/v1/completions", json=body) as response:
+            assert (await response.json())["choices"][0]["text"].lstrip()[0] == "{"
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"type": "xml"}, "response_format.type: invalid value 'xml'"),
+        ({"type": "json_schema"}, "response_format.json_schema is required"),
+        (schema_format({"type": "foo"}), "the JSON schema cannot be used: Invalid type: foo"),
+        (schema_format({"not": {}}), "the JSON schema cannot be used: Unimplemented keys"),
+        (schema_format([1]), "response_format: the JSON schema cannot be used"),
+        (schema_format({"enum": ["x" * 70_000]}), "response_format is longer than 64 KiB"),
+    ],
+    ids=["form", "no schema", "type", "keyword", "list", "large"],
+)
+async def test_a_format_that_cannot_be_produced_is_rejected(
+    engine: RunningEngine, form: dict[str, Any], message: str
+) -> None:
+    body = body_of("x", chat=True, response_format=form)
+    async with (
+        aiohttp.ClientSession(engine.url) as http,
+        http.post("/v1/chat/completions", json=body) as response,
+    ):
+        error = (await response.json())["error"]
+    assert response.status == 400
+    assert message in error["message"]
+    assert error["param"].startswith("response_format")
+
+
+async def test_a_deeply_nested_schema_is_rejected(engine: RunningEngine) -> None:
+    nested = '{"type":"array","items":' * 300 + "{}" + "}" * 300
+    body = json.dumps(body_of("x", chat=True, response_format=schema_format("SCHEMA")))
+    async with (
+        aiohttp.ClientSession(engine.url) as http,
+        http.post("/v1/chat/completions", data=body.replace('"SCHEMA"', nested)) as response,
+    ):
+        error = (await response.json())["error"]
+    assert response.status == 400
+    assert error["param"] == "response_format"

@@ -28,6 +28,10 @@ from goodput_engine.scheduler.plan import StepResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import numpy as np
+
+    # Its package may be missing.
+    from goodput_engine.executor.torch.grammar import Grammars, OutputGrammar  # noqa: TC004
     from goodput_engine.executor.torch.model import PackedModel
     from goodput_engine.executor.torch.sampling import SampledToken
     from goodput_engine.messages import Submit
@@ -50,6 +54,7 @@ class _TokenSequence:
         options: end of the output.
         stop_ids: ids of the tokens that end the output.
         sampling: choice of the tokens; None for the most probable one.
+        grammar: grammar of the output; None for a free output.
         blocks: block table; empty before the first admission.
         ended: True after the last token. A plan that was made before may still compute the request.
         failed: True if the request could not be computed. Later plans skip it.
@@ -60,6 +65,7 @@ class _TokenSequence:
     options: ExecutorInput
     stop_ids: frozenset[int]
     sampling: RequestSampling | None
+    grammar: OutputGrammar | None
     blocks: list[int] = field(default_factory=list)
     ended: bool = False
     failed: bool = False
@@ -85,7 +91,21 @@ class _TokenSequence:
             return False
         limit = self.options.output_tokens
         self.ended = token_id in self.stop_ids if limit is None else self.output_tokens >= limit
+        if self.grammar is not None and self.grammar.append(token_id):
+            self.ended = True
         return self.ended
+
+    def restrict(self, words: np.ndarray) -> SampledRow:
+        """Return the row of logits of an output with a grammar.
+
+        Args:
+            words: bits of the tokens that the grammar permits; changed in place.
+        """
+        assert self.grammar is not None
+        options, banned = self.options, self.banned_ids()
+        may_stop = not (options.ignore_eos or banned or options.output_tokens is not None)
+        self.grammar.restrict(words, banned, may_stop=may_stop)
+        return SampledRow(self.sampling, len(self.token_ids), allowed=words)
 
 
 class TorchExecutor:
@@ -96,6 +116,7 @@ class TorchExecutor:
         num_blocks: number of KV blocks of the scheduler's pool.
         block_size: tokens per block.
         num_host_blocks: number of host blocks of the scheduler's pool.
+        grammars: compiles the grammars of outputs; None if no request has one.
         clock: returns monotonic nanoseconds.
     """
 
@@ -108,6 +129,7 @@ class TorchExecutor:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        grammars: Grammars | None = None,
         clock: Callable[[], int],
     ) -> None:
         self.pool = KVPool(
@@ -120,6 +142,7 @@ class TorchExecutor:
         self._model = model
         self._clock = clock
         self._sampler = Sampler()
+        self._grammars = grammars
         self._sequences: dict[int, _TokenSequence] = {}
         self._members: dict[int, None] = {}
         self._plans: deque[tuple[StepPlan, int]] = deque()
@@ -136,7 +159,14 @@ class TorchExecutor:
             options=options,
             stop_ids=model_stop_ids.union(sampling.stop_ids),
             sampling=None if sampling == _GREEDY else RequestSampling(sampling, token_ids),
+            grammar=self._start_grammar(options.grammar),
         )
+
+    def _start_grammar(self, grammar: str) -> OutputGrammar | None:
+        if not grammar:
+            return None
+        assert self._grammars is not None, "the HTTP process rejects grammars without a tokenizer"
+        return self._grammars.start(grammar)
 
     def forget(self, rids: Iterable[int]) -> None:
         """Remove requests that no later plan computes."""
@@ -159,7 +189,8 @@ class TorchExecutor:
         start_ns = self._clock()
         self._apply(plan)
         failed: dict[int, str] = {}
-        sampled = self._compute(self._work(plan), failed)
+        invalid: dict[int, str] = {}
+        sampled = self._compute(self._work(plan), failed, invalid)
         stopped = {
             rid: "stop"
             for rid, token in sampled.items()
@@ -176,6 +207,7 @@ class TorchExecutor:
                 rid: token.logprobs for rid, token in sampled.items() if token.logprobs is not None
             },
             failed=failed,
+            invalid=invalid,
         )
 
     def _apply(self, plan: StepPlan) -> None:
@@ -212,12 +244,15 @@ class TorchExecutor:
             work.append((chunk.rid, row))
         return work
 
-    def _compute(self, work: _Work, failed: dict[int, str]) -> dict[int, SampledToken]:
+    def _compute(
+        self, work: _Work, failed: dict[int, str], invalid: dict[int, str]
+    ) -> dict[int, SampledToken]:
         """Compute tokens, and return the next token of each row that samples.
 
         Args:
             work: the tokens.
             failed: gets the requests for which the memory is too small even alone, with the reason.
+            invalid: gets the requests whose grammar permits no further token, with the reason.
         """
         work = [(rid, row) for rid, row in work if not self._sequences[rid].failed]
         if not work:
@@ -225,18 +260,20 @@ class TorchExecutor:
         try:
             logits = self._model.compute([row for _, row in work], self.pool)
             sampling = [rid for rid, row in work if row.samples]
-            sequences = map(self._sequences.__getitem__, sampling)
-            tokens = self._sampler.sample(
-                logits,
-                [
-                    SampledRow(one.sampling, len(one.token_ids), one.banned_ids())
-                    for one in sequences
-                ],
-            )
-            return dict(zip(sampling, tokens, strict=True))
+            sequences = list(map(self._sequences.__getitem__, sampling))
+            tokens = self._sampler.sample(logits, self._sampled_rows(sequences))
+            sampled = dict(zip(sampling, tokens, strict=True))
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
+        else:
+            for rid, sequence in zip(sampling, sequences, strict=True):
+                grammar = None if sequence.ended else sequence.grammar
+                if grammar is not None and (problem := grammar.problem()) is not None:
+                    sequence.failed = True
+                    invalid[rid] = f"response_format: the output cannot continue: {problem}"
+                    del sampled[rid]
+            return sampled
         # Outside of the handler, whose exception holds the tensors of the failed attempt.
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -247,7 +284,23 @@ class TorchExecutor:
             failed[rid] = "the device has too little free memory for this request"
             return {}
         first, second = halves
-        return self._compute(first, failed) | self._compute(second, failed)
+        return self._compute(first, failed, invalid) | self._compute(second, failed, invalid)
+
+    def _sampled_rows(self, sequences: list[_TokenSequence]) -> list[SampledRow]:
+        """Return the options of the rows that sample, with the masks of their grammars."""
+        rows = [SampledRow(one.sampling, len(one.token_ids), one.banned_ids()) for one in sequences]
+        # A plan that was made before the end of an output computes surplus tokens.
+        restricted = [
+            (at, one, one.grammar)
+            for at, one in enumerate(sequences)
+            if one.grammar is not None and not one.ended
+        ]
+        if restricted:
+            assert self._grammars is not None
+            masks = self._grammars.masks([grammar for _, _, grammar in restricted])
+            for (at, one, _), words in zip(restricted, masks, strict=True):
+                rows[at] = one.restrict(words)
+        return rows
 
 
 def _halves(work: _Work) -> tuple[_Work, _Work] | None:

@@ -6,8 +6,9 @@ before it. The same seed therefore gives the same tokens for every batch, chunk 
 as far as the logits are the same.
 
 The order of the options is that of transformers: penalties, bias, banned tokens, temperature,
-top-k, top-p, min-p. A row pays only for its own options. Tokens that are as probable as the last
-token within top-k or top-p are kept, so that the order of equal logits has no effect.
+top-k, top-p, min-p. The mask of a grammar follows the banned tokens. A row pays only for its own
+options. Tokens that are as probable as the last token within top-k or top-p are kept, so that the
+order of equal logits has no effect.
 
 Source: Maddison, Tarlow, Minka, "A* sampling", NeurIPS 2014, section 2: the Gumbel-max rule.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from goodput_engine.scheduler.plan import TokenLogprobs
@@ -34,6 +36,7 @@ _PREFIXES: Final = (256, 4096)
 # Logits that are computed together: on a CPU as many as its cache holds, else as the memory does.
 _MAX_CPU_LOGITS: Final = 1 << 18
 _MAX_LOGITS: Final = 1 << 24
+_WORD_BITS: Final = 32
 _MASK_64: Final = (1 << 64) - 1
 _FIRST_FACTOR: Final = -2048144789  # 0x85ebca6b as int32
 _SECOND_FACTOR: Final = -1028477387  # 0xc2b2ae35 as int32
@@ -107,11 +110,13 @@ class SampledRow(NamedTuple):
         sampling: the request's options; None for the most probable token.
         position: position of the token in the request.
         banned: ids that must not be sampled now.
+        allowed: bits of the only tokens that may be sampled, int32; None for all.
     """
 
     sampling: RequestSampling | None
     position: int
     banned: Collection[int] = ()
+    allowed: np.ndarray | None = None
 
 
 class Sampler:
@@ -136,6 +141,7 @@ class Sampler:
             _apply_penalties(logits, rows)
             _apply_bias(logits, rows)
             _apply_bans(logits, rows)
+            _apply_masks(logits, rows)
             chosen = torch.empty(len(rows), dtype=torch.long, device=logits.device)
             whole: list[int] = []
             prefixed: list[int] = []
@@ -302,6 +308,21 @@ def _apply_bans(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
     if pairs:
         index, ids = torch.tensor(pairs, device=logits.device).unbind(-1)
         logits[index, ids] = -torch.inf
+
+
+def _apply_masks(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+    """Exclude the tokens that the masks of rows do not permit."""
+    masks = {at: row.allowed for at, row in enumerate(rows) if row.allowed is not None}
+    if not masks:
+        return
+    device, vocab_size = logits.device, logits.shape[1]
+    words = torch.from_numpy(np.stack(list(masks.values()))).to(device)
+    shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
+    allowed = ((words[:, :, None] >> shifts) & 1).flatten(1).bool()
+    # A mask may have bits for padding, or none for logits without a token.
+    allowed = torch.nn.functional.pad(allowed, (0, max(0, vocab_size - allowed.shape[1])))
+    index = torch.tensor(list(masks), device=device)
+    logits[index] = logits[index].masked_fill(~allowed[:, :vocab_size], -torch.inf)
 
 
 def _scaled(logits: torch.Tensor, rows: Sequence[SampledRow], indices: list[int]) -> torch.Tensor:

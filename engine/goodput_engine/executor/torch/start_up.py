@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ from goodput_engine.executor.torch.roofline import measure_roofline
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
+    from goodput_engine.executor.torch.grammar import Grammars
     from goodput_engine.executor.torch.model import PackedModel
     from goodput_engine.messages import Configure, ModelFolder
 
@@ -42,6 +44,10 @@ _CPU_PERCENT: Final = 50
 _GPU_PERCENT: Final = 90
 
 
+# Needs a package that only outputs with a grammar need.
+_GRAMMAR: Final = "goodput_engine.executor.torch.grammar"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FirstStep:
     """Measurements of the first step.
@@ -53,6 +59,19 @@ class _FirstStep:
 
     ns_per_token: int
     working_bytes: int
+
+
+def _grammars(folder: Path, model: PackedModel) -> Grammars | None:
+    """Return the compiler of grammars; None without a tokenizer or without its package."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        module = import_module(_GRAMMAR)
+    except ModuleNotFoundError:
+        return None
+    grammars: Grammars = module.Grammars(file, vocab_size=model.vocab_size, stop_ids=model.stop_ids)
+    return grammars
 
 
 def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) -> LoadedModel:
@@ -84,6 +103,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         num_blocks=kv_blocks,
         block_size=settings.block_size,
         num_host_blocks=host_blocks,
+        grammars=_grammars(folder, model),
         clock=time.monotonic_ns,
     )
     swap_ns_per_block = _measure_copies(executor.pool) if host_blocks else 1
