@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.comparison.admitted import PredictingSloPolicy
 from benchmarks.comparison.arguments import names_of, positive_count, positive_numbers
 from benchmarks.comparison.cells import fleet_settings, planned_requests, slo_classes
 from benchmarks.comparison.design import poisson_cell, read_knees
@@ -32,18 +33,14 @@ from benchmarks.comparison.loads import offered
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.spec.choices import Policy
-from goodput_engine.scheduler.policies.slo.policy import SloPolicy
-from goodput_engine.scheduler.request_table import RequestState
 from goodput_replay.emulation.emulate import emulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.comparison.cells import Cell
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_engine.scheduler.admission import Rejection, Removal
-    from goodput_engine.scheduler.request_table import ScheduledRequest
     from goodput_replay.plan import PlannedRequest
 
 __all__ = ["Calibration", "main", "serve_predicted"]
@@ -72,41 +69,6 @@ class Calibration:
     admitted: int
     predicted: float
     in_time: int
-
-
-class PredictingSloPolicy(SloPolicy):
-    """`slo` with a record of the chance of each admitted request.
-
-    Args:
-        chances: receives the chance to meet the E2E target, by rid.
-    """
-
-    def __init__(self, chances: dict[int, float]) -> None:
-        super().__init__()
-        self._chances = chances
-
-    def reject(self, request: ScheduledRequest) -> Rejection | None:
-        """Decide as `slo` does."""
-        rejection = super().reject(request)
-        if rejection is None and request.rid not in self._undecided:
-            self._chances[request.rid] = self._look().chance(request)
-        return rejection
-
-    def waiting_to_reject(self) -> Iterable[Removal]:
-        """Decide as `slo` does on the requests that wait for it."""
-        waited = dict(self._undecided)
-        for removal in super().waiting_to_reject():
-            self._chances.pop(removal.request.rid, None)
-            yield removal
-        for rid, request in waited.items():
-            if rid not in self._undecided and request.state is RequestState.WAITING:
-                self._chances[rid] = self._look().chance(request)
-
-    def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:
-        """Return the requests that `slo` displaces, which are no longer admitted."""
-        for removal in super().displaced_waiting(request):
-            self._chances.pop(removal.request.rid, None)
-            yield removal
 
 
 def serve_predicted(cell: Cell, seeds: Sequence[int]) -> Calibration:

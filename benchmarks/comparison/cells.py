@@ -7,13 +7,15 @@ any more: the clients of these requests then leave.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from benchmarks.comparison.admitted import Admitted, PredictingSloPolicy, is_ensurable
 from benchmarks.comparison.loads import Load, OfferedRequest, offered
 
 from goodput_core.slo.judging import JudgementKind, judge
@@ -44,6 +46,9 @@ __all__ = [
     "run_cell",
     "slo_classes",
 ]
+
+_N = TypeVar("_N", int, float)
+_REFUSED: Final = (Outcome.SHED, Outcome.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,8 @@ class Kept:
         levels: offered and kept weight of each priority level.
         classes: offered and kept requests of each class.
         admitted: requests that were not refused. A kept request is one of them.
+        admitted_parts: the admitted requests of `slo`, counted apart where their targets can be
+            ensured; empty for other policies.
         refused: requests refused at once or later, or too long for the device.
         preemptions: preemptions on all replicas.
         end_ns: end of the last request.
@@ -132,6 +139,7 @@ class Kept:
     levels: Mapping[int, tuple[float, float]]
     classes: Mapping[str, tuple[int, int]]
     admitted: int
+    admitted_parts: Admitted
     refused: int
     preemptions: int
     end_ns: int
@@ -141,6 +149,38 @@ class Kept:
     def share(self) -> float:
         """Kept share of the offered weight."""
         return self.kept_weight / self.offered_weight if self.offered_weight else 1.0
+
+    def plus(self, other: Kept) -> Kept:
+        """Add the requests of another run; the end is that of the later run."""
+        return Kept(
+            offered=self.offered + other.offered,
+            kept=self.kept + other.kept,
+            offered_weight=self.offered_weight + other.offered_weight,
+            kept_weight=self.kept_weight + other.kept_weight,
+            levels={
+                level: _sum(self.levels.get(level), other.levels.get(level))
+                for level in sorted({*self.levels, *other.levels}, reverse=True)
+            },
+            classes={
+                name: _sum(self.classes.get(name), other.classes.get(name))
+                for name in (*self.classes, *(other.classes.keys() - self.classes.keys()))
+            },
+            admitted=self.admitted + other.admitted,
+            admitted_parts=self.admitted_parts.plus(other.admitted_parts),
+            refused=self.refused + other.refused,
+            preemptions=self.preemptions + other.preemptions,
+            end_ns=max(self.end_ns, other.end_ns),
+            cpu_s=self.cpu_s + other.cpu_s,
+        )
+
+
+def _sum(one: tuple[_N, _N] | None, other: tuple[_N, _N] | None) -> tuple[_N, _N]:
+    """Add offered and kept requests, or their weights; None for none."""
+    if one is None or other is None:
+        both = one or other
+        assert both is not None
+        return both
+    return one[0] + other[0], one[1] + other[1]
 
 
 def run_cell(
@@ -163,16 +203,31 @@ def run_cell(
     mode = cell.preemption if preemption is None else preemption
     requests = offered(cell.load, seed) if requests is None else requests
     by_id = {f"{seed}-{number}": request for number, request in enumerate(requests)}
+    profile = cell.fleet.profile()
+    unsure = {
+        name
+        for name, request in by_id.items()
+        if not is_ensurable(
+            profile,
+            prompt_tokens=request.prompt_tokens,
+            output_limit=request.max_tokens,
+            e2e_ns=request.targets.e2e_ns,
+        )
+    }
     offered_levels: defaultdict[int, float] = defaultdict(float)
     kept_levels: defaultdict[int, float] = defaultdict(float)
     offered_classes: Counter[str] = Counter()
     kept_classes: Counter[str] = Counter()
     outcomes: Counter[Outcome] = Counter()
+    others: Counter[bool] = Counter()
+    chances: dict[int, float] = {}
 
     def on_record(planned: PlannedRequest, record: RequestRecord) -> None:
         request = by_id[planned.request_id]
         met = judge(record, request.targets).kind is JudgementKind.ATTAINED
         outcomes[record.outcome] += 1
+        if planned.request_id in unsure and record.outcome not in _REFUSED:
+            others[met] += 1
         offered_levels[request.priority] += request.weight
         offered_classes[request.slo_class] += 1
         if met:
@@ -181,9 +236,26 @@ def run_cell(
 
     started = time.process_time()
     settings = fleet_settings(cell, policy, seed, mode, slo=slo_classes(requests))
+    if policy == Policy.SLO and unsure:
+        settings = replace(
+            settings,
+            build_policy=partial(
+                PredictingSloPolicy,
+                chances,
+                lambda request: (
+                    not is_ensurable(
+                        profile,
+                        prompt_tokens=request.input_tokens,
+                        output_limit=request.max_output_tokens,
+                        e2e_ns=request.targets.e2e_ns,
+                    )
+                ),
+            ),
+        )
     totals = emulate(iter(planned_requests(by_id)), settings, on_record)
     kept = sum(kept_classes.values())
-    refused = outcomes[Outcome.SHED] + outcomes[Outcome.ERROR]
+    refused = sum(outcomes[outcome] for outcome in _REFUSED)
+    admitted, num_others = len(requests) - refused, others.total()
     return Kept(
         offered=len(requests),
         kept=kept,
@@ -194,7 +266,16 @@ def run_cell(
             for level in sorted(offered_levels, reverse=True)
         },
         classes={name: (offered_classes[name], kept_classes[name]) for name in offered_classes},
-        admitted=len(requests) - refused,
+        admitted=admitted,
+        admitted_parts=Admitted(
+            sure=admitted - num_others,
+            sure_kept=kept - others[True],
+            others=num_others,
+            others_kept=others[True],
+            predicted=math.fsum(chances.values()),
+        )
+        if policy == Policy.SLO
+        else Admitted(),
         refused=refused,
         preemptions=totals.preemptions,
         end_ns=totals.end_ns,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks.comparison.rule import SURE_SHARE
+
 from goodput_core.spec.choices import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from benchmarks.comparison.admitted import Admitted
     from benchmarks.comparison.plateau import Curve
     from benchmarks.comparison.preemption_modes import ModeResult
-    from benchmarks.comparison.rule import CellResult
+    from benchmarks.comparison.rule import CellResult, Chances
 
-__all__ = ["draw", "show_cells", "show_curves", "show_modes"]
+__all__ = ["draw", "show_cells", "show_chances", "show_curves", "show_modes"]
 
 
 def show_cells(results: Sequence[CellResult], seeds: int) -> None:
@@ -23,13 +26,13 @@ def show_cells(results: Sequence[CellResult], seeds: int) -> None:
         return
     width = max(len(result.cell) for result in results)
     print(
-        f"{'cell':{width}}  {'slo':>6}  {'admitted':>8}  {'worst pair':18}"
+        f"{'cell':{width}}  {'slo':>6}  {'ensured':>8}  {'chances':>13}  {'worst pair':18}"
         f"  {'difference':>10}  {'at least':>8}  {'worst seed':>10}"
     )
     for result in sorted(results, key=_worst):
         worst = result.differences[0]
         print(
-            f"{result.cell:{width}}  {result.shares[Policy.SLO]:6.1%}  {result.admitted_kept:8.1%}"
+            f"{result.cell:{width}}  {result.shares[Policy.SLO]:6.1%}  {_admitted(result.admitted)}"
             f"  {worst.policy:10} {result.shares[worst.policy]:7.1%}"
             f"  {worst.mean:+10.2%}  {worst.low:+8.2%}  {result.worst_seed:10.1%}"
             f"{_of_bound(result)}{'  broken' if result.broken else ''}"
@@ -38,8 +41,39 @@ def show_cells(results: Sequence[CellResult], seeds: int) -> None:
     print(
         f"{len(results)} cells, {seeds} seeds, {cpu_s / 60:.1f} CPU-minutes. The rule is broken in "
         f"{sum(result.broken for result in results)} cells, in "
-        f"{sum(result.mean_broken for result in results)} of them by the mean difference."
+        f"{sum(result.mean_broken for result in results)} of them by the mean difference, in "
+        f"{sum(result.admitted_broken for result in results)} by the admitted requests."
     )
+    ensurable = [result.admitted for result in results if result.admitted.sure]
+    kept = sum(admitted.sure_share >= SURE_SHARE for admitted in ensurable)
+    print(
+        f"Of the admitted requests whose targets could be ensured, at least {SURE_SHARE:.0%} were "
+        f"in time in {kept} of {len(ensurable)} cells."
+    )
+
+
+def show_chances(mixes: Sequence[Chances]) -> None:
+    """Print the chances of the admitted requests whose targets could not be ensured."""
+    if not mixes:
+        return
+    width = max(len(one.mix) for one in mixes)
+    print(f"\n{'mix':{width}}  {'others':>6}  predicted  in time  difference")
+    for one in mixes:
+        admitted = one.admitted
+        count = max(1, admitted.others)
+        print(
+            f"{one.mix:{width}}  {admitted.others:6}  {admitted.predicted / count:9.1%}"
+            f"  {admitted.others_kept / count:7.1%}  {admitted.difference:+10.1%}"
+            f"{'  broken' * one.broken}"
+        )
+
+
+def _admitted(admitted: Admitted) -> str:
+    """Return the share in time of ensurable requests, and of the others less their chances."""
+    ensured = f"{admitted.sure_share:8.1%}" if admitted.sure else f"{'':8}"
+    if not admitted.others:
+        return f"{ensured}  {'':13}"
+    return f"{ensured}  {admitted.others:5} {admitted.difference:+7.1%}"
 
 
 def _worst(result: CellResult) -> float:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Final
+
+from benchmarks.comparison.admitted import Admitted
 
 from goodput_core.slo.distributions import student_t_quantile
 from goodput_core.spec.choices import Policy
@@ -15,10 +18,24 @@ if TYPE_CHECKING:
 
     from benchmarks.comparison.cells import Kept
 
-__all__ = ["CellResult", "Difference", "compare", "judge_cell", "lower_bound"]
+__all__ = [
+    "CellResult",
+    "Chances",
+    "Difference",
+    "chances_by_mix",
+    "compare",
+    "judge_cell",
+    "lower_bound",
+]
 
 TOLERANCE: Final = 0.01
 SEED_SHARE: Final = 0.95
+SURE_SHARE: Final = 0.99
+"""Least share in time of the admitted requests whose targets could be ensured."""
+CHANCE_TOLERANCE: Final = 0.02
+"""Largest difference between the predicted and the true share of the others of a mix."""
+LEAST_CHANCES: Final = 500
+"""Fewer requests of a mix do not show a difference of two points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +70,7 @@ class CellResult:
     Args:
         cell: name of the cell.
         shares: mean kept share of the offered weight, by policy.
-        admitted_kept: kept share of the requests that `slo` admitted, over all seeds.
+        admitted: the requests that `slo` admitted, over all seeds.
         differences: differences to the other policies.
         worst_seed: lowest share of `slo` in the best policy of the same seed.
         worst_seed_number: seed of that share.
@@ -66,7 +83,7 @@ class CellResult:
 
     cell: str
     shares: Mapping[str, float]
-    admitted_kept: float
+    admitted: Admitted
     differences: tuple[Difference, ...]
     worst_seed: float
     worst_seed_number: int
@@ -87,9 +104,43 @@ class CellResult:
         return not self.short and self.worst_seed < SEED_SHARE
 
     @property
+    def admitted_broken(self) -> bool:
+        """True if too many admitted requests were late although their targets could be ensured."""
+        return not self.short and self.admitted.sure_share < SURE_SHARE
+
+    @property
     def broken(self) -> bool:
-        """True if the rule is broken."""
-        return self.mean_broken or self.seed_broken
+        """True if the rule is broken, by a difference or by late requests."""
+        return self.mean_broken or self.seed_broken or self.admitted_broken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chances:
+    """The admitted requests of a mix whose targets could not be ensured.
+
+    Args:
+        mix: name of the mix.
+        admitted: the admitted requests of all its cells.
+    """
+
+    mix: str
+    admitted: Admitted
+
+    @property
+    def broken(self) -> bool:
+        """True if the predicted chances are wrong."""
+        admitted = self.admitted
+        return admitted.others >= LEAST_CHANCES and abs(admitted.difference) > CHANCE_TOLERANCE
+
+
+def chances_by_mix(results: Sequence[CellResult]) -> list[Chances]:
+    """Add up the cells of each mix with requests whose targets could not be ensured."""
+    by_mix: dict[str, Admitted] = {}
+    for result in results:
+        if result.admitted.others:
+            mix = result.cell.partition("/")[0]
+            by_mix[mix] = by_mix.get(mix, Admitted()).plus(result.admitted)
+    return [Chances(mix=mix, admitted=admitted) for mix, admitted in by_mix.items()]
 
 
 def compare(one: Sequence[Kept], other: Sequence[Kept]) -> tuple[int, list[float]]:
@@ -167,14 +218,13 @@ def judge_cell(
             share = _seed_share(ours[seed], run)
             if share < worst:
                 worst, worst_number = share, seed
-    admitted = sum(run.admitted for run in ours.values())
     return CellResult(
         cell=name,
         shares={
             policy: statistics.fmean(run.share for run in by_seed.values())
             for policy, by_seed in runs.items()
         },
-        admitted_kept=sum(run.kept for run in ours.values()) / admitted if admitted else 1.0,
+        admitted=reduce(Admitted.plus, (run.admitted_parts for run in ours.values()), Admitted()),
         differences=tuple(sorted(differences, key=lambda one: one.mean if short else one.low)),
         worst_seed=worst,
         worst_seed_number=worst_number,

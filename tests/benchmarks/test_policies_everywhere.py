@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from benchmarks.comparison.admitted import Admitted
 from benchmarks.comparison.cells import Cell, Fleet, Kept, planned_requests, run_cell, slo_classes
 from benchmarks.comparison.cells import fleet_settings as cell_settings
-from benchmarks.comparison.design import read_knees
+from benchmarks.comparison.design import poisson_cell, read_knees
 from benchmarks.comparison.loads import Load, offered
 from benchmarks.comparison.plateau import Curve, Point
 from benchmarks.comparison.preemption_modes import ModeResult, mode_cells
-from benchmarks.comparison.rule import compare, judge_cell
+from benchmarks.comparison.rule import chances_by_mix, compare, judge_cell
 from benchmarks.policies_everywhere import main, serve
 
 from goodput_core.slo.judging import JudgementKind, judge
@@ -45,6 +46,7 @@ def kept(*levels: tuple[int, float, float]) -> Kept:
         levels={level: (offered, won) for level, offered, won in levels},
         classes={},
         admitted=int(whole),
+        admitted_parts=Admitted(),
         refused=0,
         preemptions=0,
         end_ns=0,
@@ -84,6 +86,58 @@ def test_the_rule_is_broken_by_one_seed() -> None:
     assert result.seed_broken
     assert result.worst_seed_number == 7
     assert result.worst_seed == pytest.approx(92 / 97)
+
+
+@pytest.mark.parametrize(("in_time", "broken"), [(990, False), (989, True)])
+def test_the_rule_is_broken_by_late_requests_whose_targets_could_be_ensured(
+    in_time: int, broken: bool
+) -> None:
+    run = replace(kept((0, 100, 90)), admitted_parts=Admitted(sure=1000, sure_kept=in_time))
+    result = judge_cell("cell", {"slo": {0: run}})
+    assert result.admitted_broken == result.broken == broken
+
+
+@pytest.mark.parametrize(
+    ("others", "in_time", "broken"),
+    [(1000, 880, False), (1000, 879, True), (1000, 921, True), (100, 80, False)],
+    ids=["within 2 points", "too high", "too low", "few"],
+)
+def test_the_rule_is_broken_by_wrong_chances_in_a_mix(
+    others: int, in_time: int, broken: bool
+) -> None:
+    half = Admitted(others=others // 2, others_kept=in_time // 2, predicted=0.45 * others)
+    rest = replace(half, others_kept=in_time - in_time // 2)
+    results = [
+        judge_cell(f"mix/{number}", {"slo": {0: replace(kept((0, 9, 9)), admitted_parts=parts)}})
+        for number, parts in enumerate((half, rest))
+    ]
+    (chances,) = chances_by_mix(results)
+    assert (chances.mix, chances.admitted.others) == ("mix", others)
+    assert chances.broken == broken
+    assert not any(result.broken for result in results)
+
+
+def test_admitted_requests_whose_targets_can_be_ensured_are_counted_apart() -> None:
+    """An idle engine meets the targets of some requests even with the longest output."""
+    cell = poisson_cell("deadline", 4.0, read_knees(), known_lengths=False, small_kv=True)
+    run = run_cell(cell, "slo", 1)
+    by = run.admitted_parts
+    assert by.sure > 0 < by.others
+    assert by.sure + by.others == run.admitted
+    assert by.sure_kept + by.others_kept == run.kept
+    assert 0.5 * by.others < by.predicted <= by.others
+    known = poisson_cell("chat", 1.0, read_knees(), known_lengths=True)
+    assert run_cell(known, "slo", 1).admitted_parts.others == 0
+
+
+def test_a_seed_of_a_cell_with_few_requests_is_several_loads() -> None:
+    cell = Cell(name="few", load=Load(mix="chat", rate_per_s=8, horizon_s=4), fleet=Fleet())
+    with ThreadPoolExecutor(1) as pool:
+        runs = serve(pool, [cell], ["slo"], [1], whole=True)["few"]["slo"]
+    alone = [run_cell(cell, "slo", seed) for seed in (1, 1_000_001, 2_000_001, 3_000_001)]
+    assert runs[1].offered == sum(run.offered for run in alone)
+    assert runs[1].kept_weight == sum(run.kept_weight for run in alone)
+    assert runs[1].levels[0][0] == runs[1].classes["all"][0] == runs[1].offered
 
 
 def test_the_best_policy_of_each_seed_counts() -> None:
@@ -247,6 +301,7 @@ def test_the_command_prints_json_and_fails_where_the_rule_is_broken(
 ) -> None:
     monkeypatch.setattr("benchmarks.comparison.rule.TOLERANCE", tolerance)
     monkeypatch.setattr("benchmarks.comparison.rule.SEED_SHARE", 0)
+    monkeypatch.setattr("benchmarks.comparison.rule.SURE_SHARE", 0)
     options = "--checks rule --seeds 2 --policies slo,orca --json"
     code = main(["--cells", "textbook/recompute", *options.split()])
     document = json.loads(capsys.readouterr().out)

@@ -62,6 +62,9 @@ class FixedLengths:
     def has_learned(self, request: ScheduledRequest) -> bool:
         return True
 
+    def expect(self, request: ScheduledRequest, tokens: int) -> None:
+        pass
+
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         pass
 

@@ -8,6 +8,7 @@ and nothing else in the scheduler has access to true lengths.
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
@@ -37,6 +38,8 @@ _EXACT: Final = 0.2
 _PROTECTION: Final = 1 / math.log(32_768)
 """Density of such limits over the logarithm of tokens, up to 32,768 tokens."""
 _MAX_REMEMBERED: Final = 8192
+_MAX_EXPECTED: Final = 16
+"""Requests of a class whose end-to-end targets are taken as evidence before an output ends."""
 _NO_HAZARD: Final = 1e-9
 _NO_SURVIVORS: Final = 1e-12
 
@@ -84,6 +87,10 @@ class LengthPredictor(Protocol):
         """Return True if an output of the request's class was learned."""
         ...
 
+    def expect(self, request: ScheduledRequest, tokens: int) -> None:
+        """Note for how many output tokens the end-to-end target of a new request leaves time."""
+        ...
+
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Learn from a finished request.
 
@@ -105,7 +112,10 @@ class LearnedLengths:
     The curve of a class is estimated as by Kaplan and Meier: an output that ended at its limit, was
     cancelled, or still runs, only shows that the length is larger. A curve with little evidence
     stays near its parent: the class for a size of prompts, all requests for a class, and for all
-    requests a curve on which an output is expected to last about as long again.
+    requests a curve on which an output is expected to last about as long again. Clients hardly set
+    an end-to-end target that an idle engine would miss. If the targets of a class leave time for
+    fewer tokens than the outputs of an unknown load have, its curve stays near one with a mean of
+    as many tokens instead.
 
     Beside the curve stands the share of clients that state the exact length as their limit: an
     output that reaches its limit is evidence for it. Without evidence, a limit that is a likely
@@ -165,6 +175,14 @@ class LearnedLengths:
         """Return True if an output of the request's class was learned."""
         curve = self._curves.get((request.slo_class, -1))
         return curve is not None and curve.has_learned
+
+    def expect(self, request: ScheduledRequest, tokens: int) -> None:
+        """Note for how many output tokens the end-to-end target of a new request leaves time."""
+        curve = self._curves.get((request.slo_class, -1))
+        if curve is None and len(self._curves) < _MAX_CURVES:
+            curve = self._curves[request.slo_class, -1] = _LengthCurve(self._all)
+        if curve is not None and not curve.has_learned:
+            curve.expect(tokens)
 
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Measure the error of the prediction, then learn the true length."""
@@ -252,6 +270,9 @@ class KnownLengths:
         """Return True."""
         return True
 
+    def expect(self, request: ScheduledRequest, tokens: int) -> None:
+        """Ignore a target."""
+
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
         """Ignore a finished request."""
 
@@ -271,7 +292,14 @@ _BINS: Final = _BINS_PER_DOUBLING * _DOUBLINGS
 _EDGES: Final = [2 ** (k / _BINS_PER_DOUBLING) - 1 for k in range(_BINS + 1)]
 _WIDTHS: Final = [high - low for low, high in pairwise(_EDGES)]
 _LAST: Final = len(_WIDTHS) - 1
-_UNKNOWN: Final = [2 / (_TYPICAL_TOKENS + (low + high) / 2) for low, high in pairwise(_EDGES)]
+
+
+def _unknown(typical_tokens: float) -> list[float]:
+    """Return the hazards by which an output of n tokens is expected to have n + typical more."""
+    return [2 / (typical_tokens + (low + high) / 2) for low, high in pairwise(_EDGES)]
+
+
+_UNKNOWN: Final = _unknown(_TYPICAL_TOKENS)
 
 
 class _LengthCurve:
@@ -286,8 +314,10 @@ class _LengthCurve:
         "_area",
         "_at_limit",
         "_ends",
+        "_expected",
         "_exposure",
         "_hazard",
+        "_is_fitted",
         "_known",
         "_outputs",
         "_parent",
@@ -305,8 +335,11 @@ class _LengthCurve:
         """True if an output has ended."""
         self._outputs = self._at_limit = 0.0
         """Outputs whose clients stated a limit, and those of them that reached it."""
-        self._ages: Sequence[int] | None = ()
-        """Ages of running outputs for the next fit; None if the curve is fitted."""
+        self._ages: Sequence[int] = ()
+        """Ages of running outputs for the next fit."""
+        self._is_fitted = False
+        self._expected: list[int] = []
+        """Tokens for which the end-to-end targets of the first requests left time."""
         self._hazard: list[float] = []
         """Chance to end with the next token, in each bin."""
         self._survivors: list[float] = []
@@ -345,22 +378,37 @@ class _LengthCurve:
     def expire(self, ages: Sequence[int]) -> None:
         """Let the curve be estimated again, with the ages of running outputs, at its next use."""
         self._ages = ages
+        self._is_fitted = False
         self._known.clear()
+
+    def expect(self, tokens: int) -> None:
+        """Add the tokens for which the end-to-end target of a request leaves time."""
+        if len(self._expected) < _MAX_EXPECTED:
+            self._expected.append(max(1, tokens))
+            self._is_fitted = False
+            self._known.clear()
 
     def hazard(self) -> list[float]:
         """Return the chance to end with the next token, in each bin, after the latest evidence."""
-        if self._ages is not None:
-            self._fit(self._ages)
-            self._ages = None
+        if not self._is_fitted:
+            self._fit()
+            self._is_fitted = True
         return self._hazard
 
-    def _fit(self, ages: Iterable[int]) -> None:
+    def _prior(self) -> list[float]:
+        """Return the hazards near which the curve stays without evidence."""
+        if self._expected:
+            typical = statistics.geometric_mean(self._expected)
+            if typical < _TYPICAL_TOKENS:
+                return _unknown(typical)
+        return _UNKNOWN if self._parent is None else self._parent.hazard()
+
+    def _fit(self) -> None:
         exposure = list(self._exposure)
-        for age in ages:
+        for age in self._ages:
             _expose(exposure, age)
-        prior = _UNKNOWN if self._parent is None else self._parent.hazard()
         self._hazard = []
-        bins = zip(self._ends, exposure, prior, _WIDTHS, strict=True)
+        bins = zip(self._ends, exposure, self._prior(), _WIDTHS, strict=True)
         for ends, outputs, expected, width in bins:
             chance = -math.expm1(-max(expected, _NO_HAZARD) * width)
             chance = (ends + _PRIOR_ENDS) / (outputs + _PRIOR_ENDS / chance)

@@ -342,3 +342,33 @@ def test_the_oracle_is_never_wrong_but_for_the_limit() -> None:
     assert known.chance_within(_request(), 700) == 1
     known.learn(_request(has=700), ())
     assert known.error == PredictionError()
+
+
+def test_before_outputs_end_a_short_end_to_end_target_announces_short_outputs() -> None:
+    lengths = LearnedLengths()
+    before = lengths.output_tokens(_request("quick", limit=_LONG))
+    for tokens in (20, 40, 80):
+        lengths.expect(_request("quick", limit=_LONG), tokens)
+    assert 30 < lengths.output_tokens(_request("quick", limit=_LONG)) < before / 2
+    assert lengths.chance_within(_request("quick", limit=_LONG), 40) > 0.7
+    assert lengths.output_tokens(_request("other", limit=_LONG)) == before
+    assert not lengths.has_learned(_request("quick"))
+
+
+def test_a_loose_end_to_end_target_announces_no_length() -> None:
+    lengths = LearnedLengths()
+    before = lengths.output_tokens(_request(limit=_LONG))
+    lengths.expect(_request(limit=_LONG), 3000)
+    assert lengths.output_tokens(_request(limit=_LONG)) == before
+
+
+def test_ended_outputs_outweigh_the_announced_lengths() -> None:
+    lengths = LearnedLengths()
+    for _ in range(8):
+        lengths.expect(_request(limit=_LONG), 10)
+    for _ in range(20):
+        lengths.learn(_request(has=200, limit=_LONG), ())
+    learned = lengths.output_tokens(_request(limit=_LONG))
+    assert learned == pytest.approx(200, rel=0.1)
+    lengths.expect(_request(limit=_LONG), 1)
+    assert lengths.output_tokens(_request(limit=_LONG)) == learned

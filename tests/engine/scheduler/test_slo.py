@@ -251,12 +251,14 @@ def test_a_late_request_is_held_back_while_others_can_be_on_time() -> None:
     assert late.state in {RequestState.READY, RequestState.DECODING}
 
 
-def test_the_oldest_late_request_gets_a_share_of_every_step() -> None:
+def test_the_oldest_late_request_gets_a_share_of_every_step_once_it_is_overdue() -> None:
     bench = SloBench(budget=1600, blocks=3000)
     bench.add(1, 1000, ttft_ms=500)
     bench.add(2, 1000, ttft_ms=500)
-    bench.pass_time(600)
+    bench.pass_time(29_900)
     bench.add(3, 20_000, ttft_ms=60_000)
+    assert _chunks(bench.step()) == [(3, 1600)]
+    bench.pass_time(100)
     assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
     assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
 
@@ -276,7 +278,7 @@ def test_a_late_request_progresses_although_requests_on_time_keep_arriving(
     bench.add(1, 300, outputs=30)
     tokens, outputs = late
     request = bench.add(2, tokens, outputs=outputs, ttft_ms=100)
-    bench.pass_time(200)
+    bench.pass_time(30_000)
     rid, steps = 2, 0
     while request.state is not RequestState.FINISHED:
         while len(bench.scheduler.waiting) <= seqs:
@@ -426,7 +428,7 @@ def test_a_prompt_that_ends_in_the_step_leaves_a_margin() -> None:
 def test_the_blocks_of_the_favoured_late_request_are_not_free() -> None:
     bench = SloBench(blocks=100, budget=400)
     bench.add(1, 1200, ttft_ms=100, outputs=200)
-    bench.pass_time(200)
+    bench.pass_time(30_000)
     bench.step()
     assert bench.policy._favoured is not None
     bench.add(2, 640, ttft_ms=100, outputs=200)

@@ -254,3 +254,37 @@ def test_of_a_class_without_outputs_one_request_is_served_to_learn_them() -> Non
     bench.step(stops=[3])
     bench.add(5, 40, e2e_ms=150, outputs=200, slo_class="short")
     assert bench.is_admitted(5), "it is as short as the first"
+
+
+def _crowded(*, sure: bool) -> tuple[SloBench, ScheduledRequest, ScheduledRequest]:
+    """Return a bench with two undecided requests, whose outputs may be too long for their targets.
+
+    13 of 20 blocks are free. By predicted lengths, neither request fits until the running one ends.
+
+    Args:
+        sure: True if even the longest output of the running request meets its target.
+    """
+    bench = SloBench(blocks=20, left=100)
+    bench.add(1, 100, e2e_ms=600, outputs=110 if sure else 200)
+    bench.step()
+    long = bench.add(2, 190, e2e_ms=540, outputs=125)
+    short = bench.add(3, 120, e2e_ms=540, outputs=125)
+    assert bench.refusals[1:] == [None, None]
+    assert set(bench.policy._undecided) == {2, 3}
+    return bench, long, short
+
+
+def test_the_shortest_undecided_request_starts_if_no_target_can_be_ensured() -> None:
+    bench, long, short = _crowded(sure=False)
+    bench.step()
+    assert short.state is not RequestState.WAITING
+    assert long.state is RequestState.WAITING, "its 12 blocks are not free any more"
+    bench.step()
+    assert set(bench.policy._undecided) == {2}
+
+
+def test_no_undecided_request_starts_beside_one_whose_target_can_be_ensured() -> None:
+    bench, long, short = _crowded(sure=True)
+    bench.step()
+    assert short.state is long.state is RequestState.WAITING
+    assert set(bench.policy._undecided) == {2, 3}

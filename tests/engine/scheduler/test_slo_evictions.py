@@ -46,7 +46,7 @@ def test_a_large_request_starts_though_small_ones_fit_again_and_again(
 def test_a_favoured_request_gives_way_to_a_higher_level() -> None:
     bench = SloBench(blocks=20)
     old = bench.add(1, 200, ttft_ms=100, outputs=100)
-    bench.pass_time(2000)
+    bench.pass_time(30_000)
     bench.step()
     assert bench.policy._favoured is old
     urgent = bench.add(2, 200, ttft_ms=60, priority=1, outputs=50)
@@ -60,7 +60,7 @@ def test_a_favoured_request_does_not_start_where_a_higher_level_would_evict_it()
     bench.add(1, 200, outputs=30)
     bench.step()
     old = bench.add(2, 200, ttft_ms=60, outputs=100)
-    bench.pass_time(100)
+    bench.pass_time(30_000)
     bench.step()
     assert bench.policy._favoured is old
     above = bench.add(3, 200, ttft_ms=5000, priority=1, outputs=5)
@@ -135,3 +135,14 @@ def test_the_output_of_a_dropped_request_is_learned() -> None:
     bench.add(2, 40, ttft_ms=5000)
     bench.step()
     assert lengths.censored == [(1, 1)]
+
+
+def test_of_equal_losses_the_request_goes_that_frees_most_memory_for_longest() -> None:
+    bench = SloBench(left=100)
+    small = bench.add(1, 40, ttft_ms=10_000, tpot_ms=50)
+    large = bench.add(2, 400, ttft_ms=10_000, tpot_ms=50)
+    bench.step()
+    bench.step()
+    policy = bench.policy
+    assert policy._look().loss(small) == policy._look().loss(large) == 0
+    assert policy.eviction_key(large) > policy.eviction_key(small)

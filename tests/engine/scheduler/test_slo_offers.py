@@ -91,8 +91,11 @@ def test_the_shortest_window_is_that_of_a_recent_rank() -> None:
 
 
 def test_less_is_held_back_under_less_load() -> None:
-    now_ns = 20 * NS_PER_S
-    held = [_offered(_BETTER, load=x).held_back(_WORSE, now_ns) for x in (0.9, 1.2, 1.4, 1.6)]
+    now_ns = 100 * NS_PER_S
+    held = [
+        _offered(_BETTER, load=load, seconds=100).held_back(_WORSE, now_ns)
+        for load in (0.9, 1.2, 1.4, 1.6)
+    ]
     assert held == pytest.approx([0, 0.24, 0.48, 0.6], rel=0.1)
 
 
@@ -107,9 +110,17 @@ def test_a_burst_that_may_be_served_for_longer_is_less_load() -> None:
     assert held == pytest.approx([0, 0.6], abs=0.01)
 
 
+def test_the_standard_error_of_the_load_is_subtracted_while_the_account_is_young() -> None:
+    """At 1.4 times the capacity: a second with 16 requests, and 100 seconds with 16 a second."""
+    short = _offered(_BETTER, load=1.4, seconds=1, per_s=16).held_back(_WORSE, NS_PER_S)
+    long = _offered(_BETTER, load=1.4, seconds=100, per_s=16).held_back(_WORSE, 100 * NS_PER_S)
+    assert short < 0.2
+    assert long > 0.45
+
+
 def test_the_load_of_a_pool_is_measured_against_its_blocks() -> None:
-    offered = _offered(_BETTER, load=125.0, capacity=100)
-    assert offered.held_back(_WORSE, 20 * NS_PER_S) == pytest.approx(0.3, rel=0.1)
+    offered = _offered(_BETTER, load=125.0, capacity=100, seconds=100)
+    assert offered.held_back(_WORSE, 100 * NS_PER_S) == pytest.approx(0.3, rel=0.1)
     assert _offered(_BETTER, load=100.0, refused=True).outbids(_WORSE, 20 * NS_PER_S)
     assert not _offered(_BETTER, load=80.0, capacity=100, refused=True).outbids(
         _WORSE, 20 * NS_PER_S

@@ -70,10 +70,10 @@ def test_the_load_counts_requests_worth_at_least_as_much() -> None:
 
 
 def _first_retries(rate_per_s: float, *, recognised: bool) -> tuple[int, int]:
-    """Offer equal requests for 30 s, each refused one once more at the stated time.
+    """Offer equal requests for 60 s, each refused one once more at the stated time.
 
     Returns:
-        The numbers of retries within these 30 s and of those that were admitted.
+        The numbers of retries within these 60 s and of those that were admitted.
     """
     core = build_core(
         Configure(
@@ -90,7 +90,7 @@ def _first_retries(rate_per_s: float, *, recognised: bool) -> tuple[int, int]:
     )
     rng, at_s = random.Random(5), 0.0
     coming: list[tuple[int, int, bool]] = []
-    while (at_s := at_s + rng.expovariate(rate_per_s)) < 30:
+    while (at_s := at_s + rng.expovariate(rate_per_s)) < 60:
         coming.append((round(at_s * NS_PER_S), len(coming), False))
     sent = retries = admitted = 0
     while coming:
@@ -112,7 +112,7 @@ def _first_retries(rate_per_s: float, *, recognised: bool) -> tuple[int, int]:
             ),
             now_ns,
         )
-        if again and now_ns < 30 * NS_PER_S:
+        if again and now_ns < 60 * NS_PER_S:
             retries += 1
             admitted += rejected is None
         core.advance(now_ns)

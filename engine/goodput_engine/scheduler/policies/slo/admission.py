@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.demand import late_prompts
+from goodput_engine.scheduler.policies.slo.forecast import is_ensurable
 from goodput_engine.scheduler.policies.slo.memory import MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
 from goodput_engine.scheduler.request_table import RequestState
@@ -174,6 +175,10 @@ class SLOAdmission:
         forecast.prompts = sorted([*prompts, claim.new.prompt])
         return displaced
 
+    def forget_stays(self) -> None:
+        """Count the stays of all requests again, because one has started without a decision."""
+        self._memory.forget()
+
     def longest_step_ns(self, now_ns: int) -> float:
         """Return the longest step for which a request that arrives in it can wait."""
         return self._offered.shortest_window_ns(now_ns) / 2
@@ -197,9 +202,7 @@ class SLOAdmission:
         )
         if targets.e2e_ns is not None and ended_ns - arrival_ns > targets.e2e_ns:
             # A buffer is no remedy for an output that may be too long even for an idle engine.
-            one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
-            longest_ns = request.output_limit * self._model.step_ns(one)
-            missed = missed or longest_ns <= targets.e2e_ns
+            missed = missed or is_ensurable(request, self._model)
         buffer_ns = self._buffers_ns.get(name, 0.0) + self._step_ns * (missed - _BUFFER_STEP)
         self._buffers_ns[name] = max(0.0, buffer_ns)
 

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.prediction import LengthPredictor
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["NEVER_NS", "SAFETY", "TRICKLE_TOKENS", "Forecast", "Prompt", "PromptTime"]
+__all__ = [
+    "NEVER_NS",
+    "SAFETY",
+    "TRICKLE_TOKENS",
+    "Forecast",
+    "Prompt",
+    "PromptTime",
+    "is_ensurable",
+]
 
 NEVER_NS: Final = 1 << 62
 """The due time of a request without a target."""
@@ -30,6 +38,8 @@ SAFETY: Final = 0.95
 """Share of the slack that a step is planned to take, because predictions have errors."""
 _LIKELY: Final = 0.9
 """An end-to-end target is planned for an output as long as this quantile."""
+_SURE: Final = 0.99
+"""This quantile takes its place if even the longest output would meet the target now."""
 _UNLIKELY: Final = 0.05
 """An end-to-end target is lost if not even an output as short as this quantile would meet it."""
 _LEAST_STEP: Final = 3
@@ -42,6 +52,14 @@ _STEPS_WITHOUT: Final = 16
 """The mean starts with so many steps without prompts."""
 _QUANTILES: Final = 16
 """Quantiles are rounded to so many, because each one is computed once and kept."""
+
+
+def is_ensurable(request: ScheduledRequest, model: StepTimeForm) -> bool:
+    """Return True if an idle engine meets the end-to-end target even with the longest output."""
+    if request.targets.e2e_ns is None:
+        return True
+    one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
+    return request.output_limit * model.step_ns(one) <= request.targets.e2e_ns
 
 
 class PromptTime:
@@ -216,11 +234,19 @@ class Forecast:
 
     def chance(self, request: ScheduledRequest) -> float:
         """Return the chance that a request meets its end-to-end target, started now."""
+        tokens = self.tokens_in_time(request)
+        return 1.0 if tokens is None else self._predictor.chance_within(request, tokens)
+
+    def tokens_in_time(self, request: ScheduledRequest) -> int | None:
+        """Return the output tokens for which the end-to-end target leaves time, started now.
+
+        None if there is no such target.
+        """
         e2e_ns = request.targets.e2e_ns
         if e2e_ns is None:
-            return 1.0
+            return None
         left_ns = request.arrival_ns + e2e_ns - self.begins_ns - self.work_ns(request)
-        return self._predictor.chance_within(request, int(left_ns / self.token_ns) + 1)
+        return int(left_ns / self.token_ns) + 1
 
     def prompt_tokens(self, request: ScheduledRequest) -> int:
         """Return the prompt tokens that are still to be computed; those of a copy included."""
@@ -261,7 +287,7 @@ class Forecast:
             due_ns = request.first_token_ns + sampled * targets.tpot_ns + max(0, int(ahead_ns))
         if targets.e2e_ns is not None:
             end_ns = request.arrival_ns + targets.e2e_ns
-            safe_ns = end_ns - int(self._rest_ns(request, _LIKELY))
+            safe_ns = end_ns - int(self._rest_ns(request, self._likely(request)))
             # A long output would miss the target. If a short one would not, try at once.
             last_ns = end_ns - int(self._rest_ns(request, _UNLIKELY))
             soon_ns = int(self.begins_ns + work_ns + 2 * self.step_ns)
@@ -273,7 +299,9 @@ class Forecast:
         targets, slack_ns = request.targets, self._paced_ns(request)
         if targets.e2e_ns is not None:
             left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
-            tokens = self._predictor.quantile(request, _LIKELY) - request.sampled_tokens
+            tokens = (
+                self._predictor.quantile(request, self._likely(request)) - request.sampled_tokens
+            )
             slack_ns = min(slack_ns, left_ns - max(1, tokens) * self.token_ns)
         return slack_ns
 
@@ -302,6 +330,12 @@ class Forecast:
             due_ns = (request.first_token_ns or begins_ns) + sampled * targets.tpot_ns
             return due_ns - begins_ns - self.token_ns
         return NEVER_NS
+
+    def _likely(self, request: ScheduledRequest) -> float:
+        """Return the quantile of the length for which an end-to-end target is planned."""
+        e2e_ns = request.targets.e2e_ns
+        is_sure = e2e_ns is not None and request.output_limit * self.token_ns <= e2e_ns
+        return _SURE if is_sure else _LIKELY
 
     def _rest_ns(self, request: ScheduledRequest, share: float) -> float:
         """Return the time from the next token of a request to its end, by a quantile."""
@@ -394,7 +428,7 @@ class Forecast:
                 step_ns = gap_ns = max(targets.tpot_ns // 2, pace_ns)
         if targets.e2e_ns is not None:
             left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
-            tokens = max(1, self._predictor.quantile(request, _LIKELY) - sampled)
+            tokens = max(1, self._predictor.quantile(request, self._likely(request)) - sampled)
             pace_ns = max(left_ns // tokens, int(self.token_ns * 1.1))
             step_ns, gap_ns = min(step_ns, pace_ns), min(gap_ns, pace_ns)
         if targets.tbt_p99_ns is not None:

@@ -57,6 +57,7 @@ class OfferedWork:
         "_refused_ns",
         "_reserved",
         "_seen_ns",
+        "_squares",
         "_windows_ns",
         "_work_ns",
     )
@@ -70,6 +71,8 @@ class OfferedWork:
         """Mean time from the arrival to the latest start of a request."""
         self._seen_ns: dict[tuple[int, int], int] = {}
         """Time of the last offer."""
+        self._squares = 0.0
+        """Sum of the squares of the work of each request, which fades as the work does."""
         self._first_ns: int | None = None
         self._last_ns = 0
         self._offers = 0
@@ -86,6 +89,7 @@ class OfferedWork:
             self._first_ns = self._last_ns = now_ns
         fade = math.exp((self._last_ns - now_ns) / _FADE_NS)
         self._last_ns = now_ns
+        self._squares = self._squares * fade**2 + work_ns**2
         for account in (self._work_ns, self._refused_ns):
             for key in account:
                 account[key] *= fade
@@ -109,7 +113,7 @@ class OfferedWork:
         """Return the share of the capacity that a request must leave to others, 0 to 0.9.
 
         It grows with the load, with the work that is worth more, and with its share of all work,
-        of which equals count half.
+        of which equals count half. The load is reduced by its standard error while it is young.
         """
         total_ns = sum(self._work_ns.values())
         if not total_ns or self._offers <= _LEAST_EVIDENCE:
@@ -117,7 +121,10 @@ class OfferedWork:
         # What arrives in a burst may be done until it is due.
         due_ns = sum(work_ns * self._windows_ns[key] for key, work_ns in self._work_ns.items())
         span_ns = max(1.0, due_ns / total_ns, self._span_ns(now_ns))
-        load = total_ns / (span_ns * self._capacity)
+        # Until the account has its full span, a burst at the start may pass for a lasting load.
+        young = 1 - self._span_ns(now_ns) / _FADE_NS
+        sure_ns = max(0.0, total_ns - young * math.sqrt(self._squares))
+        load = sure_ns / (span_ns * self._capacity)
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > rank)
         asked = load * above_ns / total_ns

@@ -18,6 +18,7 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     TRICKLE_TOKENS,
     Forecast,
     PromptTime,
+    is_ensurable,
 )
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.scheduler.plan import StepOutcome
     from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
+    from goodput_engine.scheduler.policies.slo.forecast import Prompt
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
     from goodput_engine.scheduler.request_table import ScheduledRequest
@@ -50,8 +52,12 @@ _MAX_UNDECIDED: Final = 64
 """Requests that may wait for a later decision; at most a quarter of the queue."""
 _LEFT_OPEN_IN_A_STEP: Final = 8
 """Decisions that are tried again before a step, and left open again."""
-_LOSS_SCALE: Final = 1_000_000
-"""Eviction keys are integers: a weight of a millionth is their unit."""
+_LEAST_LOSS: Final = 0.02
+"""Part of the weight that a pause costs even without a predicted loss."""
+_LOSS_SCALE: Final = 10**12
+"""Eviction keys are integers, and weights are divided by tokens times steps."""
+_AGEING_NS: Final = 30 * NS_PER_S
+"""Time from its arrival after which a late request may be favoured, as under `sjf`."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
 _ENDED: Final = (RequestState.FINISHED, RequestState.CANCELLED)
 
@@ -145,7 +151,8 @@ class SloPolicy(SchedulingPolicy):
     def _rank_queue(self, forecast: Forecast) -> None:
         """Order the queue: in time, favoured, late; favoured first if it can stay."""
         waiting = RequestState.WAITING
-        order = [p.request for p in forecast.prompts if p.request.state is waiting]
+        prompts = self._with_undecided(forecast)
+        order = [p.request for p in prompts if p.request.state is waiting]
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
         # A request of a higher level that finds no room beside it would evict it again.
@@ -155,6 +162,31 @@ class SloPolicy(SchedulingPolicy):
             self._queue.rank([*first, *order, *late])
             return
         self._queue.rank([*order, *first, *late])
+
+    def _with_undecided(self, forecast: Forecast) -> list[Prompt]:
+        """Return the prompts to start, in order.
+
+        Undecided requests may start if no other request has targets that can be ensured. Memory
+        does not suffice for all of them, so the shortest start first, and most are in time.
+        """
+        prompts, model = forecast.prompts, self.model
+        if not self._undecided or not model.steps:
+            return prompts
+        others = chain(self.view.running(), (prompt.request for prompt in prompts))
+        if any(is_ensurable(request, model) for request in others):
+            return prompts
+        undecided = [
+            forecast.prompt(request)
+            for request in self._undecided.values()
+            if not is_ensurable(request, model)
+        ]
+        if not undecided:
+            return prompts
+        output_tokens = self.predictor.output_tokens
+        return sorted(
+            [*prompts, *undecided],
+            key=lambda p: (p.level, p.request.input_tokens + output_tokens(p.request), *p[1:3]),
+        )
 
     def _free_tokens(self) -> int:
         """Return the tokens of a prompt that finds room without an eviction."""
@@ -195,11 +227,14 @@ class SloPolicy(SchedulingPolicy):
         return decodes + max(tokens, TRICKLE_TOKENS)
 
     def _favour(self, forecast: Forecast) -> None:
-        """Keep the favoured request until it ends; then favour the oldest late one."""
+        """Keep the favoured request until it ends; then favour the oldest late one if overdue."""
         favoured = self._favoured
         if favoured is None or favoured.state in _ENDED:
-            self._favoured = forecast.late[0] if forecast.late else None
-            forecast.favoured = self._favoured
+            oldest = forecast.late[0] if forecast.late else None
+            overdue_ns = self.view.now_ns - _AGEING_NS
+            if oldest is not None and oldest.arrival_ns > overdue_ns:
+                oldest = None
+            self._favoured = forecast.favoured = oldest
 
     # --- order -------------------------------------------------------------------------------
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
@@ -211,10 +246,18 @@ class SloPolicy(SchedulingPolicy):
         return sorted(prefilling, key=self._urgency)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """Late requests first, then the least important, then those that lose the least weight."""
+        """Late requests first, then the least important, then those that lose the least weight.
+
+        The weight is compared with the memory and the time for which its blocks become free.
+        """
         group, level, due_ns, rid = self._urgency(request)
-        loss = self._look().loss(request) if group == _IN_TIME else 0.0
-        return group, level, -int(loss * _LOSS_SCALE), due_ns, rid
+        if group != _IN_TIME:
+            return group, level, 0, due_ns, rid
+        forecast = self._look()
+        left = forecast.tokens_left(request)
+        freed = (request.total_tokens + left / 2) * left
+        lost = forecast.loss(request) + _LEAST_LOSS * request.weight
+        return group, level, -int(lost / freed * _LOSS_SCALE), due_ns, rid
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key, lower first: favoured, in time by latest start, late."""
@@ -337,6 +380,9 @@ class SloPolicy(SchedulingPolicy):
             return None
         request.cached_tokens = self.view.cached_tokens(request)
         forecast = self._look()
+        tokens = forecast.tokens_in_time(request)
+        if tokens is not None and self.model.steps:
+            self.predictor.expect(request, tokens)
         forecast.begins_ns = self._next_step_ns()
         decision = self._admission.decide(
             request,
@@ -375,6 +421,7 @@ class SloPolicy(SchedulingPolicy):
                 continue
             del undecided[request.rid]
             if request.state is not RequestState.WAITING:
+                self._admission.forget_stays()
                 continue
             decision = self._admission.decide(
                 request, forecast, retry=self._refused_prompts.invited(request), again=True
