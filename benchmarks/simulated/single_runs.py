@@ -21,6 +21,7 @@ from benchmarks.simulated.processes import (
     Service,
 )
 from benchmarks.simulated.queues import Bursts, Queue
+from benchmarks.simulated.sessions import CausalSessions
 
 __all__ = ["CASES", "Case"]
 
@@ -425,4 +426,35 @@ _QUEUES: Final = (
     ),
 )
 
-CASES: Final = (*_INDEPENDENT, *_FULL_OUTAGES, *_OTHER_OUTAGES, *_LATENCIES, *_QUEUES)
+_SESSIONS: Final = (
+    _case(
+        "causal sessions, outages of 10 s, 5/s, 95 %, 1 h",
+        HOUR,
+        10,
+        CausalSessions(per_s=5, requests=8, think_s=10, outage_s=10, miss=0.05),
+        late=True,
+    ),
+    _case(
+        "causal sessions, outages of 30 s, 2/s, 90 %, 1 h",
+        HOUR,
+        30,
+        CausalSessions(per_s=2, requests=5, think_s=40, outage_s=30, miss=0.1),
+        late=True,
+    ),
+    _case(
+        "causal sessions, outages of 3 s, 20/s, 99 %, 15 min",
+        900,
+        3,
+        CausalSessions(per_s=20, requests=20, think_s=5, outage_s=3, miss=0.01),
+        late=True,
+    ),
+)
+
+CASES: Final = (
+    *_INDEPENDENT,
+    *_FULL_OUTAGES,
+    *_OTHER_OUTAGES,
+    *_LATENCIES,
+    *_QUEUES,
+    *_SESSIONS,
+)
