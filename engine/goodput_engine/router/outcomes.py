@@ -65,7 +65,7 @@ __all__ = ["OutcomeCounts"]
 _NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
 
 
-class _Latencies:
+class _LatencyHistogram:
     """A histogram of latencies. Counting costs less here than in prometheus_client's.
 
     Args:
@@ -92,16 +92,16 @@ class _Latencies:
         family.add_metric(labels, buckets=buckets, sum_value=self._sum_ns / NS_PER_S)
 
 
-class _ClassCounts:
+class _OutcomesOfClass:
     """The counts of one class."""
 
     __slots__ = ("e2e", "outcomes", "tpot", "ttft")
 
     def __init__(self) -> None:
         self.outcomes = dict.fromkeys(CLIENT_OUTCOMES, 0)
-        self.ttft = _Latencies(BUCKETS_TTFT_S)
-        self.tpot = _Latencies(BUCKETS_TPOT_S)
-        self.e2e = _Latencies(BUCKETS_E2E_S)
+        self.ttft = _LatencyHistogram(BUCKETS_TTFT_S)
+        self.tpot = _LatencyHistogram(BUCKETS_TPOT_S)
+        self.e2e = _LatencyHistogram(BUCKETS_E2E_S)
 
 
 class OutcomeCounts(Collector):
@@ -140,7 +140,7 @@ class OutcomeCounts(Collector):
         self.e2e_only = 0
         self.retries: Final[dict[str, int]] = {}
         self._client_errors: dict[int, int] = {}
-        self._classes = {name: _ClassCounts() for name in classes}
+        self._classes = {name: _OutcomesOfClass() for name in classes}
         self._seconds = SecondRing(began_ns // NS_PER_S)
         self._targets = WindowTally()
         registry.register(self)
@@ -287,7 +287,7 @@ def _outcome_of(outcome: Outcome, kind: JudgementKind) -> str:
     return "cancelled" if kind is JudgementKind.EXCLUDED else kind.value
 
 
-def _observe(counts: _ClassCounts, record: RequestRecord) -> None:
+def _observe(counts: _OutcomesOfClass, record: RequestRecord) -> None:
     if record.ttft_ns is not None:
         counts.ttft.add(record.ttft_ns)
     if record.tpot_ns is not None:

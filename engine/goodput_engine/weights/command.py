@@ -59,7 +59,7 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="goodput engine fetch",
         summary="Fetch the weights of a real model into the cache, and print their folder.",
-        examples=("goodput engine fetch -f chat.yaml",),
+        examples=("goodput engine fetch -f examples/smollm2.yaml",),
     )
     parser.add_argument(
         "-f", "--file", required=True, type=Path, metavar="FILE", dest="manifest",

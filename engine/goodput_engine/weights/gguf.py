@@ -23,7 +23,7 @@ __all__ = ["converted_folder"]
 _MAGIC: Final = b"GGUF"
 _DIGEST_CHARACTERS: Final = 32
 # The import of transformers takes seconds.
-_CONVERSION: Final = "goodput_engine.weights.conversion"
+_CONVERSION: Final = "goodput_engine.executor.torch.gguf_conversion"
 
 
 def converted_folder(file: Path, *, dtype: str, cache: Path, progress: FetchProgress) -> Path:

@@ -115,7 +115,7 @@ def compare_latencies(
     ]
     if not pairs:
         return []
-    runs = [_Latencies(records) for records in zip(*pairs, strict=True)]
+    runs = [_RecordedLatencies(records) for records in zip(*pairs, strict=True)]
     errors: list[LatencyError] = []
     for name, share, label in (
         ("ttft_ns", P50, "TTFT p50"),
@@ -131,7 +131,7 @@ def compare_latencies(
     return errors
 
 
-class _Latencies:
+class _RecordedLatencies:
     """The latencies of some records, nanoseconds."""
 
     def __init__(self, records: Sequence[RequestRecord]) -> None:

@@ -21,7 +21,7 @@ from tests.engine.server.test_real_text import TEMPLATE, VOCABULARY, make_tokeni
 from transformers import AutoTokenizer
 
 from goodput_core.errors import InputError
-from goodput_engine.weights import conversion
+from goodput_engine.executor.torch import gguf_conversion
 from goodput_engine.weights.fetch import fetch_weights
 from goodput_engine.weights.gguf import converted_folder
 from goodput_engine.weights.progress import FetchProgress
@@ -132,7 +132,7 @@ def test_an_invalid_file_is_refused_with_its_name(
 def test_a_model_larger_than_the_memory_is_not_converted(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(gguf_conversion, "available_bytes", lambda: 1000)
     with pytest.raises(InputError, match=r"the conversion needs 0\.0 GiB of memory"):
         convert(file, tmp_path)
 
