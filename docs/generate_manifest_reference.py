@@ -54,14 +54,13 @@ dataclasses as this page (`python -m goodput_operator.render.crd` prints it). Th
 cluster rejects the same manifests as Goodput and names the same fields. `kubectl explain
 llmservice.spec.engine` shows the descriptions on this page.
 
-Two features are described here but not implemented yet: `rollout.gate`, and in a cluster a
-`model.source` that begins with `hf://`. A manifest that uses one of them is rejected with an error
-that names the field. `file://` is a folder or a GGUF file of this machine, `hf://` [a model of the
-Hugging Face Hub](engine.md#models-of-the-hugging-face-hub), and `pvc://` [a folder of a volume of a
-cluster](operator.md#a-real-model). To emulate a device instead of serving weights, set the
-source to `emulated://PROFILE` or give `--device PROFILE` on the command line. `tensorParallel` must
-equal the `tensor_parallel` of the emulated [profile](devices.md), and `tokenBudget.min` at least
-its `block_size`.
+One feature is described here but not implemented yet: `rollout.gate`. A manifest that uses it is
+rejected with an error that names the field. `file://` is a folder or a GGUF file of this machine,
+`hf://` [a model of the Hugging Face Hub](engine.md#models-of-the-hugging-face-hub), and `pvc://` [a
+folder of a volume of a cluster](operator.md#a-real-model). To emulate a device instead of serving
+weights, set the source to `emulated://PROFILE` or give `--device PROFILE` on the command line.
+`tensorParallel` must equal the `tensor_parallel` of the emulated [profile](devices.md), and
+`tokenBudget.min` at least its `block_size`.
 
 An object "as in a pod" has the fields that Kubernetes defines for it. Goodput copies it into the
 pod without reading it, and the API server of the cluster validates it.

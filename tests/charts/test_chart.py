@@ -262,12 +262,14 @@ def test_network_policies_of_services_require_namespaces(helm: Helm, render: Ren
     assert operator["podSelector"] == found["goodput-system", "goodput"]["podSelector"]
 
 
-def test_an_admission_policy_rejects_sources_that_are_not_implemented(render: Render) -> None:
+def test_an_admission_policy_rejects_models_that_pods_cannot_get(render: Render) -> None:
     documents = render(*SETTINGS["namespaces"])
     policy = only(documents, "ValidatingAdmissionPolicy")
-    (validation,) = policy["spec"]["validations"]
-    assert "startsWith('emulated://')" in validation["expression"]
-    assert "not implemented yet" in validation["message"]
+    folder, hub = policy["spec"]["validations"]
+    assert folder["expression"].startswith("!object.spec.model.source.startsWith('file://')")
+    assert folder["message"].startswith("spec.model.source: pods cannot read a folder")
+    assert hub["expression"].startswith("!object.spec.model.source.startsWith('hf://')")
+    assert hub["message"].startswith("spec.model.revision: is required")
     binding = only(documents, "ValidatingAdmissionPolicyBinding")["spec"]
     assert binding["policyName"] == policy["metadata"]["name"]
     assert binding["validationActions"] == ["Deny"]

@@ -50,12 +50,12 @@ def test_an_unimplemented_feature_is_rejected_by_name() -> None:
         ("pvc://claim/b", False, None),
         ("file:///b", False, "is a folder of one machine, which pods cannot read"),
         ("pvc://claim/b", True, "with --model-path, or emulate a device profile with --device"),
-        ("hf://a/b", False, "download the model to a PersistentVolumeClaim"),
+        ("hf://a/b", False, "is required for hf://a/b in a cluster"),
         ("hf://a/b", True, None),
     ],
     ids=["folder here", "claim in pods", "folder in pods", "claim here", "hub in pods", "hub here"],
 )
-def test_real_weights_are_served_from_folders_and_the_hub_here_and_from_claims_in_pods(
+def test_real_weights_are_served_where_the_engines_can_get_them(
     source: str, folders: bool, problem: str | None
 ) -> None:
     weights = service(model__source=source)
@@ -65,9 +65,13 @@ def test_real_weights_are_served_from_folders_and_the_hub_here_and_from_claims_i
         return
     with pytest.raises(SpecError, match=re.escape(problem)) as caught:
         require_servable(weights, folders=folders)
-    assert caught.value.path == "spec.model.source"
+    field = "revision" if source.startswith("hf:") else "source"
+    assert caught.value.path == f"spec.model.{field}"
     assert source in str(caught.value)
-    assert isinstance(caught.value, UnsupportedError) == source.startswith("hf:")
+
+
+def test_pods_serve_a_revision_of_the_hub() -> None:
+    require_servable(service(model__source="hf://a/b", model__revision="c0ffee"))
 
 
 def test_a_folder_in_the_home_directory_can_be_served() -> None:

@@ -362,9 +362,10 @@ def test_the_computing_threads_of_a_real_model_follow_the_cpus(
         words: list[str] = pod["containers"][0]["command"]
         return words
 
-    words = command("pvc://c/d")
-    given = words[words.index("--threads") + 1] if "--threads" in words else None
-    assert given == threads
+    for source in ("pvc://c/d", "hf://a/b"):
+        words = command(source)
+        given = words[words.index("--threads") + 1] if "--threads" in words else None
+        assert given == threads
     assert "--threads" not in command("emulated://unit"), "an emulated device computes nothing"
 
 

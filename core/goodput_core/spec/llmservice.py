@@ -92,7 +92,7 @@ class ModelSpec:
     )
     revision: str | None = spec_field(
         "The commit of hf:// weights. A tag or a branch (default: main) is resolved at each start "
-        "of an engine, which logs its commit.",
+        "of an engine, which logs its commit. Required for hf:// in a cluster.",
         default=None,
         min_length=1,
         max_length=128,

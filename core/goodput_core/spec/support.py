@@ -94,19 +94,24 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
 
     Args:
         service: the service.
-        folders: True if the engines are processes of this machine, so that `file://` and `hf://`
-            are accepted. False if they are pods, so that `pvc://` is accepted.
+        folders: True if the engines are processes of this machine, so that `file://` is accepted.
+            False if they are pods, so that `pvc://` is, and `hf://` needs a revision.
 
     Raises:
-        UnsupportedError: a feature is not implemented (see `require_supported`), or the model's
-            source is not.
-        SpecError: the engines cannot read the model's source; or the device profile does not exist,
-            or has another tensor parallelism.
+        UnsupportedError: a feature is not implemented (see `require_supported`).
+        SpecError: the engines cannot get the model; or the device profile does not exist, or has
+            another tensor parallelism.
     """
     require_supported(service)
     model = service.spec.model
-    if model.scheme in ({"file", "hf"} if folders else {"pvc"}):
+    if model.scheme in ({"file", "hf"} if folders else {"hf", "pvc"}):
         require_computable(service.spec)
+        if not folders and model.scheme == "hf" and model.revision is None:
+            raise SpecError(
+                "spec.model.revision",
+                f"is required for {model.source} in a cluster, because pods start at different "
+                "times and must get the same weights; set it to a commit of the model",
+            )
         return
     if folders:
         require_local(model)
@@ -115,14 +120,6 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
             "spec.model.source",
             f"{model.source} is a folder of one machine, which pods cannot read; copy the model to "
             "a PersistentVolumeClaim and set the source to pvc://CLAIM/PATH",
-        )
-    if model.scheme != "emulated":
-        raise UnsupportedError(
-            "spec.model.source",
-            f"{model.scheme}:// is not implemented yet in clusters, so {model.source} cannot be "
-            "served; download the model to a PersistentVolumeClaim and set the source to "
-            "pvc://CLAIM/PATH, or emulate a device profile: emulated:// followed by one of "
-            f"{', '.join(SHIPPED_PROFILES)}",
         )
     if is_profile_path(model.name):
         return

@@ -350,12 +350,14 @@ def _weights_env(model: ModelSpec) -> list[dict[str, Any]]:
 
 
 def _model_options(spec: LLMServiceSpec) -> list[str]:
-    """Return the engine's options for weights on a volume; none for other models."""
-    if spec.model.scheme != "pvc":
+    """Return the engine's options for a real model; none for an emulated device."""
+    if spec.model.scheme == "emulated":
         return []
-    folder = posixpath.normpath(f"{FOLDER_CLAIMS}/{spec.model.name}")
-    # Kubernetes replaces $(NAME) in commands by a variable, and $$ by $.
-    options = ["--model-path", folder.replace("$", "$$")]
+    options = []
+    if spec.model.scheme == "pvc":
+        path = posixpath.normpath(f"{FOLDER_CLAIMS}/{spec.model.name}")
+        # Kubernetes replaces $(NAME) in commands by a variable, and $$ by $.
+        options += ["--model-path", path.replace("$", "$$")]
     cpus = _whole_cpus(spec.engine.resources)
     if cpus is not None:
         # The HTTP process needs the rest: a computing thread beside it is slowed down many times.

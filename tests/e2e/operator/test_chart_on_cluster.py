@@ -65,10 +65,10 @@ def test_the_charts_own_test_passes_against_the_installed_release(
     assert "Phase:          Succeeded" in output
 
 
-def test_the_admission_policy_rejects_a_source_that_is_not_implemented(
+def test_the_admission_policy_rejects_a_model_that_pods_cannot_get(
     installation: ChartRelease, apply_service: Callable[..., None]
 ) -> None:
-    source = "hf://Qwen/Qwen3-8B"
+    source = "file:///models/chat"
     manifest = CHAT.read_text(encoding="utf-8").replace("emulated://llama-3-8b-h100", source)
 
     def rejection() -> str:
@@ -81,10 +81,13 @@ def test_the_admission_policy_rejects_a_source_that_is_not_implemented(
     # The API server enforces a new policy after a moment.
     message = wait_for(rejection, "the policy is enforced")
     assert f"ValidatingAdmissionPolicy 'goodput-{installation.namespace}'" in message
-    assert "spec.model.source: pods cannot get this model yet" in message
+    assert "spec.model.source: pods cannot read a folder" in message
     apply_service("admitted", suspend=True)
-    with pytest.raises(ClusterError, match=r"spec\.model\.source: pods cannot get"):
+    with pytest.raises(ClusterError, match=r"spec\.model\.source: pods cannot read"):
         installation.patch("admitted", model={"source": source})
+    with pytest.raises(ClusterError, match=r"spec\.model\.revision: is required for hf://"):
+        installation.patch("admitted", model={"source": "hf://Qwen/Qwen3-8B"})
+    installation.patch("admitted", model={"source": "hf://Qwen/Qwen3-8B", "revision": "abc"})
 
 
 def chart_options(namespace: str, *images: str) -> tuple[str, ...]:

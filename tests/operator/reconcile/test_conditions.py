@@ -31,8 +31,8 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate: gated rollouts are not"),
         (
             {"model": {"source": "hf://a/b"}},
-            "NotBuilt",
-            "spec.model.source: hf:// is not implemented yet in clusters, so hf://a/b",
+            "InvalidSpec",
+            "spec.model.revision: is required for hf://a/b in a cluster, because pods start",
         ),
         (
             {"model": {"source": "file:///models/chat"}},
