@@ -169,7 +169,10 @@ def bounds(scales: Scales) -> Bounds:
 
 def passing(found: Bounds, objective: Fraction) -> NDArray[np.bool_]:
     """Return True for each window whose verdict is PASS, bool `[windows]`."""
-    enough = (found.total >= requests_needed(objective)) & (found.busy >= MIN_BLOCKS)
+    needed = requests_needed(objective)
+    enough = (found.total >= needed) & (found.busy >= min(MIN_BLOCKS, needed))
+    if count_blocks(found.seconds) < MIN_BLOCKS:
+        enough &= False
     passed: NDArray[np.bool_] = enough & (found.lower >= float(objective))
     return passed
 

@@ -336,12 +336,12 @@ def judge_class(
             f"but an objective of {format_objective(objective)} requires at least {needed} "
             f"requests, {needed - total} more"
         )
-    elif evidence.busy_s < MIN_BLOCKS:
+    elif evidence.busy_s < (least := min(MIN_BLOCKS, needed)):
         reason = Reason.TOO_FEW_BLOCKS
         text = (
             f"but they arrived in only {evidence.busy_s} of the "
             f"{evidence.window_ns // NS_PER_S} seconds of the window, and a PASS requires "
-            f"requests in at least {MIN_BLOCKS} different seconds"
+            f"requests in at least {least} different seconds"
         )
     elif interval.lower >= objective:
         kind, reason = VerdictKind.PASS, Reason.ATTAINED
@@ -362,7 +362,7 @@ def judge_class(
             f"bound {confidence}"
         )
     if kind is VerdictKind.INCONCLUSIVE and reason is not Reason.UNJUDGED and with_remedy:
-        text += _describe_remedy(evidence)
+        text += _describe_remedy(evidence, reason)
     short = evidence.misses.by_reason.get(MissReason.SHORT, 0)
     if kind is not VerdictKind.PASS and 2 * short > total:
         text += (
@@ -377,12 +377,12 @@ def judge_class(
     )
 
 
-def _describe_remedy(evidence: ClassEvidence) -> str:
+def _describe_remedy(evidence: ClassEvidence, reason: Reason) -> str:
     """Return the window that would probably decide about a class, as the end of a sentence."""
     if evidence.deciding_window_ns is None:
         return "; even a window of a day would probably not decide"
     least_ns = MIN_BLOCKS * NS_PER_S
-    if evidence.blocks >= MIN_BLOCKS:
+    if reason is Reason.TOO_FEW_BLOCKS and evidence.blocks >= MIN_BLOCKS:
         least_ns = evidence.window_ns * MIN_BLOCKS // evidence.busy_s
     window_ns = max(evidence.deciding_window_ns, least_ns)
     return f"; a window of about {format_estimate(window_ns)} would probably decide"
