@@ -239,9 +239,9 @@ def _read_slo_and_service(options: ReplayOptions) -> tuple[SLOClasses, LLMServic
 
 
 def _computes_model(service: LLMService, options: ReplayOptions) -> bool:
-    """True if the run starts replicas that compute a real model."""
+    """True if the run starts replicas that compute a real model, or reject it."""
     emulated = options.emulate is not None or options.device is not None
-    weights = options.model_path is not None or service.spec.model.scheme in {"file", "hf"}
+    weights = options.model_path is not None or service.spec.model.scheme != "emulated"
     return not emulated and weights
 
 

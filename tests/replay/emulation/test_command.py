@@ -187,15 +187,16 @@ def test_a_dry_run_writes_no_folder(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("source", ["hf://Qwen/Qwen3-8B", "pvc://weights/chat"])
 def test_real_weights_require_a_device_and_the_error_lists_the_profiles(
-    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
 ) -> None:
-    manifest.write_text(MANIFEST.replace("MODEL", "hf://Qwen/Qwen3-8B"))
+    manifest.write_text(MANIFEST.replace("MODEL", source))
     out = tmp_path / "run"
     assert run("--trace", trace, "--emulate", manifest, "--out", out) == 64
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
-    assert "hf://Qwen/Qwen3-8B" in printed
+    assert source in printed
     assert "--device" in printed
     assert "llama-3-8b-h100" in printed
     assert not out.exists()

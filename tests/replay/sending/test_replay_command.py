@@ -301,15 +301,20 @@ async def test_control_characters_of_a_server_are_escaped_in_an_error(
     assert r"\x1b]0;a\x07" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("emulated://no-such-device", "no-such-device"), ("pvc://weights/chat", "with --model-path")],
+    ids=["no profile", "a claim"],
+)
 async def test_a_service_that_cannot_start_ends_the_run_with_its_message(
-    trace: Path, tmp_path: Path
+    trace: Path, tmp_path: Path, source: str, message: str
 ) -> None:
     manifest = tmp_path / "chat.yaml"
     example = Path(__file__).parents[3] / "examples" / "chat.yaml"
-    manifest.write_text(example.read_text().replace("llama-3-8b-h100", "no-such-device"))
+    manifest.write_text(example.read_text().replace("emulated://llama-3-8b-h100", source))
     ended = await replay("--trace", trace, "-f", manifest, "--out", tmp_path / "run")
     assert ended.code == 64
-    assert "no-such-device" in ended.err.splitlines()[-1]
+    assert message in ended.err.splitlines()[-1]
     assert "Traceback" not in ended.err
     assert not (tmp_path / "run").exists()
 
