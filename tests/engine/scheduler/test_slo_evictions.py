@@ -137,12 +137,23 @@ def test_the_output_of_a_dropped_request_is_learned() -> None:
     assert lengths.censored == [(1, 1)]
 
 
-def test_of_equal_losses_the_request_goes_that_frees_most_memory_for_longest() -> None:
+def test_if_no_target_can_be_ensured_the_request_goes_that_frees_most_memory() -> None:
     bench = SloBench(left=100)
-    small = bench.add(1, 40, ttft_ms=10_000, tpot_ms=50)
-    large = bench.add(2, 400, ttft_ms=10_000, tpot_ms=50)
+    small = bench.add(1, 40, e2e_ms=4000)
+    large = bench.add(2, 400, e2e_ms=4500)
     bench.step()
     bench.step()
     policy = bench.policy
     assert policy._look().loss(small) == policy._look().loss(large) == 0
     assert policy.eviction_key(large) > policy.eviction_key(small)
+
+
+def test_if_targets_can_be_ensured_the_request_goes_that_loses_the_least_weight() -> None:
+    bench = SloBench(left=100)
+    small = bench.add(1, 40, ttft_ms=10_000, tpot_ms=100)
+    large = bench.add(2, 400, ttft_ms=10_000, tpot_ms=50)
+    bench.step()
+    bench.step()
+    policy = bench.policy
+    assert policy._look().loss(small) == policy._look().loss(large) == 0
+    assert policy.eviction_key(small) > policy.eviction_key(large), "its next token is due last"

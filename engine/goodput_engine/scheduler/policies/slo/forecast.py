@@ -6,6 +6,7 @@ requests until the next one.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.spec.choices import Preemption
@@ -138,6 +139,8 @@ class Forecast:
     """
 
     __slots__ = (
+        "_ensures",
+        "_model",
         "_predictor",
         "_view",
         "all_decodes",
@@ -171,6 +174,8 @@ class Forecast:
     ) -> None:
         self._view = view
         self._predictor = predictor
+        self._model = model
+        self._ensures: bool | None = None
         self.favoured = favoured
         self.begins_ns = begins_ns
         self.lost: set[int] = set()
@@ -352,6 +357,14 @@ class Forecast:
             return False
         behind_ns = begins_ns - first_ns - sampled * tpot_ns
         return behind_ns > 0 and behind_ns > self.tokens_left(request) * (tpot_ns - self.token_ns)
+
+    @property
+    def ensures_targets(self) -> bool:
+        """True if the targets of a running request or of a prompt in time can be ensured."""
+        if self._ensures is None:
+            others = chain(self._view.running(), (prompt.request for prompt in self.prompts))
+            self._ensures = any(is_ensurable(request, self._model) for request in others)
+        return self._ensures
 
     # --- of all ------------------------------------------------------------------------------
     def _look_at_running(self, view: SchedulerView, model: StepTimeForm) -> None:

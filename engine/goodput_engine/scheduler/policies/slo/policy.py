@@ -55,7 +55,7 @@ _LEFT_OPEN_IN_A_STEP: Final = 8
 _LEAST_LOSS: Final = 0.02
 """Part of the weight that a pause costs even without a predicted loss."""
 _LOSS_SCALE: Final = 10**12
-"""Eviction keys are integers, and weights are divided by tokens times steps."""
+"""Eviction keys are integers, and weights may be divided by tokens times steps."""
 _AGEING_NS: Final = 30 * NS_PER_S
 """Time from its arrival after which a late request may be favoured, as under `sjf`."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
@@ -170,10 +170,7 @@ class SloPolicy(SchedulingPolicy):
         does not suffice for all of them, so the shortest start first, and most are in time.
         """
         prompts, model = forecast.prompts, self.model
-        if not self._undecided or not model.steps:
-            return prompts
-        others = chain(self.view.running(), (prompt.request for prompt in prompts))
-        if any(is_ensurable(request, model) for request in others):
+        if not self._undecided or not model.steps or forecast.ensures_targets:
             return prompts
         undecided = [
             forecast.prompt(request)
@@ -248,16 +245,19 @@ class SloPolicy(SchedulingPolicy):
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
         """Late requests first, then the least important, then those that lose the least weight.
 
-        The weight is compared with the memory and the time for which its blocks become free.
+        If no target can be ensured, the weight is compared with the memory and the time for which
+        blocks become free.
         """
         group, level, due_ns, rid = self._urgency(request)
         if group != _IN_TIME:
             return group, level, 0, due_ns, rid
         forecast = self._look()
-        left = forecast.tokens_left(request)
-        freed = (request.total_tokens + left / 2) * left
-        lost = forecast.loss(request) + _LEAST_LOSS * request.weight
-        return group, level, -int(lost / freed * _LOSS_SCALE), due_ns, rid
+        lost = forecast.loss(request)
+        if not forecast.ensures_targets:
+            left = forecast.tokens_left(request)
+            lost += _LEAST_LOSS * request.weight
+            lost /= (request.total_tokens + left / 2) * left
+        return group, level, -int(lost * _LOSS_SCALE), due_ns, rid
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key, lower first: favoured, in time by latest start, late."""
