@@ -153,15 +153,15 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Result]:
         if ANSWERING in CASES[options.pods]:
             pods.enter_context(responding_pods(folder))
         admin, operator = stack.enter_context(api_server(folder))
-        made = subprocess.run(
-            [sys.executable, "-m", "goodput_operator.render.crd"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        kubectl(admin, "apply", "--server-side", "-f", "-", stdin=made.stdout)
-        established = ("--for=condition=Established", "crd/llmservices.goodput.dev")
-        kubectl(admin, "wait", *established)
+        for plural in ("llmservices", "tracereplays"):
+            made = subprocess.run(
+                [sys.executable, "-m", "goodput_operator.render.crd", plural],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            kubectl(admin, "apply", "--server-side", "-f", "-", stdin=made.stdout)
+            kubectl(admin, "wait", "--for=condition=Established", f"crd/{plural}.goodput.dev")
         (folder / "key").write_bytes(os.urandom(32))
         asyncio.run(prepare(admin, options.services))
         log_of_calls = folder / "audit.log"

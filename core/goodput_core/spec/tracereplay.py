@@ -151,7 +151,8 @@ class TraceReplaySpec:
     )
     history_limit: int | None = spec_field(
         "Number of finished replays with the same metadata.generateName to keep, this one "
-        "included; older ones are deleted when it finishes, but not their records. Default: all.",
+        "included; older ones are deleted, but not their records. The newest finished one decides. "
+        "Default: all.",
         default=None,
         minimum=1,
         maximum=1000,

@@ -129,6 +129,10 @@ def _begin(
     if missing := [name for name, modes in snapshot.claims.items() if modes is None]:
         text = f"PersistentVolumeClaim {missing[0]} does not exist in this namespace"
         return _wait(snapshot, spec, "ClaimNotFound", text)
+    remaining_s = _arm_wait_s(snapshot, spec)
+    if remaining_s <= 0:
+        text = f"Job {run.shards_job} could not be created; does another object have its name?"
+        return finish(snapshot, spec, invalid("NotArmed", text))
     status = running_status(snapshot, "Arming", f"{spec.shards} shards are starting")
     return ReplayDecision(
         actions=(
@@ -136,7 +140,7 @@ def _begin(
             Create(body=shards_job(run, spec, slo, installation)),
             *write_status(snapshot, {**status, "armed": f"0/{spec.shards}"}),
         ),
-        wake_after_s=_arm_wait_s(snapshot, spec),
+        wake_after_s=remaining_s,
     )
 
 
@@ -367,8 +371,7 @@ def _clean_up(snapshot: ReplaySnapshot) -> list[ReplayAction]:
 def _superseded(snapshot: ReplaySnapshot) -> list[Object]:
     """Return the finished replays of the same series beyond the limit of the newest one."""
     series = snapshot.replay["metadata"].get("generateName")
-    limit = (snapshot.replay.get("spec") or {}).get("historyLimit")
-    if not series or not isinstance(limit, int):
+    if not series:
         return []
     finished = [
         replay
@@ -376,8 +379,9 @@ def _superseded(snapshot: ReplaySnapshot) -> list[Object]:
         if replay["metadata"].get("generateName") == series and is_finished(replay)
     ]
     finished.sort(key=_age_key, reverse=True)
-    if not finished or finished[0]["metadata"]["uid"] != snapshot.replay["metadata"]["uid"]:
-        return []  # the newest replay deletes
+    limit = (finished[0].get("spec") or {}).get("historyLimit") if finished else None
+    if not isinstance(limit, int):
+        return []
     return [replay for replay in finished[limit:] if "deletionTimestamp" not in replay["metadata"]]
 
 

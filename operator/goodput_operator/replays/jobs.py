@@ -73,7 +73,7 @@ class ReplayRun:
             name=metadata["name"],
             namespace=metadata["namespace"],
             uid=metadata["uid"],
-            records=spec.records.rstrip("/"),
+            records=spec.records,
             shards=spec.shards,
         )
 
@@ -92,15 +92,12 @@ class ReplayRun:
         """Name of the Secret with the token of the shards."""
         return f"{self.name}-{hashlib.sha256(self.uid.encode()).hexdigest()[:8]}"
 
-    @property
-    def folder(self) -> str:
-        """Place of all records, below which each shard has a folder."""
-        # A later replay of the same name has another uid.
-        return f"{self.records}/{self.name}-{self.uid[:8]}"
-
     def place(self, part: str) -> str:
         """Return the place of a part of the records, such as `shard-0`."""
-        return f"{self.folder}/{part}"
+        # The query of a URI has the options of its store, such as `endpoint_override`.
+        folder, mark, query = self.records.partition("?")
+        # A later replay of the same name has another uid.
+        return f"{folder.rstrip('/')}/{self.name}-{self.uid[:8]}/{part}{mark}{query}"
 
     @property
     def report(self) -> str:

@@ -17,7 +17,6 @@ from goodput_operator.kube.objects import (
     SECRET,
     TRACEREPLAY,
     admin_url,
-    controlled_by,
     is_ready,
 )
 from goodput_operator.reconcile.actions import Delete, Emit, WriteStatus
@@ -182,7 +181,10 @@ class ReplayReconciler:
                 response = await self._client.create(SECRET, key.namespace, secret)
                 return _problem(response, unless="AlreadyExists")
             case Create(body=body):
-                return await self._create(key, uid, body)
+                # An object of another owner may have this name; the deadline then ends the replay.
+                kind = KINDS[body["kind"]]
+                response = await self._client.create(kind, key.namespace, body)
+                return _problem(response, unless="AlreadyExists")
             case PostStart(pod=pod, url=url, start_at=start_at):
                 error = await self._shards.start(url, uid, start_at)
                 return error and f"start of {pod}: {error}"
@@ -196,17 +198,6 @@ class ReplayReconciler:
             case Emit():
                 failed = await self._recorder.emit(replay, action)
                 return "" if failed is None else failed.message
-
-    async def _create(self, key: ReplayKey, uid: str, body: Object) -> str:
-        kind, name = KINDS[body["kind"]], body["metadata"]["name"]
-        response = await self._client.create(kind, key.namespace, body)
-        if not isinstance(response, FailedCall) or response.reason != "AlreadyExists":
-            return _problem(response)
-        # Only objects with our label are watched, so one of another owner may have this name.
-        live = await self._client.read(kind, key.namespace, name)
-        if isinstance(live, FailedCall) or controlled_by(live, uid):
-            return ""
-        return f"{kind.name} {name} belongs to another object; delete it, or rename the TraceReplay"
 
     async def _write_status(self, key: ReplayKey, uid: str, status: Object) -> str:
         body = {

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 READ = ("get", "list", "watch")
 WRITE = ("create", "update", "patch", "delete")
 VERBS = (*READ, *WRITE, "deletecollection")
-RESOURCES = ("llmservices", "llmservices/scale", "llmservices/status")
-STATUS = ("llmservices/status", "get")
+KINDS = ("llmservices", "tracereplays")
+RESOURCES = (*KINDS, "llmservices/scale", "llmservices/status", "tracereplays/status")
+STATUS = tuple((f"{kind}/status", "get") for kind in KINDS)
 GRANTED = {
-    "view": {*product(["llmservices"], READ), STATUS},
-    "edit": {*product(["llmservices", "llmservices/scale"], READ + WRITE), STATUS},
-    "admin": {*product(["llmservices", "llmservices/scale"], VERBS), STATUS},
+    "view": {*product(KINDS, READ), *STATUS},
+    "edit": {*product([*KINDS, "llmservices/scale"], READ + WRITE), *STATUS},
+    "admin": {*product([*KINDS, "llmservices/scale"], VERBS), *STATUS},
 }
 
 

@@ -7,6 +7,7 @@ are compared with the table in docs/operator.md.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,11 @@ FOR_ROUTERS = "endpointslices"
 COUNT_INTERVAL_S = 60
 """An Event's count increases at most once in this time."""
 REVISIONS_KEPT = 5
+REPLAYS: tuple[dict[str, Any], ...] = (
+    {"records": "pvc://missing/runs"},
+    {"records": "s3://missing/runs", "image": "goodput.test/missing:1"},
+)
+"""The first reads a claim; the second creates Jobs and deletes them when it has ended."""
 ATTAINED = (
     r"Message: +over the last .*: interactive: \d+ of \d+ requests met their targets, at least .*; "
     r"batch: .*\n"
@@ -143,6 +149,14 @@ def test_the_operator_uses_exactly_the_documented_permissions(
     edited.edit()
     wait_for(lambda: 2 in counts_of(installation, "Overwritten"), "the Event is counted twice")
 
+    replays = [replay_rights(installation, spec) for spec in REPLAYS]
+
+    def superseded() -> bool:
+        found = installation.get("tracereplays")["items"]
+        left = [one for one in found if one["metadata"]["name"] in replays]
+        return len(left) == 1 and left[0].get("status", {}).get("verdict") == "INVALID"
+
+    wait_for(superseded, "both replays have ended, and one is deleted")
     documented = documented_rights()
     requests = installation.audited_requests()
     elsewhere = [line["requestURI"] for line in requests if "objectRef" not in line]
@@ -158,6 +172,26 @@ def test_the_operator_uses_exactly_the_documented_permissions(
     [rule] = installation.get("role", "rights-router")["rules"]
     assert rule["resources"] == [FOR_ROUTERS]
     assert set(rule["verbs"]) == documented[FOR_ROUTERS]
+
+
+def replay_rights(installation: ChartRelease, spec: dict[str, Any]) -> str:
+    """Create a TraceReplay of one series that cannot start, and return its name."""
+    body = {
+        "apiVersion": "goodput.dev/v1alpha1",
+        "kind": "TraceReplay",
+        "metadata": {"generateName": "rights-"},
+        "spec": {
+            "trace": "sample",
+            "target": {"url": "http://127.0.0.1:9"},
+            "slo": {"classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 50}]},
+            "allowProduction": True,
+            "armDeadlineSeconds": 5,
+            "historyLimit": 1,
+            **spec,
+        },
+    }
+    words = ("create", "-f", "-", "-o", "jsonpath={.metadata.name}")
+    return installation.kubectl(*words, stdin=json.dumps(body)).strip()
 
 
 def rights_used(line: dict[str, Any]) -> Iterator[tuple[str, str]]:

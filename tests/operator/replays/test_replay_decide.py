@@ -326,6 +326,10 @@ def test_shards_that_are_not_armed_are_awaited_until_the_deadline() -> None:
     assert message.endswith("pod night-shards-2-x is not scheduled: 0/2 nodes")
 
 
+def test_a_job_that_cannot_be_created_ends_the_replay_at_the_deadline() -> None:
+    assert outcome(run(snapshot(after_s=600)))[:2] == ("INVALID", "NotArmed")
+
+
 def test_an_error_before_the_start_is_quoted() -> None:
     failed = pod(
         "night-shards", 0, ended=ReplayResult(reason="Error", message="x: no such file"), code=64
@@ -452,7 +456,7 @@ def test_a_state_that_is_stored_is_not_written_again() -> None:
     assert run(stored(given, run(given))).actions == ()
 
 
-def test_the_newest_replay_of_a_series_deletes_the_oldest_beyond_its_limit() -> None:
+def test_finished_replays_of_a_series_beyond_the_limit_of_the_newest_are_deleted() -> None:
     ended = {"conditions": [{"type": "Finished", "status": "True"}]}
     series = []
     for number in range(5):
@@ -465,8 +469,8 @@ def test_the_newest_replay_of_a_series_deletes_the_oldest_beyond_its_limit() -> 
         }
         series.append(one)
     other = replay(ended)
-    decisions = [
-        run(snapshot(replay=one, siblings=(*series, other))) for one in (series[4], series[3])
-    ]
-    deleted = [[a.name for a in d.actions if isinstance(a, Delete)] for d in decisions]
-    assert deleted == [["night-2", "night-0"], []]
+    for one in (series[4], series[0]):
+        decision = run(snapshot(replay=one, siblings=(*series, other)))
+        deleted = [action.name for action in decision.actions if isinstance(action, Delete)]
+        assert deleted == ["night-2", "night-0"]
+    assert run(snapshot(replay=other, siblings=(*series, other))).actions == ()

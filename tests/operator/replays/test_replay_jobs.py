@@ -108,6 +108,15 @@ def test_a_claim_is_mounted_once_and_read_only_unless_it_gets_the_records() -> N
     assert command[command.index("--upload") + 1] == "s3://runs/nightly/night-01234567/merged"
 
 
+def test_options_of_a_store_stay_behind_the_folder_of_the_shard() -> None:
+    job = shards(records="s3://runs/nightly/?endpoint_override=minio:9000&scheme=http")
+    command = container(job)["command"]
+    assert command[command.index("--upload") + 1] == (
+        "s3://runs/nightly/night-01234567/shard-$(JOB_COMPLETION_INDEX)"
+        "?endpoint_override=minio:9000&scheme=http"
+    )
+
+
 @pytest.mark.parametrize("job", [shards(shards=2), merge(shards=2)], ids=["shards", "merge"])
 def test_the_pods_are_hardened_and_have_no_token_for_the_api_server(job: dict[str, Any]) -> None:
     pod = job["spec"]["template"]["spec"]
