@@ -41,6 +41,7 @@ __all__ = [
     "read_stops",
     "request_body",
     "response_body",
+    "tool_call_object",
     "usage_object",
 ]
 
@@ -145,8 +146,12 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] = ""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = ""
+
+    # Honoured by a real model.
+    tool_call_id: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    tool_calls: msgspec.Raw = _ABSENT  # decoded by `read_messages`
 
     # Optional message fields, mostly of assistant messages that a client sends back; rejected
     # unless empty.
@@ -155,14 +160,13 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     annotations: msgspec.Raw = _ABSENT
     audio: msgspec.Raw = _ABSENT
     function_call: msgspec.Raw = _ABSENT
-    tool_calls: msgspec.Raw = _ABSENT
 
     @property
     def text(self) -> str:
         """The content as one text."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
 
 
 class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,6 +186,8 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     service_tier: str | None = None
 
     # Honoured by a real model.
+    tool_choice: msgspec.Raw = _ABSENT  # decoded by `read_tools`
+    tools: msgspec.Raw = _ABSENT
     top_logprobs: msgspec.Raw = _ABSENT
 
     # Rejected, except for neutral values.
@@ -197,8 +203,6 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     moderation: msgspec.Raw = _ABSENT
     reasoning_effort: msgspec.Raw = _ABSENT
     store: msgspec.Raw = _ABSENT
-    tool_choice: msgspec.Raw = _ABSENT
-    tools: msgspec.Raw = _ABSENT
     verbosity: msgspec.Raw = _ABSENT
     web_search_options: msgspec.Raw = _ABSENT
 
@@ -248,7 +252,10 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B], *, computes: bool
         reject_unsupported(body, NEUTRAL_FOR_CHATS, honoured=honoured)
         _check_metadata(body.metadata)
         for index, message in enumerate(body.messages):
-            reject_unsupported(message, NEUTRAL_FOR_MESSAGES, path=f"messages[{index}].")
+            path = f"messages[{index}]."
+            reject_unsupported(message, NEUTRAL_FOR_MESSAGES, path=path, honoured=honoured)
+            if not computes:
+                _reject_tool_message(message, path)
     return body
 
 
@@ -291,6 +298,7 @@ def response_body(
     usage: dict[str, Any],
     token_ids: Sequence[int] | None = None,
     logprobs: bytes = b"null",
+    tool_calls: Sequence[dict[str, Any]] = (),
 ) -> bytes:
     """Return the body of a response that is not streamed.
 
@@ -304,12 +312,15 @@ def response_body(
         usage: see `usage_object`.
         token_ids: ids of the output's tokens; None to send no ids.
         logprobs: their log-probabilities, as JSON.
+        tool_calls: calls of tools in a chat; see `tool_call_object`.
     """
     content: dict[str, Any] = (
         {"message": {"role": "assistant", "content": text, "refusal": None}}
         if chat
         else {"text": text}
     )
+    if tool_calls:
+        content["message"] |= {"content": text or None, "tool_calls": tool_calls}
     if token_ids is not None:
         content["token_ids"] = token_ids
     choice = {
@@ -328,6 +339,15 @@ def response_body(
             "usage": usage,
         }
     )
+
+
+def tool_call_object(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return OpenAI's form of a call of a tool; the arguments are a JSON object as a text."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def usage_object(*, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
@@ -361,6 +381,15 @@ def _check_containers(data: bytes) -> None:
         count += data[match.start()] != _QUOTE
         if count > _MAX_CONTAINERS:
             raise bad_request(f"the body has more than {_MAX_CONTAINERS} objects and lists")
+
+
+def _reject_tool_message(message: ChatMessage, path: str) -> None:
+    """Reject messages that only the chat template of a real model can write."""
+    if message.role == "tool":
+        field = f"{path}role"
+        raise bad_request(f"{field} tool is not supported by an emulated device", field)
+    if message.content is None:
+        raise bad_request(f"{path}content is null; send a text", f"{path}content")
 
 
 def _check_metadata(raw: msgspec.Raw) -> None:

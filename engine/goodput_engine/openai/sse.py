@@ -493,6 +493,19 @@ class EventWriter:
         rest = b'%b,"logprobs":%b,"finish_reason":%b' % (ids, logprobs, reason)
         return begin + _encode_text(text) + self._end_of_text + rest + self._end
 
+    def tool_calls(self, calls: Sequence[dict[str, Any]], first: int) -> bytes:
+        """Return an event with complete calls of tools.
+
+        Args:
+            calls: calls; see `tool_call_object`.
+            first: index of the first of them in the response.
+        """
+        begin, self._first = self._first, self._begin
+        rows = [{"index": first + at, **call} for at, call in enumerate(calls)]
+        encoded = msgspec.json.encode(rows)
+        rest = b'null,"tool_calls":%b},"logprobs":null,"finish_reason":null' % encoded
+        return begin + rest + self._end
+
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """Return the event of `stream_options.include_usage`, which has no choices."""
         return self._head + b',"choices":[],"usage":' + msgspec.json.encode(usage) + b"}\n\n"

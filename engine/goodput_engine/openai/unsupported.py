@@ -27,7 +27,16 @@ _MAX_BYTES: Final = 64
 _NULL: Final = msgspec.Raw(b"null")
 
 OF_REAL_MODELS: Final = frozenset(
-    {"logit_bias", "logprobs", "response_format", "stop_token_ids", "top_logprobs"}
+    {
+        "logit_bias",
+        "logprobs",
+        "response_format",
+        "stop_token_ids",
+        "tool_calls",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+    }
 )
 """Fields that a real model honours."""
 

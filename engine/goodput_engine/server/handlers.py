@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -25,7 +25,7 @@ from goodput_core.contract import (
 )
 from goodput_core.units import NS_PER_MS
 from goodput_engine.http_server import StreamedResponse
-from goodput_engine.openai.bodies import response_body, usage_object
+from goodput_engine.openai.bodies import response_body, tool_call_object, usage_object
 from goodput_engine.openai.errors import APIError, error_event
 from goodput_engine.openai.rejections import rejection_error
 from goodput_engine.openai.sse import DONE_EVENT, EventWriter
@@ -33,15 +33,17 @@ from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
 from goodput_engine.server.output_logprobs import OutputLogprobs
 from goodput_engine.server.output_text import CompletionText, EmulatedText, ModelText, NoText
+from goodput_engine.text.tool_calls import ToolCallParser
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from concurrent.futures import Executor
 
     from goodput_engine.core_client import CoreClient, RequestStream
     from goodput_engine.server.output_text import TextSource
     from goodput_engine.server.requests import CompletionRequest, RequestParser
     from goodput_engine.server.state import ServerState
+    from goodput_engine.text.tool_calls import ToolCall
 
 __all__ = ["CompletionHandlers"]
 
@@ -164,13 +166,14 @@ class CompletionHandlers:
         )
         await response.prepare(request)
         direct = None
-        if logprobs is None and not call.returns_token_ids:
+        calls = None if call.tools is None else ToolCallParser(call.tools)
+        if logprobs is None and not call.returns_token_ids and calls is None:
             direct = _TokenWriter(request, writer, text, stream)
         while True:
             events, reason = b"", None
             if stream.tokens > text.tokens or stream.finish_reason is not None:
                 events, reason = self._events(
-                    request, call, writer, text, stream, logprobs=logprobs
+                    request, call, writer, text, stream, logprobs=logprobs, calls=calls
                 )
             if reason is not None:
                 break
@@ -238,6 +241,7 @@ class CompletionHandlers:
         stream: RequestStream,
         *,
         logprobs: OutputLogprobs | None,
+        calls: ToolCallParser | None,
     ) -> tuple[bytes, str | None]:
         """Return the events of the new tokens, and the finish reason if the output ends with them.
 
@@ -262,6 +266,13 @@ class CompletionHandlers:
             entries = []
             if logprobs is not None:
                 entries = logprobs.send(piece, complete=last and not text.stopped)
+            if calls is not None:
+                known = calls.count
+                piece, found = calls.feed(piece, last=reason is not None)
+                if found:
+                    events.append(writer.tool_calls(_tool_calls(found), known))
+                if reason == "stop" and calls.count:
+                    reason = "tool_calls"
             if piece or ids or entries or reason is not None:
                 encoded = b"null" if logprobs is None or not entries else logprobs.encode(entries)
                 events.append(writer.event(piece, reason, ids, encoded))
@@ -289,18 +300,25 @@ class CompletionHandlers:
         core.release(call.submit.rid)
         completion_id = _make_id(call)
         output, encoded = "".join(pieces), b"null"
+        reason = "stop" if text.stopped else stream.finish_reason or "stop"
         if logprobs is not None:
             encoded = logprobs.encode(logprobs.send(output, complete=not text.stopped))
+        found: list[ToolCall] = []
+        if call.tools is not None:
+            output, found = ToolCallParser(call.tools).feed(output, last=True)
+            if found and reason == "stop":
+                reason = "tool_calls"
         body = response_body(
             output,
             chat=call.chat,
             completion_id=completion_id,
             created=int(time.time()),
             model=self._state.settings.identity.llmservice,
-            finish_reason="stop" if text.stopped else stream.finish_reason or "stop",
+            finish_reason=reason,
             usage=self._record_lengths(call, text, stream),
             token_ids=stream.token_ids[: text.tokens] if call.returns_token_ids else None,
             logprobs=encoded,
+            tool_calls=_tool_calls(found),
         )
         headers = {
             **self._headers,
@@ -395,6 +413,13 @@ class _TokenWriter:
             event = self._events.token(piece)
             transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event)
         return True
+
+
+def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        tool_call_object(f"call_{secrets.token_hex(12)}", call.name, call.arguments)
+        for call in calls
+    ]
 
 
 def _encode_timings(call: CompletionRequest, text: CompletionText, stream: RequestStream) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -31,10 +31,12 @@ from goodput_engine.openai.sampling_fields import (
     SamplingDefaults,
     read_sampling,
 )
+from goodput_engine.openai.tools import read_messages, read_tools
 from goodput_engine.scheduler.admission import describe_long_output, describe_long_prompt
+from goodput_engine.text.tool_calls import ToolFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["CompletionRequest", "PromptLimits", "PromptTokenizer", "RequestParser"]
 
@@ -59,6 +61,23 @@ class PromptTokenizer(Protocol):
         ...
 
 
+@runtime_checkable
+class _ToolTokenizer(PromptTokenizer, Protocol):
+    """The tokenizer of a real model, whose chats can have tools."""
+
+    tools: ToolFormat | None
+
+    def encode_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> list[int]:
+        """Return the token ids of a chat; see `goodput_engine.text.tokenizer`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
     """A valid request.
@@ -71,6 +90,7 @@ class CompletionRequest:
         min_tokens: no stop string ends the output before this many tokens.
         request_id: the client's identifier; None if it sent none.
         returns_token_ids: True if the response has the ids of the output's tokens.
+        tools: form of the calls of tools in the output; None if the request has no tools.
         submit: the message for the core.
     """
 
@@ -81,6 +101,7 @@ class CompletionRequest:
     min_tokens: int
     request_id: str | None
     returns_token_ids: bool
+    tools: ToolFormat | None = None
     submit: Submit
 
 
@@ -184,7 +205,7 @@ class RequestParser:
             body=body.slo_class,
             priority=from_headers.priority,
         )
-        ids = self._read_prompt(body)
+        ids, tools = self._read_prompt(body)
         self._check_length(len(ids), max_tokens)
         if max_tokens is None and self.defaults.max_new_tokens is not None:
             default = max(self.defaults.max_new_tokens, min_tokens)
@@ -199,6 +220,7 @@ class RequestParser:
             returns_token_ids=self.tokenizer is None
             if body.return_token_ids is None
             else body.return_token_ids,
+            tools=tools,
             submit=Submit(
                 rid=rid,
                 arrival_ns=arrival_ns,
@@ -229,21 +251,22 @@ class RequestParser:
                 code="model_not_found",
             )
 
-    def _read_prompt(self, body: CompletionBody | ChatBody) -> list[int]:
+    def _read_prompt(self, body: CompletionBody | ChatBody) -> tuple[list[int], ToolFormat | None]:
+        """Return the token ids of a prompt, and the form of the calls of its tools."""
         if isinstance(body, ChatBody):
             if self.tokenizer is None:
                 raise bad_request(
                     f"messages are text, and {_NO_TOKENIZER}; send token ids to /v1/completions",
                     "messages",
                 )
-            chat = [(message.role, message.text) for message in body.messages]
             try:
-                ids = self.tokenizer.encode_chat(chat, limit=self.limits.max_model_tokens)
+                ids, tools = self._encode_chat(body)
             except InputError as error:
                 raise bad_request(str(error), "messages") from error
-            return self._require_fit(ids, "messages")
+            return self._require_fit(ids, "messages"), tools
         try:
-            return self._require_fit(self._read_completion_prompt(bytes(body.prompt)), "prompt")
+            ids = self._read_completion_prompt(bytes(body.prompt))
+            return self._require_fit(ids, "prompt"), None
         except InputError as error:
             raise bad_request(str(error), "prompt") from error
         except (ValueError, RecursionError) as error:  # not JSON, or of another type
@@ -252,6 +275,21 @@ class RequestParser:
                 f"{str(error)[:200]}",
                 "prompt",
             ) from error
+
+    def _encode_chat(self, body: ChatBody) -> tuple[list[int], ToolFormat | None]:
+        limit, tokenizer = self.limits.max_model_tokens, self.tokenizer
+        if isinstance(tokenizer, _ToolTokenizer):
+            tools = read_tools(body)
+            if tools and tokenizer.tools is None:
+                raise bad_request(
+                    "tools are not supported by the chat template of this model; leave them out",
+                    "tools",
+                )
+            ids = tokenizer.encode_messages(read_messages(body), tools or None, limit=limit)
+            return ids, tokenizer.tools if tools else None
+        assert tokenizer is not None
+        chat = [(message.role, message.text) for message in body.messages]
+        return tokenizer.encode_chat(chat, limit=limit), None
 
     def _read_completion_prompt(self, data: bytes) -> list[int]:
         if data.startswith(b"["):

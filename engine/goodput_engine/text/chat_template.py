@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from goodput_core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from jinja2.parser import Parser
@@ -72,20 +72,26 @@ class ChatTemplate:
         except (TemplateError, RecursionError, ValueError, MemoryError) as error:
             raise InputError(f"the chat template is invalid: {_sentence(error)}") from error
 
-    def render(self, messages: Iterable[tuple[str, str]]) -> str:
+    def render(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the prompt of a chat, up to the start of the output.
 
         Args:
-            messages: role and content, in order.
+            messages: the messages, in order, in OpenAI's form. The arguments of calls of tools are
+                objects.
+            tools: the tools that the model may call, in OpenAI's form; None without tools.
 
         Raises:
             InputError: the template rejects the messages, or fails; one sentence.
         """
         variables = {
             **self._special_tokens,
-            "messages": [{"role": role, "content": content} for role, content in messages],
+            "messages": list(messages),
             "add_generation_prompt": True,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             _STEPS: _StepCounter(),
         }

@@ -16,10 +16,13 @@ from goodput_core.errors import InputError
 from goodput_engine.model_folder import read_json_object
 from goodput_engine.text.chat_template import ChatTemplate
 from goodput_engine.text.detokenizer import Detokenizer, TokenTexts
+from goodput_engine.text.tool_calls import tool_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from goodput_engine.text.tool_calls import ToolFormat
 
 __all__ = ["ModelTokenizer", "load_model_tokenizer", "read_tokenizer_file"]
 
@@ -77,7 +80,8 @@ def load_model_tokenizer(
         )
     except InputError as error:
         raise InputError(f"{folder}: {error}") from error
-    return ModelTokenizer(tokenizer, texts, template)
+    tools = None if source is None else tool_format(source)
+    return ModelTokenizer(tokenizer, texts, template, tools)
 
 
 def read_tokenizer_file(path: Path) -> Tokenizer:
@@ -112,14 +116,20 @@ class ModelTokenizer:
         tokenizer: the tokenizer.
         texts: the bytes of its tokens.
         template: the chat template; None if the model has none.
+        tools: form of the model's calls of tools; None if the template has no tools.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, texts: TokenTexts, template: ChatTemplate | None
+        self,
+        tokenizer: Tokenizer,
+        texts: TokenTexts,
+        template: ChatTemplate | None,
+        tools: ToolFormat | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._template = template
+        self.tools = tools
 
     @property
     def has_chat_template(self) -> bool:
@@ -153,11 +163,26 @@ class ModelTokenizer:
         Raises:
             InputError: the model has no chat template, or it rejects the messages.
         """
+        chat = [{"role": role, "content": content} for role, content in messages]
+        return self.encode_messages(chat, limit=limit)
+
+    def encode_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> list[int]:
+        """Return the token ids of a chat with tools; see `ChatTemplate.render`.
+
+        Raises:
+            InputError: the model has no chat template, or it rejects the messages.
+        """
         if self._template is None:
             raise InputError(
                 "the model has no chat template; send a prompt to /v1/completions instead"
             )
-        return self._encode(self._template.render(messages), limit, special_tokens=False)
+        return self._encode(self._template.render(messages, tools), limit, special_tokens=False)
 
     def detokenizer(self, *, continues: bool = False) -> Detokenizer:
         """Return a detokenizer for one output; see `Detokenizer`."""

@@ -211,12 +211,17 @@ INVALID: dict[str, tuple[tuple[str, bytes], int, str | None, str]] = {
     ),
     "several outputs": (completion(n=2), 400, "n", "leave it out or send 1"),
     "a schema": (
-        chat(user("x"), response_format={"type": "json_object"}),
+        chat(user("x"), response_format={"type": "json_schema", "json_schema": {}}),
         400,
-        "response_format",
-        "needs text",
+        "response_format.json_schema.name",
+        "is required",
     ),
-    "tools": (chat(user("x"), tools=[{"type": "function"}]), 400, "tools", "or send []"),
+    "tools": (
+        chat(user("x"), tools=[{"type": "function", "function": {"name": "add"}}]),
+        400,
+        "tools",
+        "not supported by the chat template",
+    ),
     "beam search": (completion(use_beam_search=True), 400, "use_beam_search", "or send false"),
     "log-probabilities of the prompt": (
         completion(prompt_logprobs=0),

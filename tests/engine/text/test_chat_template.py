@@ -17,7 +17,8 @@ NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 def render(source: str, messages: list[tuple[str, str]] | None = None) -> str:
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, now=lambda: NOON)
-    return template.render(CHAT if messages is None else messages)
+    chat = CHAT if messages is None else messages
+    return template.render([{"role": role, "content": content} for role, content in chat])
 
 
 @pytest.mark.parametrize(
