@@ -184,6 +184,8 @@ class CompletionHandlers:
                 if error is not None:
                     await self._finish(request, response, error_event(error))
                     return response
+                # Without text so far, the head is not written yet, and must precede direct writes.
+                request.writer.send_headers()
                 if direct is None:
                     await stream.more(text.tokens)
                 else:

@@ -202,3 +202,28 @@ async def test_a_long_prompt_is_counted_to_the_token(http: aiohttp.ClientSession
         "/v1/completions", json={**COMPLETION, "prompt": "word " * 60_000}
     ) as response:
         assert (await response.json())["usage"]["prompt_tokens"] == 60_000
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        pytest.param("/v1/completions", {"prompt": "x"}, id="completion"),
+        pytest.param(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, id="chat"
+        ),
+    ],
+)
+async def test_the_head_precedes_a_text_that_begins_with_a_later_token(
+    http: aiohttp.ClientSession, path: str, prompt: dict[str, Any]
+) -> None:
+    # The first tokens may be the beginning of the stop string, so their text is held back.
+    stop = answer_text(0, 3) + " and so on"
+    body = {"model": "chat", "max_tokens": 8, "stream": True, "stop": [stop], **prompt}
+    async with http.post(path, json=body) as response:
+        assert response.status == 200
+        lines = [line async for line in response.content]
+    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    choices = [event["choices"][0] for event in events]
+    pieces = [one["text"] if "text" in one else one["delta"]["content"] for one in choices]
+    assert "".join(pieces) == answer_text(0, 8)
+    assert len(pieces[0]) > len(answer_text(0, 1))
