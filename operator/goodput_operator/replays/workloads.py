@@ -50,8 +50,10 @@ def terminated_of(pod: Object) -> Mapping[str, Any]:
     return {}
 
 
-def _ended_at(pod: Object) -> tuple[str, str]:
-    return str(terminated_of(pod).get("finishedAt") or "9999"), str(pod["metadata"]["name"])
+def _stopped_then_ended_at(pod: Object) -> tuple[bool, str, str]:
+    # Times have a resolution of one second, so pods that were stopped come last.
+    metadata, ended = pod["metadata"], terminated_of(pod).get("finishedAt") or "9999"
+    return "deletionTimestamp" in metadata, str(ended), str(metadata["name"])
 
 
 def result_of(pods: Sequence[Object]) -> ReplayResult | None:
@@ -82,8 +84,8 @@ def failure_of(job: Object, pods: Sequence[Object]) -> Object | None:
     """Return a failed pod, or the Job if a pod of it failed and is gone; None without a failure."""
     failed = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Failed"]
     if failed:
-        # Of several pods, the first to end: the others may have been stopped because of it.
-        return min(failed, key=_ended_at)
+        # Of several pods, the first to end: the others are then stopped because of it.
+        return min(failed, key=_stopped_then_ended_at)
     if true_condition(job, "Failed") or true_condition(job, "FailureTarget"):
         return job
     return None

@@ -31,11 +31,13 @@ FOR_ROUTERS = "endpointslices"
 COUNT_INTERVAL_S = 60
 """An Event's count increases at most once in this time."""
 REVISIONS_KEPT = 5
-REPLAYS: tuple[dict[str, Any], ...] = (
-    {"records": "pvc://missing/runs"},
-    {"records": "s3://missing/runs", "image": "goodput.test/missing:1"},
+REPLAYS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("rights-claim-", {"records": "pvc://missing/runs"}),
+    ("rights-claim-", {"records": "pvc://missing/runs"}),
+    ("rights-job-", {"records": "s3://missing/runs", "image": "goodput.test/missing:1"}),
 )
-"""The first reads a claim; the second creates Jobs and deletes them when it has ended."""
+"""Series and specs of TraceReplays that cannot start. The first two read a claim, and the older one
+of them is deleted. The third creates a Job, and deletes it at its end."""
 ATTAINED = (
     r"Message: +over the last .*: interactive: \d+ of \d+ requests met their targets, at least .*; "
     r"batch: .*\n"
@@ -149,14 +151,16 @@ def test_the_operator_uses_exactly_the_documented_permissions(
     edited.edit()
     wait_for(lambda: 2 in counts_of(installation, "Overwritten"), "the Event is counted twice")
 
-    replays = [replay_rights(installation, spec) for spec in REPLAYS]
+    replays = [create_replay(installation, series, spec) for series, spec in REPLAYS]
 
-    def superseded() -> bool:
+    def cleaned_up() -> bool:
         found = installation.get("tracereplays")["items"]
         left = [one for one in found if one["metadata"]["name"] in replays]
-        return len(left) == 1 and left[0].get("status", {}).get("verdict") == "INVALID"
+        ended = all(one.get("status", {}).get("verdict") == "INVALID" for one in left)
+        labels = ("-l", f"goodput.dev/tracereplay={replays[-1]}")
+        return ended and len(left) == 2 and not installation.get("jobs", *labels)["items"]
 
-    wait_for(superseded, "both replays have ended, and one is deleted")
+    wait_for(cleaned_up, "the replays have ended, and one of them and the Job are deleted")
     documented = documented_rights()
     requests = installation.audited_requests()
     elsewhere = [line["requestURI"] for line in requests if "objectRef" not in line]
@@ -174,12 +178,12 @@ def test_the_operator_uses_exactly_the_documented_permissions(
     assert set(rule["verbs"]) == documented[FOR_ROUTERS]
 
 
-def replay_rights(installation: ChartRelease, spec: dict[str, Any]) -> str:
-    """Create a TraceReplay of one series that cannot start, and return its name."""
+def create_replay(installation: ChartRelease, series: str, spec: dict[str, Any]) -> str:
+    """Create a TraceReplay that has five seconds to be armed, and return its name."""
     body = {
         "apiVersion": "goodput.dev/v1alpha1",
         "kind": "TraceReplay",
-        "metadata": {"generateName": "rights-"},
+        "metadata": {"generateName": series},
         "spec": {
             "trace": "sample",
             "target": {"url": "http://127.0.0.1:9"},

@@ -361,6 +361,16 @@ def test_a_lost_shard_ends_the_run(
     assert not any(isinstance(action, Create) for action in decision.actions)
 
 
+def test_the_lost_shard_is_named_and_not_one_that_was_stopped_because_of_it() -> None:
+    given = armed()
+    stopped = pod("night-shards", 0, ended="interrupted", code=130)
+    stopped["metadata"]["deletionTimestamp"] = format_time(CREATED_S)
+    lost = pod("night-shards", 1, ended="Killed", code=137)
+    after = stored(given, run(given), jobs=(job("night-shards"),), readings={})
+    _, _, message, _ = outcome(run(replace(after, pods=(stopped, lost))))
+    assert message.startswith("pod night-shards-1-x ended during the run (exit code 137)")
+
+
 def test_a_deleted_job_is_not_started_again() -> None:
     given = armed()
     after = stored(given, run(given), jobs=(), pods=(), readings={})
