@@ -35,7 +35,7 @@ from goodput_core.errors import InputError
 from goodput_core.files import is_disk_full
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, ms_to_ns
-from goodput_replay.plan import PlannedRequest
+from goodput_replay.plan import MAX_PLAN_NS, PlannedRequest
 from goodput_replay.runs.files import DiskFullError
 from goodput_replay.runs.summary_parts import SessionsSummary
 from goodput_replay.shares import ALL, digest_of
@@ -178,6 +178,11 @@ def open_follow_ups(
                 f"{plan.trace.path}: no request follows another one: "
                 f"{_describe_orphans(plan, found)}, or remove --sessions causal"
             )
+        if found.longest_wait_ns() > MAX_PLAN_NS:
+            raise InputError(
+                f"{plan.trace.path}: the think times of requests that follow each other add up to "
+                "more than a year; correct delay_ms, or remove --sessions causal"
+            )
         own = found.owned(share)
         needed = own & (found.predecessors != _NONE)
         if stored and np.any(needed & ~store.has()):
@@ -299,6 +304,21 @@ class _Links(NamedTuple):
     digests: NDArray[np.uint64]
     first_orphan: int
     summary: SessionsSummary
+
+    def longest_wait_ns(self) -> float:
+        """Return the longest sum of think times of requests that follow each other.
+
+        If all think times together are at most `MAX_PLAN_NS`, it is their sum.
+        """
+        total_ns = float(self.think_ns.sum(dtype=np.float64))
+        if total_ns <= MAX_PLAN_NS:
+            return total_ns
+        waits_ns: list[int] = []
+        for predecessor, think_ns in zip(
+            self.predecessors.tolist(), self.think_ns.tolist(), strict=True
+        ):
+            waits_ns.append(think_ns + (0 if predecessor == _NONE else waits_ns[predecessor]))
+        return max(waits_ns)
 
     def owned(self, share: Share) -> NDArray[np.bool_]:
         """Return True for each request of a share; shape `[num_requests]`."""

@@ -184,6 +184,18 @@ def test_sessions_without_a_common_clock_start_by_a_process(tmp_path: Path) -> N
         assert (follow_ups.summary.starts, follow_ups.summary.follow_ups) == (3, 3)
 
 
+@pytest.mark.parametrize("days", [100, 366])
+def test_think_times_of_more_than_a_year_in_one_session_are_rejected(
+    days: int, tmp_path: Path
+) -> None:
+    delay_ms = days * 86_400_000
+    rows = [session_row(2 * s + t, 0, f"s{s}", delay_ms=delay_ms) for s in range(5) for t in (0, 1)]
+    assert links(tmp_path, rows), "each session waits for less than a year"
+    rows = [session_row(n, n, "a", delay_ms=delay_ms) for n in range(5)]
+    with pytest.raises(InputError, match="more than a year; correct delay_ms"):
+        links(tmp_path, rows)
+
+
 def test_a_trace_without_follow_ups_is_rejected(tmp_path: Path) -> None:
     rows = [session_row(0, 0, "a"), session_row(1, 1, "b"), session_row(2, 2, None)]
     with pytest.raises(InputError, match=r"no request follows another one.*remove --sessions"):

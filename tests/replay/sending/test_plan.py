@@ -203,6 +203,13 @@ def test_a_plan_without_a_judged_request_is_rejected(
         survey(plan_of(path, **changes))  # type: ignore[arg-type]  # any option may change
 
 
+def test_a_plan_of_more_than_a_year_is_rejected(trace_of: WriteTrace) -> None:
+    path = trace_of([row(0, 0), row(1, 400 * 86_400)])
+    with pytest.raises(InputError, match="a run lasts at most a year; choose a part with --window"):
+        survey(plan_of(path))
+    assert survey(plan_of(path, window=parse_window("..1h"))).rows == 1
+
+
 def test_an_invalid_row_is_found_by_the_survey(trace_of: WriteTrace, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
