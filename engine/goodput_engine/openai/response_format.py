@@ -60,11 +60,11 @@ def read_grammar(body: CompletionBody | ChatBody) -> str:
     value = decode_field(raw, _FORMAT, FIELD)
     if value is None or isinstance(value, _Text):
         return ""
-    schema = _ANY_OBJECT
-    if isinstance(value, _JSONSchema):
-        schema = bytes(value.json_schema.schema).decode()
     grammars = import_module(_GRAMMARS)
     try:
+        schema = _ANY_OBJECT
+        if isinstance(value, _JSONSchema):
+            schema = bytes(value.json_schema.schema).decode()
         grammar: str = grammars.json_grammar(schema)
         problem = grammars.grammar_problem(grammar)
     except ValueError as error:

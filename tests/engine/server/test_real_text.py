@@ -335,12 +335,18 @@ async def test_a_format_that_cannot_be_produced_is_rejected(
     assert error["param"].startswith("response_format")
 
 
-async def test_a_deeply_nested_schema_is_rejected(engine: RunningEngine) -> None:
-    nested = '{"type":"array","items":' * 300 + "{}" + "}" * 300
-    body = json.dumps(body_of("x", chat=True, response_format=schema_format("SCHEMA")))
+@pytest.mark.parametrize(
+    "schema",
+    [b'{"type":"array","items":' * 300 + b"{}" + b"}" * 300, b'{"enum":["\xff"]}'],
+    ids=["deep", "not UTF-8"],
+)
+async def test_a_schema_that_cannot_be_read_is_rejected(
+    engine: RunningEngine, schema: bytes
+) -> None:
+    body = json.dumps(body_of("x", chat=True, response_format=schema_format("SCHEMA"))).encode()
     async with (
         aiohttp.ClientSession(engine.url) as http,
-        http.post("/v1/chat/completions", data=body.replace('"SCHEMA"', nested)) as response,
+        http.post("/v1/chat/completions", data=body.replace(b'"SCHEMA"', schema)) as response,
     ):
         error = (await response.json())["error"]
     assert response.status == 400

@@ -34,6 +34,8 @@ _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_DETAIL: Final = 300
+# Data types of weights that are not quantized.
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 # A file of weights begins with the length of its header, a JSON object.
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -165,7 +167,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.device) -> None:
     """Reject damaged weights, and weights that do not fit into memory."""
     try:
-        elements = sum(map(_count_elements, files))
+        elements = sum(_count_elements(folder, path) for path in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{folder}: a file of weights is damaged or incomplete; download the model again: "
@@ -180,13 +182,14 @@ def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.devic
         )
 
 
-def _count_elements(path: Path) -> int:
+def _count_elements(folder: Path, path: Path) -> int:
     """Return the number of weights in a file.
 
     Only the header is read: the library would map the complete file, which the system refuses if
     the file is larger than the memory.
 
     Raises:
+        InputError: weights have a type that is not floating point, such as quantized ones.
         ValueError: the file does not have the announced length; or another error for a header
             that is not of the format.
     """
@@ -200,4 +203,12 @@ def _count_elements(path: Path) -> int:
     expected, found = _LENGTH_BYTES + length + end, path.stat().st_size
     if found != expected:
         raise ValueError(f"{path.name} has {found} of {expected} bytes")
+    for name, tensor in header.items():
+        # Buffers, such as masks, may be integers.
+        if name.endswith("weight") and tensor["dtype"] not in _FLOATS:
+            raise InputError(
+                f"{folder}: {name} in {path.name} has the data type {str(tensor['dtype'])[:20]}, "
+                "and quantized weights are not implemented yet; serve the model without "
+                "quantization"
+            )
     return sum(prod(tensor["shape"]) for tensor in header.values())

@@ -68,6 +68,13 @@ def cut_shard(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def quantize(folder: Path) -> None:
+    """Store the weights as integers, as quantized models do."""
+    path = folder / "model.safetensors"
+    weights = {name: one.to(torch.int8) for name, one in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 def run_code(folder: Path) -> None:
     """Add code to the folder that creates a file when it is imported."""
     code = f"open({str(folder / 'executed')!r}, 'w').close()\n"
@@ -91,6 +98,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: change_config(f, quantization_config={"quant_method": "gptq"}),
         "quantized weights are not implemented yet",
     ),
+    "integers": (quantize, "has the data type I8, and quantized weights are not implemented yet"),
     "impossible config": (
         lambda f: change_config(f, hidden_size=-1),
         "transformers cannot load the model",
