@@ -241,10 +241,16 @@ class _Served:
     seconds: float
 
 
-def _core(packed: PackedModel, scale: GpuScale, policy: str = "sarathi") -> EngineCore:
-    """Return an engine core on a model."""
+def _core(
+    packed: PackedModel, scale: GpuScale, policy: str = "sarathi", *, depth: int = 0
+) -> EngineCore:
+    """Return an engine core on a model, which plans `depth` steps ahead."""
     executor = TorchExecutor(
-        packed, num_blocks=scale.blocks, block_size=BLOCK_SIZE, clock=time.monotonic_ns
+        packed,
+        num_blocks=scale.blocks,
+        block_size=BLOCK_SIZE,
+        clock=time.monotonic_ns,
+        starts_ahead=depth > 0,
     )
     loaded = LoadedModel(
         executor=executor,
@@ -268,6 +274,7 @@ def _core(packed: PackedModel, scale: GpuScale, policy: str = "sarathi") -> Engi
         max_token_budget=scale.budget,
         max_num_seqs=256,
         max_waiting=100_000,
+        depth=depth,
     )
     return build_model_core(config, loaded)
 
@@ -398,10 +405,16 @@ def measure_ragged(packed: PackedModel, scale: GpuScale, watch: _Watch, *, compa
         for _ in range(scale.ragged_requests)
     ]
     outputs = [stream.randint(1, scale.ragged_output) for _ in prompts]
-    served = _serve(_core(packed, scale), prompts, outputs)
-    assert [len(one) for one in served.token_ids] == outputs
-    rate = sum(outputs) / served.seconds
-    watch.add(f"ragged, {len(prompts)} requests", f"{rate:,.0f} output tokens/s")
+    rate = 0.0
+    for depth, name in ((0, "no plan ahead"), (1, "one plan ahead")):
+        _release(packed.device)
+        served = _serve(_core(packed, scale, depth=depth), prompts, outputs)
+        assert [len(one) for one in served.token_ids] == outputs
+        rate = max(rate, sum(outputs) / served.seconds)
+        watch.add(
+            f"ragged, {len(prompts)} requests, {name}",
+            f"{sum(outputs) / served.seconds:,.0f} output tokens/s",
+        )
     if not compare:
         return
     _release(packed.device)

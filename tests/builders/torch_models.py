@@ -176,6 +176,7 @@ class ModelBench:
         block_size: tokens per block.
         reuses_prefixes: False to give no request block hashes.
         grammars: compiles the grammars of outputs.
+        starts_ahead: see `TorchExecutor`.
         scheduler: further arguments of `make_scheduler`.
 
     Attributes:
@@ -192,6 +193,7 @@ class ModelBench:
         block_size: int,
         reuses_prefixes: bool = True,
         grammars: Grammars | None = None,
+        starts_ahead: bool = False,
         **scheduler: Any,
     ) -> None:
         self.model = model
@@ -216,6 +218,7 @@ class ModelBench:
             num_host_blocks=host,
             grammars=grammars,
             clock=self.clock,
+            starts_ahead=starts_ahead,
         )
         self.core = EngineCore(scheduler=self.scheduler, executor=self.executor)
         self.submits: dict[int, Submit] = {}

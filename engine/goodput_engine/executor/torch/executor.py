@@ -2,6 +2,8 @@
 
 A step runs when its result is collected, in the thread of the caller. The engine core therefore
 sends the tokens of a step before the next step starts, and reads its messages between two steps.
+With `starts_ahead`, the plan that is queued behind it is started before its tokens are read. A GPU
+then never waits for the host: the sampled ids reach the next step on the device.
 
 The executor has the token ids: a plan states how many tokens of a request to compute, and the
 executor knows them, because it sampled them or received them with the prompt. A plan that was made
@@ -20,13 +22,18 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from goodput_engine.executor.torch.kv_pool import KVPool
-from goodput_engine.executor.torch.model import PackedRow
-from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
+from goodput_engine.executor.torch.model import LateTokens, PackedRow
+from goodput_engine.executor.torch.sampling import (
+    ChosenTokens,
+    RequestSampling,
+    SampledRow,
+    Sampler,
+)
 from goodput_engine.messages import ExecutorInput, SamplingOptions
 from goodput_engine.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
@@ -75,10 +82,14 @@ class _TokenSequence:
         """Number of output tokens so far."""
         return len(self.token_ids) - self.input_tokens
 
-    def banned_ids(self) -> frozenset[int]:
-        """Return the ids of the tokens that would end the output too early."""
+    def banned_ids(self, unread: int = 0) -> frozenset[int]:
+        """Return the ids of the tokens that would end the output too early.
+
+        Args:
+            unread: output tokens that only the device has.
+        """
         options = self.options
-        if options.output_tokens is not None or self.output_tokens >= options.min_tokens:
+        if options.output_tokens is not None or self.output_tokens + unread >= options.min_tokens:
             return frozenset()
         return self.stop_ids
 
@@ -108,6 +119,23 @@ class _TokenSequence:
         return SampledRow(self.sampling, len(self.token_ids), allowed=words)
 
 
+@dataclass(slots=True, kw_only=True)
+class _StartedStep:
+    """A step whose tokens are not read yet.
+
+    Args:
+        start_ns: time at which the host began with it.
+        work: tokens to compute.
+        rids: requests that sample, in the order of `chosen`.
+        chosen: their tokens; None if the step must be computed when it is finished.
+    """
+
+    start_ns: int
+    work: _Work
+    rids: list[int] = field(default_factory=list)
+    chosen: ChosenTokens | None = None
+
+
 class TorchExecutor:
     """Runs plans on a model.
 
@@ -118,6 +146,8 @@ class TorchExecutor:
         num_host_blocks: number of host blocks of the scheduler's pool.
         grammars: compiles the grammars of outputs; None if no request has one.
         clock: returns monotonic nanoseconds.
+        starts_ahead: True to start a queued plan before the tokens of the running one are read. On
+            a CPU, which computes at once, their tokens would only be sent later.
     """
 
     behind_ns = 0
@@ -131,6 +161,7 @@ class TorchExecutor:
         num_host_blocks: int = 0,
         grammars: Grammars | None = None,
         clock: Callable[[], int],
+        starts_ahead: bool = False,
     ) -> None:
         self.pool = KVPool(
             model.geometry,
@@ -146,6 +177,9 @@ class TorchExecutor:
         self._sequences: dict[int, _TokenSequence] = {}
         self._members: dict[int, None] = {}
         self._plans: deque[tuple[StepPlan, int]] = deque()
+        self._starts_ahead = starts_ahead
+        self._started: _StartedStep | None = None
+        self._ended_ns = 0
 
     def add(self, submit: Submit) -> None:
         """Add a request with the token ids of its prompt."""
@@ -186,17 +220,21 @@ class TorchExecutor:
         if not self._plans or self._plans[0][1] > now_ns:
             return None
         plan, _ = self._plans.popleft()
-        start_ns = self._clock()
-        self._apply(plan)
+        started, self._started = self._started or self._start(plan, None), None
+        if self._starts_ahead and self._plans and started.chosen is not None:
+            following, _ = self._plans[0]
+            if self._can_follow(started):
+                self._started = self._start(following, started)
         failed: dict[int, str] = {}
         invalid: dict[int, str] = {}
-        sampled = self._compute(self._work(plan), failed, invalid)
+        sampled = self._finish(started, failed, invalid)
         stopped = {
             rid: "stop"
             for rid, token in sampled.items()
             if self._sequences[rid].append(token.token_id)
         }
         end_ns = self._clock()
+        start_ns, self._ended_ns = max(started.start_ns, self._ended_ns), end_ns
         return StepResult(
             plan_id=plan.plan_id,
             at_ns=end_ns,
@@ -209,6 +247,85 @@ class TorchExecutor:
             failed=failed,
             invalid=invalid,
         )
+
+    def _start(self, plan: StepPlan, before: _StartedStep | None) -> _StartedStep:
+        """Start a step, whose tokens stay on the device.
+
+        Args:
+            plan: its plan.
+            before: the step before if its tokens are not read yet.
+        """
+        start_ns = self._clock()
+        self._apply(plan)
+        unread = {} if before is None else {rid: at for at, rid in enumerate(before.rids)}
+        work, late_rows = self._work(plan, unread)
+        started = _StartedStep(start_ns=start_ns, work=work)
+        if not work:
+            return started
+        late = None
+        if late_rows:
+            assert before is not None
+            assert before.chosen is not None
+            late = LateTokens(
+                late_rows, [unread[work[row][0]] for row in late_rows], before.chosen.ids
+            )
+        try:
+            started.chosen = self._choose(work, late, unread)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        else:
+            started.rids = [rid for rid, row in work if row.samples]
+        return started
+
+    def _choose(
+        self, work: _Work, late: LateTokens | None, unread: Mapping[int, int]
+    ) -> ChosenTokens:
+        """Compute tokens, and choose the next token of each row that samples."""
+        rows = [row for _, row in work]
+        if late is None:
+            logits = self._model.compute(rows, self.pool)
+        else:
+            logits = self._model.compute(rows, self.pool, late)
+        sampling = [rid for rid, row in work if row.samples]
+        return self._sampler.choose(logits, self._sampled_rows(sampling, unread))
+
+    def _can_follow(self, started: _StartedStep) -> bool:
+        """True if no unread token changes the logits of the next step."""
+        for rid in started.rids:
+            sequence = self._sequences[rid]
+            has_penalties = sequence.sampling is not None and sequence.sampling.has_penalties
+            if has_penalties or sequence.grammar is not None:
+                return False
+        return True
+
+    def _finish(
+        self, started: _StartedStep, failed: dict[int, str], invalid: dict[int, str]
+    ) -> dict[int, SampledToken]:
+        """Return the tokens of a step; for the other arguments, see `_compute_parts`."""
+        if started.chosen is not None:
+            return self._read(started.rids, started.chosen, invalid)
+        work = [(rid, self._with_last_token(rid, row)) for rid, row in started.work]
+        return self._compute_parts(work, failed, invalid) if work else {}
+
+    def _read(
+        self, rids: list[int], chosen: ChosenTokens, invalid: dict[int, str]
+    ) -> dict[int, SampledToken]:
+        """Return the tokens of requests, without those that `invalid` gets."""
+        sampled = dict(zip(rids, chosen.read(), strict=True))
+        for rid in rids:
+            sequence = self._sequences[rid]
+            grammar = None if sequence.ended else sequence.grammar
+            if grammar is not None and (problem := grammar.problem()) is not None:
+                sequence.failed = True
+                invalid[rid] = f"response_format: the output cannot continue: {problem}"
+                del sampled[rid]
+        return sampled
+
+    def _with_last_token(self, rid: int, row: PackedRow) -> PackedRow:
+        """Return a row with its last token, which was unread when the step was started."""
+        end = row.start + len(row.token_ids)
+        return row._replace(token_ids=self._sequences[rid].token_ids[row.start : end])
 
     def _apply(self, plan: StepPlan) -> None:
         """Update the block tables and the decode batch, and copy blocks."""
@@ -224,57 +341,54 @@ class TorchExecutor:
         for rid, block in plan.new_blocks:
             sequences[rid].blocks.append(block)
 
-    def _work(self, plan: StepPlan) -> _Work:
-        """Return the tokens that a plan computes."""
+    def _work(self, plan: StepPlan, unread: Mapping[int, int]) -> tuple[_Work, list[int]]:
+        """Return the tokens that a plan computes, and the rows whose last token is unread.
+
+        Requests that failed are left out.
+
+        Args:
+            plan: the plan.
+            unread: requests that have a token which only the device has.
+        """
         work: _Work = []
+        late: list[int] = []
         if plan.num_decodes:
             assert plan.num_decodes == len(self._members)
             for rid in self._members:
                 sequence = self._sequences[rid]
+                if sequence.failed:
+                    continue
                 token_ids = sequence.token_ids
-                row = PackedRow(token_ids[-1:], len(token_ids) - 1, sequence.blocks, True)
-                work.append((rid, row))
+                last, start = token_ids[-1:], len(token_ids) - 1
+                if rid in unread:
+                    late.append(len(work))
+                    last, start = [0], len(token_ids)
+                work.append((rid, PackedRow(last, start, sequence.blocks, True)))
         for chunk in plan.chunks:
             sequence = self._sequences[chunk.rid]
-            end = chunk.start + chunk.num_tokens
-            is_complete = end == len(sequence.token_ids)
-            assert not chunk.samples or is_complete or sequence.failed, "a token is missing"
+            if sequence.failed:
+                continue
+            end, known = chunk.start + chunk.num_tokens, len(sequence.token_ids)
+            is_complete = end == known + (chunk.rid in unread)
+            assert not chunk.samples or is_complete, "a token is missing"
             token_ids = sequence.token_ids[chunk.start : end]
+            if end > known:
+                late.append(len(work))
+                token_ids.append(0)
             row = PackedRow(token_ids, chunk.start, sequence.blocks, chunk.samples)
             work.append((chunk.rid, row))
-        return work
+        return work, late
 
-    def _compute(
+    def _compute_parts(
         self, work: _Work, failed: dict[int, str], invalid: dict[int, str]
     ) -> dict[int, SampledToken]:
-        """Compute tokens, and return the next token of each row that samples.
+        """Compute the parts of a step for which the memory is too small, one after the other.
 
         Args:
             work: the tokens.
             failed: gets the requests for which the memory is too small even alone, with the reason.
             invalid: gets the requests whose grammar permits no further token, with the reason.
         """
-        work = [(rid, row) for rid, row in work if not self._sequences[rid].failed]
-        if not work:
-            return {}
-        try:
-            logits = self._model.compute([row for _, row in work], self.pool)
-            sampling = [rid for rid, row in work if row.samples]
-            sequences = list(map(self._sequences.__getitem__, sampling))
-            tokens = self._sampler.sample(logits, self._sampled_rows(sequences))
-            sampled = dict(zip(sampling, tokens, strict=True))
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-        else:
-            for rid, sequence in zip(sampling, sequences, strict=True):
-                grammar = None if sequence.ended else sequence.grammar
-                if grammar is not None and (problem := grammar.problem()) is not None:
-                    sequence.failed = True
-                    invalid[rid] = f"response_format: the output cannot continue: {problem}"
-                    del sampled[rid]
-            return sampled
-        # Outside of the handler, whose exception holds the tensors of the failed attempt.
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         halves = _halves(work)
@@ -286,9 +400,13 @@ class TorchExecutor:
         first, second = halves
         return self._compute(first, failed, invalid) | self._compute(second, failed, invalid)
 
-    def _sampled_rows(self, sequences: list[_TokenSequence]) -> list[SampledRow]:
+    def _sampled_rows(self, rids: list[int], unread: Mapping[int, int]) -> list[SampledRow]:
         """Return the options of the rows that sample, with the masks of their grammars."""
-        rows = [SampledRow(one.sampling, len(one.token_ids), one.banned_ids()) for one in sequences]
+        sequences = [self._sequences[rid] for rid in rids]
+        rows = [
+            SampledRow(one.sampling, len(one.token_ids) + ahead, one.banned_ids(ahead))
+            for one, ahead in zip(sequences, (int(rid in unread) for rid in rids), strict=True)
+        ]
         # A plan that was made before the end of an output computes surplus tokens.
         restricted = [
             (at, one, one.grammar)
@@ -301,6 +419,25 @@ class TorchExecutor:
             for (at, one, _), words in zip(restricted, masks, strict=True):
                 rows[at] = one.restrict(words)
         return rows
+
+    def _compute(
+        self, work: _Work, failed: dict[int, str], invalid: dict[int, str]
+    ) -> dict[int, SampledToken]:
+        """Compute tokens, and return the next token of each row that samples.
+
+        For the arguments, see `_compute_parts`.
+        """
+        work = [(rid, row) for rid, row in work if not self._sequences[rid].failed]
+        if not work:
+            return {}
+        try:
+            chosen = self._choose(work, None, {})
+            return self._read([rid for rid, row in work if row.samples], chosen, invalid)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        # Outside of the handler, whose exception holds the tensors of the failed attempt.
+        return self._compute_parts(work, failed, invalid)
 
 
 def _halves(work: _Work) -> tuple[_Work, _Work] | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from goodput_engine.executor.torch.attention import AttentionAdapter
     from goodput_engine.executor.torch.kv_pool import KVPool
 
-__all__ = ["PackedModel", "PackedRow"]
+__all__ = ["LateTokens", "PackedModel", "PackedRow"]
 
 _IMPLEMENTATION: Final = "goodput_paged"
 # Keywords that do not change the attention of a packed step: the step itself has the positions,
@@ -58,6 +58,20 @@ class PackedRow(NamedTuple):
     blocks: Sequence[int]
     samples: bool
     shift: int = 0
+
+
+class LateTokens(NamedTuple):
+    """The last tokens of some rows, which the step before samples.
+
+    Args:
+        rows: indices of the rows, whose last id is arbitrary.
+        indices: index of each token in `ids`.
+        ids: tokens on the device, int64.
+    """
+
+    rows: Sequence[int]
+    indices: Sequence[int]
+    ids: torch.Tensor
 
 
 class _LayerCalls(Protocol):
@@ -204,12 +218,15 @@ class PackedModel:
         model.set_attn_implementation(_IMPLEMENTATION)
         self.geometry = self._probe(config)
 
-    def compute(self, rows: Sequence[PackedRow], pool: KVPool) -> torch.Tensor:
+    def compute(
+        self, rows: Sequence[PackedRow], pool: KVPool, late: LateTokens | None = None
+    ) -> torch.Tensor:
         """Compute a step.
 
         Args:
             rows: the tokens of the step, at least one row; no request has two rows.
             pool: has the keys and values of earlier tokens, and receives those of the step.
+            late: tokens that only the device has; None if the rows have all.
 
         Returns:
             The logits after the last token of each row that samples, `[num_sampling, vocab_size]`.
@@ -237,15 +254,16 @@ class PackedModel:
             ),
             (blocks * pool.block_size + positions % pool.block_size).to(device),
         )
-        ids = torch.tensor([[token for row in rows for token in row.token_ids]])
+        ids = torch.tensor([[token for row in rows for token in row.token_ids]]).to(device)
+        if late is not None:
+            targets = torch.tensor([ends[row] - 1 for row in late.rows]).to(device)
+            ids[0, targets] = late.ids[torch.tensor(late.indices).to(device)]
         last = torch.tensor(
             [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples],
             dtype=torch.long,
         )
         shifts = torch.tensor([row.shift for row in rows])[row_of_token]
-        return self._forward(
-            ids.to(device), (positions + shifts)[None].to(device), step, last.to(device)
-        )
+        return self._forward(ids, (positions + shifts)[None].to(device), step, last.to(device))
 
     def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of a prompt, by the attention of transformers.

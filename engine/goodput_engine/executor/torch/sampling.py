@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.messages import SamplingOptions
 
-__all__ = ["RequestSampling", "SampledRow", "SampledToken", "Sampler"]
+__all__ = ["ChosenTokens", "RequestSampling", "SampledRow", "SampledToken", "Sampler"]
 
 # Below, a softmax in float32 has one token, or overflows.
 _GREEDY_BELOW: Final = 1e-5
@@ -129,7 +129,11 @@ class Sampler:
         self._hashes = torch.empty(0, dtype=torch.int32)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[SampledToken]:
-        """Return the next token of each row.
+        """Return the next token of each row; for the arguments, see `choose`."""
+        return self.choose(logits, rows).read()
+
+    def choose(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> ChosenTokens:
+        """Choose the next token of each row, and leave it on the device.
 
         Args:
             logits: `[num_rows, vocab_size]`, floating point; may be changed.
@@ -157,8 +161,7 @@ class Sampler:
                 self._prepare(logits)
                 self._sample_whole(logits, rows, whole, keys, chosen)
                 self._sample_prefixes(logits, rows, prefixed, keys, chosen)
-            ids = chosen.tolist()
-            return list(map(SampledToken, ids, raw.logprobs(ids)))
+            return ChosenTokens(chosen, raw)
 
     def _prepare(self, logits: torch.Tensor) -> None:
         """Compute the hashes of all token ids."""
@@ -229,6 +232,24 @@ class Sampler:
                     else:
                         left.append(indices[row])
             selected = left
+
+
+class ChosenTokens:
+    """The tokens of a step, which may not be computed yet.
+
+    Attributes:
+        ids: int64 `[num_rows]` on the device.
+    """
+
+    def __init__(self, ids: torch.Tensor, raw: _RawLogits) -> None:
+        self.ids = ids
+        self._raw = raw
+
+    def read(self) -> list[SampledToken]:
+        """Wait for the device, and return the tokens."""
+        with torch.inference_mode():
+            ids = self.ids.tolist()
+            return list(map(SampledToken, ids, self._raw.logprobs(ids)))
 
 
 class _RawLogits:

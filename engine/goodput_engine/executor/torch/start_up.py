@@ -105,6 +105,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         num_host_blocks=host_blocks,
         grammars=_grammars(folder, model),
         clock=time.monotonic_ns,
+        starts_ahead=device.type == "cuda",
     )
     swap_ns_per_block = _measure_copies(executor.pool) if host_blocks else 1
     ready_ns = time.monotonic_ns()

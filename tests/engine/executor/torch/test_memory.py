@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_engine.executor.torch.kv_pool import KVPool
-    from goodput_engine.executor.torch.model import PackedModel, PackedRow
+    from goodput_engine.executor.torch.model import LateTokens, PackedModel, PackedRow
 
 pytestmark = pytest.mark.torch
 
@@ -123,11 +123,13 @@ class ScarceModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._packed, name)
 
-    def compute(self, rows: Sequence[PackedRow], pool: KVPool) -> torch.Tensor:
+    def compute(
+        self, rows: Sequence[PackedRow], pool: KVPool, late: LateTokens | None = None
+    ) -> torch.Tensor:
         """Compute a step, or fail after it wrote some keys and values."""
         ids = {token_id for row in rows for token_id in row.token_ids}
         if sum(len(row.token_ids) for row in rows) <= self._most and not ids & self.refused:
-            return self._packed.compute(rows, pool)
+            return self._packed.compute(rows, pool, late)
         self.failures += 1
         for row in rows:
             block, slot = divmod(row.start, pool.block_size)
@@ -144,7 +146,14 @@ def make_bench(tiny: TinyModel, scarce: ScarceModel, depth: int) -> ModelBench:
     """Return an engine that computes with the scarce model."""
     model = TinyModel(packed=cast("PackedModel", scarce), outputs=tiny.outputs)
     return ModelBench(
-        model, "sarathi", Preemption.RECOMPUTE, blocks=90, block_size=4, budget=40, depth=depth
+        model,
+        "sarathi",
+        Preemption.RECOMPUTE,
+        blocks=90,
+        block_size=4,
+        budget=40,
+        depth=depth,
+        starts_ahead=depth == 2,
     )
 
 
@@ -192,7 +201,9 @@ def test_a_request_that_cannot_be_computed_alone_fails_and_the_others_continue(
 
 def test_another_error_of_a_step_is_not_taken_for_a_lack_of_memory(tiny: TinyModel) -> None:
     class BrokenModel(ScarceModel):
-        def compute(self, rows: Sequence[PackedRow], pool: KVPool) -> torch.Tensor:
+        def compute(
+            self, rows: Sequence[PackedRow], pool: KVPool, late: LateTokens | None = None
+        ) -> torch.Tensor:
             raise RuntimeError("the matrices do not match")
 
     bench = make_bench(tiny, BrokenModel(tiny.packed, 64), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,7 @@ from tests.builders.torch_models import ARCHITECTURES, ModelBench, TinyModel
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
+from goodput_engine.executor.torch.sampling import ChosenTokens
 from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -60,7 +61,13 @@ def test_preempted_requests_continue_with_the_same_tokens(
     load_tiny: LoadTiny, preemption: Preemption, depth: int
 ) -> None:
     bench = ModelBench(
-        load_tiny("Llama"), "sarathi", preemption, blocks=12, block_size=4, depth=depth
+        load_tiny("Llama"),
+        "sarathi",
+        preemption,
+        blocks=12,
+        block_size=4,
+        depth=depth,
+        starts_ahead=depth > 0,
     )
     for family in range(5):
         bench.submit(9, 16, family=family, ignore_eos=True)
@@ -71,6 +78,37 @@ def test_preempted_requests_continue_with_the_same_tokens(
         assert stats.swapped_tokens > 0
     if preemption is Preemption.RECOMPUTE:
         assert stats.recomputed_tokens > 0
+
+
+def test_a_step_starts_before_the_tokens_of_the_previous_one_are_read(
+    load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    packed = load_tiny("Llama").packed
+    compute, read = packed.compute, ChosenTokens.read
+
+    def log_compute(*arguments: Any) -> Any:
+        events.append("late" if len(arguments) > 2 else "compute")
+        return compute(*arguments)
+
+    def log_read(chosen: ChosenTokens) -> Any:
+        events.append("read")
+        return read(chosen)
+
+    monkeypatch.setattr(packed, "compute", log_compute)
+    monkeypatch.setattr(ChosenTokens, "read", log_read)
+    bench = ModelBench(
+        load_tiny("Llama"),
+        "sarathi",
+        Preemption.RECOMPUTE,
+        blocks=20,
+        block_size=4,
+        depth=1,
+        starts_ahead=True,
+    )
+    bench.submit(5, 4, ignore_eos=True)
+    bench.run_dry()
+    assert events == ["compute", "late", "read", "late", "read", "late", "read", "read"]
 
 
 def test_a_reused_prefix_gives_the_same_tokens(load_tiny: LoadTiny) -> None:
@@ -145,6 +183,7 @@ _ACTIONS = st.lists(
     budget=st.integers(1, 60),
     prefill_chunk=st.sampled_from([None, 1, 5, 16]),
     depth=st.integers(0, 2),
+    starts_ahead=st.booleans(),
     reuses_prefixes=st.booleans(),
 )
 def test_no_schedule_changes_a_token(
@@ -159,6 +198,7 @@ def test_no_schedule_changes_a_token(
     budget: int,
     prefill_chunk: int | None,
     depth: int,
+    starts_ahead: bool,
     reuses_prefixes: bool,
 ) -> None:
     bench = ModelBench(
@@ -170,6 +210,7 @@ def test_no_schedule_changes_a_token(
         budget=budget,
         prefill_chunk=prefill_chunk,
         depth=depth,
+        starts_ahead=starts_ahead,
         reuses_prefixes=reuses_prefixes,
     )
     for action in [("submit", first), *actions]:

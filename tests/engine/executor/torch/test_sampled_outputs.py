@@ -82,6 +82,7 @@ def output_alone(
     budget=st.integers(1, 60),
     prefill_chunk=st.sampled_from([None, 1, 5]),
     depth=st.integers(0, 2),
+    starts_ahead=st.booleans(),
 )
 def test_no_schedule_changes_a_sampled_token(
     llama: TinyModel,
@@ -92,6 +93,7 @@ def test_no_schedule_changes_a_sampled_token(
     budget: int,
     prefill_chunk: int | None,
     depth: int,
+    starts_ahead: bool,
 ) -> None:
     bench = ModelBench(
         llama,
@@ -102,6 +104,7 @@ def test_no_schedule_changes_a_sampled_token(
         budget=budget,
         prefill_chunk=prefill_chunk,
         depth=depth,
+        starts_ahead=starts_ahead,
     )
     rids = [bench.submit(**request) for request in requests]  # type: ignore[arg-type]
     bench.finish()
