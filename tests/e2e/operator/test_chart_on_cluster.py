@@ -152,7 +152,9 @@ def test_an_upgrade_replaces_the_operator_and_changes_no_pod_of_a_service(
 
     # No image has this tag, so a pod with the new default would not start.
     defaults = ("--set", "engine.tag=later,router.tag=later")
-    upgraded = (*chart_options(earlier.namespace, *images), *defaults)
+    # The earlier chart has no TraceReplay, whose definition kubectl has created.
+    taken = ("--take-ownership", "--force-conflicts")
+    upgraded = (*taken, *chart_options(earlier.namespace, *images), *defaults)
     install_chart(earlier.cluster, *upgraded, namespace=earlier.namespace)
     wait_for(lambda: not before & operators(), "the earlier operator has ended")
     [operator] = earlier.get("deployment", "goodput")["spec"]["template"]["spec"]["containers"]
