@@ -193,7 +193,11 @@ async def serve_chats(
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         async with running_service(
-            manifest, device=None, log=where / "log", decisions=where / "decisions"
+            manifest,
+            device=None,
+            log=where / "log",
+            decisions=where / "decisions",
+            report=print,
         ) as running:
             began = time.monotonic()
             chats = await stream_chats(running.url, model, prompts(count), tokens)

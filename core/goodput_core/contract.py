@@ -224,7 +224,9 @@ LABEL_VERDICT: Final = "verdict"
 # `goodput engine --json` and `goodput router --json` print exactly one line when they listen:
 # {"event": "listening", "url": ..., "admin_url": ...}. `goodput up --json` prints
 # {"event": "ready", "url": ..., "admin_url": ..., "replicas": [...]} when traffic may start, and
-# {"event": "decision", "decision": {...}} for each decision of the control laws.
+# {"event": "decision", "decision": {...}} for each decision of the control laws. Before that, it
+# prints {"event": "fetching", "line": ...} while weights are downloaded or converted.
 EVENT_LISTENING: Final = "listening"
 EVENT_READY: Final = "ready"
 EVENT_DECISION: Final = "decision"
+EVENT_FETCHING: Final = "fetching"

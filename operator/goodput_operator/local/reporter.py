@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from goodput_core.contract import EVENT_DECISION, EVENT_READY, PATH_COMPLETIONS
+from goodput_core.contract import EVENT_DECISION, EVENT_FETCHING, EVENT_READY, PATH_COMPLETIONS
 from goodput_core.control.decision import decision_summary, json_value
 from goodput_core.units import NS_PER_MS, format_duration
 
@@ -79,6 +79,11 @@ class Reporter:
     def log_message(self, message: str) -> None:
         """Write a message of the supervisor."""
         self.log(_SUPERVISOR, message)
+
+    def report_fetching(self, line: str) -> None:
+        """Report the progress of weights that are fetched, as a line of a log."""
+        self.log("fetch", line)
+        self._event(EVENT_FETCHING, line=line)
 
     def report_ready(
         self, service: str, router: Address, replicas: tuple[RoutedReplica, ...]

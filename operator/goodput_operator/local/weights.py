@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["fetch_weights"]
 
 _ERROR: Final = "error: "
-_SENDER: Final = "fetch"
 
 
 def fetch_weights(command: Command, reporter: Reporter, *, exit_with_parent: bool) -> None:
@@ -45,7 +44,7 @@ def fetch_weights(command: Command, reporter: Reporter, *, exit_with_parent: boo
                 if line.startswith(_ERROR):
                     error = line.removeprefix(_ERROR)
                 else:
-                    reporter.log(_SENDER, line)
+                    reporter.report_fetching(line)
             assert process.stdout is not None
             folder = process.stdout.read()
         except BaseException:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 
-from goodput_core.contract import EVENT_DECISION, EVENT_READY
+from goodput_core.contract import EVENT_DECISION, EVENT_FETCHING, EVENT_READY
 from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 __all__ = ["LocalService", "running_service"]
@@ -48,6 +48,7 @@ class _Event(msgspec.Struct):
     url: str = ""
     admin_url: str = ""
     decision: msgspec.Raw = msgspec.Raw()
+    line: str = ""
 
 
 @asynccontextmanager
@@ -58,6 +59,7 @@ async def running_service(
     model_path: str | None = None,
     log: Path,
     decisions: Path,
+    report: Callable[[str], object],
 ) -> AsyncIterator[LocalService]:
     """Start the service of a manifest on this machine, and stop it when the block ends.
 
@@ -67,6 +69,7 @@ async def running_service(
         model_path: path of a model in place of the manifest's model source.
         log: file for the stderr output of the service.
         decisions: file for control decisions, one per line; created with the first decision.
+        report: called with each line about weights that are fetched before the service starts.
 
     Yields:
         The running service.
@@ -89,7 +92,7 @@ async def running_service(
             start_new_session=True,
         )
     try:
-        service = await _wait_ready(child)
+        service = await _wait_ready(child, report)
         if service is None:
             raise _make_error(await child.wait(), log)
         # stdout is read to its end, because the child would block on a full pipe.
@@ -102,12 +105,16 @@ async def running_service(
         await _stop(child)
 
 
-async def _wait_ready(child: asyncio.subprocess.Process) -> LocalService | None:
+async def _wait_ready(
+    child: asyncio.subprocess.Process, report: Callable[[str], object]
+) -> LocalService | None:
     assert child.stdout is not None
     while line := await child.stdout.readline():
         event = _parse_event(line)
         if event is not None and event.event == EVENT_READY:
             return LocalService(url=event.url, admin_url=event.admin_url)
+        if event is not None and event.event == EVENT_FETCHING:
+            report(event.line)
     return None
 
 

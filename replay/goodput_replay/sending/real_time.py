@@ -20,6 +20,7 @@ from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
 from goodput_core.files import partial_path
 from goodput_core.process import count_cpus
+from goodput_core.text import printable
 from goodput_replay.clock_changes import ClockReading, describe_clock_changes
 from goodput_replay.live.messages import Begin
 from goodput_replay.live.observer import ObserverOptions, RunObserver
@@ -275,6 +276,9 @@ async def _start_targets(
             log=writer.path / SERVICE_LOG_FILE,
             # Gets its final name together with the records, when these are complete.
             decisions=partial_path(writer.path / DECISIONS_FILE),
+            report=lambda line: console.print(
+                printable(line), highlight=False, markup=False, soft_wrap=True
+            ),
         )
     )
     return (parse_target(service.url),), f"{service.admin_url}{PATH_METRICS}"

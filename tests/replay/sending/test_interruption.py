@@ -268,7 +268,9 @@ async def test_ctrl_c_during_the_stop_of_the_service_waits_for_its_end(tmp_path:
     ready, leave = asyncio.Event(), asyncio.Event()
 
     async def use() -> None:
-        async with running_service(CHAT, device=None, log=log, decisions=tmp_path / "d"):
+        async with running_service(
+            CHAT, device=None, log=log, decisions=tmp_path / "d", report=print
+        ):
             ready.set()
             await leave.wait()
 
