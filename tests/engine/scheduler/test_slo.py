@@ -240,7 +240,7 @@ def test_a_late_request_is_held_back_while_others_can_be_on_time() -> None:
     bench = SloBench(blocks=3000, budget=400)
     bench.add(1, 50, ttft_ms=200)  # favoured, as the oldest
     late = bench.add(2, 50, ttft_ms=200)
-    bench.pass_time(300)
+    bench.pass_time(30_000)
     bench.step()
     assert late.output_tokens == 1
     bench.add(3, 30_000, ttft_ms=60_000)
