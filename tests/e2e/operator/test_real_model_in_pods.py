@@ -1,0 +1,116 @@
+"""A real chat model from a PersistentVolumeClaim: served, rolled, scaled and deleted.
+
+The engines are pods that compute SmolLM2 with torch. `make smollm2` installs both.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tools.cluster.handle import wait_for
+from tools.e2e.clients import replay_load
+from tools.smollm2 import model_folder
+from tools.torch_packages import is_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tools.e2e.installation import ChartRelease
+
+START_S = 150
+NAME = "smollm2"
+CLAIM = "weights"
+
+
+@pytest.fixture
+def claim(installation: ChartRelease) -> Iterator[str]:
+    """A claim to a read-only volume that has the model's folder."""
+    if not (is_installed() and model_folder().exists()):
+        pytest.skip("NOT RUN: torch or SmolLM2 is missing; run `make smollm2`")
+    volume = f"{CLAIM}-{installation.namespace}"
+    shared: dict[str, Any] = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    installation.cluster.apply(
+        [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": volume},
+                "spec": {
+                    **shared,
+                    "capacity": size,
+                    "hostPath": {"path": str(model_folder().parent), "type": "Directory"},
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": CLAIM, "namespace": installation.namespace},
+                "spec": {**shared, "volumeName": volume, "resources": {"requests": size}},
+            },
+        ]
+    )
+    yield CLAIM
+    installation.kubectl("delete", f"pvc/{CLAIM}")
+    installation.cluster.kubectl("delete", f"pv/{volume}")
+
+
+def ask(installation: ChartRelease, url: str, question: str) -> str:
+    """Return the answer of the service to a question, with the most probable tokens."""
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 16,
+    }
+    words = ("curl", "--silent", "--fail", "--max-time", "30", "--json", json.dumps(body))
+    answer = json.loads(installation.run_inside(*words, f"{url}/v1/chat/completions"))
+    content: str = answer["choices"][0]["message"]["content"]
+    return content
+
+
+def engines(installation: ChartRelease) -> set[str]:
+    """Return the uids of the engines' pods."""
+    return {pod["metadata"]["uid"] for pod in installation.pods(NAME, "engine")}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cluster")
+def test_pods_serve_a_model_of_a_claim_through_a_rollout_and_scaling(
+    installation: ChartRelease, claim: str, serve: Callable[..., None], tmp_path: Path
+) -> None:
+    serve(
+        NAME,
+        model={"source": f"pvc://{claim}/{model_folder().name}"},
+        engine={
+            "tokenBudget": {"min": 64, "max": 256, "initial": 256},
+            "preemption": "recompute",
+            "resources": {"limits": {"cpu": "1", "memory": "4Gi"}},
+        },
+        router={"replicas": 1},
+        replicas=1,
+        slo={"classes": [{"name": "interactive", "ttftMs": 60_000, "tpotMs": 10_000}]},
+    )
+    url = installation.url(NAME)
+    assert "Paris" in ask(installation, url, "What is the capital of France?")
+    before, old = engines(installation), installation.status(NAME)["currentRevision"]
+
+    # Each engine loads the model, which takes longer on a busy machine.
+    with replay_load(installation, NAME, tmp_path, rate_per_s=1, lengths=(16, 4)):
+        installation.patch(NAME, engine={"prefillChunkTokens": 128})
+        wait_for(
+            lambda: installation.status(NAME)["currentRevision"] != old,
+            "the new revision serves",
+            START_S,
+        )
+        installation.patch(NAME, replicas=2)
+        wait_for(
+            lambda: installation.status(NAME).get("readyReplicas") == 2, "two engines", START_S
+        )
+        installation.wait_settled(NAME)
+    assert len(engines(installation)) == 2
+    assert before.isdisjoint(engines(installation))
+    assert "Paris" in ask(installation, url, "What is the capital of France?")
