@@ -358,6 +358,23 @@ class Forecast:
         behind_ns = begins_ns - first_ns - sampled * tpot_ns
         return behind_ns > 0 and behind_ns > self.tokens_left(request) * (tpot_ns - self.token_ns)
 
+    def breaks_pace(self, request: ScheduledRequest) -> bool:
+        """Return True if the decodes of one more request break the tightest TPOT target."""
+        tpot_ns = request.targets.tpot_ns
+        tightest_ns = min(self.tightest_ns, NEVER_NS if tpot_ns is None else tpot_ns)
+        if tightest_ns == NEVER_NS:
+            return False
+        kept = self.kept_decodes
+        # All running requests will decode, except late ones.
+        decodes = kept.num_decodes + self._view.num_running - self.all_decodes.num_decodes
+        context = kept.decode_context_tokens
+        now_ns, then_ns = (
+            self._model.step_ns(StepShape.of(decodes=n, decode_context_tokens=c))
+            for n, c in ((decodes, context), (decodes + 1, context + request.total_tokens))
+        )
+        # A target that is missed without this request as well is no reason to delay it.
+        return now_ns <= tightest_ns * SAFETY < then_ns
+
     @property
     def ensures_targets(self) -> bool:
         """True if the targets of a running request or of a prompt in time can be ensured."""

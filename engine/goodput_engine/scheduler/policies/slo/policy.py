@@ -18,9 +18,8 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     TRICKLE_TOKENS,
     Forecast,
     PromptTime,
-    is_ensurable,
 )
-from goodput_engine.scheduler.policies.slo.queue import RankedQueue
+from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from goodput_engine.scheduler.plan import StepOutcome
     from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
-    from goodput_engine.scheduler.policies.slo.forecast import Prompt
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
     from goodput_engine.scheduler.request_table import ScheduledRequest
@@ -52,10 +50,8 @@ _MAX_UNDECIDED: Final = 64
 """Requests that may wait for a later decision; at most a quarter of the queue."""
 _LEFT_OPEN_IN_A_STEP: Final = 8
 """Decisions that are tried again before a step, and left open again."""
-_LEAST_LOSS: Final = 0.02
-"""Part of the weight that a pause costs even without a predicted loss."""
-_LOSS_SCALE: Final = 10**12
-"""Eviction keys are integers, and weights may be divided by tokens times steps."""
+_LEAST_LOSS: Final = 0.02  # part of the weight that a pause costs without a predicted loss
+_LOSS_SCALE: Final = 10**12  # eviction keys are integers, weights divided by tokens times steps
 _AGEING_NS: Final = 30 * NS_PER_S
 """Time from its arrival after which a late request may be favoured, as under `sjf`."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
@@ -151,7 +147,7 @@ class SloPolicy(SchedulingPolicy):
     def _rank_queue(self, forecast: Forecast) -> None:
         """Order the queue: in time, favoured, late; favoured first if it can stay."""
         waiting = RequestState.WAITING
-        prompts = self._with_undecided(forecast)
+        prompts = with_undecided(forecast, self._undecided.values(), self.model, self.predictor)
         order = [p.request for p in prompts if p.request.state is waiting]
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
@@ -162,28 +158,6 @@ class SloPolicy(SchedulingPolicy):
             self._queue.rank([*first, *order, *late])
             return
         self._queue.rank([*order, *first, *late])
-
-    def _with_undecided(self, forecast: Forecast) -> list[Prompt]:
-        """Return the prompts to start, in order.
-
-        Undecided requests may start if no other request has targets that can be ensured. Memory
-        does not suffice for all of them, so the shortest start first, and most are in time.
-        """
-        prompts, model = forecast.prompts, self.model
-        if not self._undecided or not model.steps or forecast.ensures_targets:
-            return prompts
-        undecided = [
-            forecast.prompt(request)
-            for request in self._undecided.values()
-            if not is_ensurable(request, model)
-        ]
-        if not undecided:
-            return prompts
-        output_tokens = self.predictor.output_tokens
-        return sorted(
-            [*prompts, *undecided],
-            key=lambda p: (p.level, p.request.input_tokens + output_tokens(p.request), *p[1:3]),
-        )
 
     def _free_tokens(self) -> int:
         """Return the tokens of a prompt that finds room without an eviction."""
@@ -227,11 +201,10 @@ class SloPolicy(SchedulingPolicy):
         """Keep the favoured request until it ends; then favour the oldest late one if overdue."""
         favoured = self._favoured
         if favoured is None or favoured.state in _ENDED:
-            oldest = forecast.late[0] if forecast.late else None
             overdue_ns = self.view.now_ns - _AGEING_NS
-            if oldest is not None and oldest.arrival_ns > overdue_ns:
-                oldest = None
-            self._favoured = forecast.favoured = oldest
+            oldest = next(iter(forecast.late), None)
+            overdue = oldest is not None and oldest.arrival_ns <= overdue_ns
+            self._favoured = forecast.favoured = oldest if overdue else None
 
     # --- order -------------------------------------------------------------------------------
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
@@ -243,10 +216,9 @@ class SloPolicy(SchedulingPolicy):
         return sorted(prefilling, key=self._urgency)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """Late requests first, then the least important, then those that lose the least weight.
+        """Late, then least important requests first, then the least weight lost.
 
-        If no target can be ensured, the weight is compared with the memory and the time for which
-        blocks become free.
+        If no target can be ensured, the loss is divided by the memory that becomes free.
         """
         group, level, due_ns, rid = self._urgency(request)
         if group != _IN_TIME:
@@ -255,8 +227,8 @@ class SloPolicy(SchedulingPolicy):
         lost = forecast.loss(request)
         if not forecast.ensures_targets:
             left = forecast.tokens_left(request)
-            lost += _LEAST_LOSS * request.weight
-            lost /= (request.total_tokens + left / 2) * left
+            freed = (request.total_tokens + left / 2) * left
+            lost = (lost + _LEAST_LOSS * request.weight) / freed
         return group, level, -int(lost * _LOSS_SCALE), due_ns, rid
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
@@ -337,24 +309,7 @@ class SloPolicy(SchedulingPolicy):
         """True if the TPOT targets of running requests allow it."""
         if not self.view.num_running or request is self._favoured:
             return True
-        return not self._breaks_pace(request, self._look())
-
-    def _breaks_pace(self, request: ScheduledRequest, forecast: Forecast) -> bool:
-        """Return True if the decodes of one more request break the tightest TPOT target."""
-        tpot_ns = request.targets.tpot_ns
-        tightest_ns = min(forecast.tightest_ns, NEVER_NS if tpot_ns is None else tpot_ns)
-        if tightest_ns == NEVER_NS:
-            return False
-        kept = forecast.kept_decodes
-        # All running requests will decode, except late ones.
-        decodes = kept.num_decodes + self.view.num_running - forecast.all_decodes.num_decodes
-        context = kept.decode_context_tokens
-        now_ns, then_ns = (
-            self.model.step_ns(StepShape.of(decodes=n, decode_context_tokens=c))
-            for n, c in ((decodes, context), (decodes + 1, context + request.total_tokens))
-        )
-        # A target that is missed without this request as well is no reason to delay it.
-        return now_ns <= tightest_ns * SAFETY < then_ns
+        return not self._look().breaks_pace(request)
 
     def reserved_tokens(self, request: ScheduledRequest) -> int:
         """The prompt and, after a preemption, the output so far."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from goodput_engine.scheduler.policies.slo.forecast import is_ensurable
 from goodput_engine.scheduler.request_table import FcfsQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
+    from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
+    from goodput_engine.scheduler.prediction import LengthPredictor
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["RankedQueue"]
+__all__ = ["RankedQueue", "with_undecided"]
 
 
 class RankedQueue(FcfsQueue):
@@ -35,3 +39,27 @@ class RankedQueue(FcfsQueue):
                 return order[-1]
             order.pop()
         return None
+
+
+def with_undecided(
+    forecast: Forecast,
+    undecided: Collection[ScheduledRequest],
+    model: LearningStepTime,
+    predictor: LengthPredictor,
+) -> list[Prompt]:
+    """Return the prompts to start, in order.
+
+    Undecided requests may start if no other request has targets that can be ensured. Memory does
+    not suffice for all of them, so the shortest start first, and most are in time.
+    """
+    prompts = forecast.prompts
+    if not undecided or not model.steps or forecast.ensures_targets:
+        return prompts
+    started = [forecast.prompt(one) for one in undecided if not is_ensurable(one, model)]
+    if not started:
+        return prompts
+    output_tokens = predictor.output_tokens
+    return sorted(
+        [*prompts, *started],
+        key=lambda p: (p.level, p.request.input_tokens + output_tokens(p.request), *p[1:3]),
+    )
