@@ -106,6 +106,11 @@ def earlier(
     """The operator and the custom resource definition from the earlier chart."""
     if not crd_created:
         pytest.skip("the test would downgrade the custom resource definition of this cluster")
+    # The chart's image stands for this checkout, whose operator also watches TraceReplays and Jobs.
+    watched = ("--verb=list,watch", "--resource=tracereplays.goodput.dev,jobs.batch")
+    account = f"--serviceaccount={namespace}:goodput"
+    cluster.kubectl("create", "role", "replays", *watched, "-n", namespace)
+    cluster.kubectl("create", "rolebinding", "replays", "--role=replays", account, "-n", namespace)
     # kubectl has created the definition from this checkout.
     install_chart(
         cluster,
