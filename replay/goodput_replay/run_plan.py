@@ -100,6 +100,11 @@ class RunPlan:
         end_ns = min(ended_ns, start_ns + self.window_ns)
         return start_ns, max(end_ns, start_ns + min(NS_PER_S, self.window_ns))
 
+    @property
+    def has_open_end(self) -> bool:
+        """True if the end is not known before the run: of a closed loop, or of causal sessions."""
+        return self.options.concurrency is not None or self.follow_ups is not None
+
     def make_judged_span(self) -> JudgedSpan | None:
         """Return a window to be measured during the run; None if the plan determines it."""
         if self.follow_ups is None:
@@ -119,14 +124,13 @@ class RunPlan:
         options = self.options
         if not options.scrape and not options.scrape_service:
             return None
-        unknown = options.concurrency is not None or self.follow_ups is not None
         return ScrapeSettings(
             urls=options.scrape,
             service_url=service_url if options.scrape_service else None,
             metrics=options.scrape_metrics,
             token=self.scrape_token,
             ca_file=options.ca_file,
-            every_ns=choose_interval(None if unknown else self.stats.last_ns),
+            every_ns=choose_interval(None if self.has_open_end else self.stats.last_ns),
             zero_ns=zero_ns,
             # Gets its final name together with the records, when these are complete.
             file=partial_path(folder / SERVER_METRICS_FILE).resolve(),

@@ -12,8 +12,9 @@ scheduled at the end of that request, its *predecessor*, plus a think time. All 
 - The think time is `delay_ms`. Without it, it is the time from the recorded end of the predecessor
   to the arrival, at least 0. If that end is unknown, it is the time between both arrivals.
 
-Follow-ups can be due long before their times in the trace. Their requests are therefore stored in a
-temporary file, and memory is about 60 bytes for each request of the plan.
+Follow-ups can be due long before their times in the trace, so they are stored in a temporary SQLite
+database. It also has the tables in which predecessors are found. Its memory does not grow with the
+trace.
 
 If several processes or machines divide the plan, each stores and sends complete sessions. Two
 sessions stay together if a request of one follows a request of the other.
@@ -21,18 +22,15 @@ sessions stay together if a request of one follows a request of the other.
 
 from __future__ import annotations
 
-import os
-import tempfile
-from array import array
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
+from dataclasses import fields
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from goodput_core.errors import InputError
-from goodput_core.files import is_disk_full
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, ms_to_ns
 from goodput_replay.plan import MAX_PLAN_NS, PlannedRequest
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from fractions import Fraction
 
-    from numpy.typing import NDArray
-
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import RequestPlan
     from goodput_replay.shares import Share
@@ -53,9 +49,34 @@ if TYPE_CHECKING:
 
 __all__ = ["FollowUp", "FollowUps", "JudgedSpan", "open_follow_ups"]
 
-_NONE: Final = -1
 _MAX_SHOWN: Final = 80
-_WRITE_BYTES: Final = 1 << 20
+
+# A request is named by its position in the plan, and an id by a hash of 64 bits. A group has
+# complete sessions, and with each request its predecessor. It is named by its first request.
+_TABLES: Final = """
+    PRAGMA journal_mode = OFF;
+    PRAGMA temp_store = FILE;
+    PRAGMA cache_size = -16384;
+    CREATE TABLE requests (
+        number INTEGER PRIMARY KEY, arrival_ns INTEGER, duration_ns INTEGER, wait_ns INTEGER,
+        session_group INTEGER
+    );
+    CREATE TABLE ids (id INTEGER PRIMARY KEY, number INTEGER);
+    CREATE TABLE sessions (session INTEGER PRIMARY KEY, last INTEGER);
+    CREATE TABLE groups (name INTEGER PRIMARY KEY, joined INTEGER, is_own INTEGER);
+    CREATE TABLE follow_ups (number INTEGER PRIMARY KEY, predecessor INTEGER, think_ns INTEGER);
+    CREATE TABLE stored (number INTEGER PRIMARY KEY, request BLOB);
+    -- A cross join reads the first table in the outer loop, in the order of the numbers.
+    CREATE VIEW own AS
+        SELECT number FROM requests CROSS JOIN groups ON groups.name = requests.session_group
+        WHERE is_own;
+"""
+_OWN_STARTS: Final = """
+    SELECT number FROM own WHERE number NOT IN (SELECT number FROM follow_ups) ORDER BY number
+"""
+_OWN_FOLLOW_UPS: Final = """
+    SELECT number FROM own WHERE number IN (SELECT number FROM follow_ups) ORDER BY number
+"""
 
 
 class FollowUp(NamedTuple):
@@ -75,64 +96,46 @@ class FollowUps:
 
     Args:
         plan: the plan.
-        links: predecessors and think times.
-        own: True for each request of the share; shape `[num_requests]`.
-        file: descriptor of the file with the encoded follow-ups; read by one thread at a time.
-        ends: end of each stored request in the file, by the position in the plan; shape
-            `[num_requests]`.
+        database: the tables, complete; SQLite lets only one thread read at a time.
+        summary: counts of the complete plan for the summary of a run.
 
     Attributes:
-        summary: counts of the complete plan for the summary of a run.
+        summary: see above.
         own_rows: number of requests in the share.
         own_warmup_rows: number of requests in the share that are not judged.
-        stored_bytes: size of the file.
+        stored_bytes: size of the stored requests.
     """
 
     def __init__(
-        self,
-        plan: RequestPlan,
-        links: _Links,
-        own: NDArray[np.bool_],
-        file: int,
-        ends: NDArray[np.int64],
+        self, plan: RequestPlan, database: sqlite3.Connection, summary: SessionsSummary
     ) -> None:
         self._plan = plan
-        self._own = own
-        self.stored_bytes = int(ends[-1])
-        self.own_rows = int(np.count_nonzero(own))
-        self.own_warmup_rows = int(np.count_nonzero(own[: plan.warmup]))
-        self._file = file
-        self._ends = ends
-        self._is_follow_up: NDArray[np.bool_] = links.predecessors != _NONE
-        follow_ups = np.flatnonzero(self._is_follow_up)
-        by_predecessor = follow_ups[np.argsort(links.predecessors[follow_ups], kind="stable")]
-        self._follow_ups: NDArray[np.int64] = by_predecessor
-        self._think_ns = links.think_ns[by_predecessor]
-        # Follow-ups of request k are at the positions from `first[k]` to `first[k + 1]`.
-        self._first = np.searchsorted(
-            links.predecessors[by_predecessor], np.arange(len(links.predecessors) + 1)
-        )
+        self._database = database
         self._decoder = msgspec.msgpack.Decoder(PlannedRequest)
-        self.summary = links.summary
+        self.summary = summary
+        self.own_rows, self.own_warmup_rows = database.execute(
+            "SELECT count(*), coalesce(sum(number < ?), 0) FROM own", (plan.warmup,)
+        ).fetchone()
+        (self.stored_bytes,) = database.execute(
+            "SELECT coalesce(sum(length(request)), 0) FROM stored"
+        ).fetchone()
 
     def __len__(self) -> int:
-        return len(self._follow_ups)
+        return self.summary.follow_ups
 
     def starts(self) -> Iterator[PlannedRequest]:
         """Yield the requests of the share that follow no other one, in order of their arrival."""
-        for planned in self._plan.requests():
-            if self._own[planned.number] and not self._is_follow_up[planned.number]:
-                yield planned
+        with _reported():
+            yield from _selected(self._plan, self._database.execute(_OWN_STARTS))
 
     def after(self, number: int) -> list[FollowUp]:
         """Return the follow-ups that follow a request, in the order of the trace."""
-        span = slice(int(self._first[number]), int(self._first[number + 1]))
-        return [
-            FollowUp(follow_up, think_ns)
-            for follow_up, think_ns in zip(
-                self._follow_ups[span].tolist(), self._think_ns[span].tolist(), strict=True
+        with _reported():
+            found = self._database.execute(
+                "SELECT number, think_ns FROM follow_ups WHERE predecessor = ? ORDER BY number",
+                (number,),
             )
-        ]
+            return [FollowUp(*row) for row in found]
 
     def load(self, number: int) -> PlannedRequest:
         """Read a stored follow-up; its scheduled time is that of the trace.
@@ -140,14 +143,10 @@ class FollowUps:
         Raises:
             InputError: the temporary file cannot be read.
         """
-        start = int(self._ends[number - 1]) if number else 0
-        try:
-            data = os.pread(self._file, int(self._ends[number]) - start, start)
-        except OSError as error:
-            raise InputError(
-                f"{tempfile.gettempdir()}: the follow-ups of sessions cannot be read back "
-                f"({error.strerror}); set TMPDIR to another folder"
-            ) from error
+        with _reported():
+            (data,) = self._database.execute(
+                "SELECT request FROM stored WHERE number = ?", (number,)
+            ).fetchone()
         return self._decoder.decode(data)
 
 
@@ -167,31 +166,58 @@ def open_follow_ups(
             `RequestPlan.requests`.
         DiskFullError: the temporary file does not fit on its disk.
     """
-    with tempfile.TemporaryFile(prefix="goodput-", buffering=0) as file:
-        table, store = _LinkTable(plan.transforms.speed), _Store(file)
-        for row, planned in plan.rows():
-            may_follow = table.add(row, planned)
-            store.add(planned if stored and may_follow and share.holds(planned) else None)
-        found = table.resolve()
-        if not found.summary.follow_ups:
-            raise InputError(
-                f"{plan.trace.path}: no request follows another one: "
-                f"{_describe_orphans(plan, found)}, or remove --sessions causal"
-            )
-        if found.longest_wait_ns() > MAX_PLAN_NS:
-            raise InputError(
-                f"{plan.trace.path}: the think times of requests that follow each other add up to "
-                "more than a year; correct delay_ms, or remove --sessions causal"
-            )
-        own = found.owned(share)
-        needed = own & (found.predecessors != _NONE)
-        if stored and np.any(needed & ~store.has()):
-            # Sessions stay together with sessions of another share, which is known only now.
-            store.clear()
-            for planned in plan.requests():
-                store.add(planned if needed[planned.number] else None)
-        store.flush()
-        yield FollowUps(plan, found, own, file.fileno(), store.ends())
+    # SQLite removes a database without a name when it is closed, also after a crash.
+    with closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as database:
+        with _reported():
+            database.executescript(_TABLES)
+            follow_ups = FollowUps(plan, database, _find(plan, share, database, stored=stored))
+        yield follow_ups
+
+
+def _find(
+    plan: RequestPlan, share: Share, database: sqlite3.Connection, *, stored: bool
+) -> SessionsSummary:
+    """Fill the tables, and return the counts.
+
+    Raises:
+        InputError: no request follows another one, or the think times are too long.
+    """
+    encode = msgspec.msgpack.Encoder().encode
+    store = "INSERT INTO stored VALUES (?, ?)"
+    database.execute("BEGIN")
+    links = _Links(database, plan.transforms.speed, share)
+    for row, planned in plan.rows():
+        if links.add(row, planned) and stored and share == ALL:
+            database.execute(store, (planned.number, encode(planned)))
+    if not links.counts["follow_ups"]:
+        raise InputError(
+            f"{plan.trace.path}: no request follows another one: "
+            f"{_describe_orphans(plan, links)}, or remove --sessions causal"
+        )
+    if links.longest_wait_ns > MAX_PLAN_NS:
+        raise InputError(
+            f"{plan.trace.path}: the think times of requests that follow each other add up to "
+            "more than a year; correct delay_ms, or remove --sessions causal"
+        )
+    links.resolve_joined()
+    if stored and share != ALL:
+        # Only now it is known which sessions stay together with sessions of this share.
+        for planned in _selected(plan, database.execute(_OWN_FOLLOW_UPS)):
+            database.execute(store, (planned.number, encode(planned)))
+    database.execute("CREATE INDEX by_predecessor ON follow_ups (predecessor)")
+    database.execute("COMMIT")
+    return SessionsSummary(**links.counts)
+
+
+def _selected(plan: RequestPlan, numbers: Iterator[tuple[int]]) -> Iterator[PlannedRequest]:
+    """Yield the requests of a plan that have these numbers, which increase."""
+    wanted = next(numbers, None)
+    for planned in plan.requests():
+        if wanted is None:
+            return
+        if planned.number == wanted[0]:
+            yield planned
+            wanted = next(numbers, None)
 
 
 def _describe_orphans(plan: RequestPlan, links: _Links) -> str:
@@ -200,7 +226,7 @@ def _describe_orphans(plan: RequestPlan, links: _Links) -> str:
     Raises:
         InputError: see `RequestPlan.requests`.
     """
-    if links.first_orphan == _NONE:
+    if links.first_orphan is None:
         return "no session has two requests in the selected part; select a longer part of the trace"
     rows = islice((row for row, _ in plan.rows()), links.first_orphan, None)
     orphan = next(rows)
@@ -213,262 +239,155 @@ def _describe_orphans(plan: RequestPlan, links: _Links) -> str:
     else:
         problem += "which no request of the selected part has"
         remedy = "select a longer part of the trace, correct it"
-    count = links.summary.without_parent
+    count = links.counts["without_parent"]
     total = f" (the first of {count} such requests)" if count > 1 else ""
     return f"{printable(name[:_MAX_SHOWN])}{total} {problem}; {remedy}"
 
 
-class _Store:
-    """Writes requests into a file.
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn errors of SQLite into a sentence.
 
-    Args:
-        file: an empty file.
+    Raises:
+        InputError: the temporary file cannot be written or read.
+        DiskFullError: its disk is full.
     """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._buffer = bytearray()
-        self._size = 0
-        self._ends = array("q")
-
-    def add(self, planned: PlannedRequest | None) -> None:
-        """Write the next request of the plan; None if it is not needed."""
-        if planned is not None:
-            self._buffer += self._encode(planned)
-        self._ends.append(self._size + len(self._buffer))
-        if len(self._buffer) >= _WRITE_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the buffer."""
-        self._size += _write(self._file, self._buffer)
-
-    def clear(self) -> None:
-        """Remove everything."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._buffer.clear()
-        self._size = 0
-        self._ends = array("q")
-
-    def ends(self) -> NDArray[np.int64]:
-        """Return the end of each request in the file; shape `[num_requests]`."""
-        return np.array(self._ends, dtype=np.int64)
-
-    def has(self) -> NDArray[np.bool_]:
-        """Return True for each written request; shape `[num_requests]`."""
-        written: NDArray[np.bool_] = np.diff(self.ends(), prepend=0) > 0
-        return written
-
-
-def _write(file: IO[bytes], buffer: bytearray) -> int:
-    """Write and clear the buffer; return the number of bytes."""
-    size = len(buffer)
     try:
-        left = memoryview(bytes(buffer))
-        while left:
-            left = left[file.write(left) :]
-    except OSError as error:
-        folder = tempfile.gettempdir()
-        if is_disk_full(error):
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
             raise DiskFullError(
-                f"{folder}: the disk is full, and the follow-ups of sessions need more space; free "
-                "some space, or set TMPDIR to another folder"
+                "the disk with the temporary files is full, and the follow-ups of sessions need "
+                "more space; free some space, or set TMPDIR to a folder on another disk"
             ) from error
-        why = error.strerror or type(error).__name__
         raise InputError(
-            f"{folder}: the follow-ups of sessions cannot be stored ({why}); set TMPDIR to another "
-            "folder"
+            f"the follow-ups of sessions cannot be kept in a temporary file ({error}); set TMPDIR "
+            "to another folder"
         ) from error
-    buffer.clear()
-    return size
 
 
-class _Links(NamedTuple):
-    """Predecessors of the requests of a plan.
+class _Links:
+    """Finds the predecessor, the think time and the group of each request, in the order of a plan.
 
     Args:
-        predecessors: position of each request's predecessor, -1 for a start; shape
-            `[num_requests]`.
-        think_ns: think time of each follow-up, 0 for a start; shape `[num_requests]`.
-        digests: digest of the first request among the sessions that stay together with that of
-            each request; shape `[num_requests]`.
-        first_orphan: position of the first request whose parent is not an earlier request of the
-            plan; -1 if there is none.
-        summary: counts.
-    """
-
-    predecessors: NDArray[np.int64]
-    think_ns: NDArray[np.int64]
-    digests: NDArray[np.uint64]
-    first_orphan: int
-    summary: SessionsSummary
-
-    def longest_wait_ns(self) -> float:
-        """Return the longest sum of think times of requests that follow each other.
-
-        If all think times together are at most `MAX_PLAN_NS`, it is their sum.
-        """
-        total_ns = float(self.think_ns.sum(dtype=np.float64))
-        if total_ns <= MAX_PLAN_NS:
-            return total_ns
-        waits_ns: list[int] = []
-        for predecessor, think_ns in zip(
-            self.predecessors.tolist(), self.think_ns.tolist(), strict=True
-        ):
-            waits_ns.append(think_ns + (0 if predecessor == _NONE else waits_ns[predecessor]))
-        return max(waits_ns)
-
-    def owned(self, share: Share) -> NDArray[np.bool_]:
-        """Return True for each request of a share; shape `[num_requests]`."""
-        owned: NDArray[np.bool_] = self.digests % share.count == share.index
-        return owned
-
-
-class _LinkTable:
-    """Collects what decides about predecessors, think times and shares, 56 bytes per request.
-
-    Ids are represented by 64-bit hashes.
-
-    Args:
+        database: the tables, which are empty.
         speed: factor for the speed of time, by which think times and durations are divided.
+        share: the requests of this process.
+
+    Attributes:
+        counts: the fields of `SessionsSummary`.
+        first_orphan: position of the first request whose parent is not an earlier request of the
+            plan; None if there is none.
+        longest_wait_ns: the longest sum of think times of requests that follow each other, or
+            another value above `MAX_PLAN_NS`.
     """
 
-    def __init__(self, speed: Fraction) -> None:
+    def __init__(self, database: sqlite3.Connection, speed: Fraction, share: Share) -> None:
+        self._execute = database.execute
         self._speed = speed
-        self._sessions_seen: set[int] = set()
-        self._ids = array("q")
-        self._sessions = array("q")
-        self._parents = array("q")
-        self._arrivals_ns = array("q")
-        self._durations_ns = array("q")
-        self._delays_ns = array("q")
-        self._digests = array("Q")
+        self._share = share
+        self.counts = dict.fromkeys((field.name for field in fields(SessionsSummary)), 0)
+        self.first_orphan: int | None = None
+        self.longest_wait_ns = 0
 
     def add(self, row: TraceRow, planned: PlannedRequest) -> bool:
-        """Add the next request; True if it can turn out to be a follow-up."""
-        session = _hash(row.session_id)
-        parent = _hash(row.parent_request_id)
-        self._ids.append(_hash(row.request_id))
-        self._sessions.append(session)
-        self._parents.append(parent)
-        self._arrivals_ns.append(planned.scheduled_ns)
-        self._durations_ns.append(self._scaled(row.duration_e2e_ms))
-        self._delays_ns.append(self._scaled(row.delay_ms))
-        self._digests.append(digest_of(planned))
-        follows = parent != _NONE or session in self._sessions_seen
-        if session != _NONE:
-            self._sessions_seen.add(session)
-        return follows
-
-    def resolve(self) -> _Links:
-        """Return the predecessors and think times of all requests."""
-        ids, sessions, parents, arrivals_ns, durations_ns, delays_ns = (
-            np.frombuffer(values, dtype=np.int64)
-            for values in (
-                self._ids,
-                self._sessions,
-                self._parents,
-                self._arrivals_ns,
-                self._durations_ns,
-                self._delays_ns,
+        """Add the next request; True if it is a follow-up."""
+        number, counts = planned.number, self.counts
+        session, parent = row.session_id, row.parent_request_id
+        last = None
+        if session is not None:
+            last = self._one("SELECT last FROM sessions WHERE session = ?", hash(session))
+        predecessor = last
+        if parent is not None:
+            predecessor = self._one("SELECT number FROM ids WHERE id = ?", hash(parent))
+            if predecessor is None:
+                counts["without_parent"] += 1
+                if self.first_orphan is None:
+                    self.first_orphan = number
+        wait_ns = 0
+        if predecessor is None:
+            counts["starts"] += 1
+        else:
+            counts["follow_ups"] += 1
+            think_ns, wait_ns = self._think(predecessor, row, planned.scheduled_ns)
+            self.longest_wait_ns = max(self.longest_wait_ns, wait_ns)
+            self._execute(
+                "INSERT INTO follow_ups VALUES (?, ?, ?)", (number, predecessor, think_ns)
             )
-        )
-        has_parent = parents != _NONE
-        predecessors = np.where(
-            has_parent, _earlier_of_id(parents, ids), _previous_of_session(sessions)
-        )
-        is_follow_up = predecessors != _NONE
-        gaps_ns = arrivals_ns - arrivals_ns[predecessors]
-        known_ns = durations_ns[predecessors]
-        has_delay, has_duration = delays_ns != _NONE, known_ns != _NONE
-        pause_ns = np.where(has_duration, gaps_ns - known_ns, gaps_ns)
-        think_ns = np.where(has_delay, delays_ns, np.maximum(pause_ns, 0))
-        think_ns[~is_follow_up] = 0
-        derived = is_follow_up & ~has_delay
-        orphans = np.flatnonzero(has_parent & ~is_follow_up)
-
-        def count(mask: NDArray[np.bool_]) -> int:
-            return int(np.count_nonzero(mask))
-
-        return _Links(
-            predecessors=predecessors,
-            think_ns=think_ns,
-            digests=np.frombuffer(self._digests, dtype=np.uint64)[
-                _first_of_group(sessions, predecessors)
-            ],
-            first_orphan=int(orphans[0]) if len(orphans) else _NONE,
-            summary=SessionsSummary(
-                starts=count(~is_follow_up),
-                follow_ups=count(is_follow_up),
-                think_recorded=count(is_follow_up & has_delay),
-                think_from_ends=count(derived & has_duration),
-                think_from_arrivals=count(derived & ~has_duration),
-                overlapping=count(derived & (pause_ns < 0)),
-                without_parent=len(orphans),
+        self._execute(
+            "INSERT INTO requests VALUES (?, ?, ?, ?, ?)",
+            (
+                number,
+                planned.scheduled_ns,
+                self._scaled(row.duration_e2e_ms),
+                wait_ns,
+                self._group(planned, last, predecessor),
             ),
         )
+        self._execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (hash(row.request_id), number))
+        if session is not None:
+            self._execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (hash(session), number))
+        return predecessor is not None
 
-    def _scaled(self, ms: float | None) -> int:
-        """Return a duration at the speed of the run; -1 if it is unknown."""
+    def resolve_joined(self) -> None:
+        """Let groups that were joined with an earlier one belong to the share of that one."""
+        for (name,) in self._execute("SELECT name FROM groups WHERE joined IS NOT NULL").fetchall():
+            self._execute(
+                "UPDATE groups SET is_own = (SELECT is_own FROM groups WHERE name = ?) "
+                "WHERE name = ?",
+                (self._root(name), name),
+            )
+
+    def _think(self, predecessor: int, row: TraceRow, arrival_ns: int) -> tuple[int, int]:
+        """Return the think time of a follow-up, and the sum of those up to its own."""
+        before_ns, duration_ns, wait_ns = self._execute(
+            "SELECT arrival_ns, duration_ns, wait_ns FROM requests WHERE number = ?", (predecessor,)
+        ).fetchone()
+        think_ns, counts = self._scaled(row.delay_ms), self.counts
+        if think_ns is not None:
+            counts["think_recorded"] += 1
+        else:
+            pause_ns = arrival_ns - before_ns - (duration_ns or 0)
+            counts["think_from_arrivals" if duration_ns is None else "think_from_ends"] += 1
+            counts["overlapping"] += pause_ns < 0
+            think_ns = max(pause_ns, 0)
+        # Longer times are rejected, and need not fit into the table.
+        think_ns = min(think_ns, MAX_PLAN_NS + 1)
+        return think_ns, min(wait_ns + think_ns, MAX_PLAN_NS + 1)
+
+    def _group(self, planned: PlannedRequest, last: int | None, predecessor: int | None) -> int:
+        """Return the group of a request: a new one if it neither follows nor has a session."""
+        of_request = "SELECT session_group FROM requests WHERE number = ?"
+        linked = {number for number in (last, predecessor) if number is not None}
+        roots = {self._root(self._one(of_request, number)) for number in linked}
+        if not roots:
+            is_own = self._share == ALL or digest_of(planned) % self._share.count == (
+                self._share.index
+            )
+            self._execute("INSERT INTO groups VALUES (?, NULL, ?)", (planned.number, is_own))
+            return planned.number
+        first = min(roots)
+        for later in roots - {first}:
+            self._execute("UPDATE groups SET joined = ? WHERE name = ?", (first, later))
+        return first
+
+    def _root(self, name: int | None) -> int:
+        """Return the group that a group was joined with, directly or by way of others."""
+        while name is not None:
+            root = name
+            name = self._one("SELECT joined FROM groups WHERE name = ?", root)
+        return root
+
+    def _one(self, query: str, key: int) -> int | None:
+        """Return the value that a query finds; None if there is none."""
+        found = self._execute(query, (key,)).fetchone()
+        return None if found is None else found[0]
+
+    def _scaled(self, ms: float | None) -> int | None:
+        """Return a duration at the speed of the run, in nanoseconds; None if it is unknown."""
         if ms is None:
-            return _NONE
+            return None
         return ms_to_ns(ms) * self._speed.denominator // self._speed.numerator
-
-
-def _hash(name: str | None) -> int:
-    """Return a hash of 64 bits; -1, which Python's hash never is, for no name."""
-    return _NONE if name is None else hash(name)
-
-
-def _earlier_of_id(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each wanted id if it is an earlier one, else -1."""
-    order = np.argsort(ids, kind="stable")
-    at = np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)
-    found = order[at]
-    is_earlier = (ids[found] == wanted) & (found < np.arange(len(ids)))
-    return np.where(is_earlier, found, _NONE)
-
-
-def _previous_of_session(sessions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of the previous request of each request's session, or -1."""
-    previous = np.full(len(sessions), _NONE, dtype=np.int64)
-    order = np.argsort(sessions, kind="stable")
-    same = (sessions[order[1:]] == sessions[order[:-1]]) & (sessions[order[1:]] != _NONE)
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
-
-
-def _first_of_group(
-    sessions: NDArray[np.int64], predecessors: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the position of the first request of each request's group.
-
-    A group has complete sessions, and with each request its predecessor.
-    """
-    first = np.arange(len(sessions))
-    has_session = sessions != _NONE
-    _, start, session = np.unique(sessions[has_session], return_index=True, return_inverse=True)
-    first[has_session] = np.flatnonzero(has_session)[start][session]
-    follow_ups = np.flatnonzero(predecessors != _NONE)
-    pairs = np.stack((first[follow_ups], first[predecessors[follow_ups]]), axis=1)
-    # Groups of sessions, each represented by the first request of its first session.
-    joined: dict[int, int] = {}
-
-    def find(position: int) -> int:
-        while (before := joined.get(position, position)) != position:
-            joined[position] = joined.get(before, before)
-            position = joined[position]
-        return position
-
-    for one, other in np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0).tolist():
-        earlier, later = sorted((find(one), find(other)))
-        joined[later] = earlier
-    group = np.arange(len(sessions))
-    for position in joined:
-        group[position] = find(position)
-    return group[first]
 
 
 class JudgedSpan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +17,7 @@ from tests.builders.sessions import follow_ups_of, plan_of_rows, session_row
 from goodput_core.errors import InputError
 from goodput_core.units import NS_PER_MS
 from goodput_replay.runs.files import DiskFullError
-from goodput_replay.sessions import _write, open_follow_ups
+from goodput_replay.sessions import _reported, open_follow_ups
 from goodput_traces.format.schema import Clock
 from goodput_traces.transforms import Window, parse_session_arrivals
 
@@ -263,11 +265,11 @@ def test_a_stored_follow_up_is_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_sentence() -> None:
-    with (
-        Path("/dev/full").open("wb", buffering=0) as file,
-        pytest.raises(DiskFullError, match=r"the disk is full.*TMPDIR"),
-    ):
-        _write(file, bytearray(b"turn"))
+    with closing(sqlite3.connect("")) as database:
+        database.execute("PRAGMA max_page_count = 3")
+        database.execute("CREATE TABLE stored (request BLOB)")
+        with pytest.raises(DiskFullError, match=r"disk.*is full.*TMPDIR"), _reported():
+            database.execute("INSERT INTO stored VALUES (zeroblob(100000))")
 
 
 @given(st.data())

@@ -28,7 +28,7 @@ from goodput_engine.http_server import StreamedResponse
 from goodput_engine.openai.bodies import response_body, tool_call_object, usage_object
 from goodput_engine.openai.errors import APIError, error_event
 from goodput_engine.openai.rejections import rejection_error
-from goodput_engine.openai.sse import DONE_EVENT, EventWriter
+from goodput_engine.openai.sse_writer import DONE_EVENT, EventWriter
 from goodput_engine.request_bodies import read_body
 from goodput_engine.server.metrics import LoadHeader
 from goodput_engine.server.output_logprobs import OutputLogprobs

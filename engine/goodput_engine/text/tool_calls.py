@@ -44,13 +44,13 @@ class ToolCall:
     arguments: str
 
 
-class _Call(msgspec.Struct):
+class _ParsedCall(msgspec.Struct):
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"")
     parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
-_CALL: Final = msgspec.json.Decoder(_Call)
+_CALL: Final = msgspec.json.Decoder(_ParsedCall)
 _SCANNER: Final = json.JSONDecoder()
 _BETWEEN_CALLS: Final = "; \t\n"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -292,7 +292,7 @@ async def _start_observer(
         ui_port=(plan.options.ui_port or 0) if plan.options.ui else None,
         prometheus=plan.options.prometheus,
     )
-    long = plan.options.concurrency or plan.follow_ups or plan.stats.last_ns >= LINE_EVERY_NS
+    long = plan.has_open_end or plan.stats.last_ns >= LINE_EVERY_NS
     shown = console.is_terminal or long
     scraped = plan.options.scrape_service or plan.options.scrape
     if not shown and not scraped and options == ObserverOptions():
@@ -339,7 +339,7 @@ class _Run:
             progress = senders.progress()
             return RunProgress(
                 elapsed_ns=time.monotonic_ns() - zero_ns,
-                duration_ns=None if closed or plan.follow_ups else plan.stats.last_ns,
+                duration_ns=None if plan.has_open_end else plan.stats.last_ns,
                 planned=plan.stats.own_rows,
                 sent=progress.sent,
                 in_flight=progress.in_flight,
@@ -462,8 +462,6 @@ class _Run:
     def _describe(self, started: datetime, scrape: ScrapeSettings | None) -> Begin:
         """Describe the run for its live display."""
         plan = self._plan
-        closed = plan.options.concurrency is not None
-        unknown = closed or plan.follow_ups is not None
         info = plan.info(
             target=self._target,
             started=started,
@@ -473,10 +471,10 @@ class _Run:
         return Begin(
             window=LiveWindow(
                 slo=plan.slo,
-                start_ns=0 if unknown else plan.window_start_ns,
-                length_ns=None if unknown else plan.window_ns,
+                start_ns=0 if plan.has_open_end else plan.window_start_ns,
+                length_ns=None if plan.has_open_end else plan.window_ns,
                 confidence=float(plan.options.confidence),
-                closed_loop=closed,
+                closed_loop=plan.options.concurrency is not None,
                 shard="" if info.run.shard is None else str(info.run.shard),
                 tightest_ttft_ns=plan.stats.tightest_ttft_ns,
             ),

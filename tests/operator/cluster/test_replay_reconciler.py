@@ -72,7 +72,7 @@ def owned(kind: str, name: str, owner: dict[str, Any], **status: Any) -> dict[st
     }
 
 
-class Cluster:
+class ReplayCluster:
     """A cache with one TraceReplay, and its reconciler."""
 
     def __init__(self, bench: Any, session: aiohttp.ClientSession) -> None:
@@ -122,9 +122,9 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(bench: Any) -> AsyncIterator[Cluster]:
+async def cluster(bench: Any) -> AsyncIterator[ReplayCluster]:
     async with aiohttp.ClientSession() as session:
-        yield Cluster(bench, session)
+        yield ReplayCluster(bench, session)
 
 
 @asynccontextmanager
@@ -156,7 +156,7 @@ async def armed_shards(token: str) -> AsyncIterator[None]:
 
 
 async def test_the_token_is_created_before_the_job_and_then_the_status_written(
-    cluster: Cluster,
+    cluster: ReplayCluster,
 ) -> None:
     result = await cluster.reconciler.reconcile(NIGHT)
     assert not result.failed
@@ -167,7 +167,7 @@ async def test_the_token_is_created_before_the_job_and_then_the_status_written(
     assert cluster.status["phase"] == "Arming"
 
 
-async def test_armed_shards_receive_the_stored_start(cluster: Cluster) -> None:
+async def test_armed_shards_receive_the_stored_start(cluster: ReplayCluster) -> None:
     async with armed_shards(shard_token(KEY, UID)):
         cluster.add_armed_pods()
         result = await cluster.reconciler.reconcile(NIGHT)
@@ -179,7 +179,7 @@ async def test_armed_shards_receive_the_stored_start(cluster: Cluster) -> None:
         assert await cluster.starts() == [int(start) * NS_PER_S] * len(ADDRESSES)
 
 
-async def test_no_shard_is_started_if_the_start_could_not_be_stored(cluster: Cluster) -> None:
+async def test_no_shard_is_started_if_the_start_could_not_be_stored(cluster: ReplayCluster) -> None:
     async with armed_shards(shard_token(KEY, UID)):
         cluster.add_armed_pods()
         cluster.server.rejections["PATCH", f"{PATH}/status"] = (503, {"message": "starting"})
@@ -187,20 +187,22 @@ async def test_no_shard_is_started_if_the_start_could_not_be_stored(cluster: Clu
         assert await cluster.starts() == [None] * len(ADDRESSES)
 
 
-async def test_shards_with_another_token_are_not_started(cluster: Cluster) -> None:
+async def test_shards_with_another_token_are_not_started(cluster: ReplayCluster) -> None:
     async with armed_shards("another"):
         cluster.add_armed_pods()
         assert (await cluster.reconciler.reconcile(NIGHT)).failed
         assert await cluster.starts() == [None] * len(ADDRESSES)
 
 
-async def test_a_deleted_replay_is_forgotten(cluster: Cluster) -> None:
+async def test_a_deleted_replay_is_forgotten(cluster: ReplayCluster) -> None:
     cluster.cache.update(cluster.server.objects[PATH], deleted=True)
     assert (await cluster.reconciler.reconcile(NIGHT)).deleted
     assert cluster.server.writes == []
 
 
-async def test_a_foreign_object_with_the_name_of_the_job_is_not_adopted(cluster: Cluster) -> None:
+async def test_a_foreign_object_with_the_name_of_the_job_is_not_adopted(
+    cluster: ReplayCluster,
+) -> None:
     jobs = "/apis/batch/v1/namespaces/team/jobs/night-shards"
     cluster.server.put(jobs, {"apiVersion": "batch/v1", "kind": "Job"})
     assert not (await cluster.reconciler.reconcile(NIGHT)).failed
