@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from goodput_traces.format.schema import TraceRow
 
-__all__ = ["create_file", "reject_existing", "sort_trace", "write_trace"]
+__all__ = ["MAX_GROUP_ROWS", "create_file", "reject_existing", "sort_trace", "write_trace"]
 
-_GROUP_ROWS: Final = 8192
+MAX_GROUP_ROWS: Final = 8192
+"""Most rows of a row group."""
 _GROUP_BYTES: Final = 8 << 20
 # A trace is sorted in parts that have the rows of this many row groups.
 _PART_GROUPS: Final = 16
@@ -143,7 +144,7 @@ def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
         order = np.asarray(pc.sort_indices(table, sort_keys=keys), dtype=np.int64)  # stable
         with _create_parquet(out, overwrite=overwrite) as writer:
             for part in _split_order(file, order):
-                rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(part) // max(1, part.nbytes)))
+                rows = max(1, min(MAX_GROUP_ROWS, _GROUP_BYTES * len(part) // max(1, part.nbytes)))
                 for start in range(0, len(part), rows):
                     writer.write_table(part.slice(start, rows))
             writer.add_key_value_metadata(metadata.to_key_values())
@@ -194,7 +195,7 @@ def _row_groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
     for row in rows:
         group.append(row)
         size += 8 * len(row.total_hashes) + len(row.prompt or "") + len(row.output_text or "")
-        if len(group) >= _GROUP_ROWS or size >= _GROUP_BYTES:
+        if len(group) >= MAX_GROUP_ROWS or size >= _GROUP_BYTES:
             yield group
             group, size = [], 0
     if group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from array import array
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Final
 from goodput_traces.duplicates import DuplicateIds
 from goodput_traces.errors import NotATraceError, RowError, TraceError
 from goodput_traces.format.schema import COLUMN_NS
-from goodput_traces.format.writer import reject_existing, sort_trace, write_trace
+from goodput_traces.format.writer import (
+    MAX_GROUP_ROWS,
+    reject_existing,
+    sort_trace,
+    write_trace,
+)
 from goodput_traces.importers import READ_COLUMNS, find_importer
 from goodput_traces.importers.base import Importer, ImportOptions
 from goodput_traces.importers.column_map import ColumnMap, nested_value
@@ -194,7 +199,9 @@ class _Rows:
         self._paths = [source.path for source in sources]
         self._ids = ids
         self._unit = "row"
-        self._places = array("q")
+        # An error concerns a row of the group that is being written.
+        self._places: deque[int] = deque(maxlen=MAX_GROUP_ROWS)
+        self._num_rows = 0
 
     def check_rows(self, records: Iterable[Record]) -> Iterator[TraceRow]:
         """Yield the rows; after the last one, reject a request id that occurs twice."""
@@ -202,6 +209,7 @@ class _Rows:
             place = (self._paths.index(record.path) << _LINE_BITS) + record.number
             self._unit = record.unit
             self._places.append(place)
+            self._num_rows += 1
             self._ids.add(row.request_id, place)
             yield row
         pair = self._ids.find_first()
@@ -217,7 +225,7 @@ class _Rows:
 
     def locate(self, error: RowError) -> RowError:
         """Convert an error that names a row of the trace to one that names a place in a source."""
-        path, line = self._split(self._places[error.row - 1])
+        path, line = self._split(self._places[error.row - 1 - self._num_rows])
         column = self._importer.ordered_by if error.column == COLUMN_NS else error.column
         return RowError(path, line, column, error.reason, unit=self._unit)
 
