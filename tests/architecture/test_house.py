@@ -51,14 +51,17 @@ def test_a_module_has_a_docstring_and_stays_small(path: Path) -> None:
 EXPORTING = [p for p in SOURCES if "\n__all__ = " in p.read_text(encoding="utf-8")]
 
 
-# Only this package imports torch when it is imported.
-NEEDS_TORCH = ROOT / "engine" / "goodput_engine" / "executor" / "torch"
+# Only this package and this module import packages of the extra `torch` when they are imported.
+ENGINE = ROOT / "engine" / "goodput_engine"
+NEEDS_TORCH = {ENGINE / "executor" / "torch", ENGINE / "grammars.py"}
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=pytest.mark.torch if NEEDS_TORCH in path.parents else ())
+        pytest.param(
+            path, marks=() if NEEDS_TORCH.isdisjoint([path, *path.parents]) else pytest.mark.torch
+        )
         for path in EXPORTING
     ],
     ids=name_of,
