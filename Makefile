@@ -97,7 +97,7 @@ endif
 
 e2e: $(VENV)/.dev ## end-to-end tests on local processes and a cluster (KUBECONFIG=FILE [VALUES=FILE] selects one)
 	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tools.cluster build
-	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) tests/e2e tests/charts $(TESTS)
+	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) --no-loadscope-reorder tests/e2e tests/charts $(TESTS)
 
 cluster: $(VENV)/.dev ## start a Kubernetes cluster that runs until make cluster-down; no container engine needed
 	@$(BIN)/python -m tools.cluster up
