@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("huggingface_hub")
-
 from tests.builders.hubs import COMMIT, REPO, LocalHub, open_hub
 
 from goodput_core.errors import GoodputError, InputError, InternalError
