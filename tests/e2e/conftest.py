@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_FIRST_FILE: Final = "test_local_control.py"
+_FIRST_FILES: Final = ("test_local_control.py", "test_control_on_cluster.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # A worker gets one file after the other, those with many tests first. The first file has two,
-    # which wait minutes for a scale-down, so the other workers run the rest in this time.
+    # A worker gets one file after the other, those with many tests first. The tests of the first
+    # files wait minutes for a scale-down, so the other workers run the rest in this time.
     tests_in = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path.name != _FIRST_FILE, -tests_in[item.path]))
+    items.sort(key=lambda item: (item.path.name not in _FIRST_FILES, -tests_in[item.path]))
     for item in items:
         if isinstance(item, pytest.Function) and "cluster" in item.fixturenames:
             item.add_marker(pytest.mark.cluster)
