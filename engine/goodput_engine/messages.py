@@ -8,7 +8,6 @@ as compact, tagged MessagePack, without pickle. The scheduler never sees the `ex
 from __future__ import annotations
 
 from collections.abc import Sequence  # noqa: TC003 - msgspec reads the annotations
-from typing import Final
 
 import msgspec
 
@@ -18,8 +17,6 @@ from goodput_engine.scheduler.plan import TokenLogprobs  # noqa: TC001 - msgspec
 from goodput_engine.weights.source import WeightsSource  # noqa: TC001 - msgspec reads it
 
 __all__ = [
-    "DATA_TYPES",
-    "SAMPLING_DEFAULTS",
     "Cancel",
     "Configure",
     "CoreMessage",
@@ -41,13 +38,6 @@ __all__ = [
 ]
 
 
-DATA_TYPES: Final = ("float32", "float64", "bfloat16", "float16")
-"""Data types in which a real model can be computed."""
-
-SAMPLING_DEFAULTS: Final = ("model", "openai")
-"""Origins of the sampling values that a request leaves out: the model's folder, or OpenAI's API."""
-
-
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Base of messages: positional MessagePack, tagged with the class's name."""
 
@@ -64,14 +54,16 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
             fetched.
         name: name of the model, for logs and metrics.
         source: weights to fetch before the core starts; None if the folder exists.
-        dtype: one of `DATA_TYPES`; None for float32 on a CPU and bfloat16 on a GPU.
+        dtype: a name of `goodput_core.spec.choices.DataType`; None for float32 on a CPU and
+            bfloat16 on a GPU.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
         block_size: tokens per KV block.
         kv_blocks: number of KV blocks; None for as many as the memory holds.
         memory_percent: share of the memory that is available after loading that KV blocks and
             swap space may take; None for 50 on a CPU and 90 on a GPU.
         threads: number of threads that compute; None for all cores but one.
-        sampling_defaults: one of `SAMPLING_DEFAULTS`, for the HTTP process.
+        sampling_defaults: a name of `goodput_core.spec.choices.SamplingSource`, for the HTTP
+            process.
     """
 
     path: str

@@ -44,6 +44,7 @@ ENGINE: Final[dict[str, Any]] = {
     "swapSpaceGib": 7,
     "maxNumSeqs": 7,
     "maxWaiting": 7,
+    "realModel": {"dtype": "float16"},
     "tensorParallel": 2,
     "resources": {"limits": {"cpu": "2"}},
     "drainSeconds": 7,

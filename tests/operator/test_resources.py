@@ -369,6 +369,16 @@ def test_the_computing_threads_of_a_real_model_follow_the_cpus(
     assert "--threads" not in command("emulated://unit"), "an emulated device computes nothing"
 
 
+def test_pods_read_the_threads_of_the_manifest_in_place_of_the_cpus() -> None:
+    spec = service(
+        model__source="hf://a/b",
+        engine__resources={"limits": {"cpu": "4"}},
+        engine__realModel={"threads": 2},
+    ).spec
+    pod = engine_revision(OWNER, spec, INSTALLATION, number=1).template["spec"]
+    assert "--threads" not in pod["containers"][0]["command"]
+
+
 def test_a_variable_set_by_the_service_occurs_once() -> None:
     (engines, _) = of_kind(rendered(service(**GPU_SERVICE)), "Deployment")
     env = engines["spec"]["template"]["spec"]["containers"][0]["env"]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.dispatch import run_command
 from goodput_core.errors import SpecError, UsageError
+from goodput_core.spec.workloads import RealModelSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.local.cli import _desired, _params, require_free
 from goodput_operator.local.commands import Commands, Workspace, open_workspace
@@ -246,12 +247,21 @@ def test_a_folder_of_a_real_model_must_exist(
     assert ignored_here(weights(tmp_path), device=None) == []
 
 
-@given(replicas=st.integers(1, MAX_REPLICAS))
-def test_replicas_of_a_real_model_share_memory_and_cores(replicas: int) -> None:
-    utilization, percent, threads, count = model_options(replicas)
+@given(replicas=st.integers(1, MAX_REPLICAS), percent_of_all=st.none() | st.integers(1, 95))
+def test_replicas_of_a_real_model_share_memory_and_cores(
+    replicas: int, percent_of_all: int | None
+) -> None:
+    real_model = RealModelSpec(
+        memory_utilization=None if percent_of_all is None else f"{percent_of_all}%"
+    )
+    utilization, percent, threads, count = model_options(real_model, replicas)
     assert (utilization, threads) == ("--memory-utilization", "--threads")
-    assert 1 <= int(percent.removesuffix("%")) <= max(1, 50 // replicas)
+    assert percent == f"{max(1, (percent_of_all or 50) // replicas)}%"
     assert 1 <= int(count) <= max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def test_replicas_get_the_threads_of_the_manifest() -> None:
+    assert model_options(RealModelSpec(threads=7), 2)[2:] == ("--threads", "7")
 
 
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])
@@ -331,7 +341,8 @@ def test_ignored_fields_are_reported(tmp_path: Path) -> None:
             .replace(
                 "policy: sarathi",
                 "image: i\n    resources: {limits: {cpu: 1}}\n    startupDeadlineSeconds: 9\n"
-                "    pod: {nodeSelector: {a: b}}\n    policy: sarathi",
+                "    pod: {nodeSelector: {a: b}}\n    realModel: {kvBlocks: 7}\n"
+                "    policy: sarathi",
             )
         ),
     )
@@ -341,6 +352,7 @@ def test_ignored_fields_are_reported(tmp_path: Path) -> None:
         "spec.model.cache",
         "spec.model.tokenSecret",
         "spec.model.offline",
+        "spec.engine.realModel",
         "spec.engine.startupDeadlineSeconds",
         "spec.engine.image",
         "spec.engine.resources",

@@ -8,11 +8,13 @@ __all__ = [
     "Baseline",
     "BudgetLaw",
     "ControlMode",
+    "DataType",
     "LateRequests",
     "OnInconclusive",
     "Policy",
     "Preemption",
     "RouterPolicy",
+    "SamplingSource",
     "TaintEffect",
     "TolerationOperator",
 ]
@@ -49,6 +51,24 @@ class LateRequests(StrEnum):
     """They are served to their end, after the requests that can meet their targets."""
     DROP = "drop"
     """They are ended with an error, so that their capacity is free for other requests."""
+
+
+class DataType(StrEnum):
+    """Data types in which a real model can be computed."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class SamplingSource(StrEnum):
+    """Origins of the sampling values that a request leaves out."""
+
+    MODEL = "model"
+    """The model's `generation_config.json`."""
+    OPENAI = "openai"
+    """OpenAI's API."""
 
 
 class RouterPolicy(StrEnum):

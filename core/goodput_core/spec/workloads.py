@@ -6,11 +6,19 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from goodput_core.declaration import Cel, CrossFieldRule, image_field, in_order, spec_field
-from goodput_core.spec.choices import BudgetLaw, LateRequests, Policy, Preemption, RouterPolicy
+from goodput_core.spec.choices import (
+    BudgetLaw,
+    DataType,
+    LateRequests,
+    Policy,
+    Preemption,
+    RouterPolicy,
+    SamplingSource,
+)
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
-__all__ = ["EngineSpec", "RouterSpec", "TokenBudgetSpec"]
+__all__ = ["EngineSpec", "RealModelSpec", "RouterSpec", "TokenBudgetSpec"]
 
 _MAX_TOKENS: Final = 1_048_576
 
@@ -48,6 +56,59 @@ class TokenBudgetSpec:
         "other modes use the initial budget.",
         default=BudgetLaw.MODEL,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealModelSpec:
+    """Computation of a real model: data type, memory and threads of a replica."""
+
+    dtype: DataType | None = spec_field(
+        "Data type of the weights and of the KV cache. Default: float32 on a CPU, bfloat16 on a "
+        "GPU.",
+        default=None,
+    )
+    max_model_tokens: int | None = spec_field(
+        "Limit of prompt and output tokens together. Default: that of the model.",
+        default=None,
+        minimum=1,
+        maximum=_MAX_TOKENS,
+    )
+    block_size: int = spec_field(
+        "Tokens per KV block; at most tokenBudget.min.", default=16, minimum=1, maximum=1024
+    )
+    kv_blocks: int | None = spec_field(
+        "Number of KV blocks. Default: as many as memoryUtilization allows, but not more "
+        "than maxNumSeqs requests of full length can use.",
+        default=None,
+        minimum=1,
+        maximum=100_000_000,
+    )
+    memory_utilization: str | None = spec_field(
+        "Share of the memory that is left beside the weights and the largest step, for KV blocks "
+        "and swap space. Default: 50% on a CPU, 90% on a GPU. The replicas of a local service "
+        "divide it.",
+        default=None,
+        max_length=3,
+        pattern="^([1-9]|[1-8][0-9]|9[0-5])%$",
+        pattern_hint="be a whole percentage of 1% to 95%, such as '50%'",
+    )
+    threads: int | None = spec_field(
+        "Threads that compute on a CPU. Default: one less than the CPUs of the container, or of "
+        "the machine. The replicas of a local service divide the cores.",
+        default=None,
+        minimum=1,
+        maximum=1024,
+    )
+    sampling_defaults: SamplingSource = spec_field(
+        "Source of temperature and other fields that a request leaves out: the model's "
+        "generation_config.json (model), or OpenAI's API (openai).",
+        default=SamplingSource.MODEL,
+    )
+
+    @property
+    def memory_percent(self) -> int | None:
+        """`memory_utilization` without its sign."""
+        return int(self.memory_utilization[:-1]) if self.memory_utilization else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +168,9 @@ class EngineSpec:
         default=1024,
         minimum=0,
         maximum=1_000_000,
+    )
+    real_model: RealModelSpec = spec_field(
+        "Computation of a real model; ignored by an emulated device.", factory=RealModelSpec
     )
     tensor_parallel: int = spec_field(
         "Number of devices that compute each layer of the model together.",

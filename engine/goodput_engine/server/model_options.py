@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import argument_type, parse_whole
 from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import SpecError, UsageError
+from goodput_core.spec.choices import DataType, SamplingSource
 from goodput_core.spec.support import require_computable, require_local
-from goodput_engine.messages import DATA_TYPES, SAMPLING_DEFAULTS, ModelFolder
+from goodput_engine.messages import ModelFolder
 from goodput_engine.openai.sampling_fields import OPENAI_DEFAULTS
 from goodput_engine.server.generation_config import read_sampling_defaults
 from goodput_engine.weights.source import local_folder, weights_source
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_core.spec.workloads import RealModelSpec
     from goodput_engine.openai.sampling_fields import SamplingDefaults
     from goodput_engine.text.tokenizer import ModelTokenizer
 
@@ -57,7 +59,9 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
         parser: the parser of a command.
         serves: True if the command serves requests with sampling fields.
     """
-    group = parser.add_argument_group("options for a real model (spec.model.source)")
+    group = parser.add_argument_group(
+        "options for a real model, instead of the fields of spec.engine.realModel"
+    )
     add_model_path_argument(group)
     add_dtype_argument(group)
     group.add_argument(
@@ -84,7 +88,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
     )  # fmt: skip
     if serves:
         group.add_argument(
-            "--sampling-defaults", choices=SAMPLING_DEFAULTS,
+            "--sampling-defaults", choices=list(SamplingSource),
             help="source of temperature and other fields that a request leaves out: the model's "
             "generation_config.json (model, the default), or OpenAI's API (openai)",
         )  # fmt: skip
@@ -101,7 +105,7 @@ def add_model_path_argument(group: argparse._ActionsContainer) -> None:
 def add_dtype_argument(group: argparse._ActionsContainer) -> None:
     """Add the option for the data type, which also a conversion of the weights needs."""
     group.add_argument(
-        "--dtype", choices=DATA_TYPES,
+        "--dtype", choices=list(DataType),
         help="data type of weights and KV cache (float32 on a CPU, bfloat16 on a GPU)",
     )  # fmt: skip
 
@@ -143,23 +147,37 @@ def choose_model(
         return None
     try:
         require_computable(spec)
-        weights = weights_source(spec.model, dtype=getattr(args, "dtype", None))
+        settings = _settings(spec.engine.real_model) | given
+        weights = weights_source(spec.model, dtype=settings["dtype"])
         folder = local_folder(spec.model)
         model = ModelFolder(
             path="" if weights else str(folder),
             name=weights.title if weights else folder.name,
             source=weights,
-            **given,
+            **settings,
         )
         if model.block_size > spec.engine.token_budget.min:
             raise SpecError(
                 "spec.engine.tokenBudget.min",
                 f"is {spec.engine.token_budget.min}, less than one KV block; set at least "
-                f"{model.block_size}, or give a smaller --block-size",
+                f"{model.block_size}, or lower spec.engine.realModel.blockSize or --block-size",
             )
     except SpecError as error:
         raise error.at(source) from error
     return model
+
+
+def _settings(real_model: RealModelSpec) -> dict[str, Any]:
+    """Return fields of a `ModelFolder` from the manifest."""
+    return {
+        "dtype": real_model.dtype,
+        "max_model_tokens": real_model.max_model_tokens,
+        "block_size": real_model.block_size,
+        "kv_blocks": real_model.kv_blocks,
+        "memory_percent": real_model.memory_percent,
+        "threads": real_model.threads,
+        "sampling_defaults": real_model.sampling_defaults,
+    }
 
 
 def load_text_settings(model: ModelFolder) -> tuple[ModelTokenizer | None, SamplingDefaults]:

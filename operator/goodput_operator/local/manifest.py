@@ -21,7 +21,7 @@ from goodput_core.spec.profiles import (
     require_tensor_parallel,
 )
 from goodput_core.spec.support import require_servable
-from goodput_core.spec.workloads import EngineSpec
+from goodput_core.spec.workloads import EngineSpec, RealModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ __all__ = [
     "use_model_path",
 ]
 
-# Share of the memory left after loading that the replicas of a real model take together.
+# Default share of the memory left after loading, for all replicas of a real model together.
 _MEMORY_PERCENT: Final = 50
 
 _WEIGHTS = "an emulated device has no weights"
@@ -120,15 +120,17 @@ def computes_model(service: LLMService, *, device: str | None) -> bool:
     return device is None and service.spec.model.scheme in {"file", "hf"}
 
 
-def model_options(replicas: int) -> tuple[str, ...]:
+def model_options(real_model: RealModelSpec, replicas: int) -> tuple[str, ...]:
     """Return the options by which replicas of a real model share the memory and cores.
 
     Args:
+        real_model: the manifest's settings of the model.
         replicas: the largest number of replicas.
     """
     cores = len(os.sched_getaffinity(0))
-    threads = max(1, (cores - 1) // replicas)
-    percent = max(1, _MEMORY_PERCENT // replicas)
+    threads = real_model.threads or max(1, (cores - 1) // replicas)
+    share = real_model.memory_percent or _MEMORY_PERCENT
+    percent = max(1, share // replicas)
     return ("--memory-utilization", f"{percent}%", "--threads", str(threads))
 
 
@@ -164,6 +166,8 @@ def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[st
         yield "spec.model.tokenSecret", _WEIGHTS if emulated else "use HF_TOKEN"
     if spec.model.offline and spec.model.scheme != "hf":
         yield "spec.model.offline", _WEIGHTS if emulated else "the weights are on this machine"
+    if emulated and spec.engine.real_model != RealModelSpec():
+        yield "spec.engine.realModel", "an emulated device has the memory of its profile"
     if spec.engine.startup_deadline_seconds != EngineSpec().startup_deadline_seconds:
         yield "spec.engine.startupDeadlineSeconds", "use --ready-timeout"
     yield from _ignored_pod_fields("spec.engine", spec.engine)

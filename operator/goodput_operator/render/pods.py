@@ -359,7 +359,7 @@ def _model_options(spec: LLMServiceSpec) -> list[str]:
         # Kubernetes replaces $(NAME) in commands by a variable, and $$ by $.
         options += ["--model-path", path.replace("$", "$$")]
     cpus = _whole_cpus(spec.engine.resources)
-    if cpus is not None:
+    if cpus is not None and spec.engine.real_model.threads is None:
         # The HTTP process needs the rest: a computing thread beside it is slowed down many times.
         options += ["--threads", str(max(1, cpus - 1))]
     return options

@@ -48,8 +48,10 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     """An engine whose KV cache is too small for all requests of a test."""
     engines = EngineStarter(tmp_path_factory.mktemp("engine"))
     yield engines.start(
-        *("--dtype", "float64", "--block-size", "4", "--kv-blocks", "24", "--threads", "1"),
+        # An option takes the place of the manifest's field.
+        *("--block-size", "4", "--threads", "1"),
         source=f"file://{folder}",
+        realModel={"dtype": "float64", "blockSize": 16, "kvBlocks": 24},
         preemption="swap",
         swapSpaceGib=1,
         prefillChunkTokens=5,
@@ -341,7 +343,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...], str]] = {
     "more blocks than memory": (
         lambda _: None,
         ("--kv-blocks", "99999999"),
-        "--kv-blocks: 99999999 blocks take 381.5 GiB, but only ",
+        ": 99999999 KV blocks take 381.5 GiB, but only ",
     ),
 }
 

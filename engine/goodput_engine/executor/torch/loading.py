@@ -15,12 +15,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.logging import disable_progress_bar
 
 from goodput_core.errors import InputError
+from goodput_core.spec.choices import DataType
 from goodput_core.units import BYTES_PER_GIB
 from goodput_engine.executor.torch.attention import choose_attention
 from goodput_engine.executor.torch.memory import free_bytes
 from goodput_engine.executor.torch.model import PackedModel
 from goodput_engine.executor.torch.self_check import check_model
-from goodput_engine.messages import DATA_TYPES
 from goodput_engine.model_folder import read_json_object
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def load_model(
 
     Args:
         folder: a folder with `config.json` and weights in the format safetensors.
-        dtype: one of `DATA_TYPES`, to which the weights are converted; None for float32 on a CPU
+        dtype: a name of `DataType`, to which the weights are converted; None for float32 on a CPU
             and bfloat16 on a GPU.
         device: where the model is computed.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
@@ -65,8 +65,8 @@ def load_model(
     """
     if dtype is None:
         dtype = "float32" if device.type == "cpu" else "bfloat16"
-    if dtype not in DATA_TYPES:
-        raise InputError(f"the data type {dtype!r} is not one of {', '.join(DATA_TYPES)}")
+    if dtype not in set(DataType):
+        raise InputError(f"the data type {dtype!r} is not one of {', '.join(DataType)}")
     config = read_json_object(folder / _CONFIG)
     _check_architecture(folder, config)
     _check_size(folder, _weight_files(folder), dtype, device)
@@ -178,7 +178,7 @@ def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.devic
         raise InputError(
             f"{folder}: the weights take {size / BYTES_PER_GIB:.1f} GiB as {dtype}, but only "
             f"{available / BYTES_PER_GIB:.1f} GiB of memory is available; serve a smaller model, "
-            "or choose a smaller data type with --dtype"
+            "or set spec.engine.realModel.dtype or --dtype to a smaller data type"
         )
 
 

@@ -191,9 +191,10 @@ def _size_pools(
             )
     elif kv_blocks * block_bytes > free:
         raise InputError(
-            f"--kv-blocks: {kv_blocks} blocks take {_gib(kv_blocks * block_bytes)}, but only "
-            f"{_gib(free)} of memory is left beside the weights and a step of "
-            f"{config.max_token_budget} tokens; give fewer"
+            f"{settings.path}: {kv_blocks} KV blocks take {_gib(kv_blocks * block_bytes)}, but "
+            f"only {_gib(free)} of memory is left beside the weights and a step of "
+            f"{config.max_token_budget} tokens; lower spec.engine.realModel.kvBlocks or "
+            "--kv-blocks"
         )
     swap_blocks = config.swap_space_bytes // block_bytes if with_swap else 0
     if on_cpu:
