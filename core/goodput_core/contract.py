@@ -102,12 +102,17 @@ LABEL_REVISION: Final = "revision"
 LABEL_ROLE: Final = "role"
 LABEL_SLO_CLASS: Final = "slo_class"
 LABEL_OUTCOME: Final = "outcome"
+LABEL_REASON: Final = "reason"
 # METRIC_KV_BLOCKS: used, cached (free, but holding a reusable prefix) or empty.
 # METRIC_HOST_KV_BLOCKS: used or empty.
 LABEL_KV_STATE: Final = "state"
 ROLE_ENGINE: Final = "engine"
 ROLE_ROUTER: Final = "router"
 ROLE_REPLAY: Final = "replay"
+ROLE_OPERATOR: Final = "operator"
+LABEL_VERSION: Final = "version"
+# 1; of engines, routers and the operator, with the version of Goodput.
+METRIC_BUILD_INFO: Final = "goodput_build_info"
 
 # --- metrics of the router: the source of measured attainment ------------------------------
 # One increment per client request. `outcome` is one of CLIENT_OUTCOMES.
@@ -134,10 +139,14 @@ PROMISE_RESULTS: Final = ("kept", "close", "missed")
 METRIC_TTFT: Final = "goodput_request_ttft_seconds"
 METRIC_TPOT: Final = "goodput_request_tpot_seconds"
 METRIC_E2E: Final = "goodput_request_e2e_seconds"
+METRIC_TBT: Final = "goodput_request_tbt_seconds"
+METRIC_ROUTER_OUTPUT_TOKENS: Final = "goodput_router_output_tokens_total"
+METRIC_ROUTER_PROMPT_TOKENS: Final = "goodput_router_prompt_tokens_total"
 METRIC_ROUTER_IN_FLIGHT: Final = "goodput_router_in_flight_requests"
 METRIC_ROUTER_ARRIVALS: Final = "goodput_router_arrivals_total"
 METRIC_ROUTER_RETRIES: Final = "goodput_router_retries_total"
 METRIC_ROUTER_REPLICA_UP: Final = "goodput_router_replica_ready"
+LABEL_REPLICA: Final = "replica"
 # Invalid requests (4xx other than 429), which are not counted as outcomes.
 METRIC_ROUTER_CLIENT_ERRORS: Final = "goodput_router_client_errors_total"
 LABEL_STATUS: Final = "status"
@@ -176,20 +185,47 @@ METRIC_SHED: Final = "goodput_engine_shed_total"
 METRIC_PREDICTED_LENGTHS: Final = "goodput_engine_predicted_lengths_total"
 METRIC_LENGTH_ERROR: Final = "goodput_engine_length_error_log_ratio"
 METRIC_TOKEN_BUDGET: Final = "goodput_engine_token_budget"  # noqa: S105 - tokens of a model
+METRIC_MAX_NUM_SEQS: Final = "goodput_engine_max_num_seqs"
+METRIC_SAFETY: Final = "goodput_engine_safety_ratio"
+METRIC_STEP_TIME_ERROR: Final = "goodput_engine_step_time_error_ratio"
 
 # --- metrics of the operator ----------------------------------------------------------------
 METRIC_OPERATOR_LEADER: Final = "goodput_operator_leader"
 METRIC_OPERATOR_WAITING: Final = "goodput_operator_waiting_services"
+METRIC_OPERATOR_OVERDUE: Final = "goodput_operator_overdue_seconds"
 METRIC_OPERATOR_TURNS: Final = "goodput_operator_turns_total"
 METRIC_OPERATOR_TURN_SECONDS: Final = "goodput_operator_turn_seconds"
 # Labels: verb and kind as in RBAC, HTTP status (0 without a response).
 METRIC_OPERATOR_CALLS: Final = "goodput_operator_api_calls_total"
-# Status and decisions of a service, by namespace and llmservice.
+# Spec, status and decisions of a service, by namespace and llmservice.
+METRIC_SERVICE_OBJECTIVE: Final = "goodput_service_objective_ratio"
+METRIC_SERVICE_TARGET: Final = "goodput_service_target_seconds"
+METRIC_SERVICE_ATTAINMENT: Final = "goodput_service_attainment_ratio"
+METRIC_SERVICE_ATTAINMENT_LOWER: Final = "goodput_service_attainment_lower_ratio"
+METRIC_SERVICE_ATTAINMENT_UPPER: Final = "goodput_service_attainment_upper_ratio"
+# 1 for the status of the condition, 0 for the two others.
+METRIC_SERVICE_CONDITION: Final = "goodput_service_condition"
+LABEL_CONDITION: Final = "condition"
+# 1; the reason of each condition.
+METRIC_SERVICE_CONDITION_REASON: Final = "goodput_service_condition_reason"
+METRIC_SERVICE_DESIRED_REPLICAS: Final = "goodput_service_desired_replicas"
+METRIC_SERVICE_MIN_REPLICAS: Final = "goodput_service_min_replicas"
+METRIC_SERVICE_MAX_REPLICAS: Final = "goodput_service_max_replicas"
+METRIC_SERVICE_MIN_TOKEN_BUDGET: Final = "goodput_service_min_token_budget"  # noqa: S105
+METRIC_SERVICE_MAX_TOKEN_BUDGET: Final = "goodput_service_max_token_budget"  # noqa: S105
+METRIC_SERVICE_STARTUP: Final = "goodput_service_startup_seconds"
+# 1; `use` is one of REVISION_USES.
+METRIC_SERVICE_REVISION: Final = "goodput_service_revision"
+LABEL_USE: Final = "use"
+REVISION_USES: Final = ("current", "update", "failed")
 METRIC_SERVICE_REPLICAS: Final = "goodput_service_replicas"
 METRIC_SERVICE_READY_REPLICAS: Final = "goodput_service_ready_replicas"
 METRIC_SERVICE_RECOMMENDED_REPLICAS: Final = "goodput_service_recommended_replicas"
 METRIC_SERVICE_TOKEN_BUDGET: Final = "goodput_service_token_budget"  # noqa: S105 - as above
 # More labels: knob and reason as in a service's status, applied true or false.
+METRIC_SERVICE_DECISION_TIME: Final = "goodput_service_decision_timestamp_seconds"
+LABEL_KNOB: Final = "knob"
+LABEL_APPLIED: Final = "applied"
 METRIC_SERVICE_DECISIONS: Final = "goodput_service_decisions_total"
 
 # --- metrics of a replay, of its window until now ---------------------------------------------
@@ -202,7 +238,6 @@ METRIC_REPLAY_REQUESTS: Final = "goodput_replay_requests_total"
 METRIC_REPLAY_JUDGED: Final = "goodput_replay_judged_requests_total"
 # A request with several reasons counts for each of them.
 METRIC_REPLAY_MISSES: Final = "goodput_replay_misses_total"
-LABEL_REASON: Final = "reason"
 METRIC_REPLAY_ATTAINMENT: Final = "goodput_replay_attainment_ratio"
 METRIC_REPLAY_ATTAINMENT_LOWER: Final = "goodput_replay_attainment_lower_ratio"
 METRIC_REPLAY_ATTAINMENT_UPPER: Final = "goodput_replay_attainment_upper_ratio"

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from bisect import bisect_left
+from typing import Any, Final
 
 import msgspec
 
-from goodput_core.units import NS_PER_US
+from goodput_core.contract import BUCKETS_TPOT_S
+from goodput_core.units import NS_PER_S, NS_PER_US
 from goodput_engine.openai.errors import is_failure, is_overload, read_error
 
 __all__ = [
@@ -31,6 +33,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _NULL: Final = msgspec.Raw(b"null")
 _PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]+')
+_GAP_BOUNDS_NS: Final = [round(bound * NS_PER_S) for bound in BUCKETS_TPOT_S]
 _KEEP_ALIVE: Final = frozenset({b"ping", b"heartbeat", b"keepalive", b"keep-alive"})
 
 
@@ -223,6 +226,7 @@ class _ObservedChoice(msgspec.Struct, gc=False):
 
 
 class _ObservedUsage(msgspec.Struct, gc=False):
+    prompt_tokens: Any = None
     completion_tokens: int | None = None
 
 
@@ -246,7 +250,10 @@ class TokenObserver:
 
     Attributes:
         first_ns, last_ns: times of the first and the last token; None before the first token.
+        gap_counts: number of times between consecutive tokens in each bucket of `BUCKETS_TPOT_S`,
+            and above the last one.
         gaps_us: microseconds between consecutive tokens; empty if not recorded.
+        prompt_tokens: prompt tokens in the stream's `usage`; 0 without it.
         finished: True if the stream reported its end.
         error: True if the stream reported an error.
         shed: True if the error event reported that the request was dropped because of load.
@@ -263,8 +270,10 @@ class TokenObserver:
         "error",
         "finished",
         "first_ns",
+        "gap_counts",
         "gaps_us",
         "last_ns",
+        "prompt_tokens",
         "shed",
     )
 
@@ -277,7 +286,9 @@ class TokenObserver:
         self._prefix = b""
         self._suffix = b""
         self._reader = SSEReader(_MAX_OBSERVED_BYTES, skip_long=True)
+        self.gap_counts = [0] * (len(_GAP_BOUNDS_NS) + 1)
         self.gaps_us: list[int] = []
+        self.prompt_tokens = 0
         self.first_ns: int | None = None
         self.last_ns: int | None = None
         self.finished = False
@@ -306,8 +317,11 @@ class TokenObserver:
         ):
             # As in `_token`, without a call.
             self._events += 1
-            if self._keep_gaps and self.last_ns is not None:
-                self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
+            if self.last_ns is not None:
+                gap_ns = now_ns - self.last_ns
+                self.gap_counts[bisect_left(_GAP_BOUNDS_NS, gap_ns)] += 1
+                if self._keep_gaps:
+                    self.gaps_us.append(gap_ns // NS_PER_US)
             self.last_ns = now_ns
             return
         skipped = self._reader.skipped
@@ -350,8 +364,10 @@ class TokenObserver:
             if has_token:
                 self._token(now_ns)
                 self._learn(data, event)
-        if event.usage is not None and event.usage.completion_tokens is not None:
-            self._usage_tokens = event.usage.completion_tokens
+        if event.usage is not None:
+            self._usage_tokens = event.usage.completion_tokens or self._usage_tokens
+            if isinstance(event.usage.prompt_tokens, int):
+                self.prompt_tokens = event.usage.prompt_tokens
         if b'"error' in data or (event.choices is None and event.usage is None):
             error = read_error(data)
             if error is not None:
@@ -385,8 +401,11 @@ class TokenObserver:
         self._events += 1
         if self.last_ns is None:
             self.first_ns = now_ns
-        elif self._keep_gaps:
-            self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
+        else:
+            gap_ns = now_ns - self.last_ns
+            self.gap_counts[bisect_left(_GAP_BOUNDS_NS, gap_ns)] += 1
+            if self._keep_gaps:
+                self.gaps_us.append(gap_ns // NS_PER_US)
         self.last_ns = now_ns
 
 

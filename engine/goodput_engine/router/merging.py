@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from goodput_core.contract import METRIC_ROUTER_REPLICA_UP
+from goodput_core.contract import METRIC_BUILD_INFO, METRIC_ROUTER_REPLICA_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,9 @@ __all__ = ["merge_metrics", "merge_states"]
 
 _SUMS: Final = ("arrivals", "in_flight", "client_errors", "judged_on_e2e_only")
 _SUMS_BY_NAME: Final = ("outcomes", "promises", "retries")
-_CREATED: Final = "_created"
+_SMALLEST: Final = frozenset(
+    {METRIC_ROUTER_REPLICA_UP, METRIC_BUILD_INFO, "process_start_time_seconds"}
+)
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -49,8 +51,8 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def merge_metrics(texts: Sequence[str]) -> bytes:
     """Return the metrics of the router in Prometheus' text format.
 
-    Values are added up, apart from creation times and the readiness of replicas, of which the
-    smallest is used.
+    Values are added up, apart from versions, start times and the readiness of replicas, of which
+    the smallest is used.
     """
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
@@ -58,7 +60,7 @@ def merge_metrics(texts: Sequence[str]) -> bytes:
         for family in text_string_to_metric_families(text):
             families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             merged = values.setdefault(family.name, {})
-            smallest = family.name == METRIC_ROUTER_REPLICA_UP or family.name.endswith(_CREATED)
+            smallest = family.name in _SMALLEST
             for sample in family.samples:
                 key = (sample.name, tuple(sample.labels.items()))
                 earlier = merged.get(key)

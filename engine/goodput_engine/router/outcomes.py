@@ -26,6 +26,7 @@ from goodput_core.contract import (
     LABEL_LLMSERVICE,
     LABEL_OUTCOME,
     LABEL_PROMISE,
+    LABEL_REASON,
     LABEL_RESULT,
     LABEL_ROLE,
     LABEL_SLO_CLASS,
@@ -36,7 +37,10 @@ from goodput_core.contract import (
     METRIC_ROUTER_ARRIVALS,
     METRIC_ROUTER_CLIENT_ERRORS,
     METRIC_ROUTER_IN_FLIGHT,
+    METRIC_ROUTER_OUTPUT_TOKENS,
+    METRIC_ROUTER_PROMPT_TOKENS,
     METRIC_ROUTER_RETRIES,
+    METRIC_TBT,
     METRIC_TPOT,
     METRIC_TTFT,
     PROMISE_RESULTS,
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from goodput_core.control import TargetCounts
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.window import RecentSeconds
+    from goodput_engine.openai.sse import TokenObserver
     from goodput_engine.router.proxied_request import ProxiedRequest
     from goodput_engine.router.upstream_client import RetryReason
 
@@ -85,6 +90,12 @@ class _LatencyHistogram:
         self._counts[bisect_left(self._bounds_ns, latency_ns)] += 1
         self._sum_ns += latency_ns
 
+    def add_gaps(self, observer: TokenObserver) -> None:
+        """Count the times between the tokens of a stream, whose buckets must be the same."""
+        if observer.first_ns is not None and observer.last_ns is not None:
+            self._counts = [a + b for a, b in zip(self._counts, observer.gap_counts, strict=True)]
+            self._sum_ns += observer.last_ns - observer.first_ns
+
     def export(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """Add the cumulative counts to a family."""
         bounds = [*map(str, self._bounds_s), "+Inf"]
@@ -95,13 +106,17 @@ class _LatencyHistogram:
 class _OutcomesOfClass:
     """The counts of one class."""
 
-    __slots__ = ("e2e", "outcomes", "tpot", "ttft")
+    __slots__ = ("e2e", "outcomes", "output_tokens", "prompt_tokens", "tbt", "tpot", "ttft")
 
     def __init__(self) -> None:
         self.outcomes = dict.fromkeys(CLIENT_OUTCOMES, 0)
         self.ttft = _LatencyHistogram(BUCKETS_TTFT_S)
         self.tpot = _LatencyHistogram(BUCKETS_TPOT_S)
         self.e2e = _LatencyHistogram(BUCKETS_E2E_S)
+        # The buckets of `TokenObserver`.
+        self.tbt = _LatencyHistogram(BUCKETS_TPOT_S)
+        self.prompt_tokens = 0
+        self.output_tokens = 0
 
 
 class OutcomeCounts(Collector):
@@ -199,6 +214,11 @@ class OutcomeCounts(Collector):
             self._seconds.add(record.slo_class, second, good=int(attained), total=1)
         self._targets.add(record, targets, judgement)
         _observe(counts, record)
+        if request.observer is not None:
+            counts.tbt.add_gaps(request.observer)
+        prompt_tokens, output_tokens = request.reported_tokens
+        counts.prompt_tokens += prompt_tokens
+        counts.output_tokens += output_tokens
 
     def collect(self) -> Iterator[Metric]:
         """Part of prometheus_client's `Collector`."""
@@ -222,13 +242,30 @@ class OutcomeCounts(Collector):
             "Time from the end of a request's upload to the end of a complete response.",
             labels=of_class,
         )
+        tbt = HistogramMetricFamily(
+            METRIC_TBT, "Time between two tokens of a streamed response.", labels=of_class
+        )
+        prompt_tokens = CounterMetricFamily(
+            METRIC_ROUTER_PROMPT_TOKENS,
+            "Prompt tokens, of responses that report them: those that are not streamed, and "
+            "streams with `usage`.",
+            labels=of_class,
+        )
+        output_tokens = CounterMetricFamily(
+            METRIC_ROUTER_OUTPUT_TOKENS,
+            "Output tokens of streams, and of other responses that report them.",
+            labels=of_class,
+        )
         for name, counts in self._classes.items():
             for outcome, count in counts.outcomes.items():
                 requests.add_metric((service, name, outcome), count)
             counts.ttft.export(ttft, (service, name))
             counts.tpot.export(tpot, (service, name))
             counts.e2e.export(e2e, (service, name))
-        yield from (requests, ttft, tpot, e2e)
+            counts.tbt.export(tbt, (service, name))
+            prompt_tokens.add_metric((service, name), counts.prompt_tokens)
+            output_tokens.add_metric((service, name), counts.output_tokens)
+        yield from (requests, ttft, tpot, e2e, tbt, prompt_tokens, output_tokens)
         in_flight = GaugeMetricFamily(
             METRIC_ROUTER_IN_FLIGHT,
             "Client requests that have no outcome yet.",
@@ -246,7 +283,7 @@ class OutcomeCounts(Collector):
         retries = CounterMetricFamily(
             METRIC_ROUTER_RETRIES,
             "Requests sent a second time, by reason.",
-            labels=(LABEL_LLMSERVICE, "reason"),
+            labels=(LABEL_LLMSERVICE, LABEL_REASON),
         )
         for reason, count in self.retries.items():
             retries.add_metric((service, reason), count)

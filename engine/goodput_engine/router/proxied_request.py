@@ -20,6 +20,10 @@ from goodput_engine.request_bodies import MemoryReservation
 __all__ = ["ProxiedRequest", "Timings", "read_timings"]
 
 
+_MAX_TOKENS: Final = 1 << 30
+"""Bound of a replica's report of tokens, so that one response cannot spoil a counter."""
+
+
 class Timings(msgspec.Struct, frozen=True):
     """An engine's timings of a non-streamed response, in milliseconds.
 
@@ -28,11 +32,14 @@ class Timings(msgspec.Struct, frozen=True):
         tpot_ms: mean time per token after the first.
         tbt_p99_ms: 99th percentile of the times between tokens; the Goodput engine does not send
             it.
+        prompt_tokens, output_tokens: numbers of tokens.
     """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     tbt_p99_ms: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 _TIMINGS: Final = msgspec.json.Decoder(Timings)
@@ -46,7 +53,13 @@ def read_timings(text: str | None) -> Timings | None:
         timings = _TIMINGS.decode(text)
     except (ValueError, RecursionError):
         return None
-    values = (timings.ttft_ms, timings.tpot_ms, timings.tbt_p99_ms)
+    values = (
+        timings.ttft_ms,
+        timings.tpot_ms,
+        timings.tbt_p99_ms,
+        timings.prompt_tokens,
+        timings.output_tokens,
+    )
     return None if any(v is not None and not 0 <= v < 1e9 for v in values) else timings
 
 
@@ -162,6 +175,16 @@ class ProxiedRequest:
             output_tokens=tokens,
             outcome=self.outcome,
         )
+
+    @property
+    def reported_tokens(self) -> tuple[int, int]:
+        """Prompt and output tokens, as far as the replica reported plausible numbers."""
+        prompt, output = 0, 0
+        if self.observer is not None:
+            prompt, output = self.observer.prompt_tokens, self.observer.tokens
+        elif self.timings is not None:
+            prompt, output = self.timings.prompt_tokens, self.timings.output_tokens
+        return max(0, min(prompt, _MAX_TOKENS)), max(0, min(output, _MAX_TOKENS))
 
     @property
     def measurable_targets(self) -> Targets:

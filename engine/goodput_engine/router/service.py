@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 
 from goodput_core.contract import (
     LABEL_LLMSERVICE,
+    LABEL_REPLICA,
     METRIC_ROUTER_REPLICA_UP,
     PATH_CHAT_COMPLETIONS,
     PATH_COMPLETIONS,
@@ -36,6 +37,7 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.api_keys import ApiKeys
 from goodput_engine.http_server import error_response, listen
 from goodput_engine.openai.errors import APIError
+from goodput_engine.process_metrics import register_process_metrics
 from goodput_engine.router.outcomes import OutcomeCounts
 from goodput_engine.router.probing import Prober
 from goodput_engine.router.proxy import Proxy
@@ -115,9 +117,10 @@ class RouterService:
         self._replica_up = Gauge(
             METRIC_ROUTER_REPLICA_UP,
             "1 if the replica is ready and not draining.",
-            (LABEL_LLMSERVICE, "replica"),
+            (LABEL_LLMSERVICE, LABEL_REPLICA),
             registry=self._registry,
         )
+        register_process_metrics(self._registry, llmservice=settings.llmservice, role=ROLE_ROUTER)
         self.vital: tuple[asyncio.Task[None], ...] = ()
         self.url = ""
         self.admin_url = ""

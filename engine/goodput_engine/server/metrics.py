@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -24,6 +24,7 @@ from goodput_core.contract import (
     METRIC_HOST_KV_BLOCKS,
     METRIC_KV_BLOCKS,
     METRIC_LENGTH_ERROR,
+    METRIC_MAX_NUM_SEQS,
     METRIC_OUTPUT_TOKENS,
     METRIC_PREDICTED_LENGTHS,
     METRIC_PREEMPTIONS,
@@ -31,9 +32,11 @@ from goodput_core.contract import (
     METRIC_PREFIX_QUERIED,
     METRIC_RECOMPUTED_TOKENS,
     METRIC_RUNNING,
+    METRIC_SAFETY,
     METRIC_SCHEDULED_TOKENS,
     METRIC_SHED,
     METRIC_STEP_SECONDS,
+    METRIC_STEP_TIME_ERROR,
     METRIC_STEPS,
     METRIC_SWAPPED_TOKENS,
     METRIC_TOKEN_BUDGET,
@@ -42,6 +45,7 @@ from goodput_core.contract import (
 )
 from goodput_core.placement import is_saturated
 from goodput_core.units import NS_PER_S
+from goodput_engine.process_metrics import register_process_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,6 +96,12 @@ _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_RUNNING, "running", "Requests that hold KV blocks."),
     (METRIC_WAITING, "waiting", "Requests that wait for KV blocks or a slot of the batch."),
     (METRIC_TOKEN_BUDGET, "token_budget", "Tokens that one step may compute."),
+    (METRIC_MAX_NUM_SEQS, "max_num_seqs", "Requests that may run at the same time."),
+    (
+        METRIC_STEP_TIME_ERROR,
+        "step_time_error",
+        "Mean of |measured / predicted - 1| over the times of recent steps.",
+    ),
     (
         METRIC_LENGTH_ERROR,
         "length_error",
@@ -112,7 +122,9 @@ class EngineMetrics:
     """
 
     def __init__(self, identity: ReplicaIdentity, state: Callable[[], EngineState | None]) -> None:
+        disable_created_metrics()
         self._registry = CollectorRegistry()
+        register_process_metrics(self._registry, llmservice=identity.llmservice, role=ROLE_ENGINE)
         values = (identity.llmservice, identity.revision, ROLE_ENGINE)
         self._steps = Histogram(
             METRIC_STEP_SECONDS,
@@ -157,6 +169,13 @@ class _StateCollector(Collector):
             gauge = GaugeMetricFamily(name, doc, labels=_LABELS)
             gauge.add_metric(self._values, getattr(state, field))
             yield gauge
+        safety = GaugeMetricFamily(
+            METRIC_SAFETY,
+            "Share of the tightest TPOT that a step is planned to take; 0 without a budget law.",
+            labels=_LABELS,
+        )
+        safety.add_metric(self._values, state.safety_percent / 100)
+        yield safety
         blocks = GaugeMetricFamily(
             METRIC_KV_BLOCKS,
             "KV blocks: used by a request, free but holding a reusable prefix, or free and empty.",

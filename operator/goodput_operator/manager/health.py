@@ -169,5 +169,9 @@ class ProbeServer:
 
     async def _expose(self, _: web.Request) -> web.Response:
         report = self._health.report()
-        body = self._metrics.expose(leading=report["leading"], waiting=report["waiting"])
+        body = self._metrics.expose(
+            leading=report["leading"],
+            waiting=report["waiting"],
+            overdue_s=report["overdue_seconds"],
+        )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

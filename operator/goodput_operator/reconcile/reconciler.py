@@ -86,7 +86,13 @@ class Reconciler:
             outcome = await self._applier.carry_out(snapshot, decision.actions, record)
             self._log_phase(key, "done")
         stored = record.written or snapshot.service
-        self._metrics.set_status(key, stored.get("status") or {})
+        memory = decision.memory
+        self._metrics.set_service(
+            key,
+            spec=None if memory.spec is None else memory.spec[1],
+            desired_replicas=None if memory.setpoint is None else memory.setpoint.replicas,
+            status=stored.get("status") or {},
+        )
         self._metrics.count_decisions(key, decision.changes)
         self._log_decisions(key, decision)
         for event, messages, last_messages in (
@@ -98,7 +104,7 @@ class Reconciler:
                     fields = {"kind": kind, "object": name, "detail": text}
                     _log.warning(event, extra={**_service_fields(key), **fields})
         record.failures, record.delayed = outcome.failures, outcome.delayed
-        record.memory = decision.memory
+        record.memory = memory
         return Result(failed=outcome.transient, again_at_ns=decision.wake_at_ns)
 
     def _log_phase(self, key: Key, phase: str) -> None:

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.engine.router.conftest import TOKEN
+from prometheus_client.utils import floatToGoString
+from tests.engine.router.conftest import END, TOKEN
 
 from goodput_core.units import NS_PER_S
 
@@ -118,6 +119,64 @@ async def test_a_stream_that_ends_with_an_error_event_is_counted_by_its_type(
     assert status == 200
     assert kind.encode() in response
     assert await bench.settled() == {outcome: 1}
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt", "output"),
+    [
+        pytest.param({"prompt_tokens": 7, "completion_tokens": 4}, 7, 4, id="reported"),
+        pytest.param({"prompt_tokens": "7", "completion_tokens": 4}, 0, 4, id="prompt as text"),
+        pytest.param({"prompt_tokens": -7, "completion_tokens": 4}, 0, 4, id="negative"),
+        pytest.param({"prompt_tokens": 10**12, "completion_tokens": 4}, 1 << 30, 4, id="huge"),
+        pytest.param(None, 0, 3, id="not reported, so the events count"),
+    ],
+)
+async def test_the_metrics_count_tokens_and_the_times_between_them(
+    start: StartBench, usage: dict[str, object] | None, prompt: int, output: int
+) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(TOKEN)
+        await call.chunk(TOKEN + TOKEN)
+        if usage is not None:
+            event = json.dumps({"choices": [], "usage": usage}).encode()
+            await call.chunk(b"data: %b\n\n" % event)
+        await call.chunk(END)
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    assert (await bench.post(b'{"stream":true}'))[0] == 200
+    await bench.settled()
+    labels = '{llmservice="chat",slo_class="interactive"}'
+    lines = (await bench.metrics()).splitlines()
+    assert f"goodput_router_prompt_tokens_total{labels} {floatToGoString(prompt)}" in lines
+    assert f"goodput_router_output_tokens_total{labels} {float(output)}" in lines
+    assert f"goodput_request_tbt_seconds_count{labels} 2.0" in lines
+    (first,) = [
+        line for line in lines if 'tbt_seconds_bucket{le="0.001"' in line and "inter" in line
+    ]
+    assert float(first.split()[1]) >= 1, "two tokens of one read have the same time"
+
+
+async def test_tokens_of_a_response_that_is_not_streamed_come_from_its_timings(
+    start: StartBench,
+) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        timings = '{"ttft_ms":10,"tpot_ms":20,"prompt_tokens":11,"output_tokens":5}'
+        await call.whole("200 OK", b'{"choices":[]}', f"X-Goodput-Timings: {timings}")
+
+    bench.replicas[0].behave = behave
+    assert (await bench.post(b"{}"))[0] == 200
+    await bench.settled()
+    labels = '{llmservice="chat",slo_class="interactive"}'
+    lines = (await bench.metrics()).splitlines()
+    assert f"goodput_router_prompt_tokens_total{labels} 11.0" in lines
+    assert f"goodput_router_output_tokens_total{labels} 5.0" in lines
+    assert f"goodput_request_tbt_seconds_count{labels} 0.0" in lines
 
 
 async def test_the_metrics_count_outcomes_targets_and_latencies(start: StartBench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +91,6 @@ def test_metrics_are_those_of_one_router_with_all_requests() -> None:
             (sample.name, str(sample.labels)): sample.value
             for family in text_string_to_metric_families(text.decode())
             for sample in family.samples
-            if not sample.name.endswith("_created")
         }
 
     parts = [generate_latest(counted(1, 3)), generate_latest(counted(2, 5, 60))]
@@ -126,6 +126,10 @@ def test_processes_on_one_port_appear_as_one_router_and_end_with_the_first_of_th
         with urllib.request.urlopen(f"{admin_url}/metrics") as answer:
             text = answer.read().decode()
         assert "goodput_router_arrivals_total" in text
+        (version,) = [line for line in text.splitlines() if line.startswith("goodput_build_info{")]
+        assert version.endswith(" 1.0"), "two processes are one router of one version"
+        (started,) = [line for line in text.splitlines() if line.startswith("process_start_time")]
+        assert abs(time.time() - float(started.split()[1])) < 600, "not a sum of times"
         children = psutil.Process(process.pid).children()
         shares = []
         for child in children:

@@ -98,7 +98,12 @@ async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(
             assert response.content_type == "text/plain"
             families = list(text_string_to_metric_families(await response.text()))
         labels = {"llmservice": "chat", "revision": "r1", "role": "engine"}
-        found = [sample for family in families for sample in family.samples]
+        found = [
+            sample
+            for family in families
+            if family.name.startswith("goodput_engine")
+            for sample in family.samples
+        ]
         assert all(labels.items() <= sample.labels.items() for sample in found)
         return {s.name + s.labels.get("state", ""): s.value for s in found}
 
@@ -116,6 +121,9 @@ async def test_metrics_count_steps_and_tokens_with_the_contracts_labels(
     )
     assert after["goodput_engine_step_seconds_count"] > before["goodput_engine_step_seconds_count"]
     assert after["goodput_engine_token_budget"] == 2048
+    state = await engine.state()
+    assert after["goodput_engine_max_num_seqs"] == state["max_num_seqs"] > 0
+    assert after["goodput_engine_safety_ratio"] == state["safety_percent"] / 100
     blocks = [after[f"goodput_engine_kv_blocks{state}"] for state in ("used", "cached", "empty")]
     assert sum(blocks) == 4096
 

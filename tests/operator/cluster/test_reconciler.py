@@ -231,18 +231,18 @@ async def test_the_later_of_two_cached_services_of_one_name_is_reconciled(harnes
 async def test_a_deleted_service_leaves_no_state(harness: Harness) -> None:
     harness.list_services(service(replicas=3))
     await harness.reconciler.reconcile(KEY)
-    assert b'llmservice="chat"' in harness.metrics.expose(leading=True, waiting=0)
+    assert b'llmservice="chat"' in harness.metrics.expose(leading=True, waiting=0, overdue_s=0)
     harness.list_services()
     result = await harness.reconciler.reconcile(KEY)
     assert result.deleted
     assert len(harness.seen) == 1
     assert harness.measures.forgotten == ["u1"]
-    assert b'llmservice="chat"' not in harness.metrics.expose(leading=True, waiting=0)
+    assert b'llmservice="chat"' not in harness.metrics.expose(leading=True, waiting=0, overdue_s=0)
 
 
 async def test_metrics_follow_the_status_after_a_reconciliation(harness: Harness) -> None:
     def exposed(name: str) -> bool:
-        text = harness.metrics.expose(leading=True, waiting=0).decode()
+        text = harness.metrics.expose(leading=True, waiting=0, overdue_s=0).decode()
         return f'goodput_service_{name}{{llmservice="chat",namespace="ns"}}' in text
 
     harness.bench.server.put(CHAT, service(version=7))
@@ -251,7 +251,7 @@ async def test_metrics_follow_the_status_after_a_reconciliation(harness: Harness
     await harness.reconciler.reconcile(KEY)
     assert exposed("replicas")
     assert b'goodput_service_recommended_replicas{llmservice="chat",namespace="ns"} 3.0' in (
-        harness.metrics.expose(leading=True, waiting=0)
+        harness.metrics.expose(leading=True, waiting=0, overdue_s=0)
     )
     harness.actions = (WriteStatus(status={"replicas": 2}),)
     await harness.reconciler.reconcile(KEY)
@@ -267,14 +267,14 @@ async def test_decisions_are_counted_until_the_service_is_deleted(harness: Harne
     await harness.reconciler.reconcile(KEY)
     await harness.reconciler.reconcile(KEY)
     name = 'goodput_service_decisions_total{applied="%s",knob="%s",llmservice="chat",%s} 2.0'
-    text = harness.metrics.expose(leading=True, waiting=0).decode()
+    text = harness.metrics.expose(leading=True, waiting=0, overdue_s=0).decode()
     assert name % ("true", "Replicas", 'namespace="ns",reason="Demand"') in text
     assert name % ("false", "TokenBudget", 'namespace="ns",reason="TPOTMissed"') in text
     harness.list_services()
     await harness.reconciler.reconcile(KEY)
     assert (
         "goodput_service_decisions_total{"
-        not in harness.metrics.expose(leading=True, waiting=0).decode()
+        not in harness.metrics.expose(leading=True, waiting=0, overdue_s=0).decode()
     )
 
 
@@ -337,7 +337,7 @@ async def test_an_exception_leaves_the_memory_of_the_service_unchanged(harness: 
     harness.reconciler._decide = harness.decide
     await harness.reconciler.reconcile(KEY)
     assert harness.seen[-1].memory.startups_ns == (1,)
-    text = harness.metrics.expose(leading=True, waiting=0)
+    text = harness.metrics.expose(leading=True, waiting=0, overdue_s=0)
     assert b'goodput_operator_turns_total{outcome="error"} 1.0' in text
     assert b'goodput_operator_turns_total{outcome="ok"} 2.0' in text
 
