@@ -28,6 +28,12 @@ OBJECT_LABEL_TRACEREPLAY: Final = f"{CRD_GROUP}/tracereplay"
 OBJECT_LABEL_PRODUCTION: Final = f"{CRD_GROUP}/production"
 OBJECT_LABEL_REVISION: Final = f"{CRD_GROUP}/revision"
 OBJECT_LABEL_ROLE: Final = f"{CRD_GROUP}/role"
+# On the objects of a gate: a digest of the compared revisions and of the gate's rules.
+OBJECT_LABEL_GATE: Final = f"{CRD_GROUP}/gate"
+# On a ControllerRevision: progress and outcome of its gate.
+ANNOTATION_GATE: Final = f"{CRD_GROUP}/gate"
+# On an LLMService, by its author: a new value repeats the gate of a rejected or paused revision.
+ANNOTATION_RETRY: Final = f"{CRD_GROUP}/retry"
 # On a child object: a digest of the applied fields, to detect fields that were removed.
 ANNOTATION_APPLIED: Final = f"{CRD_GROUP}/applied"
 # Ports of engines and routers, in Services and in the EndpointSlices that routers read.
@@ -61,6 +67,9 @@ TOKENIZER_MODEL: Final = "model"
 # --- HTTP: port of an armed shard of a replay ------------------------------------------------
 PATH_REPLAY_STATE: Final = "/replay/state"
 PATH_REPLAY_START: Final = "/replay/start"
+
+# --- HTTP: port of a comparison by `replay ab` -------------------------------------------------
+PATH_GATE_STATE: Final = "/gate/state"
 
 # --- HTTP headers, request ----------------------------------------------------------------
 HEADER_REQUEST_ID: Final = "X-Request-Id"
@@ -109,6 +118,9 @@ LABEL_KV_STATE: Final = "state"
 ROLE_ENGINE: Final = "engine"
 ROLE_ROUTER: Final = "router"
 ROLE_REPLAY: Final = "replay"
+# The engines of a gate, which serve no clients.
+ROLE_CANDIDATE: Final = "candidate"
+ROLE_BASELINE: Final = "baseline"
 ROLE_OPERATOR: Final = "operator"
 LABEL_VERSION: Final = "version"
 # 1; of engines, routers and the operator, with the version of Goodput.

@@ -31,9 +31,11 @@ __all__ = [
     "label_name_field",
     "object_name_field",
     "quantities_field",
+    "records_field",
     "reserved_prefix",
     "spec_field",
     "sub_path_field",
+    "trace_field",
 ]
 
 _RULE: Final = "goodput.rule"
@@ -49,6 +51,8 @@ _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 # pvc://CLAIM/PATH without the segments . and .., which the two expressions find anywhere in a text.
 _CLAIM_PATH: Final = rf"^pvc://{_SUBDOMAIN.removeprefix('^').removesuffix('$')}(/|$)"
 _DOT_SEGMENT: Final = r"/[.]{1,2}(/|$)"
+_CLAIM: Final = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_PATH: Final = r"[^\x00-\x20\x7f]+"
 # Kubernetes' own pattern of a quantity, without signs: resources cannot be negative.
 _QUANTITY: Final = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,3})?$"
 
@@ -209,6 +213,35 @@ def image_field() -> Any:
         "Container image; default: the image of the operator's release. Ignored outside a cluster."
     )
     return spec_field(doc, default=None, min_length=1, max_length=512)
+
+
+def trace_field(doc: str, *, files: bool = False) -> Any:
+    """Declare the place of a trace.
+
+    Args:
+        doc: the description.
+        files: True to accept `file://PATH`, too.
+    """
+    schemes = "file|s3|gs" if files else "s3|gs"
+    local = "file://PATH, " if files else ""
+    return spec_field(
+        f"{doc}: pvc://CLAIM/PATH, {local}s3://BUCKET/PATH, gs://BUCKET/PATH, or the word sample "
+        "for the sample trace of the image.",
+        max_length=512,
+        pattern=rf"^(sample|{_CLAIM}/{_PATH}|({schemes})://{_PATH})$",
+        pattern_hint=f"be pvc://CLAIM/PATH, {local}s3://BUCKET/PATH, gs://BUCKET/PATH or sample",
+    )
+
+
+def records_field(doc: str, **more: Any) -> Any:
+    """Declare a folder for run folders, which outlives the pods that write it."""
+    return spec_field(
+        doc,
+        max_length=512,
+        pattern=rf"^({_CLAIM}(/{_PATH})?|(s3|gs)://{_PATH})$",
+        pattern_hint="be pvc://CLAIM/PATH, s3://BUCKET/PATH or gs://BUCKET/PATH",
+        **more,
+    )
 
 
 def quantities_field(doc: str) -> Any:

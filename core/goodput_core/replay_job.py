@@ -3,7 +3,8 @@
 An armed shard serves its `ShardState` and accepts the instant at which it starts. A replay or a
 merge leaves its `ReplayResult` as the termination message of its container. Both are JSON with the
 names of a manifest, so they are decoded like one. Fields are part of the contract: add, but do not
-rename.
+rename. The comparison of a gate serves its `ABState` while it runs, and leaves a
+`ABResult`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from goodput_core.units import NS_PER_S
 
 __all__ = [
     "MAX_START_SKEW_NS",
+    "ABResult",
+    "ABState",
     "ReplayResult",
     "ShardState",
+    "decode_ab_result",
     "decode_message",
     "encode_message",
 ]
@@ -71,7 +75,36 @@ class ReplayResult:
     total: int = spec_field("Judged requests.", default=0, minimum=0)
 
 
-def encode_message(result: ReplayResult) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ABState:
+    """Progress of a comparison, and its verdict so far."""
+
+    pairs: int = spec_field("Recorded pairs of runs.", minimum=0)
+    planned: int = spec_field("Pairs that are recorded before the next look.", minimum=1)
+    verdict: VerdictKind | None = spec_field(
+        "The verdict on the recorded pairs; absent before the first.", default=None
+    )
+    reason: str | None = spec_field("Its reason code.", default=None, max_length=64)
+    interval: str | None = spec_field("As in the result.", default=None, max_length=160)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ABResult:
+    """The end of a comparison: its verdict, or the error that prevented one."""
+
+    verdict: VerdictKind | None = spec_field("The verdict; absent after an error.", default=None)
+    reason: str = spec_field("Reason code of the verdict; `Error` after an error.", max_length=64)
+    message: str = spec_field("The reason in a sentence.", max_length=_MAX_MESSAGE)
+    pairs: int = spec_field("Recorded pairs of runs.", default=0, minimum=0)
+    interval: str | None = spec_field(
+        "Difference to the baseline in the class that decided, with its bounds in percentage "
+        "points.",
+        default=None,
+        max_length=160,
+    )
+
+
+def encode_message(result: ReplayResult | ABResult) -> str:
     """Return a result as a termination message, with its sentence shortened to fit."""
     message = result.message[:_MAX_MESSAGE]
     while True:
@@ -87,5 +120,13 @@ def decode_message(text: str) -> ReplayResult | None:
     """Return the result in a termination message; None if the message has another form."""
     try:
         return decode(ReplayResult, json.loads(text), "")
+    except (ValueError, RecursionError, SpecError):
+        return None
+
+
+def decode_ab_result(text: str) -> ABResult | None:
+    """Return the result in a termination message; None if the message has another form."""
+    try:
+        return decode(ABResult, json.loads(text), "")
     except (ValueError, RecursionError, SpecError):
         return None

@@ -1,4 +1,4 @@
-"""Options of `replay` and `replay merge` about the place of their results.
+"""Options of `replay`, `replay merge` and `replay ab` about the place of their results.
 
 A pod reports its result in a file that Kubernetes reads when the container ends, and its run folder
 outlives the pod in object storage.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from goodput_core.cli import argument_type
 from goodput_core.errors import GoodputError, InputError
-from goodput_core.replay_job import ReplayResult, encode_message
+from goodput_core.replay_job import ABResult, ReplayResult, encode_message
 from goodput_replay.storage import parse_uri
 
 if TYPE_CHECKING:
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
     from goodput_replay.runs.summary import Summary
 
-__all__ = ["add_result_file", "add_upload", "reporting_errors", "write_result"]
+__all__ = [
+    "add_result_file",
+    "add_upload",
+    "reporting_errors",
+    "write_comparison",
+    "write_result",
+]
 
 
 def add_upload(parser: argparse._ActionsContainer, folder: str) -> None:
@@ -70,17 +76,33 @@ def write_result(file: Path | None, summary: Summary) -> None:
     _write(file, result)
 
 
+def write_comparison(file: Path | None, result: ABResult) -> None:
+    """Write the result of a comparison to the file of `--result-file`, if there is one.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    _write(file, result)
+
+
 @contextmanager
-def reporting_errors(file: Path | None) -> Iterator[None]:
-    """Write an error that ends the block to the file of `--result-file`, and raise it again."""
+def reporting_errors(
+    file: Path | None, result: type[ReplayResult | ABResult] = ReplayResult
+) -> Iterator[None]:
+    """Write an error that ends the block to the file of `--result-file`, and raise it again.
+
+    Args:
+        file: the file; None for none.
+        result: kind of the written result.
+    """
     try:
         yield
     except GoodputError as error:
-        _write(file, ReplayResult(reason="Error", message=str(error)))
+        _write(file, result(reason="Error", message=str(error)))
         raise
 
 
-def _write(file: Path | None, result: ReplayResult) -> None:
+def _write(file: Path | None, result: ReplayResult | ABResult) -> None:
     if file is None:
         return
     try:

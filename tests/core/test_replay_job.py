@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput_core.replay_job import ReplayResult, decode_message, encode_message
+from goodput_core.replay_job import (
+    ABResult,
+    ReplayResult,
+    decode_ab_result,
+    decode_message,
+    encode_message,
+)
 from goodput_core.slo.verdict import VerdictKind
 
 
@@ -40,3 +46,16 @@ def test_a_result_is_decoded_from_its_termination_message(
 )
 def test_other_texts_are_no_result(text: str) -> None:
     assert decode_message(text) is None
+    assert decode_ab_result(text) is None
+
+
+def test_a_comparison_is_decoded_from_its_termination_message() -> None:
+    result = ABResult(
+        verdict=VerdictKind.FAIL, reason="WorseThanBaseline", message="−" * 5000, pairs=4
+    )
+    text = encode_message(result)
+    assert len(text.encode()) <= 4096
+    decoded = decode_ab_result(text)
+    assert decoded is not None
+    assert (decoded.verdict, decoded.pairs) == (VerdictKind.FAIL, 4)
+    assert result.message.startswith(decoded.message)

@@ -33,13 +33,15 @@ CHOICES: dict[str, type[StrEnum]] = {
 }
 
 
+RECORDED = {"trace": "pvc://traces/prod.parquet", "baseline": "Recorded"}
+
 service = partial(llmservice, "engine")
 
 
 def test_an_unimplemented_feature_is_rejected_by_name() -> None:
     with pytest.raises(UnsupportedError) as caught:
-        require_supported(service(rollout__gate={"trace": "file://t"}))
-    assert caught.value.path == "spec.rollout.gate"
+        require_supported(service(rollout__gate=RECORDED))
+    assert caught.value.path == "spec.rollout.gate.baseline"
     assert caught.value.exit_code is ExitCode.USAGE
 
 
@@ -100,7 +102,7 @@ def test_several_devices_are_rejected(source: str) -> None:
 def test_an_unsupported_manifest_cannot_be_served() -> None:
     require_servable(service())
     with pytest.raises(UnsupportedError):
-        require_servable(service(rollout__gate={"trace": "file://t"}))
+        require_servable(service(rollout__gate=RECORDED))
 
 
 def test_every_choice_of_a_manifest_is_supported() -> None:
@@ -111,11 +113,11 @@ def test_every_choice_of_a_manifest_is_supported() -> None:
 
 def test_an_error_keeps_its_type_when_it_names_the_file() -> None:
     with pytest.raises(UnsupportedError) as caught:
-        require_supported(service(rollout__gate={"trace": "file://t"}))
+        require_supported(service(rollout__gate=RECORDED))
     named = caught.value.at("chat.yaml")
     assert isinstance(named, UnsupportedError)
     assert str(named).startswith(
-        "chat.yaml: spec.rollout.gate: gated rollouts are not implemented yet"
+        "chat.yaml: spec.rollout.gate.baseline: Recorded is not implemented yet"
     )
 
 

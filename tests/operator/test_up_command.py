@@ -331,7 +331,7 @@ def test_ignored_fields_are_reported(tmp_path: Path) -> None:
             .replace(
                 "mode: Manual",
                 'mode: Manual\n    prometheus: {url: "http://p"}\n'
-                "  rollout: {progressDeadlineSeconds: 60}",
+                "  rollout: {progressDeadlineSeconds: 60, gate: {trace: sample}}",
             )
             .replace(
                 "llama-3-8b-h100",
@@ -362,6 +362,7 @@ def test_ignored_fields_are_reported(tmp_path: Path) -> None:
         "spec.suspend",
         "spec.control.prometheus",
         "spec.rollout.progressDeadlineSeconds",
+        "spec.rollout.gate",
         "spec.router.replicas",
     ]
     assert [note.split(" ")[0] for note in notes] == fields

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import ClassVar, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE
@@ -25,28 +24,25 @@ from goodput_core.declaration import (
     sub_path_field,
 )
 from goodput_core.errors import SpecError
-from goodput_core.slo.targets import SLOClass, percentage_field
-from goodput_core.spec.choices import Baseline, ControlMode, OnInconclusive
+from goodput_core.slo.targets import SLOClass
+from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.codec import decode, format_value
+from goodput_core.spec.rollout import RolloutSpec
 from goodput_core.spec.workloads import EngineSpec, RouterSpec
 
 __all__ = [
     "ControlSpec",
-    "GateSpec",
     "LLMService",
     "LLMServiceSpec",
     "MetadataSpec",
     "ModelCacheSpec",
     "ModelSpec",
     "PrometheusSpec",
-    "RolloutSpec",
     "SLOSpec",
     "TokenSecretSpec",
-    "WindowSpec",
 ]
 
 _MAX_REPLICAS: Final = 1_000
-_MAX_WINDOW_SECONDS: Final = 31_536_000
 
 
 # --- spec.model -----------------------------------------------------------------------------
@@ -225,77 +221,6 @@ class ControlSpec:
         "Read the routers' counters from this Prometheus server; default: from the routers. "
         "Counters of engines are always read from the engines. Ignored outside a cluster.",
         default=None,
-    )
-
-
-# --- spec.rollout ---------------------------------------------------------------------------
-
-
-def _check_window(window: WindowSpec) -> str | None:
-    if window.start_seconds < window.end_seconds:
-        return None
-    return f"{window.start_seconds} is not before endSeconds, {window.end_seconds}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSpec:
-    """A part of a trace."""
-
-    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
-        CrossFieldRule(
-            field="startSeconds",
-            cel=Cel(
-                rule="self.startSeconds < self.endSeconds", message="must be before endSeconds"
-            ),
-            problem=_check_window,
-        ),
-    )
-
-    start_seconds: int = spec_field(
-        "Seconds from the trace's first arrival to the window's start.",
-        minimum=0,
-        maximum=_MAX_WINDOW_SECONDS,
-    )
-    end_seconds: int = spec_field(
-        "Seconds from the trace's first arrival to the window's end.",
-        minimum=1,
-        maximum=_MAX_WINDOW_SECONDS,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateSpec:
-    """The test that a new revision must pass before it serves."""
-
-    trace: str = spec_field(
-        "The trace to replay: pvc://CLAIM/PATH or file://PATH.",
-        max_length=512,
-        pattern=r"^(pvc|file)://[^\x00-\x20\x7f]+$",
-        pattern_hint="begin with pvc:// or file:// and name a trace",
-    )
-    window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
-    margin: Fraction | None = percentage_field(
-        "Largest accepted loss of attainment against the baseline, such as '1%'.", example="'1%'"
-    )
-    baseline: Baseline = spec_field(
-        "Fresh replays a baseline beside the candidate; Recorded uses an earlier run.",
-        default=Baseline.FRESH,
-    )
-    on_inconclusive: OnInconclusive = spec_field(
-        "Action after an inconclusive verdict.", default=OnInconclusive.PAUSE
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSpec:
-    """Replacement of the stable revision by a new one."""
-
-    gate: GateSpec | None = spec_field("The test that a new revision must pass.", default=None)
-    progress_deadline_seconds: int = spec_field(
-        "Seconds without progress after which a rollout has failed. Ignored outside a cluster.",
-        default=3600,
-        minimum=1,
-        maximum=604_800,
     )
 
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from goodput_core.declaration import spec_field
+from goodput_core.slo.verdict import VerdictKind
 
 __all__ = [
     "ClassStatus",
     "ConditionStatus",
     "DecisionStatus",
+    "GateStatus",
     "LLMServiceStatus",
     "LearntStatus",
     "SummaryStatus",
@@ -101,6 +103,46 @@ class SummaryStatus:
     phase: str | None = spec_field(
         "Reason of the most important condition.", default=None, max_length=64
     )
+    gate: str | None = spec_field(
+        "Phase of the gate of a new revision, its pairs and its verdict so far; absent without a "
+        "gate.",
+        default=None,
+        max_length=64,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateStatus:
+    """The gate of the update revision: its progress, and its verdict."""
+
+    revision: str = spec_field("The judged revision.", max_length=63)
+    baseline: str = spec_field("The stable revision it is compared with.", max_length=63)
+    phase: str = spec_field(
+        "Starting, Replaying, Waiting, Passed, Failed, Paused or Suspended.", max_length=32
+    )
+    pairs: str | None = spec_field(
+        "Recorded pairs of runs and planned ones.", default=None, max_length=32
+    )
+    attempt: int = spec_field(
+        "Number of the attempt; invalid measurements are repeated.", default=1, minimum=1
+    )
+    verdict: VerdictKind | None = spec_field(
+        "The verdict, or the verdict so far; absent before the first pair.", default=None
+    )
+    reason: str | None = spec_field("Reason, in one word.", default=None, max_length=64)
+    message: str | None = spec_field("Reason, in a sentence.", default=None, max_length=3000)
+    interval: str | None = spec_field(
+        "Difference of attainment against the baseline in the class that decided, with its bounds "
+        "in percentage points.",
+        default=None,
+        max_length=160,
+    )
+    report: str | None = spec_field(
+        "Folder of the recorded runs; absent without `records`.", default=None, max_length=700
+    )
+    started_at: str | None = spec_field(
+        "Start of the gate.", default=None, max_length=32, format="date-time"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +218,10 @@ class LLMServiceStatus:
         "Revision of the spec as last applied.", default=None, max_length=63
     )
     failed_revision: str | None = spec_field(
-        "Reserved for gated rollouts: the last rejected revision.",
-        default=None,
-        max_length=63,
+        "The last revision that its gate rejected.", default=None, max_length=63
+    )
+    gate: GateStatus | None = spec_field(
+        "The gate of the update revision; absent without a gate.", default=None
     )
     conditions: tuple[ConditionStatus, ...] = spec_field(
         "Conditions of the service.", default=(), max_items=16, key="type"

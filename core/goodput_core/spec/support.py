@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError, SpecError, UnsupportedError
+from goodput_core.spec.choices import Baseline
 from goodput_core.spec.profiles import (
     SHIPPED_PROFILES,
     is_profile_path,
@@ -34,9 +35,12 @@ def require_supported(service: LLMService) -> None:
     Raises:
         UnsupportedError: names the field, the feature and the remedy.
     """
-    if service.spec.rollout.gate is not None:
+    gate = service.spec.rollout.gate
+    if gate is not None and gate.baseline is Baseline.RECORDED:
         raise UnsupportedError(
-            "spec.rollout.gate", "gated rollouts are not implemented yet; remove it"
+            "spec.rollout.gate.baseline",
+            "Recorded is not implemented yet; set it to Fresh, which starts a baseline beside the "
+            "candidate",
         )
 
 
@@ -99,11 +103,21 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
 
     Raises:
         UnsupportedError: a feature is not implemented (see `require_supported`).
-        SpecError: the engines cannot get the model; or the device profile does not exist, or has
-            another tensor parallelism.
+        SpecError: the engines cannot get the model; the device profile does not exist, or has
+            another tensor parallelism; or pods cannot read the gate's trace.
     """
     require_supported(service)
-    model = service.spec.model
+    model, gate = service.spec.model, service.spec.rollout.gate
+    if not folders and gate is not None:
+        raise UnsupportedError(
+            "spec.rollout.gate", "gated rollouts are not implemented yet; remove it"
+        )
+    if not folders and gate is not None and gate.trace.startswith("file://"):
+        raise SpecError(
+            "spec.rollout.gate.trace",
+            f"{gate.trace} is a file of one machine, which pods cannot read; copy it to a "
+            "PersistentVolumeClaim and write pvc://CLAIM/PATH",
+        )
     if model.scheme in ({"file", "hf"} if folders else {"hf", "pvc"}):
         require_computable(service.spec)
         if not folders and model.scheme == "hf" and model.revision is None:

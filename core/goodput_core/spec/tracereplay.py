@@ -12,18 +12,19 @@ from goodput_core.declaration import (
     dns_label_field,
     exactly_one_of,
     image_field,
+    records_field,
     spec_field,
+    trace_field,
 )
 from goodput_core.slo.targets import format_objective, percentage_field
 from goodput_core.slo.verdict import VerdictKind
-from goodput_core.spec.llmservice import SLOSpec, TokenSecretSpec, WindowSpec
+from goodput_core.spec.llmservice import SLOSpec, TokenSecretSpec
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
+from goodput_core.spec.rollout import WindowSpec
 from goodput_core.spec.status import ConditionStatus
 
 __all__ = ["ReplayGateSpec", "ReplayTargetSpec", "TraceReplaySpec", "TraceReplayStatus"]
 
-_CLAIM: Final = r"pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-_PATH: Final = r"[^\x00-\x20\x7f]+"
 _MAX_PERCENT: Final = 100_000
 
 
@@ -102,13 +103,7 @@ class TraceReplaySpec:
         ),
     )
 
-    trace: str = spec_field(
-        "The trace: pvc://CLAIM/PATH, s3://BUCKET/PATH, gs://BUCKET/PATH, or the word sample for "
-        "the sample trace of the image.",
-        max_length=512,
-        pattern=rf"^(sample|{_CLAIM}/{_PATH}|(s3|gs)://{_PATH})$",
-        pattern_hint="be pvc://CLAIM/PATH, s3://BUCKET/PATH, gs://BUCKET/PATH or sample",
-    )
+    trace: str = trace_field("The trace")
     window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
     speed_percent: int = spec_field(
         "Speed of the replay in percent: 200 replays an hour in 30 minutes.",
@@ -141,13 +136,10 @@ class TraceReplaySpec:
         minimum=1,
         maximum=100,
     )
-    records: str = spec_field(
+    records: str = records_field(
         "Folder for the records and the report: pvc://CLAIM/PATH, s3://BUCKET/PATH or "
         "gs://BUCKET/PATH. Each replay makes a folder of its own below it. A claim of several "
         "shards must be ReadWriteMany.",
-        max_length=512,
-        pattern=rf"^({_CLAIM}(/{_PATH})?|(s3|gs)://{_PATH})$",
-        pattern_hint="be pvc://CLAIM/PATH, s3://BUCKET/PATH or gs://BUCKET/PATH",
     )
     history_limit: int | None = spec_field(
         "Number of finished replays with the same metadata.generateName to keep, this one "

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 import yaml
 
 from goodput_core.errors import InputError, SpecError
-from goodput_core.spec.llmservice import RolloutSpec
 from goodput_core.spec.manifest import parse_manifest, read_manifest_text
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.spec.profiles import (
@@ -20,6 +19,7 @@ from goodput_core.spec.profiles import (
     require_shipped,
     require_tensor_parallel,
 )
+from goodput_core.spec.rollout import RolloutSpec
 from goodput_core.spec.support import require_servable
 from goodput_core.spec.workloads import EngineSpec, RealModelSpec
 
@@ -178,6 +178,8 @@ def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[st
         yield "spec.control.prometheus", "no server scrapes these processes"
     if spec.rollout.progress_deadline_seconds != RolloutSpec().progress_deadline_seconds:
         yield "spec.rollout.progressDeadlineSeconds", "a local service has no rollouts"
+    if spec.rollout.gate is not None:
+        yield "spec.rollout.gate", "processes of a changed manifest are replaced at once"
 
 
 def _ignored_pod_fields(path: str, part: EngineSpec | RouterSpec) -> Iterator[tuple[str, str]]:

@@ -20,8 +20,10 @@ import msgspec
 from rich.console import Console
 
 from goodput_core.cli import CommandParser, argument_type, parse_whole
+from goodput_core.contract import PATH_GATE_STATE
 from goodput_core.errors import ExitCode, InputError, Interrupted, UsageError
 from goodput_core.files import is_disk_full
+from goodput_core.replay_job import ABResult, ABState
 from goodput_core.slo.gate import DEFAULT_MARGIN
 from goodput_core.slo.pairs import MAX_PAIRS, USUAL_PAIRS
 from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective, parse_objective
@@ -32,10 +34,12 @@ from goodput_replay.compare.gate import GateResult, judge_runs
 from goodput_replay.compare.gate_command import (
     add_output_options,
     add_rule_options,
+    parse_address,
     require_folders,
     require_outputs,
     write_outputs,
 )
+from goodput_replay.compare.progress import describe_interval, serving_progress
 from goodput_replay.compare.recording import (
     AB_FILE,
     ABRecording,
@@ -44,12 +48,19 @@ from goodput_replay.compare.recording import (
     read_history,
     write_recording,
 )
+from goodput_replay.result_options import (
+    add_result_file,
+    add_upload,
+    reporting_errors,
+    write_comparison,
+)
 from goodput_replay.runs.summary import Summary, read_summary
 from goodput_replay.sending.target import parse_target
+from goodput_replay.storage import upload_folder
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from fractions import Fraction
 
     from goodput_replay.child import ChildReplays
@@ -125,10 +136,28 @@ def main(argv: Sequence[str]) -> int:
         margin=format_objective(margin),
     )
     console = Console(stderr=True)
-    with child_replays() as children:
+    with (
+        reporting_errors(given.result_file, ABResult),
+        child_replays() as children,
+        serving_progress(given.progress, looks[0]) as on_state,
+    ):
         comparison = _PairRecorder(children, arguments, (baseline, candidate), out, console)
         comparison.announce(recording)
-        result = comparison.record(recording, margin=margin, history=given.history)
+        result = comparison.record(
+            recording, margin=margin, history=given.history, on_state=on_state
+        )
+        if given.upload is not None:
+            upload_folder(out, given.upload)
+    write_comparison(
+        given.result_file,
+        ABResult(
+            verdict=result.verdict,
+            reason=result.reason.value,
+            message=result.sentence,
+            pairs=len(result.candidates),
+            interval=describe_interval(result),
+        ),
+    )
     write_outputs(result, given)
     console.print(f"recording: {out}", highlight=False, markup=False, soft_wrap=True)
     return result.exit_code
@@ -189,6 +218,15 @@ def make_parser() -> CommandParser:
         metavar="DIR",
         type=Path,
         help="folder for all runs (default: a new one in runs/)",
+    )
+    add_upload(parser, "the folder of all runs")
+    add_result_file(parser)
+    parser.add_argument(
+        "--progress",
+        metavar="HOST:PORT",
+        type=argument_type(parse_address, "HOST:PORT"),
+        help=f"serve the recorded pairs and the verdict so far as JSON at {PATH_GATE_STATE} until "
+        "the end",
     )
     return parser
 
@@ -301,8 +339,16 @@ class _PairRecorder:
         *,
         margin: Fraction,
         history: Path | None,
+        on_state: Callable[[ABState], None] | None = None,
     ) -> GateResult:
         """Record pairs until a look decides or the last one is reached.
+
+        Args:
+            recording: the plan.
+            margin: acceptable loss of attainment.
+            history: earlier recordings of one build; None if there are none.
+            on_state: receives the progress after each pair; None if it is not shown, so that pairs
+                between two looks need not be judged.
 
         Raises:
             GoodputError: a replay failed.
@@ -321,7 +367,7 @@ class _PairRecorder:
             pair, valid = self._record_pair(number, order, len(orders))
             recording = replace(recording, pairs=(*recording.pairs, pair))
             write_recording(self._out, recording)
-            if valid and number not in recording.looks:
+            if on_state is None and valid and number not in recording.looks:
                 continue
             pairs = recording.run_pairs(self._out)
             result = judge_runs(
@@ -331,6 +377,8 @@ class _PairRecorder:
                 history=None if history is None else partial(read_history, history),
             )
             is_look = number in recording.looks
+            if on_state is not None:
+                on_state(_state_of(result, number, recording.looks))
             if result.verdict is VerdictKind.INVALID or (
                 is_look and result.verdict is not VerdictKind.INCONCLUSIVE
             ):
@@ -378,6 +426,17 @@ class _PairRecorder:
         self._console.print(
             f"pair {number}, {side.name}: {share}", highlight=False, markup=False, soft_wrap=True
         )
+
+
+def _state_of(result: GateResult, recorded: int, looks: Sequence[int]) -> ABState:
+    undecided = result.verdict is VerdictKind.INCONCLUSIVE
+    return ABState(
+        pairs=recorded,
+        planned=next((look for look in looks if look >= recorded + undecided), looks[-1]),
+        verdict=result.verdict,
+        reason=result.reason.value,
+        interval=describe_interval(result),
+    )
 
 
 def _sides(given: argparse.Namespace) -> tuple[_Side, _Side]:

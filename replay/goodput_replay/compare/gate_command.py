@@ -39,6 +39,7 @@ __all__ = [
     "add_rule_options",
     "main",
     "make_parser",
+    "parse_address",
     "require_folders",
     "require_outputs",
     "write_outputs",
@@ -114,7 +115,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--serve",
         metavar="HOST:PORT",
-        type=argument_type(_address, "HOST:PORT"),
+        type=argument_type(parse_address, "HOST:PORT"),
         help="answer rollout controllers with the result until stopped: GET for a web metric of "
         "Argo Rollouts, POST for a webhook of Flagger",
     )
@@ -241,7 +242,12 @@ def _pairs(
     return [RunPair(candidate=r, baseline=b) for r, b in zip(runs, baselines, strict=True)], None
 
 
-def _address(text: str) -> tuple[str, int]:
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT, with an IPv6 address in brackets.
+
+    Raises:
+        ValueError: the text has another form.
+    """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import socket
 import subprocess
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import pytest
 from tests.builders.manifests import write_manifest
 
 from goodput_core.errors import InputError, UsageError
+from goodput_core.replay_job import ABState, decode_ab_result
+from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.compare.ab import main, plan_looks, plan_orders
+from goodput_replay.compare.progress import serving_progress
 from goodput_replay.compare.recording import read_recording
 from goodput_replay.runs.summary import read_summary
 
@@ -97,9 +104,19 @@ def test_two_policies_in_virtual_time_need_one_pair(tmp_path: Path) -> None:
     old = build(tmp_path, "old", engine__policy="sarathi")
     new = build(tmp_path, "new", engine__policy="slo")
     options = ["--emulate", old, "--emulate", new, "--rate-scale", "6", "--out", "ab"]
+    options += ["--result-file", "result", "--upload", f"file://{tmp_path}/kept/ab"]
     code, result, _ = run_ab(tmp_path, *options)
     assert result["virtual"]
     assert code == result["exit_code"]
+    message = decode_ab_result((tmp_path / "result").read_text(encoding="utf-8"))
+    assert message is not None
+    assert message.verdict is not None
+    assert message.verdict.exit_code == code
+    assert (message.reason, message.pairs) == (result["reason"], 1)
+    assert re.fullmatch(
+        r"\w+: [+−]?[\d.]+ points \([+−]?[\d.]+ … [+−]?[\d.]+\)", message.interval or ""
+    )
+    assert read_recording(tmp_path / "kept" / "ab") == read_recording(tmp_path / "ab")
     assert "SinglePair" not in {check["reason"] for c in result["classes"] for check in c["checks"]}
     recording = read_recording(tmp_path / "ab")
     assert not recording.same_build
@@ -136,12 +153,38 @@ def test_one_build_against_itself_is_marked_and_sends_equal_prompts_within_a_pai
     assert len(set(salts)) == len(salts)
 
 
+def test_the_progress_is_served_while_pairs_are_recorded() -> None:
+    with (
+        pytest.raises(UsageError, match=r"--progress 192\.0\.2\.1:1: cannot be listened on"),
+        serving_progress(("192.0.2.1", 1), 4),
+    ):
+        raise AssertionError("the address is not of this machine")
+    with serving_progress(None, 4) as on_state:
+        assert on_state is None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with serving_progress(("127.0.0.1", port), 4) as on_state:
+        assert on_state is not None
+        with urlopen(f"{url}/gate/state", timeout=5) as response:
+            assert json.load(response) == {"pairs": 0, "planned": 4}
+        on_state(ABState(pairs=1, planned=4, verdict=VerdictKind.INCONCLUSIVE))
+        with urlopen(f"{url}/gate/state", timeout=5) as response:
+            state = {"pairs": 1, "planned": 4, "verdict": "INCONCLUSIVE"}
+            assert json.load(response) == state
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(url, timeout=5)
+    with pytest.raises(URLError):
+        urlopen(url, timeout=5)
+
+
 def test_a_bad_manifest_is_reported_before_the_first_run(tmp_path: Path) -> None:
     good = build(tmp_path, "good")
     (tmp_path / "bad.yaml").write_text("kind: nonsense\n")
     command = [sys.executable, "-m", "goodput_core", "replay", "ab", "--trace", "sample"]
     done = subprocess.run(
-        [*command, "-f", good, "-f", "bad.yaml", "--out", "ab"],
+        [*command, "-f", good, "-f", "bad.yaml", "--out", "ab", "--result-file", "result"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -150,3 +193,7 @@ def test_a_bad_manifest_is_reported_before_the_first_run(tmp_path: Path) -> None
     assert done.returncode == 64
     assert "candidate: bad.yaml" in done.stderr
     assert not (tmp_path / "ab").exists()
+    message = decode_ab_result((tmp_path / "result").read_text(encoding="utf-8"))
+    assert message is not None
+    assert (message.verdict, message.reason) == (None, "Error")
+    assert message.message in done.stderr

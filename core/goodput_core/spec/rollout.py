@@ -1,0 +1,133 @@
+"""`spec.rollout`: the replacement of the stable revision, and the gate that a new one must pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Final
+
+from goodput_core.declaration import (
+    Cel,
+    CrossFieldRule,
+    image_field,
+    records_field,
+    spec_field,
+    trace_field,
+)
+from goodput_core.slo.pairs import MAX_PAIRS, USUAL_PAIRS
+from goodput_core.slo.targets import percentage_field
+from goodput_core.spec.choices import Baseline, OnInconclusive
+from goodput_core.spec.pod import PodSpec, ResourcesSpec
+
+__all__ = ["GateSpec", "RolloutSpec", "WindowSpec"]
+
+_MAX_WINDOW_SECONDS: Final = 31_536_000
+
+
+def _check_window(window: WindowSpec) -> str | None:
+    if window.start_seconds < window.end_seconds:
+        return None
+    return f"{window.start_seconds} is not before endSeconds, {window.end_seconds}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSpec:
+    """A part of a trace."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            field="startSeconds",
+            cel=Cel(
+                rule="self.startSeconds < self.endSeconds", message="must be before endSeconds"
+            ),
+            problem=_check_window,
+        ),
+    )
+
+    start_seconds: int = spec_field(
+        "Seconds from the trace's first arrival to the window's start.",
+        minimum=0,
+        maximum=_MAX_WINDOW_SECONDS,
+    )
+    end_seconds: int = spec_field(
+        "Seconds from the trace's first arrival to the window's end.",
+        minimum=1,
+        maximum=_MAX_WINDOW_SECONDS,
+    )
+
+
+def _check_pairs(gate: GateSpec) -> str | None:
+    if gate.max_pairs is None or 2 <= gate.pairs <= gate.max_pairs:
+        return None
+    return f"{gate.pairs} lies outside 2 to maxPairs, {gate.max_pairs}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSpec:
+    """The test that a new revision must pass before it serves."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            field="pairs",
+            cel=Cel(
+                rule="!has(self.maxPairs) || (2 <= self.pairs && self.pairs <= self.maxPairs)",
+                message="must be from 2 to maxPairs",
+            ),
+            problem=_check_pairs,
+        ),
+    )
+
+    trace: str = trace_field("The trace to replay", files=True)
+    window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
+    margin: Fraction | None = percentage_field(
+        "Largest accepted loss of attainment against the baseline, such as '1%'; default: 1%.",
+        example="'1%'",
+    )
+    pairs: int = spec_field(
+        "Pairs of runs that are recorded before the verdict.",
+        default=USUAL_PAIRS,
+        minimum=1,
+        maximum=MAX_PAIRS,
+    )
+    max_pairs: int | None = spec_field(
+        "If the pairs do not decide, record two more and look again, up to this number; default: "
+        "no more.",
+        default=None,
+        minimum=2,
+        maximum=MAX_PAIRS,
+    )
+    baseline: Baseline = spec_field(
+        "Fresh replays a baseline beside the candidate; Recorded uses an earlier run.",
+        default=Baseline.FRESH,
+    )
+    on_inconclusive: OnInconclusive = spec_field(
+        "Action after an inconclusive verdict: Pause keeps the stable revision until a decision, "
+        "Promote rolls out, and Rollback treats the revision as failed.",
+        default=OnInconclusive.PAUSE,
+    )
+    records: str | None = records_field(
+        "Folder for the runs of the gate and their reports: pvc://CLAIM/PATH, s3://BUCKET/PATH or "
+        "gs://BUCKET/PATH. Each gate makes a folder of its own below it. Default: they are not "
+        "kept.",
+        default=None,
+    )
+    image: str | None = image_field()
+    resources: ResourcesSpec = spec_field(
+        "Compute resources of the pod that replays.", factory=ResourcesSpec
+    )
+    pod: PodSpec = spec_field("Fields of the pod that replays.", factory=PodSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """Replacement of the stable revision by a new one."""
+
+    gate: GateSpec | None = spec_field(
+        "The test that a new revision must pass; ignored outside a cluster.", default=None
+    )
+    progress_deadline_seconds: int = spec_field(
+        "Seconds without progress after which a rollout has failed. Ignored outside a cluster.",
+        default=3600,
+        minimum=1,
+        maximum=604_800,
+    )
