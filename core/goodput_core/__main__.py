@@ -1,5 +1,5 @@
 """`python -m goodput_core`: the `goodput` command of exactly this interpreter."""
 
-from goodput_core.dispatch import main
+from goodput_core.entry import main
 
 main()

@@ -72,14 +72,14 @@ examples:
 
 
 def main() -> None:
-    """Entry point of `goodput`."""
+    """Run `goodput`."""
     _open_closed_outputs()
     interrupt_by_signals()
     sys.exit(run_command(sys.argv[1:]))
 
 
 def replay() -> None:
-    """Entry point of `replay`, the same command as `goodput replay`."""
+    """Run `replay`, the same command as `goodput replay`."""
     _open_closed_outputs()
     interrupt_by_signals()
     sys.exit(run_command(["replay", *sys.argv[1:]]))
@@ -99,7 +99,7 @@ def run_command(argv: list[str]) -> int:
     except BrokenPipeError:
         # The reader closed stdout early. The exit code must not be that of a verdict: a gate piped
         # into `head` has not passed.
-        code = ExitCode.INTERNAL
+        code = ExitCode.CLOSED_OUTPUT
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -149,7 +149,7 @@ def _run_guarded(name: str, argv: list[str]) -> int:
     except SystemExit as stop:
         # argparse exits with 0 after `--help`, and rich with 1 if a pipe breaks. The exit code of
         # a library must not be taken for a verdict.
-        return ExitCode.INTERNAL if stop.code else ExitCode.PASS
+        return ExitCode.CLOSED_OUTPUT if stop.code else ExitCode.PASS
     except BrokenPipeError:
         raise
     except MemoryError:

@@ -10,8 +10,9 @@ GoodputError                one sentence: the problem, its place and the remedy
 ├── InternalError      70   a bug, a full disk, a child process that died without a user error
 └── Interrupted       130   Ctrl-C, SIGTERM or a closed terminal
 
-Only verdicts use the codes 0 to 3, except for `--abort-on`. The errors of a component's own
-`errors.py` derive from these.
+Only verdicts use the codes 0 to 3, except for `--abort-on`. A command whose output is closed
+early, as by `| head`, ends with 141, as a shell reports a program that SIGPIPE ended. The errors of
+a component's own `errors.py` derive from these.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class ExitCode(IntEnum):
     USAGE = 64
     INTERNAL = 70
     INTERRUPTED = 130
+    CLOSED_OUTPUT = 141
 
 
 def root_of(error: BaseException) -> BaseException:

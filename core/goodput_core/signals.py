@@ -73,7 +73,7 @@ class _Terminals:
 
 
 def interrupt_by_signals() -> None:
-    """Raise `KeyboardInterrupt` on SIGTERM and SIGHUP as on Ctrl-C; main thread only.
+    """Raise `KeyboardInterrupt` on Ctrl-C, SIGTERM and SIGHUP; main thread only.
 
     A command that installs handlers of its own replaces these.
     """
@@ -81,6 +81,9 @@ def interrupt_by_signals() -> None:
     def interrupt(_cause: StopCause) -> None:
         raise KeyboardInterrupt
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # Python's own handler, because asyncio replaces only this one by a cancellation.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _install([n for n in _CAUSES if signal.getsignal(n) is signal.SIG_DFL], interrupt)
 
 

@@ -307,6 +307,11 @@ def _add_sending(parser: CommandParser) -> None:
         "--dry-run", action="store_true", help="print the plan without sending requests"
     )
     group.add_argument(
+        "--test-target",
+        action="store_true",
+        help="with --dry-run: also send the target one probe request per class, as before a run",
+    )
+    group.add_argument(
         "--max-rate",
         metavar="N",
         type=at_least(1),

@@ -114,6 +114,7 @@ class ReplayOptions:
     arm: tuple[str, int] | None
     causal: bool
     dry_run: bool
+    test_target: bool
     max_rate: int | None
     abort_on: AbortRule | None
     yes: bool
@@ -309,6 +310,8 @@ def _check_combinations(options: ReplayOptions) -> None:
             "replay: --ttft, --tpot and --slo-class are only supported with --target; "
             f"{option} uses the manifest's spec.slo"
         )
+    if options.test_target and not (options.dry_run and options.targets):
+        raise UsageError("replay: --test-target is only supported with --dry-run and --target")
     if options.ui_port is not None and not options.ui:
         raise UsageError("replay: --ui-port is only supported with --ui")
     _check_model_path(options)

@@ -133,17 +133,19 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
     if options.dry_run:
         _warn_of_evidence(options, requests, stats)
         print_plan(options, requests, stats, follow_ups)
-        return ExitCode.PASS
-    if options.gate and not slo.classes and not stats.rows_with_targets:
+        if not options.test_target:
+            return ExitCode.PASS
+    elif options.gate and not slo.classes and not stats.rows_with_targets:
         raise UsageError(
             "--gate: the run has no SLO; give --ttft, --tpot and --objective, --slo FILE, "
             "-f MANIFEST, or a trace with targets in its rows"
         )
     for target in options.targets:
         require_permission(target, granted=options.yes)
-    if options.gate:
-        _warn_of_evidence(options, requests, stats)
-    _warn_of_limits(options, stats, workers)
+    if not options.dry_run:
+        if options.gate:
+            _warn_of_evidence(options, requests, stats)
+        _warn_of_limits(options, stats, workers)
     plan = RunPlan(
         options=options,
         requests=requests,
@@ -161,6 +163,9 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
         workers=workers,
         arm_token=arm_token,
     )
+    if options.dry_run:
+        _test_targets(plan)
+        return ExitCode.PASS
     summary = _run_and_record(plan, fleet)
     write_result(options.result_file, summary)
     if options.arm is not None and plan.share.count > 1:
@@ -197,6 +202,13 @@ def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
     if finished.ended_by is not None:
         raise finished.ended_by
     return summary
+
+
+def _test_targets(plan: RunPlan) -> None:
+    from goodput_replay.sending.preparation import probe_targets  # noqa: PLC0415 - an HTTP client
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(probe_targets(plan, Console(stderr=True)))
 
 
 def _run_plan(

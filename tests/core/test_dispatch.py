@@ -143,7 +143,7 @@ def test_the_traceback_of_a_bug_is_shown_on_request(
 
 @pytest.mark.parametrize("command", ["broken_pipe", "rich_on_a_broken_pipe"])
 def test_a_broken_pipe_has_no_exit_code_of_a_verdict(command: str) -> None:
-    assert run_command([command]) == ExitCode.INTERNAL
+    assert run_command([command]) == ExitCode.CLOSED_OUTPUT
 
 
 WAITS = """
@@ -271,6 +271,21 @@ def test_help_into_a_closed_pipe_prints_no_error(unbuffered: str) -> None:
     child.stdout = None
     _, complaint = child.communicate(timeout=30)
     assert complaint == b""
+
+
+def test_ctrl_c_while_the_modules_are_loaded_prints_no_traceback() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "class InterruptedFinder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'goodput_core.dispatch': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, InterruptedFinder())\n"
+        "from goodput_core.entry import replay; replay()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_only_the_typed_command_is_imported() -> None:

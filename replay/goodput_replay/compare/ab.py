@@ -294,17 +294,18 @@ class _PairRecorder:
         self._console = console
 
     def announce(self, recording: ABRecording) -> None:
-        """Check the arguments of both sides, and print how long the comparison takes.
+        """Check the arguments and the targets of both sides, and print the time of the comparison.
 
         Raises:
-            UsageError: the replay rejected its arguments.
+            UsageError: the replay rejected its arguments or a target.
         """
         seconds = 0.0
         promises = []
         for side in (self._baseline, self._candidate):
-            completed = self._children.run(
-                *self._arguments, side.option, side.value, "--dry-run", "--json"
-            )
+            options = [side.option, side.value, "--dry-run", "--json"]
+            if side.option == "--target":  # an error of the second one, before the first run
+                options.append("--test-target")
+            completed = self._children.run(*self._arguments, *options)
             if completed.returncode != ExitCode.PASS:
                 raise self._children.error(completed, f"{side.name}: ")
             plan = msgspec.json.decode(completed.stdout)

@@ -183,16 +183,22 @@ def _files(given: argparse.Namespace) -> list[tuple[str, Path]]:
 
 
 def write_outputs(result: GateResult, given: argparse.Namespace) -> None:
-    """Print the result, and write the files that the options name.
+    """Print the result, and write the files that the options name, also if stdout was closed.
 
     Raises:
         InputError: a file cannot be written.
     """
-    if given.json:
-        sys.stdout.write(encode_json(result).decode())
-    else:
-        print_result(result, open_console())
-    sys.stdout.flush()  # before a file that is the same pipe
+    try:
+        if given.json:
+            sys.stdout.write(encode_json(result).decode())
+        else:
+            print_result(result, open_console())
+        sys.stdout.flush()  # before a file that is the same pipe
+    finally:
+        _write_files(result, given)
+
+
+def _write_files(result: GateResult, given: argparse.Namespace) -> None:
     outputs: list[tuple[Path | None, Any]] = [
         (given.junit, lambda: junit_xml(result)),
         (given.markdown, lambda: markdown(result).encode()),

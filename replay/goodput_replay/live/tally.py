@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from goodput_core.slo.attainment import SecondCounts
     from goodput_core.slo.evidence import ValidityEvidence
 
-__all__ = ["LINE_EVERY_NS", "MAX_CLASSES", "LiveTally", "LiveWindow", "RunProgress", "RunSoFar"]
+__all__ = [
+    "LINE_EVERY_NS",
+    "MAX_CLASSES",
+    "MIN_CLIENT_REQUESTS",
+    "LiveTally",
+    "LiveWindow",
+    "RunProgress",
+    "RunSoFar",
+]
 
 LINE_EVERY_NS: Final = 10 * NS_PER_S
 """Interval of the lines that describe a run if stderr is not a terminal."""
@@ -43,8 +51,8 @@ _MAX_ERRORS: Final = 100
 _SHOWN_ERRORS: Final = 5
 # Length that is divided into intervals at first if the end of the run is not known.
 _FIRST_LENGTH_S: Final = 120
-# Ended requests from which the client is judged: of fewer, the p99 of the send lag is the maximum.
-_MIN_REQUESTS: Final = 100
+MIN_CLIENT_REQUESTS: Final = 100
+"""Ended requests from which the client is judged: of fewer, the p99 of the lag is the maximum."""
 _NOT_ENOUGH: Final = frozenset(
     {
         Reason.NO_ROWS,
@@ -243,7 +251,7 @@ class LiveTally:
             shard=window.shard,
             until_ns=self.elapsed_ns(progress),
         )
-        early = progress.done < progress.planned and evidence.overall.rows < _MIN_REQUESTS
+        early = progress.done < progress.planned and evidence.overall.rows < MIN_CLIENT_REQUESTS
         errors = tuple(self._errors.most_common(_SHOWN_ERRORS))
         return RunSoFar(
             progress=progress,
@@ -373,8 +381,8 @@ def _decide_so_far(evidence: RunEvidence, progress: RunProgress, *, early: bool)
                 verdict,
                 kind=VerdictKind.INCONCLUSIVE,
                 reason=Reason.TOO_FEW_REQUESTS,
-                sentence=f"Not enough yet: {rows}, and the client is judged from {_MIN_REQUESTS}, "
-                f"{_MIN_REQUESTS - evidence.overall.rows} more.",
+                sentence=f"Not enough yet: {rows}, and the client is judged from "
+                f"{MIN_CLIENT_REQUESTS}, {MIN_CLIENT_REQUESTS - evidence.overall.rows} more.",
                 classes=(),
             )
     elif verdict.kind is VerdictKind.INCONCLUSIVE and verdict.reason in _NOT_ENOUGH:

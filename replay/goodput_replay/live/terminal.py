@@ -8,10 +8,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from goodput_core.slo.verdict import Reason, VerdictKind
+from goodput_core.slo.intervals import requests_needed
+from goodput_core.slo.verdict import MIN_BLOCKS, Reason, VerdictKind
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S, format_duration
-from goodput_replay.live.tally import LINE_EVERY_NS
+from goodput_replay.live.tally import LINE_EVERY_NS, MIN_CLIENT_REQUESTS
 from goodput_replay.runs.formatting import format_percent, format_rate
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _PANEL_EVERY_NS: Final = NS_PER_S
 _NEVER_NS: Final = 1 << 62
 _SHOWN_ERRORS: Final = 3
 _SHOWN_CLASSES: Final = 8
+_TOO_FEW: Final = frozenset({Reason.TOO_FEW_BLOCKS, Reason.TOO_FEW_REQUESTS})
 _STYLES: Final = {
     VerdictKind.PASS: "bold green",
     VerdictKind.FAIL: "bold red",
@@ -133,7 +135,30 @@ def _format_verdict(so_far: RunSoFar) -> str:
     verdict = so_far.verdict
     if verdict.reason is Reason.CLOSED_LOOP:
         return "no verdict (closed loop)"
-    return f"so far {verdict.kind} ({verdict.reason.value})"
+    missing = _format_missing(so_far)
+    return f"so far {verdict.kind} ({verdict.reason.value}{f': {missing}' if missing else ''})"
+
+
+def _format_missing(so_far: RunSoFar) -> str:
+    """Return the count that is too low for a verdict, with the required one; empty if none is."""
+    verdict = so_far.verdict
+    if verdict.reason is Reason.TOO_FEW_REQUESTS and not verdict.classes:
+        return f"{so_far.evidence.overall.rows} of {MIN_CLIENT_REQUESTS} requests"
+    undecided = {one.name for one in verdict.classes if one.reason in _TOO_FEW}
+    for measured in so_far.evidence.classes:
+        if measured.name not in undecided:
+            continue
+        assert measured.objective is not None
+        assert measured.interval is not None
+        if measured.blocks < MIN_BLOCKS:
+            return f"{measured.blocks} of {MIN_BLOCKS} s"
+        needed = requests_needed(measured.objective, measured.interval.confidence)
+        total = measured.attainment.total
+        if total < needed:
+            return f"{printable(measured.name)}: {total} of {needed} requests"
+        least = min(MIN_BLOCKS, needed)
+        return f"{printable(measured.name)}: requests in {measured.busy_s} of {least} seconds"
+    return ""
 
 
 def _format_time(progress: RunProgress) -> str:

@@ -10,11 +10,8 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
-
-from yarl import URL
+from typing import TYPE_CHECKING
 
 from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import AbortedRun, Interrupted, UsageError
@@ -27,11 +24,9 @@ from goodput_replay.live.observer import ObserverOptions, RunObserver
 from goodput_replay.live.tally import LINE_EVERY_NS, LiveWindow, RunProgress
 from goodput_replay.runs.files import DECISIONS_FILE, SERVICE_LOG_FILE
 from goodput_replay.runs.folder import FinishedRun, stop_on_signals
-from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.runs.rounding import seconds, to_ms
 from goodput_replay.runs.summary import (
     ClientSummary,
-    LengthPinning,
     SenderSummary,
     TargetSummary,
 )
@@ -39,33 +34,18 @@ from goodput_replay.runs.summary_builder import summarise_stall
 from goodput_replay.sending.abort import ErrorRateWatch
 from goodput_replay.sending.arming import await_start
 from goodput_replay.sending.client.connection import open_session
-from goodput_replay.sending.client.redaction import Redaction
-from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 from goodput_replay.sending.local_service import running_service
-from goodput_replay.sending.loop import SenderPlan, Senders, SendingLoop
-from goodput_replay.sending.preflight import (
-    PROBE_TIMEOUT_NS,
-    choose_models,
-    choose_pinning,
-    join_models,
-    list_models,
-    make_probe,
-    send_probes,
-)
+from goodput_replay.sending.loop import Senders, SendingLoop
+from goodput_replay.sending.preparation import prepare_sending
 from goodput_replay.sending.process import describe_clock, wait_for_start
-from goodput_replay.sending.prompt_overhead import measure_overhead
 from goodput_replay.sending.senders import SenderProcesses
 from goodput_replay.sending.target import Target, parse_target
 from goodput_replay.start_time import format_instant, read_clock_error_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from aiohttp import ClientSession
     from rich.console import Console
 
     from goodput_core.slo.record import RequestRecord
-    from goodput_replay.plan import PlannedRequest
     from goodput_replay.run_plan import RunPlan
     from goodput_replay.runs.folder import RunWriter
     from goodput_replay.runs.summary import Summary
@@ -73,8 +53,6 @@ if TYPE_CHECKING:
     from goodput_replay.sending.loop import SenderUsage
 
 __all__ = ["replay"]
-
-_PINNED: Final = frozenset({LengthPinning.HEADER, LengthPinning.MAX_TOKENS})
 
 
 class _Stopper:
@@ -139,71 +117,7 @@ async def _replay(
         observer = await _start_observer(plan, stack, console)
         targets, service_url = await _start_targets(plan, writer, stack, console)
         session = await stack.enter_async_context(open_session(plan.headers, plan.tls))
-        stated = [*options.models.values(), *([options.model] if options.model else ())]
-        redaction = Redaction.of(plan.headers.values())
-        served = join_models(
-            {
-                target.url: await list_models(session, target, stated=stated, redaction=redaction)
-                for target in targets
-            }
-        )
-        names = choose_models(
-            served, mapping=options.models, default=options.model, in_trace=plan.stats.models
-        )
-        pinning = choose_pinning(options.pinning, served)
-        sender_plan = SenderPlan(
-            requests=plan.requests,
-            share=plan.share,
-            urls=tuple(f"{target.url}{options.endpoint.path}" for target in targets),
-            endpoint=options.endpoint,
-            headers=plan.headers,
-            ca_file=options.ca_file,
-            policy=SendingPolicy(
-                timeout_ns=options.timeout_ns,
-                class_timeouts_ns=options.class_timeouts_ns,
-                pinned=pinning in _PINNED,
-                limited=pinning is LengthPinning.LIMIT,
-                retries=options.retries,
-                redaction=redaction,
-            ),
-            pinning=pinning,
-            models=names,
-            prompt=options.prompt,
-            words=None if plan.tokenizer is None else plan.tokenizer.words,
-            salt=plan.salt,
-            concurrency=options.concurrency,
-            causal=options.causal,
-        )
-        examples = [make_probe(example) for example in plan.stats.examples.values()]
-        if options.probe:
-            sender_plan = await _probe(
-                sender_plan, examples, session, warn, may_limit=options.pinning is None
-            )
-        overhead_tokens = None
-        if plan.tokenizer is not None:
-            if options.probe:
-                overhead_tokens = await measure_overhead(
-                    session,
-                    [URL(url) for url in sender_plan.urls],
-                    options.endpoint,
-                    model=names(examples[0].model_name),
-                    prompts=sender_plan.make_prompts(),
-                    warn=warn,
-                )
-            if overhead_tokens is None:
-                overhead_tokens = plan.tokenizer.added_tokens
-            sender_plan = replace(sender_plan, overhead_tokens=overhead_tokens)
-        target_summary = TargetSummary(
-            url=", ".join(target.url for target in targets),
-            endpoint=options.endpoint.path,
-            model=", ".join(dict.fromkeys(names(name) for name in plan.stats.models)),
-            service=plan.service,
-            pinning=sender_plan.pinning,
-            prompt=options.prompt,
-            prompt_overhead_tokens=overhead_tokens,
-            header_names=tuple(plan.headers),
-            streaming=True,
-        )
+        sender_plan, target_summary = await prepare_sending(plan, targets, session, warn)
         if observer is not None:
             await observer.wait_ready()
         if options.start_at_ns is not None:
@@ -224,35 +138,6 @@ async def _replay(
     elif stopper.error is AbortedRun:
         ended_by = AbortedRun(f"aborted: {stopper.reason}; {writer.content_clause}")
     return FinishedRun(summary=summary, ended_by=ended_by)
-
-
-async def _probe(
-    plan: SenderPlan,
-    examples: Sequence[PlannedRequest],
-    session: ClientSession,
-    warn: Callable[[str], None],
-    *,
-    may_limit: bool,
-) -> SenderPlan:
-    """Send one probe request per class to each target, and adapt the plan to the targets."""
-    as_text = None
-    if plan.prompt is PromptKind.TOKEN_IDS:
-        as_text = replace(plan, prompt=PromptKind.INVENTED_WORDS).make_prompts()
-    renderer = plan.make_renderer()
-    policy = replace(plan.policy, timeout_ns=PROBE_TIMEOUT_NS, class_timeouts_ns={}, retries=0)
-    for url in plan.urls:
-        client = RequestClient(session, [URL(url)], policy)
-        renderer, warnings = await send_probes(
-            client, renderer, examples, url, as_text=as_text, may_limit=may_limit
-        )
-        for warning in warnings:
-            warn(warning)
-    policy = replace(
-        plan.policy,
-        pinned=renderer.pinning in _PINNED,
-        limited=renderer.pinning is LengthPinning.LIMIT,
-    )
-    return replace(plan, policy=policy, pinning=renderer.pinning, uuids=renderer.uuids)
 
 
 async def _start_targets(

@@ -65,9 +65,14 @@ def main(argv: Sequence[str]) -> int:
     for option, problem in _REJECTED.items():
         if _has(replay_arguments, option):
             raise UsageError(f"replay capacity: {option} {problem}")
+    if arguments.start is not None and arguments.start > arguments.most:
+        raise UsageError(
+            f"replay capacity: --start {float(arguments.start):g} is above --most "
+            f"{float(arguments.most):g}; lower --start, or raise --most"
+        )
     console = Console(stderr=True)
     limits = SearchLimits(
-        start=arguments.start,
+        start=Fraction(1) if arguments.start is None else arguments.start,
         precision=arguments.precision,
         most=arguments.most,
         probes=arguments.probes,
@@ -201,7 +206,6 @@ def make_parser() -> CommandParser:
         "--start",
         metavar="SCALE",
         type=argument_type(parse_factor, "scale"),
-        default=Fraction(1),
         help="first rate, as a factor of the trace's rate (default: 1)",
     )
     add(

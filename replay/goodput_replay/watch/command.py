@@ -166,7 +166,7 @@ async def poll(
     from goodput_replay.watch.readings import ReadError, StateReader  # noqa: PLC0415
 
     page.url = address
-    is_lost = False
+    is_lost = is_waiting = False
     now = asyncio.get_running_loop().time
     started = now()
     async with aiohttp.ClientSession() as session:
@@ -187,11 +187,15 @@ async def poll(
                 is_lost = False
             except ReadError as error:
                 page.problem = str(error)
-                if first_s is not None and page.router is None and now() - started >= first_s:
-                    raise UnreachableError(
-                        f"{error}; give the admin URL of a router that runs, as `goodput up` "
-                        "prints it"
-                    ) from error
+                if first_s is not None and page.router is None:
+                    if now() - started >= first_s:
+                        raise UnreachableError(
+                            f"{error}; give the admin URL of a router that runs, as `goodput up` "
+                            "prints it"
+                        ) from error
+                    if not is_waiting:
+                        _print(f"{error}; it is tried again for {first_s:g} s")
+                    is_waiting = True
                 if first_s is not None and page.router is not None and not is_lost:
                     _print(f"lost the service, which is tried again every second: {error}")
                     is_lost = True

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
@@ -177,6 +179,39 @@ def test_the_progress_is_served_while_pairs_are_recorded() -> None:
             urlopen(url, timeout=5)
     with pytest.raises(URLError):
         urlopen(url, timeout=5)
+
+
+class _Requests(BaseHTTPRequestHandler):
+    """A server without a list of models; its class attribute has the received request lines."""
+
+    lines: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_request(self, *_: object) -> None:
+        self.lines.append(self.requestline)
+
+
+def test_a_target_that_is_down_ends_the_command_before_the_first_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "goodput_core", "replay", "ab", "--trace", "sample"]
+    options = ["--ttft", "1s", "--tpot", "50ms", "--model", "chat", "--no-probe", "--out", "ab"]
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Requests) as server:
+        Thread(target=server.serve_forever).start()
+        targets = ["--target", f"http://127.0.0.1:{server.server_port}"]
+        targets += ["--target", "http://127.0.0.1:1"]
+        done = subprocess.run(
+            [*command, *options, *targets],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        server.shutdown()
+    assert done.returncode == 64
+    assert "candidate: http://127.0.0.1:1/v1/models: could not connect" in done.stderr
+    assert _Requests.lines == ["GET /v1/models HTTP/1.1"]
+    assert not (tmp_path / "ab").exists()
 
 
 def test_a_bad_manifest_is_reported_before_the_first_run(tmp_path: Path) -> None:

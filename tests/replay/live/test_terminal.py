@@ -66,7 +66,7 @@ def test_the_line_has_the_goodput_and_the_reason_of_the_verdict() -> None:
     tally.add(replace(finished_request(ttft_ms=100), slo_class="chat"))
     shown = _draw(tally, terminal=False)
     assert "2 in flight, goodput 0.5/s, attained 100.00% (1 of 1)" in shown
-    assert shown.endswith("so far INCONCLUSIVE (TooFewBlocks)\n")
+    assert shown.endswith("so far INCONCLUSIVE (TooFewBlocks: 2 of 20 s)\n")
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["panel", "line"])

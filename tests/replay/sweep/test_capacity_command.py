@@ -31,6 +31,12 @@ def _run(*options: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
+def test_a_start_above_the_highest_rate_is_refused(tmp_path: Path) -> None:
+    done = _run("--trace", "sample", "--start", "8", "--most", "2", cwd=tmp_path)
+    assert done.returncode == 64
+    assert "--start 8 is above --most 2" in done.stderr
+
+
 def _search(folder: Path, *options: str | Path) -> tuple[int, dict[str, Any]]:
     done = _run("--trace", "sample", "--emulate", _manifest(folder), "--json", *options, cwd=folder)
     assert done.stdout, done.stderr

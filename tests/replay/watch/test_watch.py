@@ -239,6 +239,14 @@ async def test_a_closed_port_is_an_error() -> None:
         await poll("http://127.0.0.1:1", page, history, first_s=0.0)
 
 
+async def test_a_wrong_url_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    page = WatchPage(ServiceHistory(), SLOClasses())
+    with pytest.raises(UnreachableError):
+        await poll("http://127.0.0.1:1", page, ServiceHistory(), first_s=0.01, every_s=0.02)
+    expected = "http://127.0.0.1:1: not reachable; it is tried again for 0.01 s\n"
+    assert capsys.readouterr().err == expected
+
+
 async def test_a_service_that_stops_is_reported_as_lost_once_and_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
