@@ -109,6 +109,8 @@ def _row(path: str, field: DeclaredField, first: dict[type[Any], str]) -> str:
 
 
 def _type(field: DeclaredField) -> str:
+    if field.container is tuple and field.item is str:
+        return "list of texts"
     if field.container is tuple:
         return "list of objects" + ("" if field.nested else " as in a pod")
     if field.container is Mapping:

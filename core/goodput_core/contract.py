@@ -36,6 +36,10 @@ ANNOTATION_GATE: Final = f"{CRD_GROUP}/gate"
 ANNOTATION_RETRY: Final = f"{CRD_GROUP}/retry"
 # On a child object: a digest of the applied fields, to detect fields that were removed.
 ANNOTATION_APPLIED: Final = f"{CRD_GROUP}/applied"
+# On a pod of another server than Goodput's engine: the kind of its runtime; and the port and path
+# of its metrics (":8000/metrics"), if it has any.
+ANNOTATION_RUNTIME: Final = f"{CRD_GROUP}/runtime"
+ANNOTATION_METRICS: Final = f"{CRD_GROUP}/metrics"
 # Ports of engines and routers, in Services and in the EndpointSlices that routers read.
 PORT_NAME_SERVING: Final = "http"
 PORT_NAME_ADMIN: Final = "admin"
@@ -100,6 +104,8 @@ ENV_CONTROL_TOKEN: Final = "GOODPUT_CONTROL_TOKEN"  # noqa: S105 - a variable's 
 ENV_LLMSERVICE: Final = "GOODPUT_LLMSERVICE"
 ENV_REPLICA: Final = "GOODPUT_REPLICA"
 ENV_REVISION: Final = "GOODPUT_REVISION"
+# The Hub's name or the folder of the weights, in pods of another server.
+ENV_MODEL: Final = "GOODPUT_MODEL"
 # The number of a pod of an Indexed Job, from 0, which Kubernetes sets.
 ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
 # The options of `goodput operator`, since `kopf run` passes none on.

@@ -187,3 +187,27 @@ def test_a_profile_outside_of_the_mounts_is_rejected_with_the_remedy(path: str) 
         require_mounted_profile(mounting(path, "/profiles"))
     assert caught.value.path == "spec.model.source"
     assert repr(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "folders", "field"),
+    [
+        ("emulated://unit", False, "spec.model.source"),
+        ("file:///weights", False, "spec.model.source"),
+        ("hf://a/b", False, "spec.model.revision"),
+        ("hf://a/b", True, "spec.engine.runtime.kind"),
+        ("pvc://c/d", True, "spec.engine.runtime.kind"),
+        ("pvc://c/d", False, None),
+    ],
+)
+def test_another_server_needs_weights_and_a_cluster(
+    source: str, folders: bool, field: str | None
+) -> None:
+    vllm = {"kind": "vLLM", "image": "v"}
+    served = llmservice(model__source=source, engine__runtime=vllm, engine__tensorParallel=2)
+    if field is None:
+        require_servable(served, folders=folders)
+        return
+    with pytest.raises((SpecError, UnsupportedError)) as caught:
+        require_servable(served, folders=folders)
+    assert caught.value.path == field

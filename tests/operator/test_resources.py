@@ -44,13 +44,16 @@ def rendered(llmservice: LLMService, owner: Owner = OWNER) -> list[dict[str, Any
     routers = router_revision(owner, spec, INSTALLATION, number=2)
     bounds = Bounds.initial(ServiceParams.of(spec))
     decided = Setpoint(limits_revision=1, bounds=bounds, replicas=spec.initial_replicas)
+    token = secret_of(engines.template)
     return [
         *base_resources(owner),
         engines.render(owner),
         routers.render(owner),
         config_map(owner, spec, [engines], decided),
-        token_secret(
-            owner, secret_name(owner, engines.name), revision=engines.name, revision_uid="77"
+        *(
+            [token_secret(owner, token, revision=engines.name, revision_uid="77")]
+            if token is not None
+            else []
         ),
         engine_deployment(owner, engines, replicas=2, progress_deadline_s=3600),
         router_deployment(owner, routers, replicas=spec.router.replicas),
@@ -115,11 +118,30 @@ CLAIM_SERVICE: dict[str, Any] = {
 }
 
 
+VLLM_SERVICE: dict[str, Any] = {
+    "model": {"source": "hf://Qwen/Qwen3-8B", "revision": "abc", "cache": {"claimName": "weights"}},
+    "engine": {
+        "runtime": {
+            "kind": "vLLM",
+            "image": "vllm/vllm-openai:v0.33.0",
+            "args": ["--gpu-memory-utilization", "0.92"],
+            "runAsUser": 2000,
+        },
+        "tokenBudget": {"initial": 4096},
+        "maxNumSeqs": 128,
+        "tensorParallel": 2,
+        "drainSeconds": 60,
+        "startupDeadlineSeconds": 900,
+        "resources": {"limits": {"nvidia.com/gpu": 2}},
+    },
+}
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [("least", {}), ("gpu", GPU_SERVICE), ("claim", CLAIM_SERVICE)],
-    ids=["least", "gpu", "claim"],
+    [("least", {}), ("gpu", GPU_SERVICE), ("claim", CLAIM_SERVICE), ("vllm", VLLM_SERVICE)],
+    ids=["least", "gpu", "claim", "vllm"],
 )
 def test_the_objects_of_a_service_match_the_golden_file(
     name: str, spec: dict[str, Any], golden: Callable[[str, str], None]

@@ -14,6 +14,7 @@ __all__ = [
     "Policy",
     "Preemption",
     "RouterPolicy",
+    "RuntimeKind",
     "SamplingSource",
     "TaintEffect",
     "TolerationOperator",
@@ -78,6 +79,16 @@ class RouterPolicy(StrEnum):
     LEAST_LOADED = "least-loaded"
     POWER_OF_TWO = "power-of-two"
     PREFIX_AFFINITY = "prefix-affinity"
+
+
+class RuntimeKind(StrEnum):
+    """Servers that the engines' pods may run."""
+
+    GOODPUT = "Goodput"
+    VLLM = "vLLM"
+    SGLANG = "SGLang"
+    OPENAI = "OpenAI"
+    """Any server with OpenAI's completion endpoints."""
 
 
 class ControlMode(StrEnum):

@@ -150,7 +150,8 @@ def _decode_list(item: Any, value: object, path: str, rule: FieldRule) -> tuple[
     if not isinstance(value, list):
         raise SpecError(path, f"must be a list, not {_describe_kind(value)}")
     _check_count(len(value), path, rule, "items")
-    decoded = tuple(_decode_value(item, v, f"{path}[{i}]", _ITEM) for i, v in enumerate(value))
+    of_item = rule if item is str else _ITEM
+    decoded = tuple(_decode_value(item, v, f"{path}[{i}]", of_item) for i, v in enumerate(value))
     if rule.key is not None:
         seen: dict[object, int] = {}
         for i, entry in enumerate(decoded):

@@ -100,6 +100,8 @@ def _list_schema(field: DeclaredField) -> dict[str, Any]:
         items = object_schema(field.nested, None)
     elif field.item is int:
         items = _integer_schema(rule)
+    elif field.item is str:
+        items = text_schema(rule)
     schema: dict[str, Any] = {"type": "array", "items": items, "maxItems": rule.max_items}
     if rule.min_items is not None:
         schema["minItems"] = rule.min_items

@@ -54,7 +54,7 @@ def require_computable(spec: LLMServiceSpec) -> None:
             is not ORG/NAME.
         UnsupportedError: the model is to be computed on several devices.
     """
-    model = spec.model
+    model, runtime = spec.model, spec.engine.runtime
     if model.scheme == "hf" and not _HUB_MODEL.fullmatch(model.name):
         raise SpecError(
             "spec.model.source",
@@ -67,7 +67,7 @@ def require_computable(spec: LLMServiceSpec) -> None:
             f"{model.name!r} is not an absolute path; write for example file:///models/chat "
             "or file://~/models/chat",
         )
-    if spec.engine.tensor_parallel != 1:
+    if spec.engine.tensor_parallel != 1 and not runtime.foreign:
         raise UnsupportedError(
             "spec.engine.tensorParallel",
             f"is {spec.engine.tensor_parallel}, but real models are computed on one device only; "
@@ -118,6 +118,8 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
             f"{gate.trace} is a file of one machine, which pods cannot read; copy it to a "
             "PersistentVolumeClaim and write pvc://CLAIM/PATH",
         )
+    if service.spec.engine.runtime.foreign:
+        _require_weights(service.spec, folders=folders)
     if model.scheme in ({"file", "hf"} if folders else {"hf", "pvc"}):
         require_computable(service.spec)
         if not folders and model.scheme == "hf" and model.revision is None:
@@ -146,6 +148,23 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
         profile=model.name,
         expected=SHIPPED_PROFILES[model.name],
     )
+
+
+def _require_weights(spec: LLMServiceSpec, *, folders: bool) -> None:
+    """Reject another server's manifest that names no weights, or that is not for a cluster."""
+    kind = spec.engine.runtime.kind.value
+    if folders:
+        raise UnsupportedError(
+            "spec.engine.runtime.kind",
+            f"{kind} runs in pods of a cluster only; emulate a device with --device, or send "
+            "requests to a running server with replay --target URL",
+        )
+    if spec.model.scheme == "emulated":
+        raise SpecError(
+            "spec.model.source",
+            f"an emulated device cannot be served with runtime kind {kind}; name weights with "
+            "hf:// or pvc://",
+        )
 
 
 def require_mounted_profile(service: LLMService) -> None:

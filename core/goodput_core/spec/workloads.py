@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from goodput_core.declaration import Cel, CrossFieldRule, image_field, in_order, spec_field
+from goodput_core.declaration import (
+    Cel,
+    CrossFieldRule,
+    camel_case,
+    declared_fields,
+    image_field,
+    in_order,
+    spec_field,
+)
 from goodput_core.spec.choices import (
     BudgetLaw,
     DataType,
@@ -13,9 +21,11 @@ from goodput_core.spec.choices import (
     Policy,
     Preemption,
     RouterPolicy,
+    RuntimeKind,
     SamplingSource,
 )
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
+from goodput_core.spec.runtime import RuntimeSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 __all__ = ["EngineSpec", "RealModelSpec", "RouterSpec", "TokenBudgetSpec"]
@@ -56,6 +66,78 @@ class TokenBudgetSpec:
         "other modes use the initial budget.",
         default=BudgetLaw.MODEL,
     )
+
+
+_NO_KIND: Final = "!has(self.runtime) || !has(self.runtime.kind)"
+_GOODPUT: Final = f"{_NO_KIND} || self.runtime.kind == 'Goodput'"
+_NOT_OPENAI: Final = f"{_NO_KIND} || self.runtime.kind != 'OpenAI'"
+
+
+def _default_only(attribute: str, default: object, *, also_presets: bool = False) -> CrossFieldRule:
+    """Declare that a field must have its default with a runtime that cannot follow it.
+
+    Args:
+        attribute: the field.
+        default: its default; None if it must be absent.
+        also_presets: True if the presets of vLLM and SGLang have an argument for the field.
+    """
+    name = camel_case(attribute)
+    literal = f"'{default}'" if isinstance(default, str) else default
+    equal = "" if default is None else f" || self.{name} == {literal}"
+
+    def problem(engine: EngineSpec) -> str | None:
+        runtime = engine.runtime
+        follows = not runtime.foreign or (also_presets and runtime.has_preset)
+        if follows or getattr(engine, attribute) == default:
+            return None
+        kind = runtime.kind.value
+        if attribute == "image":
+            return f"is not used with runtime kind {kind}; set spec.engine.runtime.image"
+        if also_presets:
+            return f"has no effect with runtime kind {kind}; remove it and use runtime.args"
+        return f"is a setting of Goodput's engine, not of runtime kind {kind}; remove it"
+
+    cel = Cel(
+        rule=f"{_NOT_OPENAI if also_presets else _GOODPUT} || !has(self.{name}){equal}",
+        message="has no effect with this runtime kind; remove it",
+    )
+    return CrossFieldRule(field=name, cel=cel, problem=problem)
+
+
+def _check_budget(engine: EngineSpec) -> str | None:
+    budget, kind = engine.token_budget, engine.runtime.kind
+    if not engine.runtime.foreign:
+        return None
+    if budget.law is not BudgetLaw.MODEL:
+        return f"its law is a setting of Goodput's engine, not of runtime kind {kind.value}"
+    if kind is RuntimeKind.OPENAI and budget != TokenBudgetSpec():
+        return "has no effect with runtime kind OpenAI; remove it and use runtime.args"
+    if kind is RuntimeKind.VLLM and budget.initial < engine.max_num_seqs:
+        # Source: SchedulerConfig of vLLM rejects it.
+        return (
+            f"its initial value, {budget.initial}, is below maxNumSeqs, {engine.max_num_seqs}, "
+            "which vLLM rejects"
+        )
+    return None
+
+
+_BUDGET_RULE: Final = CrossFieldRule(
+    field="tokenBudget",
+    cel=Cel(
+        rule=f"({_GOODPUT}) || (self.runtime.kind == 'OpenAI' ? !has(self.tokenBudget) || "
+        "((!has(self.tokenBudget.min) || self.tokenBudget.min == 64) && "
+        "(!has(self.tokenBudget.max) || self.tokenBudget.max == 8192) && "
+        "(!has(self.tokenBudget.initial) || self.tokenBudget.initial == 2048) && "
+        "(!has(self.tokenBudget.law) || self.tokenBudget.law == 'model')) : "
+        "(!has(self.tokenBudget) || !has(self.tokenBudget.law) || "
+        "self.tokenBudget.law == 'model') && (self.runtime.kind != 'vLLM' || "
+        "(has(self.tokenBudget) && has(self.tokenBudget.initial) ? self.tokenBudget.initial : "
+        "2048) >= (has(self.maxNumSeqs) ? self.maxNumSeqs : 256)))",
+        message="must fit the runtime kind: only initial has an effect, with kind vLLM it must not "
+        "be below maxNumSeqs, and kind OpenAI has no token budget",
+    ),
+    problem=_check_budget,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +193,57 @@ class RealModelSpec:
         return int(self.memory_utilization[:-1]) if self.memory_utilization else None
 
 
+def _check_real_model(engine: EngineSpec) -> str | None:
+    if not engine.runtime.foreign or engine.real_model == RealModelSpec():
+        return None
+    kind = engine.runtime.kind.value
+    return f"is for Goodput's engine, not for runtime kind {kind}; use runtime.args"
+
+
+def _default_real_model() -> str:
+    """Return the CEL expression that is true if each field of `realModel` has its default."""
+    parts = []
+    for field in declared_fields(RealModelSpec):
+        at = f"self.realModel.{field.name}"
+        literal = f"'{field.default}'" if isinstance(field.default, str) else field.default
+        equal = "" if field.default is None else f" || {at} == {literal}"
+        parts.append(f"(!has({at}){equal})")
+    return " && ".join(parts)
+
+
+_REAL_MODEL_RULE: Final = CrossFieldRule(
+    field="realModel",
+    cel=Cel(
+        rule=f"{_GOODPUT} || !has(self.realModel) || ({_default_real_model()})",
+        message="has no effect with this runtime kind; remove it",
+    ),
+    problem=_check_real_model,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """Scheduling of a replica, and its pod."""
 
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        _default_only("image", None),
+        _default_only("policy", "slo"),
+        _default_only("preemption", "hybrid"),
+        _default_only("batch_timeout_ms", None),
+        _default_only("ageing_seconds", 30.0),
+        _default_only("late_requests", "finish"),
+        _default_only("swap_space_gib", 16),
+        _default_only("prefill_chunk_tokens", None),
+        _default_only("max_waiting", 1024),
+        _default_only("max_num_seqs", 256, also_presets=True),
+        _default_only("tensor_parallel", 1, also_presets=True),
+        _BUDGET_RULE,
+        _REAL_MODEL_RULE,
+    )
+
+    runtime: RuntimeSpec = spec_field(
+        "The server that the pods run; ignored if a device is emulated.", factory=RuntimeSpec
+    )
     image: str | None = image_field()
     policy: Policy = spec_field("Scheduling policy.", default=Policy.SLO)
     preemption: Preemption = spec_field(

@@ -27,6 +27,7 @@ _REPLICAS_KEY: Final = "replicas"
 _MODEL_FIELDS: Final = ("source", "revision")
 _NOT_READ_BY_ENGINES: Final = (
     "image",
+    "runtime",
     "resources",
     "pod",
     "drainSeconds",
@@ -54,6 +55,8 @@ def config_map(
     """
     data = {ROUTER_MANIFEST_KEY: _manifest(owner, {"model": encode(spec.model)}, spec)}
     for revision in revisions:
+        if "runtime" in revision.source["engine"]:
+            continue  # another server reads no manifest
         data[manifest_key(revision.name)] = _manifest(owner, revision.source, spec)
     bounds = setpoint.bounds
     values = (

@@ -9,13 +9,15 @@ elsewhere the image's numeric user applies, which must not be root.
 from __future__ import annotations
 
 import math
-import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import (
+    ANNOTATION_METRICS,
+    ANNOTATION_RUNTIME,
     ENV_CONTROL_TOKEN,
     ENV_LLMSERVICE,
+    ENV_MODEL,
     ENV_REPLICA,
     ENV_REVISION,
     FOLDER_CLAIMS,
@@ -30,6 +32,7 @@ from goodput_core.contract import (
 from goodput_core.spec.codec import encode
 from goodput_operator.kube.objects import ADMIN_PORT, SERVING_PORT
 from goodput_operator.render.quantities import parse_quantity
+from goodput_operator.render.runtimes import model_of, server_command
 from goodput_operator.render.secrets import TOKEN_KEY, secret_name
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import LLMServiceSpec, ModelSpec
     from goodput_core.spec.pod import ResourcesSpec
+    from goodput_core.spec.runtime import RuntimeSpec
+    from goodput_core.spec.workloads import EngineSpec
     from goodput_operator.render.metadata import Owner
 
 __all__ = [
@@ -78,7 +83,9 @@ _ENGINE_PROBE_S: Final = 2
 _ROUTER_START_S: Final = 300
 """Time within which a router must have listed its replicas; otherwise it is restarted."""
 _ROUTER_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+_LIVENESS: Final = {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3}
 _SHM_PER_DEVICE_GIB: Final = 1
+_FOREIGN_SHM_GIB: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,45 +133,115 @@ def engine_pod(
     """
     engine = spec.engine
     overrides = encode(engine.pod)
-    probe = {"periodSeconds": _ENGINE_PROBE_S, "timeoutSeconds": 5}
-    pod = _pod_spec(
-        owner,
-        role=ROLE_ENGINE,
-        image=engine.image or installation.engine_image,
-        pull_policy=installation.image_pull_policy,
-        command=(
-            "engine",
-            "-f",
-            f"{_CONFIG_FOLDER}/{manifest_key(revision)}",
-            "--limits",
-            f"{_CONFIG_FOLDER}/{LIMITS_KEY}",
-            *_model_options(spec),
-        ),
-        env=_engine_env(owner, spec, revision, overrides.get("env", [])),
-        resources=encode(engine.resources),
-        startup=_http_get(
-            PATH_READY,
-            failureThreshold=math.ceil(engine.startup_deadline_seconds / _ENGINE_PROBE_S),
-            **probe,
-        ),
-        readiness=_http_get(PATH_READY, failureThreshold=2, **probe),
-        deregister_s=_ENGINE_DEREGISTER_S,
-        drain_s=engine.drain_seconds,
-        overrides=overrides,
-    )
+    metadata: dict[str, Any] = {"labels": owner.labels(ROLE_ENGINE, revision)}
+    env = _engine_env(owner, spec, revision, overrides.get("env", []))
+    if engine.runtime.foreign:
+        pod = _foreign_pod_spec(owner, spec, installation, env=env, overrides=overrides)
+        metadata["annotations"] = _runtime_annotations(engine.runtime)
+    else:
+        pod = _goodput_pod_spec(
+            owner, spec, installation, revision=revision, env=env, overrides=overrides
+        )
     pod["automountServiceAccountToken"] = False
     if installation.fs_group is not None:
         pod["securityContext"]["fsGroup"] = installation.fs_group
     volumes = _weights_volumes(spec.model)
-    if engine.tensor_parallel > 1:
+    if engine.tensor_parallel > 1 or engine.runtime.foreign:
         # Tensor-parallel workers exchange tensors through /dev/shm, 64 MiB in a pod by default.
-        size = f"{engine.tensor_parallel * _SHM_PER_DEVICE_GIB}Gi"
+        # Other servers use it with one device, too; vLLM's documentation gives it 2 GiB.
+        least_gib = _FOREIGN_SHM_GIB if engine.runtime.foreign else 0
+        size = f"{max(least_gib, engine.tensor_parallel * _SHM_PER_DEVICE_GIB)}Gi"
         shared = {"name": f"{_VOLUME}shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
         volumes.append((shared, {"mountPath": "/dev/shm"}))  # noqa: S108 - shared memory
     for volume, mount in volumes:
         pod["volumes"].append(volume)
         pod["containers"][0]["volumeMounts"].append({"name": volume["name"], **mount})
-    return {"metadata": {"labels": owner.labels(ROLE_ENGINE, revision)}, "spec": pod}
+    return {"metadata": metadata, "spec": pod}
+
+
+def _goodput_pod_spec(
+    owner: Owner,
+    spec: LLMServiceSpec,
+    installation: Installation,
+    *,
+    revision: str,
+    env: Sequence[Mapping[str, Any]],
+    overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Render a pod of Goodput's engine, without the volumes of the weights."""
+    engine = spec.engine
+    manifest = f"{_CONFIG_FOLDER}/{manifest_key(revision)}"
+    limits = f"{_CONFIG_FOLDER}/{LIMITS_KEY}"
+    options = ("-f", manifest, "--limits", limits, *_model_options(spec))
+    return _pod_spec(
+        owner,
+        role=ROLE_ENGINE,
+        image=engine.image or installation.engine_image,
+        pull_policy=installation.image_pull_policy,
+        process=_goodput_process("engine", *options, drain_s=engine.drain_seconds),
+        env=env,
+        resources=encode(engine.resources),
+        deregister_s=_ENGINE_DEREGISTER_S,
+        drain_s=engine.drain_seconds,
+        overrides=overrides,
+        **_engine_probes(engine, ready=PATH_READY, live=PATH_LIVE),
+    )
+
+
+def _foreign_pod_spec(
+    owner: Owner,
+    spec: LLMServiceSpec,
+    installation: Installation,
+    *,
+    env: Sequence[Mapping[str, Any]],
+    overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Render a pod of another server, without the volumes of the weights.
+
+    It has no admin port and reads no manifest. Its server may abort running responses at SIGTERM,
+    so the signal is delayed until they had their time to finish.
+    """
+    engine, runtime = spec.engine, spec.engine.runtime
+    assert runtime.image is not None
+    port = {"name": PORT_NAME_SERVING, "containerPort": runtime.serving_port, "protocol": "TCP"}
+    pod = _pod_spec(
+        owner,
+        role=ROLE_ENGINE,
+        image=runtime.image,
+        pull_policy=installation.image_pull_policy,
+        process={**server_command(owner.name, spec), "ports": [port]},
+        env=env,
+        resources=encode(engine.resources),
+        deregister_s=_ENGINE_DEREGISTER_S + engine.drain_seconds,
+        drain_s=0,
+        overrides=overrides,
+        **_engine_probes(engine, ready=runtime.probed_path, live=runtime.probed_path),
+    )
+    config = f"{_VOLUME}config"
+    pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != config]
+    container = pod["containers"][0]
+    container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] != config]
+    if runtime.run_as_user is not None:
+        pod["securityContext"] |= {"runAsUser": runtime.run_as_user, "runAsGroup": 0}
+    return pod
+
+
+def _runtime_annotations(runtime: RuntimeSpec) -> dict[str, str]:
+    """Return the annotations by which the operator finds the metrics of another server."""
+    annotations = {ANNOTATION_RUNTIME: runtime.kind.value}
+    if runtime.scraped_path is not None:
+        annotations[ANNOTATION_METRICS] = f":{runtime.serving_port}{runtime.scraped_path}"
+    return annotations
+
+
+def _engine_probes(engine: EngineSpec, *, ready: str, live: str) -> dict[str, dict[str, Any]]:
+    probe = {"periodSeconds": _ENGINE_PROBE_S, "timeoutSeconds": 5}
+    attempts = math.ceil(engine.startup_deadline_seconds / _ENGINE_PROBE_S)
+    return {
+        "startup": _http_get(ready, failureThreshold=attempts, **probe),
+        "readiness": _http_get(ready, failureThreshold=2, **probe),
+        "liveness": _http_get(live, **_LIVENESS),
+    }
 
 
 def router_pod(
@@ -188,12 +265,13 @@ def router_pod(
         role=ROLE_ROUTER,
         image=router.image or installation.router_image,
         pull_policy=installation.image_pull_policy,
-        command=(
+        process=_goodput_process(
             "router",
             "-f",
             f"{_CONFIG_FOLDER}/{ROUTER_MANIFEST_KEY}",
             "--endpoints",
             f"{owner.namespace}/{owner.names.engines}",
+            drain_s=router.drain_seconds,
         ),
         env=[{"name": ENV_LLMSERVICE, "value": owner.name}, *overrides.get("env", ())],
         resources=encode(router.resources) or {"requests": dict(_ROUTER_REQUESTS)},
@@ -201,6 +279,7 @@ def router_pod(
             PATH_LIVE, periodSeconds=1, timeoutSeconds=5, failureThreshold=_ROUTER_START_S
         ),
         readiness=_http_get(PATH_LIVE, periodSeconds=2, timeoutSeconds=5, failureThreshold=2),
+        liveness=_http_get(PATH_LIVE, **_LIVENESS),
         deregister_s=_ROUTER_DEREGISTER_S,
         drain_s=router.drain_seconds,
         overrides=overrides,
@@ -223,17 +302,41 @@ def _http_get(path: str, **timing: int) -> dict[str, Any]:
     return {"httpGet": {"path": path, "port": PORT_NAME_SERVING}, **timing}
 
 
+def _goodput_process(command: str, *options: str, drain_s: int) -> dict[str, Any]:
+    """Return the command and the ports of a subcommand of `goodput`."""
+    return {
+        "command": [
+            "goodput",
+            command,
+            *options,
+            "--host",
+            "::",  # all addresses of the pod, IPv4 included
+            "--port",
+            str(SERVING_PORT),
+            "--admin-port",
+            str(ADMIN_PORT),
+            "--grace",
+            f"{drain_s}s",
+        ],
+        "ports": [
+            {"name": PORT_NAME_SERVING, "containerPort": SERVING_PORT, "protocol": "TCP"},
+            {"name": PORT_NAME_ADMIN, "containerPort": ADMIN_PORT, "protocol": "TCP"},
+        ],
+    }
+
+
 def _pod_spec(
     owner: Owner,
     *,
     role: str,
     image: str,
     pull_policy: str | None,
-    command: Sequence[str],
+    process: Mapping[str, Any],
     env: Sequence[Mapping[str, Any]],
     resources: Mapping[str, Any],
     startup: Mapping[str, Any],
     readiness: Mapping[str, Any],
+    liveness: Mapping[str, Any],
     deregister_s: int,
     drain_s: int,
     overrides: Mapping[str, Any],
@@ -245,11 +348,12 @@ def _pod_spec(
         role: engine or router, the name of the container.
         image: image of the container.
         pull_policy: pull policy of the image; None selects Kubernetes' default.
-        command: subcommand of `goodput` and its options, except ports and grace period.
+        process: command, arguments and ports of the container.
         env: environment of the container.
         resources: resources of the container, without device claims.
         startup: startup probe.
         readiness: readiness probe.
+        liveness: liveness probe.
         deregister_s: delay of SIGTERM.
         drain_s: time for running responses after SIGTERM.
         overrides: `pod` of the spec.
@@ -259,28 +363,11 @@ def _pod_spec(
         "name": role,
         "image": image,
         **({} if pull_policy is None else {"imagePullPolicy": pull_policy}),
-        "command": [
-            "goodput",
-            *command,
-            "--host",
-            "::",  # all addresses of the pod, IPv4 included
-            "--port",
-            str(SERVING_PORT),
-            "--admin-port",
-            str(ADMIN_PORT),
-            "--grace",
-            f"{drain_s}s",
-        ],
+        **process,
         "env": list(env),
-        "ports": [
-            {"name": PORT_NAME_SERVING, "containerPort": SERVING_PORT, "protocol": "TCP"},
-            {"name": PORT_NAME_ADMIN, "containerPort": ADMIN_PORT, "protocol": "TCP"},
-        ],
         "resources": {**resources, "claims": claims} if claims else resources,
         "startupProbe": startup,
-        "livenessProbe": _http_get(
-            PATH_LIVE, periodSeconds=10, timeoutSeconds=10, failureThreshold=3
-        ),
+        "livenessProbe": liveness,
         "readinessProbe": readiness,
         "lifecycle": {"preStop": {"sleep": {"seconds": deregister_s}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -316,12 +403,17 @@ def _engine_env(
 
     The spec rejects names that are reserved.
     """
-    token = {"secretKeyRef": {"name": secret_name(owner, revision), "key": TOKEN_KEY}}
+    if spec.engine.runtime.foreign:
+        # A variable of the arguments must precede the variables that refer to it.
+        own: dict[str, Any] = {"name": ENV_MODEL, "value": model_of(spec.model)}
+    else:
+        token = {"secretKeyRef": {"name": secret_name(owner, revision), "key": TOKEN_KEY}}
+        own = {"name": ENV_CONTROL_TOKEN, "valueFrom": token}
     ours: list[dict[str, Any]] = [
         {"name": ENV_LLMSERVICE, "value": owner.name},
         {"name": ENV_REVISION, "value": revision},
         {"name": ENV_REPLICA, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": ENV_CONTROL_TOKEN, "valueFrom": token},
+        own,
         # The root file system is read-only, so libraries write their caches to /tmp.
         {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own
         *_weights_env(spec.model),
@@ -355,9 +447,7 @@ def _model_options(spec: LLMServiceSpec) -> list[str]:
         return []
     options = []
     if spec.model.scheme == "pvc":
-        path = posixpath.normpath(f"{FOLDER_CLAIMS}/{spec.model.name}")
-        # Kubernetes replaces $(NAME) in commands by a variable, and $$ by $.
-        options += ["--model-path", path.replace("$", "$$")]
+        options += ["--model-path", model_of(spec.model)]
     cpus = _whole_cpus(spec.engine.resources)
     if cpus is not None and spec.engine.real_model.threads is None:
         # The HTTP process needs the rest: a computing thread beside it is slowed down many times.

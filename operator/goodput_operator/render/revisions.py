@@ -105,6 +105,9 @@ def engine_revision(
 ) -> Revision:
     """Return the revision of the spec's `model` and `engine`, without the token budget.
 
+    The initial token budget of another server is an argument of its process, which nothing can
+    change at run time, so it is part of the revision.
+
     Args:
         owner: the service.
         spec: spec of the service.
@@ -114,6 +117,8 @@ def engine_revision(
     """
     engine = replace(spec.engine, token_budget=TokenBudgetSpec())
     source = {"model": encode(spec.model), "engine": encode(engine)}
+    if spec.engine.runtime.has_preset:
+        source["engine"]["tokenBudget"] = {"initial": spec.engine.token_budget.initial}
     name = owner.names.engine_revision(digest_of(source, _DIGEST_CHARACTERS))
     return stored.get(name) or Revision(
         name=name,

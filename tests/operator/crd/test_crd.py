@@ -154,9 +154,12 @@ def test_a_list_that_is_a_map_has_its_key(name: str) -> None:
 def test_the_items_of_a_list_have_the_type_of_the_field() -> None:
     numbers = {p for p, f in DECLARED.items() if f.container is tuple and f.item is int}
     assert numbers == {".status.learnt.startupSeconds"}
+    texts = {p for p, f in DECLARED.items() if f.container is tuple and f.item is str}
+    assert texts == {".spec.engine.runtime.args"}
+    kinds = dict.fromkeys(numbers, "integer") | dict.fromkeys(texts, "string")
     for path, field in DECLARED.items():
         if field.container is tuple:
-            assert NODES[path]["items"]["type"] == ("integer" if path in numbers else "object")
+            assert NODES[path]["items"]["type"] == kinds.get(path, "object")
 
 
 def test_a_fractional_minimum_is_also_a_rule() -> None:

@@ -70,7 +70,7 @@ def breaking(old: dict[str, Any], new: dict[str, Any], path: str = "") -> Iterat
 def keeps(old: Any, new: Any) -> bool:
     """True if a default has the same meaning; the default of an object may add new fields."""
     if isinstance(new, dict):
-        return (old or {}).items() <= new.items()
+        return all(name in new and keeps(part, new[name]) for name, part in (old or {}).items())
     return bool(old == new)
 
 

@@ -1,0 +1,207 @@
+"""`spec.engine.runtime`: the server that the engines' pods run, Goodput's own or another one.
+
+A preset for vLLM or SGLang turns fields of the manifest into arguments of the server. The arguments
+that a preset sets are declared here, because a manifest must not set them a second time; the
+operator renders them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from goodput_core.declaration import Cel, CrossFieldRule, spec_field
+from goodput_core.spec.choices import RuntimeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PRESET_OPTIONS", "RuntimeSpec"]
+
+_MAX_ARGS: Final = 64
+_MAX_ARG: Final = 4096
+_PRESETS: Final = (RuntimeKind.VLLM, RuntimeKind.SGLANG)
+
+PRESET_OPTIONS: Final[Mapping[RuntimeKind, tuple[str, ...]]] = {
+    # Of `vllm serve` 0.33. Without its statistics, the metrics page has no values; with TLS,
+    # neither probes nor routers reach the server.
+    RuntimeKind.VLLM: (
+        "--model",
+        "--revision",
+        "--served-model-name",
+        "--port",
+        "--max-num-batched-tokens",
+        "--max-num-seqs",
+        "--tensor-parallel-size",
+        "-tp",
+        "--disable-log-stats",
+        "--ssl-keyfile",
+        "--ssl-certfile",
+    ),
+    # Of `sglang.launch_server` 0.5.
+    RuntimeKind.SGLANG: (
+        "--model",
+        "--model-path",
+        "--revision",
+        "--served-model-name",
+        "--port",
+        "--chunked-prefill-size",
+        "--max-running-requests",
+        "--tensor-parallel-size",
+        "--tp-size",
+        "--tp",
+        "--enable-metrics",
+        "--ssl-keyfile",
+        "--ssl-certfile",
+    ),
+}
+"""Options that a preset sets or that would make a server unusable; `args` must not contain them."""
+
+
+def _option_pattern(kind: RuntimeKind) -> str:
+    # Both servers accept '_' in place of '-' within an option.
+    names = "|".join(
+        "-" * (len(option) - len(option.lstrip("-"))) + option.lstrip("-").replace("-", "[-_]")
+        for option in PRESET_OPTIONS[kind]
+    )
+    return f"^({names})(=|$)"
+
+
+def _preset_rule(kind: RuntimeKind) -> CrossFieldRule:
+    pattern = _option_pattern(kind)
+
+    def problem(runtime: RuntimeSpec) -> str | None:
+        if runtime.kind is not kind:
+            return None
+        taken = next((arg for arg in runtime.args if re.search(pattern, arg)), None)
+        if taken is None:
+            return None
+        option = taken.partition("=")[0]
+        return f"{option!r} is set by the preset of kind {kind.value}; see docs/runtimes.md"
+
+    cel = Cel(
+        rule=f"self.kind != '{kind.value}' || !has(self.args) || "
+        f"!self.args.exists(a, a.matches('{pattern}'))",
+        message=f"must not contain options that the preset of kind {kind.value} sets",
+    )
+    return CrossFieldRule(field="args", cel=cel, problem=problem)
+
+
+def _check_first(runtime: RuntimeSpec) -> str | None:
+    if runtime.kind not in _PRESETS or not runtime.args or runtime.args[0].startswith("-"):
+        return None
+    return f"must begin with an option, not {runtime.args[0][:60]!r}: the preset names the model"
+
+
+def _check_image(runtime: RuntimeSpec) -> str | None:
+    if runtime.foreign and runtime.image is None:
+        return f"is required with kind {runtime.kind.value}"
+    return None
+
+
+def _check_goodput(runtime: RuntimeSpec) -> str | None:
+    if runtime.foreign or runtime == RuntimeSpec():
+        return None
+    return "kind Goodput has no other fields; use spec.engine.image"
+
+
+_ARGS_FIRST: Final = Cel(
+    rule="!(self.kind in ['vLLM', 'SGLang']) || !has(self.args) || self.args.size() == 0 || "
+    "self.args[0].startsWith('-')",
+    message="must begin with an option, because the preset names the model",
+)
+_IMAGE_REQUIRED: Final = Cel(
+    rule="self.kind == 'Goodput' || has(self.image)",
+    message="is required with a kind other than Goodput",
+)
+_NOTHING_ELSE: Final = Cel(
+    rule="self.kind != 'Goodput' || !(has(self.image) || has(self.args) || has(self.port) || "
+    "has(self.healthPath) || has(self.metricsPath) || has(self.runAsUser))",
+    message="kind Goodput has no other fields; use spec.engine.image",
+)
+_PATH_PATTERN: Final = r"^/[^\x00-\x20\x7f?#]*$"
+_PATH_HINT: Final = "be a path that begins with '/' and has neither spaces nor a query"
+
+
+def _path(doc: str) -> Any:
+    return spec_field(
+        doc, default=None, max_length=256, pattern=_PATH_PATTERN, pattern_hint=_PATH_HINT
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSpec:
+    """The server that the engines' pods run."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(field="image", cel=_IMAGE_REQUIRED, problem=_check_image),
+        CrossFieldRule(field="kind", cel=_NOTHING_ELSE, problem=_check_goodput),
+        CrossFieldRule(field="args", cel=_ARGS_FIRST, problem=_check_first),
+        *(_preset_rule(kind) for kind in _PRESETS),
+    )
+
+    kind: RuntimeKind = spec_field(
+        "Goodput is the engine of this release. vLLM and SGLang run that server with the arguments "
+        "that follow from the manifest. OpenAI runs any server with OpenAI's completion endpoints, "
+        "with the given arguments alone.",
+        default=RuntimeKind.GOODPUT,
+    )
+    image: str | None = spec_field(
+        "Container image of another server.", default=None, min_length=1, max_length=512
+    )
+    args: tuple[str, ...] = spec_field(
+        "Further arguments of the server. As in a pod, $(NAME) is replaced by an environment "
+        "variable, for example $(GOODPUT_MODEL).",
+        default=(),
+        max_items=_MAX_ARGS,
+        max_length=_MAX_ARG,
+    )
+    port: int | None = spec_field(
+        "The port on which the server listens; default 8000.",
+        default=None,
+        minimum=1,
+        maximum=65_535,
+    )
+    health_path: str | None = _path(
+        "The path that returns status 200 when the server can serve requests; default /health, "
+        "with kind OpenAI /v1/models."
+    )
+    metrics_path: str | None = _path(
+        "The path of the server's Prometheus metrics; default /metrics. With kind OpenAI, no "
+        "metrics are read without it."
+    )
+    run_as_user: int | None = spec_field(
+        "The numeric user of the container, in group 0. Default: the user of the image, which must "
+        "not be root, or the platform's. The image vllm/vllm-openai is prepared for 2000.",
+        default=None,
+        minimum=1,
+        maximum=2_147_483_647,
+    )
+
+    @property
+    def foreign(self) -> bool:
+        """True if the pods run another server than Goodput's engine."""
+        return self.kind is not RuntimeKind.GOODPUT
+
+    @property
+    def has_preset(self) -> bool:
+        """True if arguments of the server follow from the manifest."""
+        return self.kind in _PRESETS
+
+    @property
+    def serving_port(self) -> int:
+        """The port on which another server listens."""
+        return 8000 if self.port is None else self.port
+
+    @property
+    def probed_path(self) -> str:
+        """The path of the probes of another server."""
+        default = "/v1/models" if self.kind is RuntimeKind.OPENAI else "/health"
+        return self.health_path or default
+
+    @property
+    def scraped_path(self) -> str | None:
+        """The path of the metrics of another server; None if it has none."""
+        default = None if self.kind is RuntimeKind.OPENAI else "/metrics"
+        return self.metrics_path or default

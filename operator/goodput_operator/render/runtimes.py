@@ -1,0 +1,93 @@
+"""Commands of other servers than Goodput's engine: the presets of vLLM and SGLang.
+
+Options that `goodput_core.spec.runtime` reserves follow the user's arguments, because the last
+occurrence of an option applies. The others precede them, so that a user can replace them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from goodput_core.contract import FOLDER_CLAIMS
+from goodput_core.spec.choices import RuntimeKind
+
+if TYPE_CHECKING:
+    from goodput_core.spec.llmservice import LLMServiceSpec, ModelSpec
+
+__all__ = ["model_of", "server_command"]
+
+
+def model_of(model: ModelSpec) -> str:
+    """Return the Hub's name of the weights, or their folder in the pod, as a container's argument.
+
+    Kubernetes replaces $(NAME) in commands and variables by a variable, and $$ by $.
+    """
+    name = model.name
+    if model.scheme == "pvc":
+        name = posixpath.normpath(f"{FOLDER_CLAIMS}/{name}")
+    return name.replace("$", "$$")
+
+
+def server_command(service: str, spec: LLMServiceSpec) -> dict[str, Any]:
+    """Return the command and the arguments of the container of another server.
+
+    Args:
+        service: name of the service, which clients use as the model's name.
+        spec: spec of the service; only `model` and `engine` are read.
+    """
+    runtime = spec.engine.runtime
+    if runtime.kind is RuntimeKind.VLLM:
+        return {"command": _vllm(service, spec)}
+    if runtime.kind is RuntimeKind.SGLANG:
+        return {"command": _sglang(service, spec)}
+    # Without a command, the image's entry point runs.
+    return {"args": list(runtime.args)} if runtime.args else {}
+
+
+def _vllm(service: str, spec: LLMServiceSpec) -> list[str]:
+    """Return the command of vLLM 0.33.
+
+    Its documentation (configuration/optimization.md) advises 2,048 batched tokens for short gaps
+    between tokens, which is the default of `tokenBudget.initial`, and more than 8,192 for the
+    highest throughput. Chunked prefill and prefix caching are on by default.
+    """
+    engine = spec.engine
+    return [
+        *("vllm", "serve", model_of(spec.model)),
+        *("--host", "0.0.0.0"),  # noqa: S104 - all addresses of the pod
+        *engine.runtime.args,
+        *_revision(spec.model),
+        *("--served-model-name", service),
+        *("--port", str(engine.runtime.serving_port)),
+        *("--max-num-batched-tokens", str(engine.token_budget.initial)),
+        *("--max-num-seqs", str(engine.max_num_seqs)),
+        *("--tensor-parallel-size", str(engine.tensor_parallel)),
+    ]
+
+
+def _sglang(service: str, spec: LLMServiceSpec) -> list[str]:
+    """Return the command of SGLang 0.5.
+
+    Its documentation (advanced_features/server_arguments) names the size of prefill chunks as the
+    trade between throughput and latency; it computes decodes beside no more prompt tokens than
+    that. Its metrics must be enabled, and it listens on the loopback address by default.
+    """
+    engine = spec.engine
+    return [
+        *("python3", "-m", "sglang.launch_server"),
+        *("--host", "0.0.0.0"),  # noqa: S104 - all addresses of the pod
+        *engine.runtime.args,
+        *("--model-path", model_of(spec.model)),
+        *_revision(spec.model),
+        *("--served-model-name", service),
+        *("--port", str(engine.runtime.serving_port)),
+        *("--chunked-prefill-size", str(engine.token_budget.initial)),
+        *("--max-running-requests", str(engine.max_num_seqs)),
+        *("--tp-size", str(engine.tensor_parallel)),
+        "--enable-metrics",
+    ]
+
+
+def _revision(model: ModelSpec) -> tuple[str, ...]:
+    return ("--revision", model.revision) if model.scheme == "hf" and model.revision else ()
