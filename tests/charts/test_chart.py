@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from tests.charts.rights import documented_rights
+from tools.monitoring.alerts import make_rules
 
 if TYPE_CHECKING:
     import subprocess
@@ -58,6 +60,10 @@ def test_the_chart_lints(helm: Helm, name: str) -> None:
         ("verbose=loud", "verbose"),
         ("metrics.serviceMonitor.interval=30", "interval"),
         ("metrics.podMonitor.interval=30", "interval"),
+        ("metrics.prometheusRule.minimumRequests=0", "minimumRequests"),
+        ("metrics.prometheusRule.runbooks=https://example.com/", "runbooks"),
+        ("metrics.dashboards.labels.grafana_dashboard=1", "grafana_dashboard"),
+        ("metrics.dashboards.namespace=Monitoring", "namespace"),
         ("prometheus.allowedUrls={prometheus:9090}", "allowedUrls"),
         ("resources.limits.memory=1 GiB", "memory"),
         ("resources.requests.cpu=lots", "cpu"),
@@ -174,6 +180,46 @@ def test_quantities_are_accepted_as_kubernetes_writes_them(render: Render, cpu: 
     documents = render(*KEY, "--set-string", f"resources.requests.cpu={cpu}")
     container = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["requests"]["cpu"] == cpu
+
+
+def test_dashboards_and_rules_are_installed_only_if_enabled(render: Render) -> None:
+    kinds = {d["kind"] for d in render(*KEY)}
+    assert not kinds & {"PrometheusRule", "ServiceMonitor", "PodMonitor"}
+    assert not [d for d in render(*KEY) if d["kind"] == "ConfigMap"]
+
+
+def test_dashboards_are_config_maps_that_the_sidecar_finds(render: Render) -> None:
+    options = ("--set", "metrics.dashboards.enabled=true,metrics.dashboards.namespace=monitoring",
+               "--set", "metrics.dashboards.annotations.grafana_folder=Goodput")  # fmt: skip
+    found = [d for d in render(*KEY, *options) if d["kind"] == "ConfigMap"]
+    names = [d["metadata"]["name"] for d in found]
+    assert names == ["goodput-dashboard-service", "goodput-dashboard-services"]
+    for config_map, name in zip(found, ("service", "services"), strict=True):
+        assert config_map["metadata"]["namespace"] == "monitoring"
+        assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert config_map["metadata"]["annotations"] == {"grafana_folder": "Goodput"}
+        ((file, text),) = config_map["data"].items()
+        assert file == f"goodput-{name}.json"
+        assert json.loads(text) == json.loads((CHART / f"files/dashboards/{name}.json").read_text())
+
+
+def test_the_rules_are_those_that_promtool_tests_with_the_charts_values(render: Render) -> None:
+    found = only(render(*KEY, "--set", "metrics.prometheusRule.enabled=true"), "PrometheusRule")
+    pages = "https://github.com/example/goodput/blob/main/docs/runbooks"
+    assert found["spec"] == make_rules(runbooks=pages)
+    options = "metrics.prometheusRule.enabled=true,metrics.prometheusRule.minimumRequests=5000000"
+    changed = only(render(*KEY, "--set", options), "PrometheusRule")
+    assert changed["spec"] == make_rules(minimum_requests="5000000", runbooks=pages)
+
+
+def test_engines_of_a_gate_are_scraped_under_their_own_role(render: Render) -> None:
+    monitor = only(render(*KEY, "--set", "metrics.podMonitor.enabled=true"), "PodMonitor")
+    (_, roles) = monitor["spec"]["selector"]["matchExpressions"]
+    assert set(roles["values"]) == {"router", "engine", "candidate", "baseline"}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (relabelling,) = endpoint["relabelings"]
+    assert relabelling["targetLabel"] == "role"
+    assert "honorLabels" not in endpoint, "a pod must not choose the namespace of its metrics"
 
 
 def test_labels_of_services_metrics_are_kept_by_the_service_monitor(render: Render) -> None:

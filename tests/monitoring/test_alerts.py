@@ -1,0 +1,269 @@
+"""Each alert fires and clears, in Prometheus' own evaluation of the rules at chosen times."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from tools.monitoring.alerts import make_rules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SERVICE = {"namespace": "prod", "llmservice": "chat"}
+CLASS = {**SERVICE, "slo_class": "interactive"}
+
+
+def series(name: str, values: str, **labels: str) -> dict[str, str]:
+    text = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    return {"series": f"{name}{{{text}}}", "values": values}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Series in steps of a minute, and the times at which an alert is and is not firing.
+
+    Args:
+        alert: name of the alert.
+        inputs: the series.
+        fires: labels of the firing alert by time.
+        silent: times at which it does not fire.
+        window: the window of the alert; None if it has none or any of them is meant.
+    """
+
+    alert: str
+    inputs: list[dict[str, str]]
+    fires: dict[str, dict[str, str]] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    window: str | None = None
+
+
+def requests(attained: str, missed: str, objective: float = 0.99) -> list[dict[str, str]]:
+    """Counters of two routers with half of the requests each, and the objective."""
+    found = [series("goodput_service_objective_ratio", f"{objective}x20000", **CLASS)]
+    for pod in ("chat-router-0", "chat-router-1"):
+        for outcome, values in (("attained", attained), ("missed", missed)):
+            labels = {"pod": pod, "outcome": outcome, **CLASS}
+            found.append(series("goodput_requests_total", values, **labels))
+    return found
+
+
+def condition(kind: str, reason: str, true_minutes: int) -> list[dict[str, str]]:
+    """A condition that is true for some minutes and then false."""
+    on, off = f"1x{true_minutes}", "0x100"
+    return [
+        series("goodput_service_condition", f"{on} {off}", condition=kind, status="True",
+               **SERVICE),
+        series("goodput_service_condition_reason", f"1x{true_minutes} _x100", condition=kind,
+               reason=reason, **SERVICE),
+        series("goodput_service_condition_reason", f"_x{true_minutes + 1} 1x100", condition=kind,
+               reason="Unhindered", **SERVICE),
+    ]  # fmt: skip
+
+
+FAST = {**CLASS, "severity": "page", "window": "1h"}
+SLOWER = {**CLASS, "severity": "page", "window": "6h"}
+DAY = {**CLASS, "severity": "ticket", "window": "1d"}
+THREE_DAYS = {**CLASS, "severity": "ticket", "window": "3d"}
+CASES = {
+    # 20 % of 60 requests a minute miss for 40 minutes, then none: a burn of 20.
+    "a burst of misses pages and clears soon after its end": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0+24x40 960+30x300", "0+6x40 240+0x300"),
+        fires={"35m": FAST},
+        silent=("1m", "58m"),
+        window="1h",
+    ),
+    # 8 % miss for 5 hours: a burn of 8, which only the longer window reports.
+    "constant misses over hours page by the window of six hours": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0+46x300 13800+50x200", "0+4x300 1200+0x200"),
+        fires={"4h": SLOWER},
+        silent=("6h30m",),
+        window="6h",
+    ),
+    # 20 % of one request in two minutes miss: 30 requests in an hour prove nothing.
+    "few requests prove nothing": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0+0.2x400", "0+0.05x400"),
+        silent=("30m", "59m", "5h"),
+    ),
+    "a rate of misses that the objective permits is silent": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0+594x400", "0+6x400"),
+        silent=("30m", "6h"),
+    ),
+    # 5 % miss: a burn of 5, below both pages and above the ticket of a day.
+    "misses over a day are a ticket and no page": Case(
+        alert="GoodputErrorBudgetBurns",
+        inputs=requests("0+95x300 28500+100x300", "0+5x300 1500+0x300"),
+        fires={"5h": DAY},
+        silent=("8h30m",),
+        window="1d",
+    ),
+    # 2 % miss: a burn of 2, which only the window of three days reports.
+    "a slow burn over three days is a ticket": Case(
+        alert="GoodputErrorBudgetBurns",
+        inputs=requests("0+98x300 29400+100x500", "0+2x300 600+0x500"),
+        fires={"5h": THREE_DAYS},
+        silent=("12h",),
+        window="3d",
+    ),
+    "an operator without the Lease pages after five minutes and clears": Case(
+        alert="GoodputOperatorDown",
+        inputs=[series("goodput_operator_leader", "1x5 0x10 1x10", pod="op-0")],
+        fires={"13m": {"severity": "page"}},
+        silent=("5m", "8m", "20m"),
+    ),
+    "an operator that is not scraped pages, too": Case(
+        alert="GoodputOperatorDown",
+        inputs=[series("goodput_operator_leader", "1x5 _x30 1x10", pod="op-0")],
+        fires={"20m": {"severity": "page"}},
+        silent=("4m", "40m"),
+    ),
+    "the second operator that waits for the Lease is no failure": Case(
+        alert="GoodputOperatorDown",
+        inputs=[
+            series("goodput_operator_leader", "1x30", pod="op-0"),
+            series("goodput_operator_leader", "0x30", pod="op-1"),
+        ],
+        silent=("10m", "29m"),
+    ),
+    "a service that stays due pages": Case(
+        alert="GoodputOperatorStalled",
+        inputs=[series("goodput_operator_overdue_seconds", "0 60 130 190 250 310 0x10", pod="op")],
+        fires={"5m": {"severity": "page"}},
+        silent=("3m", "8m"),
+    ),
+    "a stalled service is a ticket with the reason": Case(
+        alert="GoodputServiceStalled",
+        inputs=condition("Stalled", "ImagePullFailed", 20),
+        fires={
+            "15m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "Stalled",
+                "reason": "ImagePullFailed",
+            }
+        },
+        silent=("5m", "25m"),
+    ),
+    "a replica law at its ceiling is a ticket": Case(
+        alert="GoodputReplicasAtMaximum",
+        inputs=condition("ScalingLimited", "MaxReplicas", 30),
+        fires={
+            "20m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "ScalingLimited",
+                "reason": "MaxReplicas",
+            }
+        },
+        silent=("10m", "40m"),
+    ),
+    "a paused rollout is a ticket": Case(
+        alert="GoodputRolloutPaused",
+        inputs=condition("RolloutPaused", "Inconclusive", 30),
+        fires={
+            "20m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "RolloutPaused",
+                "reason": "Inconclusive",
+            }
+        },
+        silent=("5m", "40m"),
+    ),
+    "a failed gate is a ticket until the spec changes": Case(
+        alert="GoodputGateFailed",
+        inputs=[
+            series("goodput_service_revision", "_x5 1x30", use="failed", revision="r2", **SERVICE),
+            series("goodput_service_revision", "1x15 _x30", use="update", revision="r2", **SERVICE),
+            series("goodput_service_revision", "_x15 1x30", use="update", revision="r3", **SERVICE),
+        ],
+        fires={
+            "10m": {**SERVICE, "severity": "ticket", "revision": "r2", "use": "failed"},
+        },
+        silent=("4m", "25m"),
+    ),
+}  # fmt: skip
+
+
+def promtool() -> str:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("NOT RUN: promtool is missing; install it with `apt-get install prometheus`")
+    return program
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    path.write_text(yaml.safe_dump(make_rules(runbooks="https://example.com")), encoding="utf-8")
+    return path
+
+
+def test_prometheus_accepts_the_rules(rules: Path) -> None:
+    done = subprocess.run(
+        [promtool(), "check", "rules", str(rules)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case_that_fires_and_clears() -> None:
+    alerts = {
+        (rule["alert"], rule["labels"].get("window"))
+        for group in make_rules()["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    fired = {
+        (case.alert, labels.get("window"))
+        for case in CASES.values()
+        for labels in case.fires.values()
+        if case.silent
+    }
+    assert fired == alerts
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_alert_fires_and_clears(rules: Path, tmp_path: Path, case: Case) -> None:
+    firing: dict[str, Any] = {at: [labels] for at, labels in case.fires.items()}
+    window = "" if case.window is None else f',window="{case.window}"'
+    selector = f'alertname="{case.alert}",alertstate="firing"{window}'
+    tests = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": case.inputs,
+                "promql_expr_test": [
+                    {
+                        "expr": f"ALERTS{{{selector}}}",
+                        "eval_time": at,
+                        "exp_samples": [
+                            {"labels": labels_text(case.alert, one), "value": 1}
+                            for one in firing.get(at, ())
+                        ],
+                    }
+                    for at in (*case.fires, *case.silent)
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(tests), encoding="utf-8")
+    done = subprocess.run(
+        [promtool(), "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def labels_text(alert: str, labels: dict[str, str]) -> str:
+    found = {"alertname": alert, "alertstate": "firing", **labels}
+    return "ALERTS{" + ",".join(f'{key}="{value}"' for key, value in found.items()) + "}"
