@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from goodput_core.slo.targets import Targets
@@ -59,8 +60,8 @@ class FixedLengths:
     def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
         return float(self.output_tokens(request) <= tokens)
 
-    def has_learned(self, request: ScheduledRequest) -> bool:
-        return True
+    def num_learned(self, request: ScheduledRequest) -> float:
+        return math.inf
 
     def expect(self, request: ScheduledRequest, tokens: int) -> None:
         pass

@@ -76,7 +76,7 @@ class LengthCurve:
         "_outputs",
         "_parent",
         "_survivors",
-        "has_learned",
+        "num_ended",
     )
 
     def __init__(self, parent: LengthCurve | None) -> None:
@@ -85,8 +85,8 @@ class LengthCurve:
         """Outputs that ended in each bin before their limits."""
         self._exposure = [0.0] * len(_WIDTHS)
         """Outputs that reached each bin; one that was censored in it counts for the part before."""
-        self.has_learned = False
-        """True if an output has ended."""
+        self.num_ended = 0.0
+        """Outputs that have ended; the earlier ones count less."""
         self._outputs = self._at_limit = 0.0
         """Outputs whose clients stated a limit, and those of them that reached it."""
         self._ages: Sequence[int] = ()
@@ -107,7 +107,7 @@ class LengthCurve:
     # --- learn -------------------------------------------------------------------------------
     def add(self, tokens: int, *, at_limit: bool, stated: bool) -> None:
         """Add a finished output."""
-        self.has_learned = True
+        self.num_ended += 1
         self._outputs += stated
         if at_limit:
             self.censor(tokens)
@@ -126,6 +126,7 @@ class LengthCurve:
         """Halve the weight of all outputs so far."""
         self._ends = [ends / 2 for ends in self._ends]
         self._exposure = [tokens / 2 for tokens in self._exposure]
+        self.num_ended /= 2
         self._outputs /= 2
         self._at_limit /= 2
 

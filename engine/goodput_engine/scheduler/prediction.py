@@ -64,8 +64,8 @@ class LengthPredictor(Protocol):
         """Return the chance that the total is at most this many tokens."""
         ...
 
-    def has_learned(self, request: ScheduledRequest) -> bool:
-        """Return True if an output of the request's class was learned."""
+    def num_learned(self, request: ScheduledRequest) -> float:
+        """Return the number of outputs that were learned of the request's class."""
         ...
 
     def expect(self, request: ScheduledRequest, tokens: int) -> None:
@@ -152,17 +152,17 @@ class LearnedLengths:
             stated=request.max_output_tokens is not None,
         )
 
-    def has_learned(self, request: ScheduledRequest) -> bool:
-        """Return True if an output of the request's class was learned."""
+    def num_learned(self, request: ScheduledRequest) -> float:
+        """Return the number of outputs that were learned of the request's class."""
         curve = self._curves.get((request.slo_class, -1))
-        return curve is not None and curve.has_learned
+        return 0.0 if curve is None else curve.num_ended
 
     def expect(self, request: ScheduledRequest, tokens: int) -> None:
         """Note for how many output tokens the end-to-end target of a new request leaves time."""
         curve = self._curves.get((request.slo_class, -1))
         if curve is None and len(self._curves) < _MAX_CURVES:
             curve = self._curves[request.slo_class, -1] = LengthCurve(self._all)
-        if curve is not None and not curve.has_learned:
+        if curve is not None and not curve.num_ended:
             curve.expect(tokens)
 
     def learn(self, request: ScheduledRequest, running: Iterable[ScheduledRequest]) -> None:
@@ -247,9 +247,9 @@ class KnownLengths:
         """Return 1 if the true number is at most this many tokens, else 0."""
         return float(self.output_tokens(request) <= tokens)
 
-    def has_learned(self, request: ScheduledRequest) -> bool:  # noqa: ARG002 - all are known
-        """Return True."""
-        return True
+    def num_learned(self, request: ScheduledRequest) -> float:  # noqa: ARG002 - all are known
+        """Return infinity."""
+        return math.inf
 
     def expect(self, request: ScheduledRequest, tokens: int) -> None:
         """Ignore a target."""

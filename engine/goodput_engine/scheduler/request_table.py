@@ -40,8 +40,7 @@ class RequestState(Enum):
     PREFILLING = auto()
     """Admitted; its prompt, or the tokens to recompute, are not completely scheduled."""
     READY = auto()
-    """All its tokens but the newest are computed; joins the decode batch when budget and blocks
-    allow."""
+    """All its tokens but the newest are computed; not in the decode batch yet."""
     DECODING = auto()
     """A member of the decode batch, which decodes one token of each member in a step."""
     FINISHING = auto()
@@ -55,8 +54,7 @@ class RequestState(Enum):
     RECEIVING = auto()
     """In transfer from another replica; its blocks are being filled."""
     DETACHING = auto()
-    """In transfer to another replica; becomes HELD when the last step that uses its blocks
-    commits."""
+    """In transfer to another replica; HELD after the last step that uses its blocks."""
     HELD = auto()
     """No longer scheduled here; holds its blocks until another replica has copied them."""
     FINISHED = auto()
@@ -126,6 +124,8 @@ class ScheduledRequest:
     """Total time that it ran before its last eviction."""
     admitted_tokens: int = 0
     """Its total tokens at its last admission."""
+    counted_late: bool = False
+    """True if its policy has counted it as a missed promise before its end."""
     gained_nothing: bool = False
     """True if it gained no token between its last two evictions."""
     first_token_ns: int = 0

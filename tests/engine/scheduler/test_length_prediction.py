@@ -352,7 +352,7 @@ def test_before_outputs_end_a_short_end_to_end_target_announces_short_outputs() 
     assert 30 < lengths.output_tokens(_request("quick", limit=_LONG)) < before / 2
     assert lengths.chance_within(_request("quick", limit=_LONG), 40) > 0.7
     assert lengths.output_tokens(_request("other", limit=_LONG)) == before
-    assert not lengths.has_learned(_request("quick"))
+    assert lengths.num_learned(_request("quick")) == 0
 
 
 def test_a_loose_end_to_end_target_announces_no_length() -> None:

@@ -87,7 +87,6 @@ def test_the_most_important_of_those_that_wait_enters_first() -> None:
 
 def test_an_idle_engine_serves_a_request_that_waits() -> None:
     bench = _full_pool()
-    bench.policy._admission._memory.learn(slow=True)
     waiting = bench.add(2, 1560, ttft_ms=600, outputs=10)
     assert not bench.is_admitted(2)
     bench.step(stops=[1])
@@ -181,7 +180,7 @@ def test_those_that_are_late_are_refused_although_more_important_ones_wait(
     bench = _full_pool(priority=1, left=1500)
     bench.add(2, 800, ttft_ms=200, outputs=10)
     for rid in range(3, 15):
-        bench.add(rid, 800, ttft_ms=5000, outputs=10, priority=1)
+        bench.add(rid, 800, ttft_ms=2000, outputs=10, priority=1)
     for _ in range(60):
         bench.step()
     assert len(bench.policy._undecided) > 8

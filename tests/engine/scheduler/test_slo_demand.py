@@ -10,6 +10,7 @@ from goodput_engine.scheduler.policies.slo.demand import (
     Held,
     PoolDemand,
     PoolQueue,
+    PromptDelay,
     Stay,
     late_prompts,
 )
@@ -276,6 +277,19 @@ def test_a_request_starts_when_the_blocks_and_a_place_are_free_and_not_before_ot
     some = PoolQueue(running[::2], blocks=blocks, places=places)
     started = [Stay(0.0, float(end), float(size)) for end, size in held[1::2]]
     assert some.late(_waiting(waiting), started=started) == late
+
+
+@pytest.mark.parametrize(
+    ("most", "slowest", "end"),
+    [(0, 3, 10), (4, 3, 14), (100, 3, 26), (100, 1, 10)],
+    ids=["no prompts", "few", "until its end", "as fast"],
+)
+def test_prompts_delay_an_end_until_they_are_computed(most: int, slowest: int, end: int) -> None:
+    prompts = PromptDelay(float(most), float(slowest))
+    assert prompts.delayed(10.0, 2.0) == end
+    queue = PoolQueue([Held(10.0, 8.0, 0.0)], blocks=10, places=2)
+    for latest, late in ((end - 1, {0}), (end, set())):
+        assert queue.late(_waiting([(latest, 5, 9)]), begins_ns=2.0, prompts=prompts) == late
 
 
 @pytest.mark.parametrize(("latest", "late"), [(2, {0}), (3, set()), (4, set())])

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.demand import late_prompts
-from goodput_engine.scheduler.policies.slo.forecast import is_ensurable
+from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, is_ensurable
 from goodput_engine.scheduler.policies.slo.memory import MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
     from goodput_engine.scheduler.policy import SchedulerView
@@ -67,12 +67,14 @@ class _Claim(NamedTuple):
     Args:
         new: its prompt, and its stay in KV memory.
         work_ns: its use of the scarcest resource, as time of the whole resource.
+        memory_work_ns: its use of KV memory, in blocks times ns.
         rank: its rank by value per use of the scarcest resource.
         memory_rank: its rank by value per use of KV memory.
     """
 
     new: NewStay
     work_ns: float
+    memory_work_ns: float
     rank: tuple[int, int]
     memory_rank: tuple[int, int]
 
@@ -143,7 +145,7 @@ class SLOAdmission:
                 rank=_preferred(claim.rank), memory_rank=_preferred(claim.memory_rank)
             )
         offered, memory = self._offered, self._offered_memory
-        stay, window_ns = claim.new.stay, claim.new.window_ns(now_ns)
+        window_ns = claim.new.window_ns(now_ns)
         contested = max(
             offered.held_back(claim.rank, now_ns), memory.held_back(claim.memory_rank, now_ns)
         )
@@ -154,8 +156,8 @@ class SLOAdmission:
         elif not again:
             displaced = self._displaced(claim, prompts, forecast)
             offered.add(claim.rank, claim.work_ns, window_ns=window_ns, now_ns=now_ns)
-            block_ns = stay.blocks * stay.length_ns
-            memory.add(claim.memory_rank, block_ns, window_ns=window_ns, now_ns=now_ns)
+            work_ns = claim.memory_work_ns
+            memory.add(claim.memory_rank, work_ns, window_ns=window_ns, now_ns=now_ns)
         elif self._model.steps and contested <= _MOST_CONTESTED:
             displaced = self._made_late(claim, prompts, forecast)
         is_outbid = offered.outbids(claim.rank, now_ns) and not is_alone
@@ -183,26 +185,53 @@ class SLOAdmission:
         """Return the longest step for which a request that arrives in it can wait."""
         return self._offered.shortest_window_ns(now_ns) / 2
 
-    def calibrate(self, request: ScheduledRequest, ended_ns: int) -> None:
-        """Widen the buffer of a class after a missed target, narrow it after a met one.
+    def learn_late(self, late: Iterable[ScheduledRequest]) -> None:
+        """Learn from requests that can no longer meet their targets, before they end.
 
-        A missed TPOT target widens the share of the pool that is left free instead.
+        A late request may wait for long, and the next ones must not repeat the error.
         """
-        targets, arrival_ns, name = request.targets, request.arrival_ns, request.slo_class
-        if targets.ttft_ns is None and targets.e2e_ns is None:
+        for request in late:
+            if request.counted_late:
+                continue
+            request.counted_late = True
+            if is_ensurable(request, self._model):
+                targets, first_ns = request.targets, request.first_token_ns
+                ttft_ns = first_ns - request.arrival_ns if first_ns else NEVER_NS
+                in_time = targets.ttft_ns is not None and ttft_ns <= targets.ttft_ns
+                self._learn(request, missed=targets.e2e_ns is not None or not in_time, slow=True)
+
+    def calibrate(self, request: ScheduledRequest, ended_ns: int) -> None:
+        """Learn from the targets that a request has met or missed at its end."""
+        targets, arrival_ns = request.targets, request.arrival_ns
+        ensurable = is_ensurable(request, self._model)
+        if request.counted_late and ensurable:
             return
-        if targets.tpot_ns is not None:
-            tokens_ns = ended_ns - request.first_token_ns
-            slow = tokens_ns > targets.tpot_ns * (request.output_tokens - 1)
-            self._memory.learn(slow=slow)
-        if name not in self._buffers_ns and len(self._buffers_ns) >= _MAX_CLASSES:
-            return
+        slow = targets.tpot_ns is not None and (
+            ended_ns - request.first_token_ns > targets.tpot_ns * (request.output_tokens - 1)
+        )
         missed = (
             targets.ttft_ns is not None and request.first_token_ns - arrival_ns > targets.ttft_ns
         )
         if targets.e2e_ns is not None and ended_ns - arrival_ns > targets.e2e_ns:
             # A buffer is no remedy for an output that may be too long even for an idle engine.
-            missed = missed or is_ensurable(request, self._model)
+            missed = missed or ensurable
+        self._learn(request, missed=missed, slow=slow)
+
+    def _learn(self, request: ScheduledRequest, *, missed: bool, slow: bool) -> None:
+        """Widen the buffers after a missed promise, narrow them after a kept one.
+
+        Args:
+            request: the request.
+            missed: True if it missed its TTFT or E2E target. This moves the buffer of its class.
+            slow: True if it missed its TPOT target. Steps are planned so that this target is met,
+                so it shows only that the request did not keep its blocks.
+        """
+        targets, name = request.targets, request.slo_class
+        if targets.ttft_ns is None and targets.e2e_ns is None:
+            return
+        self._memory.learn(missed=missed or slow)
+        if name not in self._buffers_ns and len(self._buffers_ns) >= _MAX_CLASSES:
+            return
         buffer_ns = self._buffers_ns.get(name, 0.0) + self._step_ns * (missed - _BUFFER_STEP)
         self._buffers_ns[name] = max(0.0, buffer_ns)
 
@@ -229,8 +258,10 @@ class SLOAdmission:
             length_ns / view.limits.max_num_seqs,
         )
         value = request.weight * forecast.chance(request)
+        most = self._memory.tokens_left(request, forecast)
         return _Claim(
-            new=NewStay(prompt, stay, left),
+            new=NewStay(prompt, self._memory.stay(prompt, most, forecast), most),
+            memory_work_ns=stay.blocks * stay.length_ns,
             work_ns=work_ns,
             rank=OfferedWork.rank(request.priority, value, work_ns),
             memory_rank=OfferedWork.rank(request.priority, value, stay.blocks * stay.length_ns),

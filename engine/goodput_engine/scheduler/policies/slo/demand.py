@@ -31,6 +31,7 @@ __all__ = [
     "Held",
     "PoolDemand",
     "PoolQueue",
+    "PromptDelay",
     "Stay",
     "TokensInMemory",
     "late_prompts",
@@ -205,6 +206,25 @@ class Held(NamedTuple):
     pause_ns: float
 
 
+class PromptDelay(NamedTuple):
+    """The delay of running requests by the prompts that are to be computed beside them.
+
+    Args:
+        most_ns: the time by which all these prompts delay a request that runs until their end.
+        slowest: longest time of a step with prompts over the pace of the predicted ends.
+    """
+
+    most_ns: float
+    slowest: float
+
+    def delayed(self, end_ns: float, begins_ns: float) -> float:
+        """Return a predicted end with the delay by prompts from a time on."""
+        return end_ns + min(self.most_ns, max(0.0, end_ns - begins_ns) * (self.slowest - 1))
+
+
+NO_DELAY: Final = PromptDelay(0.0, 1.0)
+
+
 class PoolQueue:
     """The starts of waiting requests, which wait for blocks and places of others.
 
@@ -232,6 +252,7 @@ class PoolQueue:
         *,
         started: Iterable[Stay] = (),
         begins_ns: float = 0.0,
+        prompts: PromptDelay = NO_DELAY,
     ) -> set[int]:
         """Return the rids of the requests that cannot start in time.
 
@@ -239,17 +260,20 @@ class PoolQueue:
             waiting: rids and stays of the waiting requests, in their order.
             started: stays of requests that run now, but did not when the object was made.
             begins_ns: earliest start. All times count from when the object was made.
+            prompts: delay of the running requests by the prompts beside them.
         """
         free, places, now_ns, lent = self._free_blocks, self._free_places, begins_ns, 0.0
         # (end, blocks, places) of the requests that start now, and the next end of the others.
         ends: list[tuple[float, float, int]] = []
         for stay in started:
-            heappush(ends, (stay.length_ns, stay.blocks, 1))
+            heappush(ends, (prompts.delayed(stay.length_ns, begins_ns), stay.blocks, 1))
             free, places = free - stay.blocks, places - 1
         held, late = 0, set()
         for rid, (latest_ns, length_ns, blocks) in waiting:
             while free < blocks or places < 1:
-                held_ns = self._ends[held][0] if held < len(self._ends) else math.inf
+                held_ns = math.inf
+                if held < len(self._ends):
+                    held_ns = prompts.delayed(self._ends[held][0], begins_ns)
                 end_ns = min(held_ns, ends[0][0] if ends else held_ns)
                 if end_ns > latest_ns:
                     break

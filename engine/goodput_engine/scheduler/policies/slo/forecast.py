@@ -133,7 +133,7 @@ class Forecast:
             meet their targets.
         within_ns: time until the earliest due token of a running request.
         tightest_ns: shortest time between two tokens of a running request that its targets allow.
-        lost: rids of requests that cannot meet their targets any more.
+        lost: requests that cannot meet their targets any more, by rid.
         prompts: prompts that can be in time if they start now, in order.
         late: the other waiting requests, oldest first.
     """
@@ -178,7 +178,7 @@ class Forecast:
         self._ensures: bool | None = None
         self.favoured = favoured
         self.begins_ns = begins_ns
-        self.lost: set[int] = set()
+        self.lost: dict[int, ScheduledRequest] = {}
         self.within_ns = self.tightest_ns = NEVER_NS
         self._look_at_running(view, model)
         self.pace_ns = self.token_ns + prompts_ns
@@ -233,9 +233,9 @@ class Forecast:
         prompt = self.prompt(request)
         return self.begins_ns + prompt.work_ns > prompt.due_ns
 
-    def is_unknown(self, request: ScheduledRequest) -> bool:
-        """Return True if no output of a request's class was seen."""
-        return not self._predictor.has_learned(request)
+    def num_learned(self, request: ScheduledRequest) -> float:
+        """Return the number of outputs of a request's class that were seen."""
+        return self._predictor.num_learned(request)
 
     def chance(self, request: ScheduledRequest) -> float:
         """Return the chance that a request meets its end-to-end target, started now."""
@@ -423,7 +423,7 @@ class Forecast:
         )
         for request, sampled, decoding, computed in others:
             if self._is_lost(request, sampled):
-                self.lost.add(request.rid)
+                self.lost[request.rid] = request
                 if decoding:
                     decodes -= 1
                     context -= computed + 1
@@ -473,7 +473,7 @@ class Forecast:
                 continue
             prompt = self.prompt(request)
             if begins_ns + prompt.work_ns > prompt.due_ns:
-                self.lost.add(request.rid)
+                self.lost[request.rid] = request
             else:
                 prompts.append(prompt)
         for request in view.waiting:
@@ -485,7 +485,7 @@ class Forecast:
                 or self._has_missed(request, request.base_sampled)
                 or begins_ns + prompt.work_ns > prompt.due_ns
             ):
-                self.lost.add(request.rid)
+                self.lost[request.rid] = request
                 late.append(request)
             else:
                 prompts.append(prompt)

@@ -5,12 +5,14 @@ It keeps the predicted stays of all requests between arrivals, because to count 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_engine.scheduler.policies.slo.demand import (
     Held,
     PoolDemand,
     PoolQueue,
+    PromptDelay,
     Stay,
     TokensInMemory,
 )
@@ -26,11 +28,15 @@ __all__ = ["MemoryTest", "NewStay"]
 
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
+_FIRST_FREE: Final = 0.05
+"""Share of the KV pool that is left free before anything is learned."""
 _POOL_STEP: Final = 0.05
-"""Share of the KV pool by which the free share grows after a miss that evictions explain."""
+"""Share of the KV pool by which the free share grows after a miss while the pool is short."""
 _NARROWING: Final = 0.01
 """Part of this step by which it shrinks otherwise, so that one in a hundred may miss."""
 _MAX_FREE: Final = 0.5
+_UNSURE: Final = 0.5
+"""Standard error of a mean length with one output, as a part of the mean."""
 
 
 class NewStay(NamedTuple):
@@ -86,8 +92,10 @@ class MemoryTest:
 
     def __init__(self, view: SchedulerView) -> None:
         self._view = view
-        self._free_share = 0.0
+        self._free_share = _FIRST_FREE
         """Share of the KV pool that must be left free by predicted demand."""
+        self._is_short = False
+        """True if the pool was too small at the last test for all requests together."""
         self._forecast: Forecast | None = None
         """The last forecast for which the next attributes were used."""
         self._waiting: dict[int, Stay] = {}
@@ -113,13 +121,23 @@ class MemoryTest:
             blocks=(prompt.request.total_tokens + left / 2) / self._view.block_size + 0.5,
         )
 
-    def learn(self, *, slow: bool) -> None:
-        """Widen the share that is left free after a missed TPOT target, narrow it after a met one.
+    def tokens_left(self, request: ScheduledRequest, forecast: Forecast) -> int:
+        """Return the output tokens that a request still has, with the error of a young mean."""
+        return self._cautious(request, forecast.tokens_left(request), forecast)
 
-        Steps are planned so that TPOT targets are met, so a missed one shows that the request did
-        not keep its blocks.
+    def _cautious(self, request: ScheduledRequest, left: int, forecast: Forecast) -> int:
+        """Return a predicted number of output tokens, with the error of a young mean."""
+        longer = 1 + _UNSURE / math.sqrt(1 + forecast.num_learned(request))
+        return min(math.ceil(left * longer), request.output_limit - request.sampled_tokens)
+
+    def learn(self, *, missed: bool) -> None:
+        """Widen the share that is left free after a missed target, narrow it after a met one.
+
+        The misses of requests that all fit into the pool together have other causes.
         """
-        free_share = self._free_share + _POOL_STEP * (slow - _NARROWING)
+        if not self._is_short:
+            return
+        free_share = self._free_share + _POOL_STEP * (missed - _NARROWING)
         self._free_share = min(max(0.0, free_share), _MAX_FREE)
 
     def add(self, new: NewStay, forecast: Forecast) -> None:
@@ -168,9 +186,10 @@ class MemoryTest:
             self._steps_left = view.num_running // _COUNTED_IN_A_STEP if whole else -1
         request, places = new.prompt.request, view.limits.max_num_seqs
         needed = self._blocks - (-(request.total_tokens + new.left) // view.block_size)
-        if needed <= view.total_blocks and self._requests < places:
+        self._is_short = needed > view.total_blocks or self._requests >= places
+        if not self._is_short:
             return True
-        if forecast.is_unknown(request) and self._is_first(request, prompts):
+        if not forecast.num_learned(request) and self._is_first(request, prompts):
             return True
         passed_ns = self._passed_ns(begins_ns)
         blocks = view.total_blocks * (1 - max(self._free_share, held_back))
@@ -227,7 +246,7 @@ class MemoryTest:
             return False
         tokens = request.total_tokens + half
         for other in others:
-            tokens += other.total_tokens + half + min(steps, forecast.tokens_left(other))
+            tokens += other.total_tokens + half + min(steps, self.tokens_left(other, forecast))
         after = self._passed_ns(forecast.begins_ns) / pace_ns
         peak = held.peak_beside(tokens, after=after, steps=steps)
         return peak <= (blocks - view.total_blocks // 100) * view.block_size
@@ -246,17 +265,24 @@ class MemoryTest:
             if not prompt.request.blocks:
                 stay = self._waiting.get(prompt.rid)
                 if stay is None:
-                    left = forecast.tokens_left(prompt.request)
+                    left = self.tokens_left(prompt.request, forecast)
                     stay = self.stay(prompt, left, forecast).later(passed_ns)
                     self._waiting[prompt.rid] = stay
                 waiting.append((prompt.rid, stay))
                 at += prompt < new.prompt
         rid = new.prompt.rid
         order = [*waiting[:at], (rid, new.stay.later(passed_ns)), *waiting[at:]]
-        late = queue.late(order, started=started, begins_ns=passed_ns)
+        # While prompts are computed, running requests decode at the pace of these steps. The new
+        # prompt stands for those that arrive while it waits.
+        slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
+        work_ns = sum((prompt.work_ns for prompt in prompts), new.prompt.work_ns)
+        delay = PromptDelay(work_ns * (1 - 1 / slowest), slowest)
+        late = queue.late(order, started=started, begins_ns=passed_ns, prompts=delay)
         if rid in late:
             return False
-        return not late or late <= queue.late(waiting, started=started, begins_ns=passed_ns)
+        return not late or late <= queue.late(
+            waiting, started=started, begins_ns=passed_ns, prompts=delay
+        )
 
     def _passed_ns(self, begins_ns: int) -> int:
         """Return the time since the stays were counted; steps may end earlier than predicted."""
@@ -270,7 +296,9 @@ class MemoryTest:
         self._held, self._not_held = [], []
         self._pools.clear()
         self._waiting.clear()
-        for left, mean, request in forecast.ends():
+        for end, mean_left, request in forecast.ends():
+            left = self._cautious(request, end, forecast)
+            mean = self._cautious(request, mean_left, forecast)
             is_favoured = request is forecast.favoured
             length_ns, total = left * forecast.pace_ns, request.total_tokens
             blocks = (total + left / 2) / view.block_size + 0.5
@@ -283,7 +311,7 @@ class MemoryTest:
             self._count(request, mean)
         for prompt in prompts:
             if not prompt.request.blocks:
-                left = forecast.tokens_left(prompt.request)
+                left = self.tokens_left(prompt.request, forecast)
                 self._not_held.append((prompt.request, self.stay(prompt, left, forecast)))
                 self._count(prompt.request, left)
 

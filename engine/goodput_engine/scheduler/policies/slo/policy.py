@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.spec.choices import Policy, Preemption
@@ -425,16 +425,13 @@ class SloPolicy(SchedulingPolicy):
         self._forecast = None
         if not self.view.has_work:
             return ()
-        lost = self._look().lost
         rejection = Rejection(
             reason="late",
             detail="the latency targets can no longer be met; try again later",
             retry_after_s=1,
         )
         return [
-            Removal(request=request, rejection=rejection)
-            for request in chain(self.view.waiting, self.view.running())
-            if request.rid in lost
+            Removal(request=request, rejection=rejection) for request in self._look().lost.values()
         ]
 
     # --- learn -------------------------------------------------------------------------------
@@ -488,6 +485,7 @@ class SloPolicy(SchedulingPolicy):
                 longest_ns=self._admission.longest_step_ns(self.view.now_ns),
                 undecided=self._undecided,
             )
+            self._admission.learn_late(self._forecast.lost.values())
         return self._forecast
 
     def _next_step_ns(self) -> int:
