@@ -8,10 +8,13 @@ may hold anything there, also NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "AttentionAdapter",
@@ -100,14 +103,92 @@ def choose_attention(device: torch.device, dtype: torch.dtype) -> AttentionAdapt
     return SDPAttention()
 
 
-class SDPAttention:
-    """Attention by `scaled_dot_product_attention`, one sequence after another.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DecodeGroup:
+    """Sequences with one query each, which are computed together.
 
-    Each call gathers the keys and values of a sequence. A sequence is computed alone because in a
-    padded batch the padding would read slots that were never written.
+    Args:
+        queries: index of each query, int64 `[sequences]`.
+        blocks: block of each key, int64 `[sequences, keys]`. A shorter sequence repeats its last
+            key, so that only written slots are read.
+        offsets: slot of each key in its block, of the same shape.
+        mask: True for the keys that a query sees, `[sequences, 1, 1, keys]`; None if all are of
+            one length.
+    """
+
+    queries: torch.Tensor
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class _PlannedBatch:
+    """A batch in the form in which `SDPAttention` computes it, the same for all layers."""
+
+    def __init__(self, batch: RaggedBatch, block_size: int) -> None:
+        self.batch = batch
+        self.block_size = block_size
+        starts, num_keys = batch.cu_seqlens_q.tolist(), batch.seqused_k.tolist()
+        rows = [
+            (row, starts[row], starts[row + 1], keys)
+            for row, keys in enumerate(num_keys)
+            if starts[row + 1] > starts[row] and keys
+        ]
+        decodes = [one for one in rows if one[2] - one[1] == 1]
+        # A single sequence needs no padding.
+        self.decodes = sorted(decodes, key=lambda one: one[3]) if len(decodes) > 1 else []
+        self.others = [one for one in rows if not self.decodes or one[2] - one[1] > 1]
+        self.all_rows = rows
+        self._groups: dict[int | None, list[_DecodeGroup]] = {}
+
+    def groups(self, window: int | None) -> list[_DecodeGroup]:
+        """Return the decodes in groups of similar lengths.
+
+        Args:
+            window: number of latest keys that a query sees; None for all keys.
+        """
+        if window not in self._groups:
+            self._groups[window] = list(self._make_groups(window))
+        return self._groups[window]
+
+    def _make_groups(self, window: int | None) -> Iterator[_DecodeGroup]:
+        seen = [min(keys, window or keys) for *_, keys in self.decodes]
+        first = 0
+        for at, keys in enumerate(seen):
+            # Padding may at most double the keys that are read.
+            if at + 1 < len(seen) and seen[at + 1] <= 2 * seen[first]:
+                continue
+            yield self._group(self.decodes[first : at + 1], seen[first : at + 1], longest=keys)
+            first = at + 1
+
+    def _group(
+        self, rows: list[tuple[int, int, int, int]], seen: list[int], *, longest: int
+    ) -> _DecodeGroup:
+        num_keys = torch.tensor([[keys] for *_, keys in rows])
+        counts = torch.tensor([[count] for count in seen])
+        at = torch.arange(longest)[None]
+        positions = torch.minimum(num_keys - counts + at, num_keys - 1)
+        table = self.batch.block_table[[row for row, *_ in rows]]
+        return _DecodeGroup(
+            queries=torch.tensor([start for _, start, *_ in rows]),
+            blocks=table.gather(1, positions // self.block_size).long(),
+            offsets=positions % self.block_size,
+            mask=None if seen[0] == longest else (at < counts)[:, None, None],
+        )
+
+
+class SDPAttention:
+    """Attention by `scaled_dot_product_attention`.
+
+    Sequences with one query each are computed together. Each call gathers their keys and values,
+    and a shorter one is padded with its own last key: other slots may never have been written. A
+    chunk of a prompt is computed alone, and so is a sequence with a soft cap.
     """
 
     name = "torch-sdpa"
+
+    def __init__(self) -> None:
+        self._planned: _PlannedBatch | None = None
 
     def attend(
         self,
@@ -119,12 +200,11 @@ class SDPAttention:
     ) -> torch.Tensor:
         """Return the attention of every query; see `AttentionAdapter`."""
         block_size = keys.shape[1]
+        planned = self._planned
+        if planned is None or planned.batch is not batch or planned.block_size != block_size:
+            planned = self._planned = _PlannedBatch(batch, block_size)
         out = torch.zeros_like(q)
-        starts = batch.cu_seqlens_q.tolist()
-        for row, num_keys in enumerate(batch.seqused_k.tolist()):
-            start, end = starts[row], starts[row + 1]
-            if start == end or not num_keys:
-                continue
+        for row, start, end, num_keys in planned.all_rows if rule.softcap else planned.others:
             first_position = num_keys - (end - start)
             # Blocks that are outside the window of every query are not read.
             oldest = 0 if rule.window is None else max(0, first_position - rule.window + 1)
@@ -137,6 +217,15 @@ class SDPAttention:
                 values[table].flatten(0, 1)[:num_read].transpose(0, 1),
                 rule,
             ).transpose(0, 1)
+        for group in () if rule.softcap else planned.groups(rule.window):
+            out[group.queries] = scaled_dot_product_attention(
+                q[group.queries][:, :, None],
+                keys[group.blocks, group.offsets].transpose(1, 2),
+                values[group.blocks, group.offsets].transpose(1, 2),
+                attn_mask=group.mask,
+                scale=rule.scale,
+                enable_gqa=q.shape[1] != keys.shape[2],
+            )[:, :, 0]
         return out
 
 

@@ -20,6 +20,7 @@ from goodput_core.units import BYTES_PER_GIB
 from goodput_engine.executor.torch.attention import choose_attention
 from goodput_engine.executor.torch.memory import free_bytes
 from goodput_engine.executor.torch.model import PackedModel
+from goodput_engine.executor.torch.packed_linear import pack_linears
 from goodput_engine.executor.torch.self_check import check_model
 from goodput_engine.model_folder import read_json_object
 
@@ -102,7 +103,8 @@ def load_model(
         )
     try:
         adapter = adapter or choose_attention(device, getattr(torch, dtype))
-        model = PackedModel(loaded.to(device).eval(), adapter)
+        network = loaded.to(device).eval()
+        model = PackedModel(network, adapter, packed_weights=pack_linears(network))
         context = model.max_model_tokens
         if max_model_tokens is not None:
             if not 1 <= max_model_tokens <= context:

@@ -187,9 +187,11 @@ class PackedModel:
         model: a causal language model of transformers, in inference mode. Its attention
             implementation is replaced.
         adapter: computes the attention.
+        packed_weights: True if its linear layers are those of `pack_linears`.
 
     Attributes:
         model: the model of transformers.
+        packed_weights: the argument.
         adapter: the adapter.
         geometry: shape of the keys and values of a token.
         vocab_size: number of logits; every token id is smaller.
@@ -202,10 +204,13 @@ class PackedModel:
             the model.
     """
 
-    def __init__(self, model: Any, adapter: AttentionAdapter) -> None:
+    def __init__(
+        self, model: Any, adapter: AttentionAdapter, *, packed_weights: bool = False
+    ) -> None:
         AttentionInterface.register(_IMPLEMENTATION, _paged_attention)
         self.model = model
         self.adapter = adapter
+        self.packed_weights = packed_weights
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_model_tokens: int = getattr(config, "max_position_embeddings", 0)

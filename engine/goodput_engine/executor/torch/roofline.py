@@ -9,6 +9,7 @@ import torch
 
 from goodput_core.units import NS_PER_S
 from goodput_engine.executor.roofline import StepRoofline
+from goodput_engine.executor.torch.packed_linear import PackedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,8 @@ def measure_roofline(model: PackedModel) -> StepRoofline:
     network, geometry = model.model, model.geometry
     head = network.get_output_embeddings().weight
     embedding = network.get_input_embeddings().weight
-    weights = {id(weight): weight for weight in network.parameters()}
+    packed = [layer.weight for layer in network.modules() if isinstance(layer, PackedLinear)]
+    weights = {id(weight): weight for weight in (*network.parameters(), *packed)}
     if embedding is not head:
         weights.pop(id(embedding), None)
     matrices = [weight for weight in weights.values() if weight.ndim > 1 and weight is not head]

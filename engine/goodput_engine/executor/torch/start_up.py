@@ -124,7 +124,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
             "dtype": str(model.geometry.dtype).removeprefix("torch."),
             "attention": model.adapter.name,
             **(
-                {"threads": threads}
+                {"threads": threads, "weights": "packed" if model.packed_weights else "plain"}
                 if device.type == "cpu"
                 else {"gpu": torch.cuda.get_device_name(device)}
             ),
