@@ -31,4 +31,6 @@ def rejection_error(rejected: Rejected) -> APIError:
         return unavailable(rejected.detail, "out_of_memory")
     if rejected.retry_after_s:
         return overloaded(rejected.detail, max(1, min(rejected.retry_after_s, _MAX_RETRY_AFTER_S)))
-    return bad_request(rejected.detail)
+    # Only an output with a grammar becomes invalid after its admission.
+    param = rejected.detail.partition(":")[0]
+    return bad_request(rejected.detail, param if param == "response_format" else None)

@@ -296,7 +296,11 @@ class RequestParser:
             inner = data[1:-1].strip(_WHITE_SPACE)
             if inner[:1] not in {b'"', b"["}:
                 return self._read_token_ids(data)
-            data = inner  # a list of one prompt; decoding rejects further prompts
+            data = inner
+            if not _is_one_value(data):
+                raise bad_request(
+                    "prompt has several prompts; send a request for each of them", "prompt"
+                )
         if data.startswith(b"["):
             return self._read_token_ids(data)
         text = _TEXT.decode(data)
@@ -363,3 +367,12 @@ def _read_max_tokens(body: CompletionBody | ChatBody) -> int | None:
             "max_completion_tokens",
         )
     return completion_tokens
+
+
+def _is_one_value(data: bytes) -> bool:
+    """True if a JSON text or list is followed by nothing; False also if it is malformed."""
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True

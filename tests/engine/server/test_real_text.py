@@ -235,6 +235,13 @@ async def test_an_openai_client_reads_the_log_probabilities_of_a_chat(
     [
         pytest.param({"prompt": ""}, "prompt", "prompt has no tokens", id="an empty text"),
         pytest.param({"prompt": "x" * 500}, "prompt", "context of 128 must", id="a long text"),
+        pytest.param(
+            {"prompt": ["a", "b"]}, "prompt", "prompt has several prompts", id="two texts"
+        ),
+        pytest.param(
+            {"prompt": [[1], [2]]}, "prompt", "prompt has several prompts", id="two lists"
+        ),
+        pytest.param({"prompt": ["a", 1]}, "prompt", "prompt has several prompts", id="a mixture"),
         pytest.param({"prompt": "a\ud800"}, None, "the body is not JSON", id="a surrogate"),
         pytest.param(
             {"messages": [{"role": "system", "content": "x"}]},
@@ -318,8 +325,12 @@ async def test_an_output_has_the_requested_format(engine: RunningEngine, stream:
         (schema_format({"not": {}}), "the JSON schema cannot be used: Unimplemented keys"),
         (schema_format([1]), "response_format: the JSON schema cannot be used"),
         (schema_format({"enum": ["x" * 70_000]}), "response_format is longer than 64 KiB"),
+        (
+            schema_format({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+            "response_format: the output cannot continue: no text matches the schema",
+        ),
     ],
-    ids=["form", "no schema", "type", "keyword", "list", "large"],
+    ids=["form", "no schema", "type", "keyword", "list", "large", "endless"],
 )
 async def test_a_format_that_cannot_be_produced_is_rejected(
     engine: RunningEngine, form: dict[str, Any], message: str

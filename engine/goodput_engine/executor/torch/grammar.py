@@ -55,6 +55,9 @@ class OutputGrammar:
         problem: str = self.matcher.get_error()
         if not problem and self._stuck:
             return "the model has no token that the schema permits"
+        # The name of llguidance for a grammar without any text, such as one that only names itself.
+        if problem.startswith("NoExtension"):
+            return "no text matches the schema"
         return " ".join(problem.split())[:200] or None
 
     def append(self, token_id: int) -> bool:
