@@ -1,4 +1,4 @@
-"""Fixtures of all tests: golden files, summary lines, and the folder of production traces."""
+"""Fixtures of all tests: golden files, summary lines, production traces, and a certificate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.builders.certificates import make_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{path.name} changed; see `make golden`"
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the certificate of 127.0.0.1 and its key."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="session")

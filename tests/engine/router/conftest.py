@@ -9,11 +9,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
@@ -28,6 +28,9 @@ from goodput_core.units import NS_PER_S
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import ProbeSettings, RouterSettings
 from goodput_engine.router.upstreams import Upstream
+
+if TYPE_CHECKING:
+    import ssl
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "chat.yaml"
 TOKEN = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
@@ -126,10 +129,11 @@ class FakeReplica:
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def upstream(self) -> Upstream:
@@ -137,7 +141,7 @@ class FakeReplica:
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=64 << 20
+            self._serve, "127.0.0.1", self.port, limit=64 << 20, ssl=self.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -224,8 +228,17 @@ SETTINGS = RouterSettings(
 )
 
 
-def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
-    """Run `goodput ARGUMENTS` until the stack closes; return the line printed when it listens."""
+def started(
+    stack: ExitStack, name: str, *arguments: str, variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Run `goodput ARGUMENTS` until the stack closes; return the line printed when it listens.
+
+    Args:
+        stack: ends the process.
+        name: name of the replica.
+        arguments: the command.
+        variables: further environment variables.
+    """
     always = ("-f", str(MANIFEST), "--json", "--port", "0", "--admin-port", "0")
     process = subprocess.Popen(
         [sys.executable, "-m", "goodput_core", *arguments, *always, "--exit-with-parent"],
@@ -233,7 +246,7 @@ def started(stack: ExitStack, name: str, *arguments: str) -> dict[str, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, ENV_REPLICA: name},
+        env={**os.environ, ENV_REPLICA: name, **(variables or {})},
     )
     stack.enter_context(process)
     stack.callback(process.terminate)

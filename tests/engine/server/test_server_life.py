@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from importlib import resources
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -454,3 +455,49 @@ async def test_incomplete_heads_block_neither_requests_nor_the_admin_port(
             assert response.status == 200
         assert (await engine.state())["phase"] == "serving"
         assert "connections limited" in engine.stderr()
+
+
+async def test_ten_thousand_open_connections_do_not_delay_the_first_token(
+    start_engine: StartEngine,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(10_000, hard - 1_000)
+    engine = start_engine("--max-connections", str(count + 100))
+    host, port = engine.url.removeprefix("http://").split(":")
+
+    async def first_token_s(http: aiohttp.ClientSession) -> float:
+        began = time.perf_counter()
+        async with http.post("/v1/completions", json={**LONG, "max_tokens": 1}) as response:
+            assert response.status == 200
+            await response.content.readline()
+        return time.perf_counter() - began
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened: list[socket.socket] = []
+    try:
+        async with asyncio.timeout(4 * PATIENCE_S), aiohttp.ClientSession(engine.url) as http:
+            alone = [await first_token_s(http) for _ in range(40)]
+            during: list[float] = []
+            while len(opened) < count:
+                opened += [socket.create_connection((host, int(port))) for _ in range(200)]
+                during.append(await first_token_s(http))
+            beside = [await first_token_s(http) for _ in range(40)]
+        closed = sum(1 for one in opened if is_closed(one))
+    finally:
+        for one in opened:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert closed == 0
+    # Generous, because other processes of the machine delay both.
+    limit_s = 4 * median(alone) + 0.02
+    assert median(during) < limit_s
+    assert median(beside) < limit_s
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """True if the other side has closed a connection on which nothing was sent."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
