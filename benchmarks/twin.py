@@ -2,13 +2,15 @@
 
 An engine computes a real model and logs its steps. The first load is for the fit: `goodput device
 fit` makes a profile of the steps that ran meanwhile. Then the held-out minutes follow, in which
-another load is replayed to the same engine, several times. The same load is served in virtual time
+another load is replayed to a new engine, several times. The same load is served in virtual time
 with the profile. Its latencies are compared with the median of the repeats, beside the largest
-difference of a repeat from that median. The aims are 5 % for TBT, 10 % for the median of TTFT, and
-20 % for its 99th percentile.
+difference of a repeat from that median. Only requests that every run completed are compared, and
+the others are counted: a request that one run rejects would move the quantiles of all. The aims are
+5 % for TBT, 10 % for the median of TTFT, and 20 % for its 99th percentile.
 
     make smollm2
     python -m benchmarks.twin                              # 42 minutes
+    python -m benchmarks.twin --folder runs/twin --parts 1 # one replay of these; call it again
     python -m benchmarks.twin --minutes 1.5 --repeats 2    # six minutes
     python -m benchmarks.twin --quick                      # half a minute, too short for the aims
 """
@@ -20,7 +22,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,15 +31,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import yaml
 
+from goodput_core.slo.record import Outcome
 from goodput_engine.device.load import load_profile
 from goodput_replay.runs.records import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
 ROOT = Path(__file__).parent.parent
 METRICS: Final = {
@@ -83,10 +83,10 @@ class TwinRow:
 
 
 @contextmanager
-def running_engine(manifest: Path, step_log: Path) -> Iterator[dict[str, Any]]:
-    """Start an engine with a step log; yield its addresses, and stop it after the `with` block."""
+def running_engine(manifest: Path, *options: str) -> Iterator[dict[str, Any]]:
+    """Start an engine; yield its addresses and its process, and stop it after the `with` block."""
     command = [sys.executable, "-m", "goodput_core", "engine", "-f", str(manifest)]
-    command += ["--port", "0", "--json", "--exit-with-parent", "--step-log", str(step_log)]
+    command += ["--port", "0", "--json", "--exit-with-parent", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as it:
         try:
             assert it.stdout is not None
@@ -109,16 +109,33 @@ def replay(where: Path, *arguments: str) -> Path:
     return where
 
 
-def latencies_ms(run: Path) -> dict[str, list[float]]:
-    """Return TTFT from the send, TPOT and all gaps of a run."""
+def completed(run: Path) -> set[str]:
+    """Return the ids of the requests that a run completed."""
+    return {record.request_id for record in read_records(run) if record.outcome is Outcome.OK}
+
+
+def latencies_ms(run: Path, ids: Container[str]) -> dict[str, list[float]]:
+    """Return TTFT from the send, TPOT and all gaps of these requests."""
     found: dict[str, list[float]] = {"ttft": [], "tpot": [], "tbt": []}
     for record in read_records(run):
+        if record.request_id not in ids:
+            continue
         if record.ttft_from_send_ns is not None:
             found["ttft"].append(record.ttft_from_send_ns / 1e6)
         if record.tpot_ns is not None:
             found["tpot"].append(record.tpot_ns / 1e6)
         found["tbt"] += [gap / 1e3 for gap in record.gaps_us]
     return found
+
+
+def replay_to_engine(manifest: Path, folder: Path, name: str, load: Sequence[str]) -> None:
+    """Replay a load to a new engine; write its run, its step log and its base profile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    service = yaml.safe_load(manifest.read_text(encoding="utf-8"))["metadata"]["name"]
+    log = folder / f"{name}-steps.parquet"
+    with running_engine(manifest, "--step-log", str(log)) as engine:
+        write_base(folder / "base.yaml", engine)
+        replay(folder / name, *load, "--target", engine["url"], "--model", service)
 
 
 def write_base(where: Path, engine: dict[str, Any]) -> Path:
@@ -156,9 +173,10 @@ def fit(log: Path, base: Path, out: Path) -> dict[str, Any]:
     return result
 
 
-def compare(measured: Sequence[Path], predicted: Path) -> list[TwinRow]:
-    """Return the quantiles of the repeats and of the prediction."""
-    repeats, twin = [latencies_ms(run) for run in measured], latencies_ms(predicted)
+def compare(measured: Sequence[Path], predicted: Path, ids: Container[str]) -> list[TwinRow]:
+    """Return the quantiles of the repeats and of the prediction, of these requests."""
+    repeats = [latencies_ms(run, ids) for run in measured]
+    twin = latencies_ms(predicted, ids)
     rows: list[TwinRow] = []
     for name, (kind, percentile, aim) in METRICS.items():
         values = [float(np.percentile(one[kind], percentile)) for one in repeats]
@@ -187,36 +205,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     load += ["--input-tokens", args.input_tokens, "--output-tokens", args.output_tokens]
     held_out = [*load, "--seed", str(HELD_OUT_SEED), "--slo", str(args.manifest)]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        with running_engine(args.manifest, folder / "all.parquet") as engine:
-            base = write_base(folder / "base.yaml", engine)
-            service = yaml.safe_load(args.manifest.read_text(encoding="utf-8"))["metadata"]["name"]
-            target = ["--target", engine["url"], "--model", service]
-            replay(folder / "fit", *load, "--seed", str(FIT_SEED), *target)
-            until_ns = time.monotonic_ns()
-            measured = [
-                replay(folder / f"held-out-{number}", *held_out, *target)
-                for number in range(args.repeats)
-            ]
-        steps = pq.read_table(folder / "all.parquet")
-        steps = steps.filter(pc.less(steps["at_ns"], until_ns))
-        pq.write_table(steps, folder / "steps.parquet")
+        folder = Path(temporary) if args.folder is None else args.folder
+        names = ["fit", *(f"held-out-{number}" for number in range(args.repeats))]
+        missing = [name for name in names if not (folder / name).exists()]
+        for name in missing[: args.parts]:
+            load_of_part = [*load, "--seed", str(FIT_SEED)] if name == "fit" else held_out
+            replay_to_engine(args.manifest, folder, name, load_of_part)
+        left = [] if args.parts is None else missing[args.parts :]
+        if left:
+            print(f"left: {', '.join(left)}; call the same command again")
+            return 0
         profile = folder / "twin.yaml"
-        fitted = fit(folder / "steps.parquet", base, profile)
-        emulated = ["--emulate", str(args.manifest), "--device", str(profile)]
+        profile.unlink(missing_ok=True)
+        fitted = fit(folder / "fit-steps.parquet", folder / "base.yaml", profile)
+        emulated = ["--emulate", str(args.manifest), "--device", str(profile), "--force"]
         predicted = replay(folder / "twin", *held_out[:-2], *emulated)
-        rows = compare(measured, predicted)
-        requests = len(list(read_records(predicted)))
+        measured = [folder / name for name in names[1:]]
+        sets = {run.name: completed(run) for run in (*measured, predicted)}
+        ids = set.intersection(*sets.values())
+        rows = compare(measured, predicted, ids)
+        requests = sum(1 for _ in read_records(predicted))
         if args.keep is not None:
             args.keep.write_bytes(profile.read_bytes())
+    rejected = {name: requests - len(one) for name, one in sets.items()}
     missed = [row.name for row in rows if row.met is False]
     if args.json:
         result = [asdict(row) | {"error": row.error, "met": row.met} for row in rows]
-        print(json.dumps({"fit": fitted, "requests": requests, "rows": result}))
+        counts = {"requests": requests, "compared": len(ids), "not_completed": rejected}
+        print(json.dumps({"fit": fitted, **counts, "rows": result}))
     else:
         print(
             f"{fitted['steps']:,} steps fitted, off by {fitted['p50_error']:.1%} (p50) and "
-            f"{fitted['p95_error']:.1%} (p95); {args.repeats} × {requests} held-out requests"
+            f"{fitted['p95_error']:.1%} (p95); {args.repeats} × {requests} held-out requests, of "
+            f"which {len(ids)} are compared; not completed: "
+            f"{', '.join(f'{count} in {name}' for name, count in rejected.items())}"
         )
         print("| metric | engine, ms | spread of repeats | twin, ms | error | aim | met |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
@@ -243,6 +265,10 @@ def _parser() -> argparse.ArgumentParser:
         "--minutes", type=float, default=10, help="length of each replay (%(default)s)"
     )
     parser.add_argument("--repeats", type=int, default=3, help="held-out replays (%(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="keep all runs here, and do not repeat them"
+    )
+    parser.add_argument("--parts", type=int, metavar="N", help="replay at most N of the loads")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="copy the profile to this file")
     parser.add_argument("--quick", action="store_true", help="a short form, without aims")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -13,13 +13,14 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from tools.cache import cache_folder
 from tools.smollm2 import GGUF_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["COMPLETE", "MODEL", "ForeignServer", "folder", "gguf_file", "running", "snapshot"]
@@ -39,10 +40,12 @@ class ForeignServer:
     Args:
         url: its address.
         model: model name to send.
+        pid: its first process.
     """
 
     url: str
     model: str
+    pid: int
 
 
 def folder() -> Path:
@@ -62,19 +65,22 @@ def snapshot() -> Path:
 
 
 @contextmanager
-def running(kind: str, log: Path, *options: str) -> Iterator[ForeignServer]:
+def running(
+    kind: str, log: Path, *options: str, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[ForeignServer]:
     """Run a server on loopback during the block.
 
     Args:
         kind: `llama_cpp` or `transformers`.
         log: file for its output.
         options: further options of its command.
+        variables: further environment variables.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     programs = folder() / kind / "bin"
-    environment = {**os.environ}
+    environment = {**os.environ, **variables}
     if kind == "llama_cpp":
         model = str(gguf_file())
         command = [str(programs / "python"), "-m", "llama_cpp.server", "--model", model]
@@ -95,7 +101,7 @@ def running(kind: str, log: Path, *options: str) -> Iterator[ForeignServer]:
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_ready(url, process, log)
-            yield ForeignServer(url=url, model=model)
+            yield ForeignServer(url=url, model=model, pid=process.pid)
         finally:
             process.kill()
 
