@@ -54,6 +54,8 @@ PATH_CHAT_COMPLETIONS: Final = "/v1/chat/completions"
 PATH_MODELS: Final = "/v1/models"
 PATH_LIVE: Final = "/health/live"
 PATH_READY: Final = "/health/ready"
+# Paths of other servers that return 200 once they serve, in the order in which a router tries them.
+FOREIGN_HEALTH_PATHS: Final = ("/health", PATH_MODELS)
 
 # --- HTTP: admin port ---------------------------------------------------------------------
 PATH_METRICS: Final = "/metrics"

@@ -63,12 +63,14 @@ class ArrivalSample:
         interval_ns: length of the interval.
         requests: arrivals.
         finished: lengths of the requests that finished.
+        in_flight: requests that have not ended.
     """
 
     at_ns: int
     interval_ns: int
     requests: int
     finished: LengthMix
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

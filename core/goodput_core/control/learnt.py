@@ -53,6 +53,7 @@ class LearntCapacity:
             are independent.
         peak_per_s, peak_ns: requests per second of the bursts that recur, and the end of the last
             one; 0 if none recur.
+        of_requests: True if both loads are requests per second, because no device is known.
     """
 
     proven: float = 0.0
@@ -62,6 +63,13 @@ class LearntCapacity:
     burstiness: float = 1.0
     peak_per_s: float = 0.0
     peak_ns: int = 0
+    of_requests: bool = False
+
+    def in_unit(self, *, of_requests: bool) -> LearntCapacity:
+        """Return this without loads in the other unit."""
+        if self.of_requests is of_requests:
+            return self
+        return replace(self, proven=0.0, failed=0.0, of_requests=of_requests)
 
     def without_expired(self, now_ns: int) -> LearntCapacity:
         """Return this without the observations that are too old."""
@@ -103,7 +111,12 @@ class LearntCapacity:
     def factor(self) -> float:
         """Correction of the predicted load."""
         factor = max(1.0, self.proven)
-        return min(factor, self.failed * _BELOW_FAILED) if self.failed else factor
+        return min(factor, self.most_sustained)
+
+    @property
+    def most_sustained(self) -> float:
+        """The highest load that is not known to miss a target; infinite if none is."""
+        return self.failed * _BELOW_FAILED if self.failed else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +268,10 @@ class Capacities:
     def of(self, replicas: int) -> float:
         """Return the load that one of so many replicas sustains."""
         return self.predicted_load(replicas) * self.learnt.factor
+
+    def known(self, replicas: int) -> float | None:
+        """Return the load that one of so many replicas is known to sustain."""
+        return self.of(replicas)
 
     def requests_per_s(self, replicas: int) -> float | None:
         """Return the requests per second that so many replicas sustain; None if not known."""

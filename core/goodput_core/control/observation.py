@@ -183,6 +183,8 @@ class ServiceParams:
         default_startup_ns: start-up time that is assumed until one has been measured.
         balanced: True if the router places requests by the load of the replicas, so that they share
             one queue.
+        foreign: True if the replicas run another server than Goodput's engine, whose limits cannot
+            change at run time.
     """
 
     mode: ControlMode
@@ -197,6 +199,7 @@ class ServiceParams:
     stabilization_ns: int = 300 * NS_PER_S
     default_startup_ns: int = 120 * NS_PER_S
     balanced: bool = True
+    foreign: bool = False
 
     @classmethod
     def of(cls, spec: LLMServiceSpec) -> ServiceParams:
@@ -214,6 +217,7 @@ class ServiceParams:
             max_num_seqs=spec.engine.max_num_seqs,
             stabilization_ns=spec.control.scale_down_stabilization_seconds * NS_PER_S,
             balanced=spec.router.policy is not RouterPolicy.ROUND_ROBIN,
+            foreign=spec.engine.runtime.foreign,
         )
 
     @property

@@ -23,6 +23,13 @@ from goodput_core.control.demand import (
 )
 from goodput_core.control.learnt import ArrivalBlocks, Capacities, LearntCapacity, RecentBlocks
 from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
+from goodput_core.control.observed import (
+    REQUEST_UNITS,
+    ObservedCapacities,
+    RecentLoad,
+    fewest_observed,
+    recent_load,
+)
 from goodput_core.control.queueing import TTFTTarget
 from goodput_core.control.slo_window import WINDOW_NS, ClassOutcomes, TargetStatus, merge_windows
 from goodput_core.control.token_budget import TokenBudgetDecision, TokenBudgetReason
@@ -110,6 +117,7 @@ class ReplicaInputs:
             not known.
         expected: replicas needed once a new replica has started, at least `needed`.
         fewest: replicas that suffice for the latest demand with a margin; None if not known.
+        recent: requests that ran and finished in the last minute.
         sufficed: the largest `fewest` within the stabilisation window, at least the replicas that
             suffice for the means of the last five minutes and of the last twenty seconds; None if
             it has not been known for that long.
@@ -131,6 +139,7 @@ class ReplicaInputs:
     needed: int | None
     expected: int
     fewest: int | None
+    recent: RecentLoad
     sufficed: int | None
 
     @property
@@ -160,7 +169,11 @@ def observe_replicas(
         s.requests for s in state.samples if s.at_ns > idle_since_ns
     )
     predicted = None
-    if observation.device is not None:
+    observes = params.foreign and observation.device is None
+    learnt = state.learnt.in_unit(of_requests=observes).without_expired(now_ns)
+    if observes:
+        predicted = REQUEST_UNITS
+    elif observation.device is not None:
         predicted = replica_capacity(
             observation.device,
             state.mix,
@@ -182,12 +195,13 @@ def observe_replicas(
         )
     elif fresh and predicted is not None:
         demand = estimate_demand(state.samples, predicted, now_ns)
-        if not state.learnt.without_expired(now_ns).peak_per_s:  # a burst begins like a trend
+        if not learnt.peak_per_s:  # a burst begins like a trend
             growth = estimate_growth(state.samples, predicted, now_ns, startup_ns)
-    capacities = Capacities(
+    kind = ObservedCapacities if observes else Capacities
+    capacities = kind(
         predicted=predicted,
         targets=_ttft_targets(params),
-        learnt=state.learnt.without_expired(now_ns),
+        learnt=learnt,
         shared=params.balanced,
     )
     ready = len(observation.ready)
@@ -206,15 +220,19 @@ def observe_replicas(
         if not idle:
             needed = max(needed, capacities.fewest_for_peaks())
         expected = max(needed, capacities.fewest_for(demand.likely + growth) if growth else 0)
-        # A queue is no demand: replicas that were added for it would be ready after it is served.
-        queued = _queue_load(observation, capacities)
-        latest = capacities.fewest_for(demand.latest + growth + queued, usable=_MARGIN)
-        fewest = max(expected, latest, int(not idle))
-        # A load that rises in the very seconds of the decision is in no longer mean yet.
-        recent = max(
-            capacities.fewest_for(demand.steady, usable=_MARGIN),
-            capacities.fewest_for(demand.newest),
-        )
+        if isinstance(capacities, ObservedCapacities):
+            fewest = fewest_observed(capacities, demand, observation, budget, params)
+        else:
+            # A queue is no demand: replicas that were added for it would be ready after it is
+            # served.
+            queued = _queue_load(observation, capacities)
+            fewest = capacities.fewest_for(demand.latest + growth + queued, usable=_MARGIN)
+            # A load that rises in the very seconds of the decision is in no longer mean yet.
+            recent = max(
+                capacities.fewest_for(demand.steady, usable=_MARGIN),
+                capacities.fewest_for(demand.newest),
+            )
+        fewest = max(expected, fewest, int(not idle))
     if starting or budget.reason is TokenBudgetReason.SETTLING:
         state = replace(state, needs=())  # the replicas do not yet show what they sustain
     elif fewest is not None:
@@ -236,6 +254,7 @@ def observe_replicas(
         needed=needed,
         expected=expected,
         fewest=fewest,
+        recent=recent_load(state.samples, now_ns),
         sufficed=_sufficed(state, recent, now_ns, window_ns),
     )
 
@@ -308,6 +327,7 @@ def _add_interval(
             interval_ns=observation.interval_ns,
             requests=traffic.arrivals,
             finished=traffic.finished,
+            in_flight=traffic.in_flight,
         )
         samples = (*samples, arrivals)
         blocks, burstiness = blocks.add(

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.control.observation import ServiceObservation, ServiceParams, Signal
+from goodput_core.control.observed import ObservedCapacities
 from goodput_core.control.replica_inputs import ReplicaInputs, ReplicaState, observe_replicas
 
 if TYPE_CHECKING:
@@ -80,8 +81,10 @@ class ReplicaDecision:
         reason: reason of the decision.
         current: desired replicas before the decision.
         limited: True if more replicas than `maxReplicas` are needed.
-        load: demanded device seconds per second; None if not known.
-        capacity: device seconds per second that one replica sustains, one of `current`.
+        load: demanded device seconds per second, or requests per second if no device can be known;
+            None if not known.
+        capacity: device seconds per second that one replica sustains, one of `current`; None if
+            not known.
         arrivals_per_s: demanded requests per second; None if not known.
         peak_per_s: requests per second of bursts that recur; None if none recur.
         sustained_per_s, fewer_sustained_per_s: requests per second that `replicas`, and one replica
@@ -98,7 +101,7 @@ class ReplicaDecision:
     current: int
     limited: bool
     load: float | None
-    capacity: float
+    capacity: float | None
     arrivals_per_s: float | None
     peak_per_s: float | None
     sustained_per_s: float | None
@@ -132,6 +135,9 @@ def replica_law(
     demand, ready, capacities = inputs.demand, len(observation.ready), inputs.capacities
     if reason is ReplicaReason.MISSED and demand is not None and demand.upper and ready:
         share = demand.upper / ready / capacities.predicted_load(ready)
+        if isinstance(capacities, ObservedCapacities) and inputs.recent.completed_per_s:
+            # Under overload, a replica completes fewer requests than arrive.
+            share = min(share, inputs.recent.completed_per_s / ready)
         state = replace(state, learnt=state.learnt.with_failed(share, now_ns))
     if replicas > inputs.current:
         state = replace(state, raised_ns=now_ns)
@@ -144,7 +150,7 @@ def replica_law(
         current=inputs.current,
         limited=max(wanted, inputs.expected) > params.max_replicas,
         load=None if demand is None else demand.likely,
-        capacity=capacities.of(inputs.current),
+        capacity=capacities.known(inputs.current),
         arrivals_per_s=demand.likely / predicted.device_s if demand and predicted else None,
         peak_per_s=capacities.learnt.peak_per_s or None,
         sustained_per_s=capacities.requests_per_s(replicas),
@@ -215,11 +221,15 @@ def _missed(inputs: ReplicaInputs) -> _Outcome | None:
     if not inputs.feasible:
         return inputs.current, ReplicaReason.INFEASIBLE
     demand, ready = inputs.demand, len(inputs.observation.ready)
-    if (
-        demand is not None
-        and ready
-        and demand.likely / ready < _LOW_LOAD * inputs.capacities.of(ready)
-    ):
+    if isinstance(inputs.capacities, ObservedCapacities):
+        not_load = inputs.recent.is_alone(inputs.budget, replicas=ready)
+    else:
+        not_load = (
+            demand is not None
+            and ready > 0
+            and demand.likely / ready < _LOW_LOAD * inputs.capacities.of(ready)
+        )
+    if not_load:
         return inputs.current, ReplicaReason.NOT_LOAD
     if inputs.waiting < inputs.was_waiting:
         return inputs.current, ReplicaReason.QUEUE_DRAINING

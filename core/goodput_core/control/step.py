@@ -93,6 +93,7 @@ class EngineReading:
             read; None if not known.
         max_width: upper bound of the batch width in that manifest; None if not known.
         device: step times and memory of the device; None if not known yet.
+        foreign: True for another server than Goodput's engine, which takes no limits.
     """
 
     name: str
@@ -102,6 +103,12 @@ class EngineReading:
     token_bounds: tuple[int, int] | None = None
     max_width: int | None = None
     device: DeviceCapacity | None = None
+    foreign: bool = False
+
+    @property
+    def takes_limits(self) -> bool:
+        """True if limits can be pushed to the engine."""
+        return self.signal is Signal.FRESH and not self.foreign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +270,7 @@ def _next_revision(last: Setpoint, bounds: Bounds, engines: Sequence[EngineReadi
     may also have limits of the current revision that were clamped to an earlier manifest. An engine
     ignores a second push of the same revision, so the limits need a new revision.
     """
-    fresh = [engine for engine in engines if engine.signal is Signal.FRESH]
+    fresh = [engine for engine in engines if engine.takes_limits]
     revisions = (engine.state.limits_revision for engine in fresh)
     highest = max((number for number in revisions if number <= _MAX_EXCEEDED), default=0)
     if highest > last.limits_revision:
@@ -276,7 +283,7 @@ def _next_revision(last: Setpoint, bounds: Bounds, engines: Sequence[EngineReadi
 def _list_pushes(setpoint: Setpoint, engines: Iterable[EngineReading]) -> Iterator[LimitsPush]:
     revision = setpoint.limits_revision
     for engine in engines:
-        if engine.signal is Signal.FRESH and engine.state.limits_revision < revision:
+        if engine.takes_limits and engine.state.limits_revision < revision:
             limits = _clamp_limits(engine, setpoint.bounds)
             yield LimitsPush(name=engine.name, limits={"revision": revision, **limits})
 

@@ -287,6 +287,8 @@ def _decide(
     if not slow and not late:
         unknown = ttft is tpot is TargetStatus.UNKNOWN
         return TokenBudgetReason.TOO_FEW if unknown else TokenBudgetReason.KEPT
+    if params.foreign:
+        return TokenBudgetReason.NEEDS_REPLICAS  # no limit of such a server can change
     remedies: list[TokenBudgetReason] = []
     # A target without enough requests may have slack.
     if slow and ttft in (TargetStatus.SLACK, TargetStatus.UNKNOWN):

@@ -167,6 +167,18 @@ class LearntStatus:
     failed_time: str | None = spec_field(
         "Time of that observation.", default=None, max_length=32, format="date-time"
     )
+    proven_milli_requests_per_second: int | None = spec_field(
+        "The same as provenPermille in thousandths of a request per second, for a server whose "
+        "load cannot be predicted.",
+        default=None,
+        minimum=1,
+    )
+    failed_milli_requests_per_second: int | None = spec_field(
+        "The same as failedPermille in thousandths of a request per second, for a server whose "
+        "load cannot be predicted.",
+        default=None,
+        minimum=1,
+    )
     burstiness_percent: int | None = spec_field(
         "Variance of the arrivals in ten seconds, in percent of that of independent arrivals.",
         default=None,

@@ -1,12 +1,10 @@
-"""Replicas from the EndpointSlices of a headless Service: a list, then a watch.
+"""Replicas from the EndpointSlices of a headless Service: a list, then a watch, as plain HTTP.
 
-If the API server is unavailable, the router keeps the last known replicas, and its probes detect
-failed replicas. After each failure the list is retried, with increasing pauses.
+Without the API server, the router keeps the last known replicas, and its probes detect failed ones.
+After each failure the list is retried, with increasing pauses.
 
-Pods that are not ready are included, because a probe detects their readiness sooner than the API
-server. Terminating pods are excluded.
-
-A list and a watch are simple HTTP requests, so the engine's package needs no Kubernetes client.
+Pods of engines that are not ready are included, because a probe detects their readiness sooner than
+the API server. Terminating pods are excluded, and so are other servers that are not ready.
 """
 
 from __future__ import annotations
@@ -246,6 +244,7 @@ class WatchIntervals:
 
 
 class _Conditions(msgspec.Struct, frozen=True):
+    ready: bool | None = None
     terminating: bool | None = None
 
 
@@ -474,10 +473,10 @@ def _upstreams_in(slice_: EndpointSlice) -> dict[str, Upstream]:
     ports = {port.name: port.port for port in slice_.ports or ()}
     serving, admin = ports.get(PORT_NAME_SERVING), ports.get(PORT_NAME_ADMIN)
     upstreams: dict[str, Upstream] = {}
-    if serving is None:
-        return upstreams
-    for endpoint in slice_.endpoints or ():
-        if endpoint.conditions.terminating or not endpoint.addresses:
+    for endpoint in (slice_.endpoints or ()) if serving is not None else ():
+        # Only the kubelet knows the health path of another server, which has no admin port.
+        unready = admin is None and endpoint.conditions.ready is False
+        if endpoint.conditions.terminating or unready or not endpoint.addresses:
             continue
         address = _host(endpoint.addresses[0])
         if address is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
-from goodput_core.contract import PATH_CONTROL_STATE, PATH_READY
+from goodput_core.contract import PATH_CONTROL_STATE, PATH_MODELS
 from goodput_core.units import NS_PER_S
 from goodput_engine.router.replicas import read_report
 from goodput_engine.router.upstream_client import out_of_files
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Prober"]
 
 _MAX_STATE_BYTES: Final = 1 << 20
+_NO_SUCH_PATH: Final = frozenset({404, 405, 501})
 _log: Final = logging.getLogger(__name__)
 
 
@@ -110,16 +111,22 @@ class Prober:
                 pause_ns = min(2 * pause_ns, interval_ns)
 
     async def _probe(self, replica: Replica) -> None:
+        paths = replica.health_paths
         async with self._session.get(
-            replica.base + PATH_READY, timeout=self._timeout, allow_redirects=False
+            replica.base + paths[0], timeout=self._timeout, allow_redirects=False
         ) as response:
             await _read_bounded(response)
-            if response.status != 200:
+            if response.status in _NO_SUCH_PATH and len(paths) > 1:
+                replica.health_paths = paths[1:]
+            elif response.status != 200 and not _requires_key(response.status, paths[0]):
                 location = response.headers.get("Location")
                 redirect = ""
                 if location is not None:
                     redirect = f" (a redirect to {location[:200]!r}, not followed)"
                 raise _NotReadyError(f"readiness probe got {response.status}{redirect}")
+        if replica.health_paths is not paths:
+            await self._probe(replica)
+            return
         admin_url = replica.upstream.admin_url
         if admin_url is not None:
             await self._probe_load(replica, admin_url)
@@ -149,6 +156,11 @@ class Prober:
             _log.debug("load unknown", extra={"replica": replica.name, "detail": "invalid payload"})
             return
         replica.take_report(report, requested_ns, valid_ns=self._settings.report_valid_ns)
+
+
+def _requires_key(status: int, path: str) -> bool:
+    """True if a server that runs requires an API key for this path."""
+    return path == PATH_MODELS and status in {401, 403}
 
 
 class _NotReadyError(Exception):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from yarl import URL
 
-from goodput_core.contract import TOKENIZER_EMULATED
+from goodput_core.contract import FOREIGN_HEALTH_PATHS, PATH_READY, TOKENIZER_EMULATED
 from goodput_core.placement import PLACEMENTS, Placement, PlacementState, ReplicaLoad
 from goodput_core.slo.importance import Importance  # noqa: TC001 - msgspec reads the annotations
 from goodput_core.spec.choices import RouterPolicy
@@ -79,6 +79,7 @@ class Replica:
         detail: reason why the replica is not ready; empty if it is ready.
         wake: event that triggers an immediate probe.
         form: form of the replica's prompts; the default until a report contains one.
+        health_paths: paths to probe; the first that the server has is used.
     """
 
     def __init__(self, upstream: Upstream) -> None:
@@ -87,6 +88,9 @@ class Replica:
         self.base: Final = str(URL(upstream.url).origin())
         self.detail = "not probed yet"
         self.wake: Final = asyncio.Event()
+        # Only Goodput's engine has an admin port; another server may have another path.
+        others = FOREIGN_HEALTH_PATHS if upstream.admin_url is None else ()
+        self.health_paths: tuple[str, ...] = (PATH_READY, *others)
         self._ready = False
         self._requests: dict[object, Callable[[], None]] = {}
         self.form = PromptForm()

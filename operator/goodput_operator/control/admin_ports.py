@@ -1,5 +1,7 @@
 """HTTP to the admin ports of routers and engines: scraping their state and pushing limits.
 
+Another server than Goodput's engine has no admin port; its metrics page is scraped instead.
+
 Responses are bounded in size and time, and redirects are not followed. The number of concurrent
 requests is bounded over all services. A process that does not respond occupies one request slot for
 a few seconds.
@@ -17,6 +19,7 @@ from goodput_core.contract import PATH_CONTROL_LIMITS, PATH_CONTROL_STATE, QUERY
 from goodput_core.control import Signal
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.readings import Scrape, decode_engine, decode_router
+from goodput_operator.control.server_pages import MAX_PAGE_BYTES, decode_server
 from goodput_operator.untrusted import decode_untrusted
 
 if TYPE_CHECKING:
@@ -101,8 +104,17 @@ class Scraper:
 
     async def engines(self, targets: Sequence[ScrapeTarget]) -> tuple[EngineScrape, ...]:
         """Scrape engines concurrently."""
-        scrapes = (self._scrape(target, decode_engine) for target in targets)
+        scrapes = (
+            self._scrape_server(target) if target.foreign else self._scrape(target, decode_engine)
+            for target in targets
+        )
         return tuple(await asyncio.gather(*scrapes))
+
+    async def _scrape_server(self, target: ScrapeTarget) -> EngineScrape:
+        """Scrape the metrics page of another server."""
+        if not target.url:
+            return Scrape(target=target, signal=Signal.MISSING)
+        return await self._fetch(target, target.url, decode_server, max_bytes=MAX_PAGE_BYTES)
 
     async def _scrape(
         self,
@@ -111,13 +123,24 @@ class Scraper:
         query: dict[str, str] | None = None,
     ) -> Scrape[_Counters]:
         url = target.url.rstrip("/") + PATH_CONTROL_STATE
+        return await self._fetch(target, url, decode, max_bytes=_MAX_STATE_BYTES, query=query)
+
+    async def _fetch(
+        self,
+        target: ScrapeTarget,
+        url: str,
+        decode: Callable[[bytes], _Counters],
+        *,
+        max_bytes: int,
+        query: dict[str, str] | None = None,
+    ) -> Scrape[_Counters]:
         try:
             async with self._slots:
                 body = await fetch(
                     self.session,
                     url,
                     time_limits=self._time_limits,
-                    max_bytes=_MAX_STATE_BYTES,
+                    max_bytes=max_bytes,
                     params=query,
                 )
         except ScrapeError as error:
@@ -125,7 +148,8 @@ class Scraper:
         try:
             return Scrape(target=target, signal=Signal.FRESH, counters=decode(body))
         except ValueError as error:
-            return Scrape(target=target, signal=Signal.MISSING, detail=str(error))
+            detail = f"{url}: {error}" if target.foreign else str(error)
+            return Scrape(target=target, signal=Signal.MISSING, detail=detail)
 
 
 async def fetch(

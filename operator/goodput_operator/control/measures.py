@@ -164,7 +164,8 @@ def _unmeasured(
     role: str, scrapes: Iterable[RouterScrape | EngineScrape]
 ) -> Iterator[UnmeasuredPod]:
     for scrape in scrapes:
-        if scrape.target.ready and scrape.signal is not Signal.FRESH:
+        has_page = bool(scrape.target.url)  # some other servers have none
+        if scrape.target.ready and has_page and scrape.signal is not Signal.FRESH:
             yield UnmeasuredPod(
                 role=role, name=scrape.target.name, signal=scrape.signal, detail=scrape.detail
             )
@@ -273,7 +274,7 @@ def _increase(start: TargetCounts, end: TargetCounts) -> TargetCounts:
 def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
     name, uid, now = scrape.target.name, scrape.target.uid, scrape.counters
     if now is None:
-        return EngineReading(name=name, signal=scrape.signal)
+        return EngineReading(name=name, signal=scrape.signal, foreign=scrape.target.foreign)
     earlier = _earlier_counters(last, uid, now)
     preempted = 0 if earlier is None else now.state.preemptions - earlier.state.preemptions
     return EngineReading(
@@ -284,6 +285,7 @@ def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
         token_bounds=now.token_bounds,
         max_width=now.max_width,
         device=now.device,
+        foreign=now.foreign,
     )
 
 
@@ -298,12 +300,31 @@ def _earlier_counters(
 def _finished(last: LastReading, engines: Iterable[EngineScrape]) -> LengthMix:
     """Return the lengths of the requests that finished since the last reading."""
     bins = (
-        _new_requests(earlier.lengths, now.lengths)
+        _new_of_server(earlier.lengths, now.lengths)
+        if now.foreign
+        else _new_requests(earlier.lengths, now.lengths)
         for scrape in engines
         if (now := scrape.counters) is not None
         and (earlier := _earlier_counters(last, scrape.target.uid, now)) is not None
     )
     return LengthMix.of(chain.from_iterable(bins))
+
+
+def _new_of_server(start: Iterable[LengthBin], end: Iterable[LengthBin]) -> Iterator[LengthBin]:
+    """Yield the requests that were added to the single bin of another server."""
+    for earlier, later in zip(start, end, strict=False):
+        requests = later.requests - earlier.requests
+        input_tokens = later.input_tokens - earlier.input_tokens
+        output_tokens = later.output_tokens - earlier.output_tokens
+        # Fewer of anything: the server has restarted.
+        if requests > 0 and input_tokens >= 0 and output_tokens >= 0:
+            cached_tokens = max(0, later.cached_tokens - earlier.cached_tokens)
+            yield LengthBin(
+                requests=requests,
+                input_tokens=input_tokens,
+                cached_tokens=min(cached_tokens, input_tokens),
+                output_tokens=output_tokens,
+            )
 
 
 def _new_requests(start: Iterable[LengthBin], end: Iterable[LengthBin]) -> Iterable[LengthBin]:

@@ -20,7 +20,13 @@ from goodput_operator.control.measures import LastReading, Measures, measure_int
 from goodput_operator.control.prometheus import failed_scrapes, query_prometheus
 from goodput_operator.control.readings import RouterScrape, ScrapeTarget, ServiceReading
 from goodput_operator.control.window import ServiceWindow
-from goodput_operator.kube.objects import admin_url, has_ended, is_ready
+from goodput_operator.kube.objects import (
+    admin_url,
+    has_ended,
+    is_foreign,
+    is_ready,
+    metrics_url,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -167,15 +173,25 @@ def engine_targets(pods: Iterable[Object]) -> tuple[ScrapeTarget, ...]:
 
 
 def _targets(pods: Iterable[Object], role: str) -> tuple[ScrapeTarget, ...]:
-    return tuple(
-        ScrapeTarget(
-            name=str(pod["metadata"]["name"]),
-            uid=str(pod["metadata"]["uid"]),
-            url=url,
-            ready=is_ready(pod),
-        )
+    of_role = (
+        pod
         for pod in pods
         if (pod["metadata"].get("labels") or {}).get(OBJECT_LABEL_ROLE) == role
-        and (url := admin_url(pod)) is not None
         and not has_ended(pod)
+    )
+    return tuple(target for pod in of_role if (target := _target(pod, role)) is not None)
+
+
+def _target(pod: Object, role: str) -> ScrapeTarget | None:
+    """Return the target of a pod; None if the pod has no address yet."""
+    foreign = role == ROLE_ENGINE and is_foreign(pod)
+    url = metrics_url(pod) if foreign else admin_url(pod)
+    if url is None:
+        return None
+    return ScrapeTarget(
+        name=str(pod["metadata"]["name"]),
+        uid=str(pod["metadata"]["uid"]),
+        url=url,
+        ready=is_ready(pod),
+        foreign=foreign,
     )

@@ -74,14 +74,17 @@ class ScrapeTarget:
     Args:
         name: name of the pod or process.
         uid: unique id; a later process of the same name has another one.
-        url: URL of the admin port.
+        url: URL of the admin port; of another server than Goodput's, URL of its metrics page, empty
+            if it has none.
         ready: True if the process must respond; a starting or stopping process need not.
+        foreign: True for another server than Goodput's engine.
     """
 
     name: str
     uid: str
     url: str
     ready: bool = True
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +137,8 @@ class EngineCounters:
         token_bounds: bounds of the token budget in the engine's manifest; None if not known.
         max_width: upper bound of the batch width in that manifest; None if not known.
         device: step-time law and memory of the device; None if not known.
+        foreign: True for another server than Goodput's engine. It has no limits that can change,
+            and its lengths are one bin of all finished requests.
     """
 
     epoch: str
@@ -142,6 +147,7 @@ class EngineCounters:
     token_bounds: tuple[int, int] | None = None
     max_width: int | None = None
     device: DeviceCapacity | None = None
+    foreign: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)  # slots: frozen generics with slots fail on Python 3.11

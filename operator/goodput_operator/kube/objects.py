@@ -6,12 +6,15 @@ needs is read in that module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from goodput_core.contract import (
+    ANNOTATION_METRICS,
+    ANNOTATION_RUNTIME,
     API_VERSION,
     KIND_LLMSERVICE,
     KIND_TRACEREPLAY,
@@ -40,13 +43,17 @@ __all__ = [
     "controlled_by",
     "format_time",
     "has_ended",
+    "is_foreign",
     "is_ready",
+    "metrics_url",
 ]
 
 MANAGER: Final = "goodput-operator"
 """The field manager of server-side apply, and the value of `app.kubernetes.io/managed-by`."""
 SERVING_PORT: Final = 8000
 ADMIN_PORT: Final = 9000
+_PAGE: Final = re.compile(r":[0-9]{1,5}/[^\x00-\x20\x7f?#]*")
+"""Value of the annotation with the port and path of a metrics page."""
 
 Object = Mapping[str, Any]
 """An object in the form of the API server, including `apiVersion` and `kind`."""
@@ -138,11 +145,32 @@ def has_ended(pod: Object) -> bool:
 
 def admin_url(pod: Object) -> str | None:
     """Return the URL of a pod's admin port; None if the pod has no address yet."""
+    host = _host(pod)
+    return None if host is None else f"http://{host}:{ADMIN_PORT}"
+
+
+def is_foreign(pod: Object) -> bool:
+    """True if an engine's pod runs another server, which has no admin port."""
+    return ANNOTATION_RUNTIME in (pod["metadata"].get("annotations") or {})
+
+
+def metrics_url(pod: Object) -> str | None:
+    """Return the URL of another server's metrics page, empty if it has none.
+
+    None if the pod has no address yet.
+    """
+    host = _host(pod)
+    page = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_METRICS, "")
+    if host is None:
+        return None
+    return f"http://{host}{page}" if _PAGE.fullmatch(page) else ""
+
+
+def _host(pod: Object) -> str | None:
     address = (pod.get("status") or {}).get("podIP")
     if not address:
         return None
-    host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{ADMIN_PORT}"
+    return f"[{address}]" if ":" in address else str(address)
 
 
 def format_time(unix_s: int) -> str:

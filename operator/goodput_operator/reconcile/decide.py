@@ -186,6 +186,7 @@ def _reconcile(
         )
         if snapshot.stores_learnt
         else None,
+        unmeasured_engines=_unmeasured_engines(view, next_memory),
     )
     next_memory = replace(
         next_memory,
@@ -408,6 +409,12 @@ def _tokens_to_create(
             body = token_secret(view.owner, name, revision=revision.name, revision_uid=uid)
             creations.append(CreateToken(revision=revision.name, body=body))
     return creations
+
+
+def _unmeasured_engines(view: View, memory: Memory) -> int:
+    """Return the number of ready engines that had no measurements in the last interval."""
+    names = {name for name, _ in memory.reported.unmeasured}
+    return sum(engine.ready and engine.name in names for engine in view.engines)
 
 
 def _pushes(view: View, limits: Iterable[LimitsPush]) -> list[Push]:

@@ -24,6 +24,8 @@ _MAX_PER_S: Final = 10**6
 """More requests per second are stored as this."""
 _MAX_SHARE: Final = 100
 """Shares, and a burstiness, above this are stored as this."""
+_PROVEN_RATE: Final = "provenMilliRequestsPerSecond"
+_FAILED_RATE: Final = "failedMilliRequestsPerSecond"
 _MAX_STARTUP_S: Final = 24 * 3600
 _SAME_TIME_S: Final = 2
 """Times closer than this are the same, because two clocks are rounded to seconds."""
@@ -59,12 +61,20 @@ def learnt_status(
     def stored_share(share: float, unit: int) -> int:
         return round(min(share, _MAX_SHARE) * unit)
 
-    burst_milli = round(min(learnt.peak_per_s, _MAX_PER_S) * _PERMILLE) or None
+    def stored_rate(per_s: float) -> int | None:
+        return round(min(per_s, _MAX_PER_S) * _PERMILLE) or None
+
+    shares, rates = (learnt.proven, learnt.failed), (0.0, 0.0)
+    if learnt.of_requests:
+        shares, rates = rates, shares
+    burst_milli = stored_rate(learnt.peak_per_s)
     return encode(
         LearntStatus(
-            proven_permille=stored_share(learnt.proven, _PERMILLE) or None,
+            proven_permille=stored_share(shares[0], _PERMILLE) or None,
+            proven_milli_requests_per_second=stored_rate(rates[0]),
             proven_time=time_of(learnt.proven_ns, "provenTime") if learnt.proven else None,
-            failed_permille=stored_share(learnt.failed, _PERMILLE) or None,
+            failed_permille=stored_share(shares[1], _PERMILLE) or None,
+            failed_milli_requests_per_second=stored_rate(rates[1]),
             failed_time=time_of(learnt.failed_ns, "failedTime") if learnt.failed else None,
             burstiness_percent=stored_share(learnt.burstiness, _PERCENT),
             burst_milli_requests_per_second=burst_milli,
@@ -99,6 +109,10 @@ def restore_learnt(
 
     proven, proven_ns = observed("provenPermille", "provenTime", _MAX_SHARE)
     failed, failed_ns = observed("failedPermille", "failedTime", _MAX_SHARE)
+    of_requests = not {_PROVEN_RATE, _FAILED_RATE}.isdisjoint(values)
+    if of_requests:
+        proven, proven_ns = observed(_PROVEN_RATE, "provenTime", _MAX_PER_S)
+        failed, failed_ns = observed(_FAILED_RATE, "failedTime", _MAX_PER_S)
     peak_per_s, peak_ns = observed("burstMilliRequestsPerSecond", "burstTime", _MAX_PER_S)
     burstiness = _number(values.get("burstinessPercent"), _MAX_SHARE * _PERCENT) / _PERCENT
     startups = values.get("startupSeconds")
@@ -110,6 +124,7 @@ def restore_learnt(
         burstiness=burstiness or 1.0,
         peak_per_s=peak_per_s,
         peak_ns=peak_ns,
+        of_requests=of_requests,
     )
     seconds = (_number(s, _MAX_STARTUP_S) for s in startups) if isinstance(startups, list) else ()
     return learnt, tuple(int(s) * NS_PER_S for s in seconds if s)[-MAX_STARTUPS:]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "READY",
     "RECONCILING",
+    "RUNTIME_LIMITED",
     "SCALING_LIMITED",
     "SLO_ATTAINED",
     "STALLED",
@@ -56,6 +57,9 @@ SLO_ATTAINED: Final = "SLOAttained"
 """True if the lower bound of every class reaches its objective in the last minutes."""
 SCALING_LIMITED: Final = "ScalingLimited"
 """True if the service needs more replicas than `maxReplicas` or than the cluster can run."""
+RUNTIME_LIMITED: Final = "RuntimeLimited"
+"""True for another server than Goodput's engine; the message names what it lacks. Absent otherwise.
+"""
 SUSPENDED: Final = "Suspended"
 """Reason of conditions that follow from `spec.suspend`."""
 
@@ -98,6 +102,7 @@ class StatusInput:
             operator's start.
         step: result of the control step; None if no interval ended in this reconciliation.
         learnt: learnt capacity of the replicas; None if nothing was learnt or it cannot be stored.
+        unmeasured_engines: ready engines without measurements in the last interval.
     """
 
     spec: LLMServiceSpec
@@ -109,6 +114,7 @@ class StatusInput:
     attainment: AttainmentStatus | None
     step: ControlStep | None
     learnt: Mapping[str, Any] | None = None
+    unmeasured_engines: int = 0
 
 
 def conditions_of(view: View, inputs: StatusInput) -> list[Condition]:
@@ -119,13 +125,15 @@ def conditions_of(view: View, inputs: StatusInput) -> list[Condition]:
         _stalled(inputs.problems),
         _slo_attained(view, inputs),
         _scaling_limited(view, inputs),
+        *_runtime_limited(inputs),
     ]
 
 
 def rejected_conditions(view: View, problem: Problem) -> list[Condition]:
     """Return the conditions of a service with an invalid spec; its pods stay unchanged."""
     message = "the spec is rejected; existing pods stay unchanged"
-    stored = (_stored(view, kind) for kind in (SLO_ATTAINED, SCALING_LIMITED))
+    kinds = (SLO_ATTAINED, SCALING_LIMITED, RUNTIME_LIMITED)
+    stored = (_stored(view, kind) for kind in kinds)
     names = view.owner.names
     services = [
         name
@@ -168,7 +176,7 @@ def status_of(
         return {**stored, **status, "summary": summary}
     status |= encode(
         LLMServiceStatus(
-            token_budget=inputs.setpoint.bounds.max_tokens,
+            token_budget=_token_budget(inputs),
             current_revision=inputs.rollout.current,
             update_revision=inputs.update,
         )
@@ -262,6 +270,14 @@ def _phase(conditions: Sequence[Condition]) -> str:
     return by_type[READY].reason
 
 
+def _token_budget(inputs: StatusInput) -> int | None:
+    """Return the token budget in force; None if a server has none that is known."""
+    runtime = inputs.spec.engine.runtime
+    if runtime.foreign and not runtime.has_preset:
+        return None
+    return inputs.setpoint.bounds.max_tokens
+
+
 def _summary(
     stored: Mapping[str, Any],
     status: Mapping[str, Any],
@@ -272,7 +288,7 @@ def _summary(
         SummaryStatus(
             replicas=f"{status['readyReplicas']}/{inputs.rollout.replicas}",
             goodput=status.get("goodput"),
-            budget=str(inputs.setpoint.bounds.max_tokens),
+            budget=None if (budget := _token_budget(inputs)) is None else str(budget),
             phase=_phase(conditions),
         )
     )
@@ -423,3 +439,23 @@ def _scaling_limited(view: View, inputs: StatusInput) -> Condition:
         message = f"the service needs more replicas than maxReplicas, {max_replicas}"
         return _true(SCALING_LIMITED, "MaxReplicas", message)
     return _false(SCALING_LIMITED, "NotLimited", "scaling is not limited")
+
+
+def _runtime_limited(inputs: StatusInput) -> list[Condition]:
+    """Return the condition of another server than Goodput's engine; none for Goodput's."""
+    engine = inputs.spec.engine
+    runtime = engine.runtime
+    if not runtime.foreign:
+        return []
+    lacks = "no token budget or batch width that changes at run time"
+    if runtime.has_preset:
+        lacks += " (a change is a new revision)"
+    reason = "NoLimits"
+    if runtime.scraped_path is None:
+        reason = "NoReadings"
+        lacks += ", and no readings of running and queued requests, as metricsPath is not set"
+    elif inputs.unmeasured_engines:
+        reason = "NoReadings"
+        lacks += f", and {inputs.unmeasured_engines} replicas have no readings at present"
+    message = f"{runtime.kind.value} has {lacks}; it does not read the X-SLO headers of requests"
+    return [_true(RUNTIME_LIMITED, reason, message)]

@@ -15,17 +15,18 @@ import aiohttp
 from yarl import URL
 
 from goodput_core.contract import PATH_METRICS
+from goodput_core.server_metrics import PageError
 from goodput_core.text import printable
 from goodput_core.units import NS_PER_S
 from goodput_replay.runs.server_metrics import ServerMetrics, write_server_metrics
-from goodput_replay.scraping.page_series import PageError, PageSeries, find_samples, is_router
+from goodput_replay.scraping.page_series import PageSeries, is_router, read_page
 from goodput_replay.sending.target import tls_context
 from goodput_replay.watch.readings import ReadError, StateReader, read_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from goodput_replay.scraping.page_series import Samples
+    from goodput_core.server_metrics import Samples
     from goodput_replay.scraping.settings import ScrapeSettings
 
 __all__ = ["MetricsScraper"]
@@ -149,7 +150,7 @@ class MetricsScraper:
             if kind not in _TYPES:
                 raise PageError(f"its page is {printable(kind[:_MAX_TYPE])}, not Prometheus text")
             # Decoding a hostile page takes seconds, in which the live page must be served.
-            samples = await asyncio.to_thread(find_samples, body, self._settings.metrics)
+            samples = await asyncio.to_thread(read_page, body, self._settings.metrics)
         except (ReadError, PageError) as error:
             self._fail(name, at_ns, str(error))
             return None

@@ -316,3 +316,13 @@ def test_an_engine_without_a_reading_has_a_missing_signal() -> None:
     windows = {r.name: r for r in result.decision.observation.replicas}
     assert windows["chat-1"].signal is Signal.MISSING
     assert windows["chat-0"].signal is Signal.FRESH
+
+
+def test_another_server_gets_no_limits_and_a_miss_is_left_to_its_replicas() -> None:
+    given = measures(tpot=MISSED, limits_revision=7, device=None, foreign=True)
+    result = step(given, params=replace(PARAMS, foreign=True))
+    assert result.pushes == ()
+    assert result.state.setpoint.bounds == FIRST.bounds
+    assert result.state.setpoint.limits_revision == FIRST.limits_revision
+    assert result.decision.bounds is not None
+    assert result.decision.bounds.needs_replicas

@@ -124,6 +124,20 @@ async def test_pods_that_are_not_ready_are_included_and_terminating_ones_are_not
         await following.until("starting")
 
 
+async def test_a_server_without_an_admin_port_is_included_once_its_pod_is_ready(
+    setting: Setting,
+) -> None:
+    def slice_without(*endpoints: dict[str, Any]) -> dict[str, Any]:
+        return {**slice_of("s", *endpoints), "ports": [{"name": "http", "port": 8100}]}
+
+    ready = endpoint("ready", "10.0.0.1", ready=True)
+    setting.cluster.put(slice_without(ready, endpoint("starting", "10.0.0.2", ready=False)))
+    async with setting.following() as following:
+        await following.until("ready")
+        setting.cluster.put(slice_without(ready, endpoint("starting", "10.0.0.2", ready=True)))
+        await following.until("ready", "starting")
+
+
 async def test_a_change_without_an_effect_on_replicas_is_not_published(setting: Setting) -> None:
     cluster = setting.cluster
     cluster.put(slice_of("s", endpoint("a", "10.0.0.1", ready=False)))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.engine.router.conftest import TOKEN, hang, stream, until
 
 from goodput_core.units import NS_PER_MS
+from goodput_engine.router.probing import Prober
+from goodput_engine.router.replicas import Replica
 from goodput_engine.router.settings import ProbeSettings, RouterLimits
+from goodput_engine.router.upstreams import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -165,3 +172,32 @@ async def test_a_stream_that_began_stays_at_a_hung_replica(
     status, body = await posting
     assert (status, body.count(TOKEN)) == (200, 2)
     assert bench.router.outcomes.retries == {}
+
+
+HEALTH_PATHS = [
+    ({"/health/ready": 200}, "", ("/health/ready", "/health", "/v1/models")),
+    ({"/health": 200}, "", ("/health", "/v1/models")),
+    ({"/health": 503}, "503", ("/health", "/v1/models")),
+    ({"/v1/models": 200}, "", ("/v1/models",)),
+    ({"/v1/models": 401}, "", ("/v1/models",)),
+    ({"/v1/models": 500}, "500", ("/v1/models",)),
+    ({}, "404", ("/v1/models",)),
+]
+
+
+@pytest.mark.parametrize(("paths", "detail", "left"), HEALTH_PATHS)
+async def test_a_server_without_an_admin_port_is_probed_at_a_path_that_it_has(
+    paths: dict[str, int], detail: str, left: tuple[str, ...]
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=paths.get(request.path, 404))
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", respond)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        replica = Replica(Upstream("a", str(server.make_url("")).rstrip("/")))
+        prober = Prober(session, FAST, time.monotonic_ns)
+        prober.follow([replica], [])
+        await until(lambda: detail in replica.detail if detail else replica.ready)
+        await prober.close()
+    assert replica.health_paths == left

@@ -477,3 +477,49 @@ def test_a_service_that_stops_serving_warns_once(running: Cluster) -> None:
         running.reconcile()
     assert running.condition("Ready") == ("False", "NoEngine")
     assert [(e.reason, e.warning) for e in running.events] == [("NoEngine", True)]
+
+
+VLLM = {"runtime": {"kind": "vLLM", "image": "v"}}
+WEIGHTS = {"source": "pvc://weights/chat"}
+
+
+def test_the_status_names_what_another_server_lacks(cluster: Cluster) -> None:
+    cluster.settle()
+    assert "RuntimeLimited" not in {c["type"] for c in cluster.status["conditions"]}
+    cluster.update_spec(model=WEIGHTS, engine=VLLM)
+    cluster.settle()
+    assert cluster.condition("RuntimeLimited") == ("True", "NoLimits")
+    assert "X-SLO" in cluster.message("RuntimeLimited")
+    assert cluster.status["tokenBudget"] == 2048, "an argument of the server"
+    name = cluster.engines()[0]["metadata"]["name"]
+    silent = UnmeasuredPod(role="engine", name=name, signal=Signal.FAILED, detail="404")
+    cluster.reconcile(replace(cluster.measured(50, 50), unmeasured=(silent,)))
+    assert cluster.condition("RuntimeLimited") == ("True", "NoReadings")
+    assert cluster.condition("Ready") == ("True", "Serving")
+    assert cluster.condition("Stalled")[0] == "False"
+    cluster.reconcile(cluster.measured(50, 50))
+    assert cluster.condition("RuntimeLimited") == ("True", "NoLimits")
+    cluster.update_spec(model=None, engine={})
+    cluster.spec["model"] = {"source": "emulated://unit"}
+    cluster.settle()
+    assert "RuntimeLimited" not in {c["type"] for c in cluster.status["conditions"]}
+
+
+def test_a_server_without_a_metrics_path_has_no_readings_and_no_budget(cluster: Cluster) -> None:
+    cluster.update_spec(model=WEIGHTS, engine={"runtime": {"kind": "OpenAI", "image": "o"}})
+    cluster.settle()
+    assert cluster.condition("RuntimeLimited") == ("True", "NoReadings")
+    assert "metricsPath is not set" in cluster.message("RuntimeLimited")
+    assert "tokenBudget" not in cluster.status
+    assert "budget" not in cluster.status["summary"]
+
+
+def test_another_server_gets_no_limits_and_no_token(cluster: Cluster) -> None:
+    cluster.update_spec(model=WEIGHTS, engine=VLLM)
+    cluster.settle()
+    for _ in range(3):
+        measured = cluster.measured(0, 50, limits=0)
+        engines = tuple(replace(one, foreign=True) for one in measured.engines)
+        cluster.reconcile(replace(measured, engines=engines))
+    assert cluster.pushed == []
+    assert cluster.secrets == set()

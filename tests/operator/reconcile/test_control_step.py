@@ -116,6 +116,7 @@ seconds = st.integers(0, 10**6)
     burstiness=st.floats(0.01, 1e20),
     peak=st.tuples(shares, seconds),
     startups=st.lists(st.integers(0, 10**6), min_size=1, max_size=16),
+    of_requests=st.booleans(),
 )
 def test_a_restarted_operator_stores_what_the_last_one_stored(
     proven: tuple[float, int],
@@ -123,6 +124,7 @@ def test_a_restarted_operator_stores_what_the_last_one_stored(
     burstiness: float,
     peak: tuple[float, int],
     startups: list[int],
+    of_requests: bool,
 ) -> None:
     now_ns, unix_s = 10**15, 1_800_000_000
     learnt = LearntCapacity(
@@ -133,6 +135,7 @@ def test_a_restarted_operator_stores_what_the_last_one_stored(
         burstiness=burstiness,
         peak_per_s=peak[0],
         peak_ns=now_ns - peak[1] * NS_PER_S,
+        of_requests=of_requests,
     )
     startups_ns = [seconds * NS_PER_S for seconds in startups]
     stored = learnt_status(learnt, startups_ns, {}, now_ns=now_ns, unix_s=unix_s)
@@ -144,6 +147,8 @@ def test_a_restarted_operator_stores_what_the_last_one_stored(
     assert again == stored
     if proven[0] < 100:
         assert restored.proven == pytest.approx(proven[0], abs=0.0005)
+    if proven[0] or failed[0]:
+        assert restored.of_requests is of_requests
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from goodput_core.server_metrics import PageError
 from goodput_core.units import NS_PER_S
-from goodput_replay.scraping.page_series import PageError, PageSeries, find_samples, is_router
+from goodput_replay.scraping.page_series import PageSeries, is_router, read_page
 
 # The names of vLLM and SGLang are those of their documentation.
 VLLM = """\
@@ -66,8 +67,8 @@ def test_every_known_server_has_the_same_series(page: str) -> None:
     series = PageSeries()
     before = {"preemptions": 7, "prompt": 1_000_000, "output": 500}
     after = {"preemptions": 8, "prompt": 1_004_000, "output": 700}
-    first = series.update(0, find_samples((page % before).encode(), ()))
-    second = series.update(2 * NS_PER_S, find_samples((page % after).encode(), ()))
+    first = series.update(0, read_page((page % before).encode(), ()))
+    second = series.update(2 * NS_PER_S, read_page((page % after).encode(), ()))
     levels = {"running_requests", "waiting_requests", "kv_usage"}
     assert first == {name: expected[name] for name in levels}, "a rate needs two scrapes"
     assert second == expected
@@ -75,7 +76,7 @@ def test_every_known_server_has_the_same_series(page: str) -> None:
 
 def test_the_current_name_of_a_metric_is_preferred_to_a_former_one() -> None:
     page = b"vllm:gpu_cache_usage_perc 0.1\nvllm:kv_cache_usage_perc 0.9\n"
-    assert PageSeries().update(0, find_samples(page, ())) == {"kv_usage": 0.9}
+    assert PageSeries().update(0, read_page(page, ())) == {"kv_usage": 0.9}
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e999"])
@@ -84,8 +85,7 @@ def test_a_value_that_is_not_finite_leaves_a_gap(metric: str, value: str) -> Non
     series = PageSeries()
     pages = [f'{metric}{{a="1"}} {v}\n{metric}{{a="2"}} 4\n' for v in ("2", value, "6")]
     values = [
-        series.update(at * NS_PER_S, find_samples(page.encode(), ()))
-        for at, page in enumerate(pages)
+        series.update(at * NS_PER_S, read_page(page.encode(), ())) for at, page in enumerate(pages)
     ]
     assert values[1] == {}
     # The rate after the gap is over the complete time since the last value.
@@ -94,7 +94,7 @@ def test_a_value_that_is_not_finite_leaves_a_gap(metric: str, value: str) -> Non
 
 def test_a_sum_that_is_not_finite_leaves_a_gap() -> None:
     page = b'vllm:num_requests_running{a="1"} 1e308\nvllm:num_requests_running{a="2"} 1e308\n'
-    assert PageSeries().update(0, find_samples(page, ())) == {}
+    assert PageSeries().update(0, read_page(page, ())) == {}
 
 
 @given(
@@ -115,7 +115,7 @@ def test_rates_are_the_increases_of_each_counter_despite_resets(
     for seconds, counters in scrapes:
         at_s += seconds
         lines = [f'vllm:prompt_tokens_total{{engine="{e}"}} {v}' for e, v in counters.items()]
-        samples = find_samples("\n".join(lines).encode(), ())
+        samples = read_page("\n".join(lines).encode(), ())
         found.append((at_s, counters, series.update(at_s * NS_PER_S, samples)))
     # A scrape without the metric is as if it had not been made.
     made = [one for one in found if one[1]]
@@ -145,7 +145,7 @@ def test_a_page_of_the_client_library_is_read_whatever_its_labels(
     for label, value in values.items():
         gauge.labels(label).set(value)
         counter.labels(label).inc(value)
-    samples = find_samples(generate_latest(registry), ("mine_total",))
+    samples = read_page(generate_latest(registry), ("mine_total",))
     for name in ("vllm:num_requests_running", "mine_total"):
         assert {dict(labels)["model_name"]: v for labels, v in samples[name].items()} == (
             pytest.approx(values)
@@ -154,7 +154,7 @@ def test_a_page_of_the_client_library_is_read_whatever_its_labels(
 
 def test_a_repeated_sample_is_counted_once() -> None:
     page = b'vllm:num_requests_running{a="1",b="2"} 3\nvllm:num_requests_running{b="2",a="1"} 4\n'
-    assert PageSeries().update(0, find_samples(page, ())) == {"running_requests": 4.0}
+    assert PageSeries().update(0, read_page(page, ())) == {"running_requests": 4.0}
 
 
 def test_timestamps_exemplars_blanks_and_windows_line_ends_are_allowed() -> None:
@@ -165,7 +165,7 @@ def test_timestamps_exemplars_blanks_and_windows_line_ends_are_allowed() -> None
         b"\tvllm:num_requests_waiting\t2\r\n"
         b"# EOF\r\n"
     )
-    samples = find_samples(page, ())
+    samples = read_page(page, ())
     assert {name: list(one.values()) for name, one in samples.items()} == {
         "vllm:prompt_tokens_total": [5.0],
         "vllm:generation_tokens_total": [7.0],
@@ -177,7 +177,7 @@ def test_metrics_that_the_user_names_are_levels_or_rates_by_their_ending() -> No
     series = PageSeries(("queue", "work_total"))
     for at, (queue, work) in enumerate(((3, 10), (4, 25))):
         page = f'queue{{a="1"}} {queue}\nqueue{{a="2"}} 1\nqueue_other 9\nwork_total {work}\n'
-        samples = find_samples(page.encode(), ("queue", "work_total"))
+        samples = read_page(page.encode(), ("queue", "work_total"))
         values = series.update(at * NS_PER_S, samples)
     assert values == {"queue": 5.0, "work_total": 15.0}
 
@@ -202,13 +202,13 @@ def test_metrics_that_the_user_names_are_levels_or_rates_by_their_ending() -> No
 )  # fmt: skip
 def test_an_invalid_line_of_a_recorded_metric_is_a_sentence(page: bytes, problem: str) -> None:
     with pytest.raises(PageError, match=problem):
-        find_samples(page, ())
+        read_page(page, ())
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_after_a_metric_are_values_or_a_sentence(tail: bytes) -> None:
     try:
-        samples = find_samples(b"vllm:num_requests_running" + tail, ())
+        samples = read_page(b"vllm:num_requests_running" + tail, ())
         values = PageSeries().update(0, samples)
     except PageError:
         return
@@ -217,16 +217,16 @@ def test_any_bytes_after_a_metric_are_values_or_a_sentence(tail: bytes) -> None:
 
 def test_invalid_lines_of_other_metrics_do_not_matter() -> None:
     page = b'other{a=" 1\n\xff\xfe\nvllm:num_requests_running 1\n<html>\n'
-    assert PageSeries().update(0, find_samples(page, ())) == {"running_requests": 1.0}
+    assert PageSeries().update(0, read_page(page, ())) == {"running_requests": 1.0}
 
 
 def test_a_long_page_of_other_metrics_costs_little() -> None:
     lines = b"".join(b'other_metric{label="value",n="%d"} 1.0\n' % i for i in range(200_000))
     page = lines[: 8 << 20] + b"\nvllm:num_requests_running 1\n" + b"x" * (1 << 20)
     began = time.process_time()
-    assert is_router(find_samples(page, ())) is False
+    assert is_router(read_page(page, ())) is False
     assert time.process_time() - began < 2
 
 
 def test_the_page_of_a_router_is_recognised() -> None:
-    assert is_router(find_samples(b'goodput_router_in_flight_requests{role="router"} 0.0\n', ()))
+    assert is_router(read_page(b'goodput_router_in_flight_requests{role="router"} 0.0\n', ()))

@@ -1,0 +1,157 @@
+"""The requests that one replica sustains, from observations alone.
+
+Another server than Goodput's engine reports no step times, so its capacity cannot be predicted. Two
+observations bound it: the highest rate of one replica that was served with slack, and the lowest
+rate at which a target was missed. Between them, and without either, the capacity is unknown. So
+replicas are added for a miss, or for a rate that is known to be too high, and removed down to a
+rate that is known to be served. If no such rate is known, a part of the replicas is removed after a
+long time with slack, which shows what the others sustain.
+
+This module must not know step times, lengths of requests or the process that serves them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.control.capacity import ReplicaCapacity
+from goodput_core.control.demand import LONG_NS
+from goodput_core.control.learnt import Capacities
+from goodput_core.control.slo_window import TargetStatus
+from goodput_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_core.control.demand import ArrivalSample, Demand
+    from goodput_core.control.observation import ServiceObservation, ServiceParams
+    from goodput_core.control.token_budget import TokenBudgetDecision
+
+__all__ = [
+    "REQUEST_UNITS",
+    "ObservedCapacities",
+    "RecentLoad",
+    "fewest_observed",
+    "recent_load",
+]
+
+REQUEST_UNITS: Final = ReplicaCapacity(device_s=1.0, spread=1.0, batch=0, feasible=True)
+"""Demand in requests: each request is one unit, because its device time is unknown."""
+_TRIAL_GROWTH: Final = 1.25
+"""Growth of a replica's load that a trial with fewer replicas may cause, or that of one replica
+fewer if it is more. Slack means that the targets were also met a fifth tighter."""
+_MOST_OCCUPIED: Final = 0.9
+"""Share of the batch and of the KV cache that must not be exceeded in such a trial."""
+_RECENT_NS: Final = 60 * NS_PER_S
+_SPAN_NS: Final = 20 * NS_PER_S
+_ALONE: Final = 0.5
+"""Requests of one replica below which a missed TTFT has another cause than the load."""
+_NEARLY_ALONE: Final = 2.0
+"""The same for TPOT, which is nearly constant in small batches."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ObservedCapacities(Capacities):
+    """Requests per second that one replica sustains, from observations alone."""
+
+    def predicted_load(self, replicas: int) -> float:  # noqa: ARG002 - nothing is predicted
+        """Return 1, so that learnt loads are requests per second."""
+        return 1.0
+
+    def of(self, replicas: int) -> float:  # noqa: ARG002 - a replica's load is all that is known
+        """Return the load above which targets are known to be missed; infinite if none is."""
+        return self.learnt.most_sustained
+
+    def known(self, replicas: int) -> float | None:  # noqa: ARG002 - as above
+        """Return the load that one replica is known to sustain; None if none is known."""
+        return min(self.learnt.proven, self.learnt.most_sustained) or None
+
+    def requests_per_s(self, replicas: int) -> float | None:
+        """Return the requests per second that so many replicas are known to sustain."""
+        if self.learnt.failed:
+            return replicas * self.learnt.most_sustained
+        return replicas * self.learnt.proven or None
+
+    def fewest_for_peaks(self) -> int:
+        """Return the fewest replicas that sustain the bursts that recur; 0 if none recur."""
+        return self.fewest_for(self.learnt.peak_per_s)
+
+    def fewest_for(self, load: float, *, usable: float = 1.0) -> int:
+        """Return the fewest replicas that are not known to be too few for a load."""
+        if load <= 0:
+            return 0
+        return max(1, math.ceil(load / (self.of(1) * usable) - 1e-9))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentLoad:
+    """Requests of a service in the last minute.
+
+    Args:
+        in_flight: mean number of requests that had not ended.
+        completed_per_s: requests that finished per second in the best twenty seconds, which is what
+            saturated replicas complete; 0 if not known.
+    """
+
+    in_flight: float
+    completed_per_s: float
+
+    def is_alone(self, budget: TokenBudgetDecision, *, replicas: int) -> bool:
+        """True if a replica has too few requests for more replicas to meet the missed target."""
+        slow = budget.tpot is TargetStatus.MISSED
+        return self.in_flight < (_NEARLY_ALONE if slow else _ALONE) * replicas
+
+
+def recent_load(samples: Sequence[ArrivalSample], now_ns: int) -> RecentLoad:
+    """Return the load of the last minute."""
+    inside = [s for s in samples if s.at_ns > now_ns - _RECENT_NS]
+    completed = 0.0
+    for end, last in enumerate(inside, 1):
+        span = [s for s in inside[:end] if s.at_ns > last.at_ns - _SPAN_NS]
+        seconds = sum(s.interval_ns for s in span) / NS_PER_S
+        completed = max(completed, sum(s.finished.requests for s in span) / seconds)
+    in_flight = sum(s.in_flight for s in inside) / len(inside) if inside else 0.0
+    return RecentLoad(in_flight=in_flight, completed_per_s=completed)
+
+
+def fewest_observed(
+    capacities: ObservedCapacities,
+    demand: Demand,
+    observation: ServiceObservation,
+    budget: TokenBudgetDecision,
+    params: ServiceParams,
+) -> int:
+    """Return the fewest replicas that are known to suffice, or that a trial may leave.
+
+    At most the current number: more are added for other reasons.
+    """
+    current, ready = observation.desired_replicas, len(observation.ready)
+    load = max(demand.latest, demand.steady)
+    if not load:
+        return 0
+    known = capacities.known(current) or 0.0
+    if ready > 1 and budget.slack_ns >= min(LONG_NS, params.stabilization_ns) > 0:
+        growth = max(ready / (ready - 1), _TRIAL_GROWTH)
+        if _has_room(observation, params, growth):
+            known = max(known, min(growth * load / ready, capacities.of(current)))
+    if not known:
+        return current
+    return min(current, max(1, math.ceil(load / known - 1e-9)))
+
+
+def _has_room(observation: ServiceObservation, params: ServiceParams, growth: float) -> bool:
+    """True if batches and KV caches have room for so much more load, as far as they are known.
+
+    Requests take longer beside others, so their number grows faster than the load.
+    """
+    replicas = observation.fresh
+    running = sum(r.running for r in replicas)
+    used = sum(r.kv_used_blocks for r in replicas)
+    total = sum(r.kv_total_blocks for r in replicas)
+    occupied = max(
+        running / (params.max_num_seqs * len(replicas)) if replicas else 0.0,
+        used / total if total else 0.0,
+    )
+    return occupied * growth**2 <= _MOST_OCCUPIED

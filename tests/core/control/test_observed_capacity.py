@@ -1,0 +1,145 @@
+"""The laws for another server than Goodput's engine, in a closed loop without its step times.
+
+Capacity is known from observations alone: no step-time law, no limits that can change, and with
+`lengths_known=False` and `readings=False` not even the server's metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+import pytest
+
+from goodput_core.control import ReplicaReason, ServiceObservation, Signal
+from goodput_core.histogram import LengthMix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.core.control.conftest import Plant
+
+    MakePlant = Callable[..., Plant]
+
+SUSTAINED = 1.1
+"""Requests per second of one replica (see test_closed_loop.py). The law does not know it."""
+
+
+def foreign(plant: MakePlant, *, readings: bool = True, **settings: object) -> Plant:
+    """Return a service of another server, whose metrics page may be missing."""
+    service = plant(foreign=True, **settings)
+    service.device = None
+    if not readings:
+        observe = service._observe
+
+        def blind(arrivals: int) -> ServiceObservation:
+            seen = observe(arrivals)
+            return replace(
+                seen,
+                traffic=replace(seen.traffic, finished=LengthMix()),
+                replicas=tuple(
+                    replace(r, signal=Signal.MISSING, running=0, waiting=0) for r in seen.replicas
+                ),
+            )
+
+        service._observe = blind  # type: ignore[method-assign]
+    return service
+
+
+def attained_after(service: Plant, seconds: float) -> float:
+    service.judged = service.good = 0
+    service.run(seconds)
+    return service.good / service.judged
+
+
+@pytest.mark.parametrize("readings", [True, False], ids=["metrics", "no metrics"])
+@pytest.mark.parametrize("load", [0.75, 1.6])
+def test_a_constant_load_gets_enough_replicas_and_not_many_more(
+    plant: MakePlant, load: float, readings: bool
+) -> None:
+    service = foreign(plant, rate=lambda _: load * SUSTAINED, readings=readings)
+    service.run(3600)
+    settled = len(service.desired)
+    assert attained_after(service, 3600) > 0.95
+    assert median(service.desired[settled:]) <= load / 0.7 + 2
+
+
+@pytest.mark.parametrize("readings", [True, False], ids=["metrics", "no metrics"])
+def test_too_many_replicas_are_removed_although_none_has_shown_its_capacity(
+    plant: MakePlant, readings: bool
+) -> None:
+    service = foreign(plant, rate=lambda _: 0.6 * SUSTAINED, replicas=6, readings=readings)
+    service.run(2 * 3600)
+    assert service.desired[-1] <= 2
+    assert attained_after(service, 1800) > 0.95
+
+
+def test_no_load_at_all_leaves_the_fewest_replicas(plant: MakePlant) -> None:
+    service = foreign(plant, rate=lambda s: 0.0 if s > 600 else SUSTAINED, replicas=5)
+    service.run(3600)
+    assert service.desired[-1] == 1
+
+
+@pytest.mark.parametrize("readings", [True, False], ids=["metrics", "no metrics"])
+def test_replicas_follow_a_step_up_and_down(plant: MakePlant, readings: bool) -> None:
+    service = foreign(
+        plant,
+        rate=lambda s: (2.6 if 600 <= s < 3000 else 0.5) * SUSTAINED,
+        readings=readings,
+    )
+    service.run(600)
+    assert service.desired[-1] == 1
+    service.run(900)
+    assert 3 <= service.desired[-1] <= 6
+    assert attained_after(service, 1500) > 0.95
+    service.run(2400)
+    assert service.desired[-1] <= 2
+
+
+def test_a_second_rise_of_the_load_is_followed_at_once(plant: MakePlant) -> None:
+    """The first rise has shown what a replica does not sustain."""
+    service = foreign(plant, rate=lambda s: (2.6 if s % 4800 >= 2400 else 0.5) * SUSTAINED)
+    service.run(3000)
+    assert attained_after(service, 1800) > 0.9
+    service.run(2400)
+    assert service.desired[-1] <= 2
+    service.run(300)
+    reasons = {d.replicas.reason for d in service.decisions[-30:] if d.replicas}
+    assert ReplicaReason.DEMAND in reasons
+    assert service.desired[-1] >= 3
+
+
+def test_a_target_that_one_request_alone_misses_does_not_add_replicas(plant: MakePlant) -> None:
+    service = foreign(plant, rate=lambda _: 0.2, lengths=((50, 10),))
+    service.slowness = 3.0
+    service.run(3600)
+    assert max(service.desired) == 1
+    reasons = {d.replicas.reason for d in service.decisions if d.replicas}
+    assert ReplicaReason.NOT_LOAD in reasons
+
+
+def test_no_limit_is_ever_changed(plant: MakePlant) -> None:
+    service = foreign(plant, rate=lambda s: (0.5 + s / 1800) * SUSTAINED)
+    service.run(3600)
+    assert len({d.apply_bounds for d in service.decisions}) == 1
+
+
+@pytest.mark.parametrize("signal", [Signal.MISSING, Signal.FAILED])
+def test_routers_without_measurements_change_nothing(plant: MakePlant, signal: Signal) -> None:
+    service = foreign(plant, rate=lambda _: 2.0 * SUSTAINED, replicas=4)
+    service.signal = lambda s: signal if s >= 600 else Signal.FRESH
+    service.run(600)
+    before = service.desired[-1]
+    service.run(3600)
+    assert service.desired[-1] == before
+
+
+def test_heavier_requests_add_replicas(plant: MakePlant) -> None:
+    service = foreign(plant, rate=lambda _: 1.2 * SUSTAINED, replicas=2)
+    service.run(3600)
+    before = service.desired[-1]
+    service._lengths = ((2000, 150),)
+    service.run(3600)
+    assert service.desired[-1] > before
+    assert attained_after(service, 1800) > 0.9
