@@ -11,6 +11,8 @@ import yaml
 from tests.charts.rights import documented_rights
 from tools.monitoring.alerts import make_rules
 
+from goodput_core.contract import PORT_NAME_ADMIN, PORT_NAME_SERVING
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable
@@ -271,15 +273,15 @@ def test_network_policies_admit_clients_to_routers_and_routers_to_engines(render
     routers = found["chat", "goodput-routers"]
     assert routers["podSelector"]["matchLabels"] == {"goodput.dev/role": "router"}
     assert routers["ingress"] == [
-        {"ports": [{"port": "serving"}]},
-        {"ports": [{"port": "admin"}], "from": admins},
+        {"ports": [{"port": PORT_NAME_SERVING}]},
+        {"ports": [{"port": PORT_NAME_ADMIN}], "from": admins},
     ]
     engines = found["chat", "goodput-engines"]
     assert engines["podSelector"]["matchLabels"] == {"goodput.dev/role": "engine"}
     of_routers = [{"podSelector": {"matchLabels": {"goodput.dev/role": "router"}}}]
     assert engines["ingress"] == [
-        {"ports": [{"port": "serving"}, {"port": "admin"}], "from": of_routers},
-        {"ports": [{"port": "admin"}], "from": admins},
+        {"ports": [{"port": PORT_NAME_SERVING}, {"port": PORT_NAME_ADMIN}], "from": of_routers},
+        {"ports": [{"port": PORT_NAME_ADMIN}], "from": admins},
     ]
     assert {tuple(spec["policyTypes"]) for key, spec in found.items() if key[0] == "chat"} == {
         ("Ingress",)
@@ -303,7 +305,7 @@ def test_network_policies_of_services_require_namespaces(helm: Helm, render: Ren
     shards = found["chat", "goodput-replays"]
     assert shards["podSelector"] == replays["podSelector"]
     [accepted] = shards["ingress"]
-    assert accepted["ports"] == [{"port": "admin"}]
+    assert accepted["ports"] == [{"port": PORT_NAME_ADMIN}]
     [operator] = accepted["from"]
     assert operator["podSelector"] == found["goodput-system", "goodput"]["podSelector"]
 
