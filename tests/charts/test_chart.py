@@ -11,7 +11,12 @@ import yaml
 from tests.charts.rights import documented_rights
 from tools.monitoring.alerts import make_rules
 
-from goodput_core.contract import PORT_NAME_ADMIN, PORT_NAME_SERVING
+from goodput_core.contract import (
+    PORT_NAME_ADMIN,
+    PORT_NAME_SERVING,
+    ROLE_BASELINE,
+    ROLE_CANDIDATE,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -283,6 +288,11 @@ def test_network_policies_admit_clients_to_routers_and_routers_to_engines(render
         {"ports": [{"port": PORT_NAME_SERVING}, {"port": PORT_NAME_ADMIN}], "from": of_routers},
         {"ports": [{"port": PORT_NAME_ADMIN}], "from": admins},
     ]
+    gates = found["chat", "goodput-gates"]
+    (roles,) = gates["podSelector"]["matchExpressions"]
+    assert roles["values"] == [ROLE_BASELINE, ROLE_CANDIDATE]
+    of_replays = [{"podSelector": {"matchLabels": {"goodput.dev/role": "replay"}}}]
+    assert gates["ingress"] == [{"ports": [{"port": PORT_NAME_SERVING}], "from": of_replays}]
     assert {tuple(spec["policyTypes"]) for key, spec in found.items() if key[0] == "chat"} == {
         ("Ingress",)
     }

@@ -105,6 +105,14 @@ def test_an_unsupported_manifest_cannot_be_served() -> None:
         require_servable(service(rollout__gate=RECORDED))
 
 
+def test_pods_cannot_read_a_gates_trace_of_one_machine() -> None:
+    gated = service(rollout__gate={"trace": "file:///srv/prod.parquet"})
+    require_servable(gated, folders=True)
+    with pytest.raises(SpecError, match="is a file of one machine, which pods cannot read"):
+        require_servable(gated)
+    require_servable(service(rollout__gate={"trace": "pvc://traces/prod.parquet"}))
+
+
 def test_every_choice_of_a_manifest_is_supported() -> None:
     for path, choices in CHOICES.items():
         for value in choices:

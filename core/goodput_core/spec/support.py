@@ -108,10 +108,6 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
     """
     require_supported(service)
     model, gate = service.spec.model, service.spec.rollout.gate
-    if not folders and gate is not None:
-        raise UnsupportedError(
-            "spec.rollout.gate", "gated rollouts are not implemented yet; remove it"
-        )
     if not folders and gate is not None and gate.trace.startswith("file://"):
         raise SpecError(
             "spec.rollout.gate.trace",

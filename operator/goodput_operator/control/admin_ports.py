@@ -10,13 +10,22 @@ a few seconds.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from goodput_core.contract import PATH_CONTROL_LIMITS, PATH_CONTROL_STATE, QUERY_SECONDS_SINCE
+from goodput_core.contract import (
+    PATH_CONTROL_LIMITS,
+    PATH_CONTROL_STATE,
+    PATH_GATE_STATE,
+    QUERY_SECONDS_SINCE,
+)
 from goodput_core.control import Signal
+from goodput_core.errors import SpecError
+from goodput_core.replay_job import ABState
+from goodput_core.spec.codec import decode
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.readings import Scrape, decode_engine, decode_router
 from goodput_operator.control.server_pages import MAX_PAGE_BYTES, decode_server
@@ -27,7 +36,14 @@ if TYPE_CHECKING:
 
     from goodput_operator.control.readings import EngineScrape, RouterScrape, ScrapeTarget
 
-__all__ = ["ScrapeError", "Scraper", "fetch", "push_limits", "session_for_pods"]
+__all__ = [
+    "ScrapeError",
+    "Scraper",
+    "fetch",
+    "push_limits",
+    "read_gate_state",
+    "session_for_pods",
+]
 
 _CONNECT_S: Final = 1.0
 _TOTAL_S: Final = 3.0
@@ -36,6 +52,7 @@ _KEEP_ALIVE_S: Final = 60.0
 """Longer than most intervals, so that connections are reused. Shorter than the 75 seconds after
 which engines and routers close idle connections."""
 _MAX_STATE_BYTES: Final = 1 << 20
+_MAX_GATE_BYTES: Final = 4096
 _PUSH_NS: Final = 5 * NS_PER_S
 _MAX_ERROR_BYTES: Final = 4096
 _Counters = TypeVar("_Counters")
@@ -59,6 +76,23 @@ class ScrapeError(Exception):
 def session_for_pods() -> aiohttp.ClientSession:
     """Return a session that keeps its connections between intervals."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE_S))
+
+
+async def read_gate_state(session: aiohttp.ClientSession, url: str) -> ABState | None:
+    """Return the progress that the pod of a gate's Job serves; None without a valid response.
+
+    Args:
+        session: HTTP session for pods.
+        url: URL of its admin port.
+    """
+    limits = aiohttp.ClientTimeout(total=_TOTAL_S, connect=_CONNECT_S)
+    try:
+        body = await fetch(
+            session, url + PATH_GATE_STATE, time_limits=limits, max_bytes=_MAX_GATE_BYTES
+        )
+        return decode(ABState, json.loads(body), "")
+    except (ScrapeError, ValueError, RecursionError, SpecError):
+        return None
 
 
 class Scraper:

@@ -17,7 +17,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_TRACEREPLAY
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
 from goodput_core.errors import UnreachableError, UsageError
 from goodput_operator.kube.cache import owner_of
 from goodput_operator.kube.objects import CHILDREN, JOB, LLMSERVICE, MANAGER, POD, TRACEREPLAY
@@ -166,12 +166,11 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = _REQUEST_S
     settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = _EXIT_S
-    # Pods belong to services or to replays, and both kinds have this label.
+    # Pods and Jobs belong to services or to replays, and those of both have this label.
     managed = f"app.kubernetes.io/managed-by={MANAGER}"
     for kinds, selector in (
         (CHILDREN, OBJECT_LABEL_LLMSERVICE),
-        ((POD,), managed),
-        ((JOB,), OBJECT_LABEL_TRACEREPLAY),
+        ((POD, JOB), managed),
     ):
         settings.watching.label_selectors[_is_one_of(kinds)] = selector
 

@@ -10,13 +10,14 @@ import asyncio
 import gc
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.errors import InputError, UnreachableError, root_of
 from goodput_core.process import raise_open_files
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
-from goodput_operator.control.admin_ports import session_for_pods
+from goodput_operator.control.admin_ports import read_gate_state, session_for_pods
 from goodput_operator.kube.cache import Cache, ReplayKey
 from goodput_operator.kube.client import Client, FailedCall, LeaseClient
 from goodput_operator.kube.fence import Fence
@@ -146,7 +147,13 @@ class Operator:
         )
         self._reconciler = Reconciler(
             cache=self._cache,
-            observer=Observer(cache=self._cache, client=client, measure=measure, clock=clock),
+            observer=Observer(
+                cache=self._cache,
+                client=client,
+                measure=measure,
+                read_gate=partial(read_gate_state, session),
+                clock=clock,
+            ),
             decide=self._decide,
             applier=Applier(
                 client=client,

@@ -10,7 +10,17 @@ from goodput_core.control import Change, ServiceDecision
 from goodput_operator.kube.managed_fields import Conflict
 from goodput_operator.reconcile.snapshot import Memory
 
-__all__ = ["Action", "Apply", "CreateToken", "Decision", "Delete", "Emit", "Push", "WriteStatus"]
+__all__ = [
+    "Action",
+    "Apply",
+    "Create",
+    "CreateToken",
+    "Decision",
+    "Delete",
+    "Emit",
+    "Push",
+    "WriteStatus",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +40,13 @@ class Apply:
     body: Mapping[str, Any]
     overwrites: tuple[Conflict, ...] = ()
     take_over: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Create an object unless one of its name exists."""
+
+    body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +119,7 @@ class Emit:
     message: str
 
 
-Action = Apply | CreateToken | Delete | Push | WriteStatus | Emit
+Action = Apply | Create | CreateToken | Delete | Push | WriteStatus | Emit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,15 @@ from goodput_operator.kube.objects import (
     SECRET,
     controlled_by,
 )
-from goodput_operator.reconcile.actions import Apply, CreateToken, Delete, Emit, Push, WriteStatus
+from goodput_operator.reconcile.actions import (
+    Apply,
+    Create,
+    CreateToken,
+    Delete,
+    Emit,
+    Push,
+    WriteStatus,
+)
 from goodput_operator.render.secrets import TOKEN_KEY, control_token
 
 if TYPE_CHECKING:
@@ -155,6 +163,8 @@ class Applier:
                 match action:
                     case Apply():
                         await self._apply(snapshot.service, action, existing, record, result)
+                    case Create():
+                        await self._create(snapshot.service, action, result)
                     case CreateToken():
                         await self._create_token(snapshot.service, action, result)
                     case Delete():
@@ -251,6 +261,12 @@ class Applier:
             return ()
         response = await self._client.replace_managed_fields(kind, live, managed_fields)
         return response if isinstance(response, FailedCall) else moved
+
+    async def _create(self, service: Object, action: Create, result: ApplyResult) -> None:
+        kind, namespace = KINDS[action.body["kind"]], service["metadata"]["namespace"]
+        response = await self._client.create(kind, namespace, action.body)
+        if isinstance(response, FailedCall) and response.reason != "AlreadyExists":
+            result.add(kind.name, action.body["metadata"]["name"], response)
 
     async def _create_token(
         self, service: Object, action: CreateToken, result: ApplyResult

@@ -41,13 +41,21 @@ from goodput_operator.reconcile.actions import (
 )
 from goodput_operator.reconcile.attainment import judge_attainment
 from goodput_operator.reconcile.drift import find_repairs
+from goodput_operator.reconcile.gate import plan_gate
 from goodput_operator.reconcile.learnt import learnt_status, restore_learnt
-from goodput_operator.reconcile.problems import Problem, ProblemReason, name_conflict, problems_of
+from goodput_operator.reconcile.problems import (
+    Problem,
+    ProblemReason,
+    name_conflict,
+    problems_of,
+    rollout_paused,
+)
 from goodput_operator.reconcile.rollout import (
     delete_outdated_revisions,
     desired_objects,
     revisions_of,
     rollout_of,
+    stable_revision,
 )
 from goodput_operator.reconcile.snapshot import Memory, view_of
 from goodput_operator.reconcile.status import (
@@ -125,20 +133,35 @@ def _reconcile(
     memory, now_ns = snapshot.memory, snapshot.now_ns
     setpoint, step, next_memory = _run_control_step(snapshot, view, spec)
     revisions = revisions_of(view, spec, installation)
-    rollout = rollout_of(view, revisions, 0 if spec.suspend else setpoint.replicas)
+    gate = plan_gate(
+        snapshot,
+        view,
+        spec,
+        installation,
+        update=revisions.update,
+        stable=revisions.engines.get(stable_revision(view, revisions) or ""),
+        stored=revisions.update.name in revisions.uids,
+        setpoint=setpoint,
+    )
+    if gate.record is not None:
+        revisions = revisions.with_gate(gate.record.encode())
+    replicas = 0 if spec.suspend else setpoint.replicas
+    rollout = rollout_of(view, revisions, replicas, target=gate.target)
     # The objects depend only on these values, and are rendered again only when one changes.
     inputs = (
         view.generation,
         installation,
         setpoint,
         rollout,
+        gate.pair,
         revisions.update.name,
+        revisions.update.gate,
         revisions.routers.name,
         frozenset(revisions.uids),
     )
 
     def render() -> list[dict[str, Any]]:
-        return desired_objects(view, spec, revisions, rollout, setpoint)
+        return desired_objects(view, spec, revisions, rollout, setpoint, pair=gate.pair)
 
     failed = snapshot.failures.keys() | snapshot.delayed.keys()
     repairs = find_repairs(view, inputs, render, memory, failed)
@@ -148,8 +171,10 @@ def _reconcile(
         *name_conflict(foreign),
         *problems_of(view, failures, snapshot.delayed),
         *_prometheus_not_allowed(spec, installation),
+        *rollout_paused(gate.status),
     ]
-    used = revisions.of_engines(rollout.counts)
+    with_pods = {**rollout.counts, **({revisions.update.name: 1} if gate.pair else {})}
+    used = revisions.of_engines(with_pods)
     tokens = _tokens_to_create(
         view,
         used,
@@ -159,19 +184,23 @@ def _reconcile(
         failed=failed,
         problems=problems,
     )
-    used_names = {*rollout.counts, *(engine.revision for engine in view.workloads(ROLE_ENGINE))}
+    serving = (engine.revision for engine in view.workloads(ROLE_ENGINE))
+    used_names = {gate.target, *rollout.counts, *serving}
     actions: list[Action] = [
         *(apply for apply in applies if apply.body["kind"] != "Deployment"),
         *tokens,
         *_pushes(view, () if step is None else step.pushes),
         *(apply for apply in applies if apply.body["kind"] == "Deployment"),
         *(Delete(kind="Deployment", name=old.name, uid=old.uid) for old in rollout.obsolete),
+        *gate.deletes,
+        *([] if gate.create is None else [gate.create]),
         *delete_outdated_revisions(view, revisions, used_names),
     ]
     status_input = StatusInput(
         spec=spec,
         update=revisions.update.name,
         rollout=rollout,
+        gate=gate,
         setpoint=setpoint,
         problems=problems,
         repairs=repairs,
@@ -198,6 +227,8 @@ def _reconcile(
         attempts=repairs.attempts,
     )
     wakes = [now_ns + _RECHECK_NS] if actions else []
+    if gate.wake_after_s is not None:
+        wakes.append(now_ns + round(gate.wake_after_s * NS_PER_S))
     if not spec.suspend:
         measured_ns = next_memory.measured_ns
         since_ns = now_ns if measured_ns is None else measured_ns
@@ -238,8 +269,13 @@ def _finish(
     step = None if status_input is None else status_input.step
     changes = () if step is None else step.changes
     if status_input is not None:
+        gate = status_input.gate
+        actions += events.of_gate(stored.get("gate") or {}, gate.status)
         actions += events.of_revisions(
-            stored, update=status_input.update, current=status_input.rollout.current
+            stored,
+            update=status_input.update,
+            current=status_input.rollout.current,
+            holds=gate.holds,
         )
         actions += events.of_changes(changes)
         unmeasured = () if snapshot.measures is None else snapshot.measures.unmeasured

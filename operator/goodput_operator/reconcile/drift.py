@@ -101,7 +101,8 @@ def find_repairs(
     for rendered in render():
         key = (rendered["kind"], rendered["metadata"]["name"])
         digest = digest_of(rendered, _DIGEST_CHARACTERS)
-        metadata = {**rendered["metadata"], "annotations": {ANNOTATION_APPLIED: digest}}
+        annotations = {**rendered["metadata"].get("annotations", {}), ANNOTATION_APPLIED: digest}
+        metadata = {**rendered["metadata"], "annotations": annotations}
         body = {**rendered, "metadata": metadata}
         child = view.children.get(key)
         if child is None:

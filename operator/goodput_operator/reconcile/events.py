@@ -13,6 +13,8 @@ from goodput_core.spec.status import Truth
 from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.attainment import reason_of_signal
+from goodput_operator.reconcile.gate_plan import GatePhase, GateReason
+from goodput_operator.reconcile.problems import ProblemReason
 from goodput_operator.reconcile.snapshot import Reported
 from goodput_operator.reconcile.status import (
     READY,
@@ -27,11 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from goodput_core.control import ControlStep, Setpoint
+    from goodput_core.spec.status import GateStatus
     from goodput_operator.control.measures import Measures, UnmeasuredPod
 
 __all__ = [
     "of_changes",
     "of_conditions",
+    "of_gate",
     "of_rejections",
     "of_revisions",
     "of_unmeasured_pods",
@@ -45,6 +49,11 @@ _HEALTHY: Final[Mapping[str, tuple[Truth, str]]] = {
     SCALING_LIMITED: (Truth.FALSE, "ScalingUnlimited"),
 }
 """Healthy status by condition, and the reason of the Event when it becomes healthy."""
+_GATE_ENDS: Final[Mapping[GatePhase, str]] = {
+    GatePhase.PASSED: "GatePassed",
+    GatePhase.FAILED: "GateFailed",
+    GatePhase.PAUSED: "GatePaused",
+}
 _KNOBS: Final = {Knob.TOKEN_BUDGET: "TokenBudget", Knob.REPLICAS: "Scaled"}
 
 
@@ -71,20 +80,57 @@ def of_conditions(conditions: Sequence[Condition], stored: Mapping[str, Any]) ->
             if old_status == Truth.TRUE.value:
                 intended = new.reason == SUSPENDED
                 yield Emit(warning=not intended, reason=new.reason, message=new.message)
+        elif new.reason == ProblemReason.ROLLOUT_PAUSED:
+            continue  # reported by the gate's own Event
         elif changed or old.get("reason") != new.reason:
             yield Emit(warning=True, reason=new.reason, message=new.message)
 
 
-def of_revisions(stored: Mapping[str, Any], *, update: str, current: str | None) -> Iterator[Emit]:
+def of_gate(stored: Mapping[str, Any], new: GateStatus | None) -> Iterator[Emit]:
+    """Yield an Event when a gate begins, repeats, lacks capacity or ends.
+
+    Args:
+        stored: the gate of the stored status; empty without one.
+        new: the present gate; None without one.
+    """
+    if new is None:
+        return
+    same = (stored.get("revision"), stored.get("startedAt")) == (new.revision, new.started_at)
+    old = stored if same else {}
+    if not same and new.phase not in _GATE_ENDS:
+        message = f"{new.revision} is compared with {new.baseline} before it serves"
+        yield Emit(warning=False, reason="GateStarted", message=message)
+    if new.attempt > old.get("attempt", 1):
+        message = f"attempt {new.attempt - 1} of {new.revision} gave no verdict: {new.message}"
+        yield Emit(warning=True, reason="GateRepeated", message=message)
+    capacity = GateReason.INSUFFICIENT_CAPACITY
+    if new.reason == capacity and old.get("reason") != capacity and new.phase not in _GATE_ENDS:
+        yield Emit(warning=True, reason=capacity, message=str(new.message))
+    if new.phase in _GATE_ENDS and old.get("phase") != new.phase:
+        interval = f"; {new.interval}" if new.interval else ""
+        report = f"; report: {new.report}" if new.report else ""
+        yield Emit(
+            warning=new.phase != GatePhase.PASSED,
+            reason=_GATE_ENDS[GatePhase(new.phase)],
+            message=f"{new.revision}: {new.message}{interval}{report}",
+        )
+
+
+def of_revisions(
+    stored: Mapping[str, Any], *, update: str, current: str | None, holds: bool
+) -> Iterator[Emit]:
     """Yield an Event when a rollout starts or ends.
 
     Args:
         stored: the stored status.
         update: engine revision of the current spec.
         current: the engine revision that serves; None before the first serves.
+        holds: True if a gate holds the update revision.
     """
     serving = stored.get("currentRevision")
-    if serving and update != serving and stored.get("updateRevision") != update:
+    was_held = (stored.get("gate") or {}).get("phase") not in {None, GatePhase.PASSED}
+    begins = not holds and (was_held or stored.get("updateRevision") != update)
+    if serving and update != serving and begins:
         yield Emit(warning=False, reason="RollingOut", message=f"{update} replaces {serving}")
     if serving and current == update != serving:
         yield Emit(warning=False, reason="RolledOut", message=f"{update} has replaced {serving}")

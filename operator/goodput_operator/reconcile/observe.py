@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from goodput_core.contract import OBJECT_LABEL_ROLE, ROLE_REPLAY
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import trim
 from goodput_operator.kube.client import FailedCall
-from goodput_operator.kube.objects import KINDS, Object, controlled_by
+from goodput_operator.kube.objects import KINDS, Object, admin_url, controlled_by
 from goodput_operator.reconcile.snapshot import Memory, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from goodput_core.replay_job import ABState
     from goodput_operator.control.measures import Measures
     from goodput_operator.kube.cache import Cache, Key
     from goodput_operator.kube.client import Client
@@ -71,15 +73,24 @@ class Observer:
         cache: cache of the watched objects.
         client: client of the API server, for objects that are not watched.
         measure: collector of measurements.
+        read_gate: reads the progress of a gate from the URL of its pod's admin port; None without
+            a valid response.
         clock: source of monotonic and calendar time.
     """
 
     def __init__(
-        self, *, cache: Cache, client: Client, measure: Collector, clock: ClockSource
+        self,
+        *,
+        cache: Cache,
+        client: Client,
+        measure: Collector,
+        read_gate: Callable[[str], Awaitable[ABState | None]],
+        clock: ClockSource,
     ) -> None:
         self._cache = cache
         self._client = client
         self._measure = measure
+        self._read_gate = read_gate
         self._clock = clock
 
     async def observe(self, key: Key, service: Object, record: ServiceRecord) -> Snapshot:
@@ -107,7 +118,18 @@ class Observer:
             failures=record.failures,
             delayed=record.delayed,
             stores_learnt=record.stores_learnt,
+            gate_state=await self._gate_state(pods),
         )
+
+    async def _gate_state(self, pods: Sequence[Object]) -> ABState | None:
+        """Read the progress of a gate; None if no pod of one runs."""
+        for pod in pods:
+            labels = pod["metadata"].get("labels") or {}
+            running = (pod.get("status") or {}).get("phase") == "Running"
+            url = admin_url(pod)
+            if labels.get(OBJECT_LABEL_ROLE) == ROLE_REPLAY and running and url is not None:
+                return await self._read_gate(url)
+        return None
 
     async def _read_foreign(self, key: Key, record: ServiceRecord) -> None:
         """Read the recorded foreign objects again, because they are not watched."""

@@ -11,9 +11,17 @@ from goodput_core.contract import KIND_LLMSERVICE, ROLE_ENGINE, ROLE_ROUTER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from goodput_operator.reconcile.snapshot import PodView, View
+    from goodput_core.spec.status import GateStatus
+    from goodput_operator.reconcile.snapshot import PodView, View, Workload
 
-__all__ = ["Problem", "ProblemReason", "name_conflict", "problems_of"]
+__all__ = [
+    "Problem",
+    "ProblemReason",
+    "name_conflict",
+    "problems_of",
+    "problems_of_workload",
+    "rollout_paused",
+]
 
 _MAX_MESSAGE: Final = 1000
 
@@ -41,6 +49,8 @@ class ProblemReason(StrEnum):
     """A Deployment made no progress within its deadline."""
     PROMETHEUS_NOT_ALLOWED = "PrometheusNotAllowed"
     """The spec names a Prometheus server that the installation does not allow."""
+    ROLLOUT_PAUSED = "RolloutPaused"
+    """The gate of the update revision rejected it, or needs a decision."""
     UNSCHEDULABLE = "Unschedulable"
     """No node fits a pod; a node may be added."""
     RETRYING = "Retrying"
@@ -88,6 +98,16 @@ def name_conflict(foreign: Iterable[tuple[str, str]]) -> list[Problem]:
     return [Problem(reason=ProblemReason.NAME_CONFLICT, message=message)]
 
 
+def rollout_paused(gate: GateStatus | None) -> list[Problem]:
+    """Return the problem of a gate that holds its revision for good; no problem otherwise."""
+    if gate is None or gate.phase not in {"Failed", "Paused"}:
+        return []
+    message = f"{gate.baseline} keeps serving, because the gate of {gate.revision} has "
+    verdict = "no verdict" if gate.verdict is None else f"the verdict {gate.verdict.value}"
+    message += f"{verdict} ({gate.reason}): {gate.message}"
+    return [_problem(ProblemReason.ROLLOUT_PAUSED, message)]
+
+
 def problems_of(
     view: View, failures: Mapping[tuple[str, str], str], delayed: Mapping[tuple[str, str], str]
 ) -> list[Problem]:
@@ -98,7 +118,8 @@ def problems_of(
         failures: messages of rejected actions by kind and name.
         delayed: messages of temporarily failed actions by kind and name.
     """
-    problems = [*_action_problems(failures, delayed), *_workload_problems(view)]
+    workloads = (*view.workloads(ROLE_ENGINE), *view.workloads(ROLE_ROUTER))
+    problems = [*_action_problems(failures, delayed), *_workload_problems(workloads)]
     for pod in (*view.engines, *view.routers):
         problems += _pod_problems(pod)
     return sorted(problems, key=lambda problem: _SEVERITY[problem.reason])
@@ -116,8 +137,16 @@ def _action_problems(
             yield _problem(ProblemReason.RETRYING, f"{kind} {name}: {message}")
 
 
-def _workload_problems(view: View) -> Iterator[Problem]:
-    for workload in (*view.workloads(ROLE_ENGINE), *view.workloads(ROLE_ROUTER)):
+def problems_of_workload(workload: Workload, pods: Iterable[PodView]) -> list[Problem]:
+    """Return the problems of one Deployment and its pods, the most severe first."""
+    problems = [*_workload_problems([workload])]
+    for pod in pods:
+        problems += _pod_problems(pod)
+    return sorted(problems, key=lambda problem: _SEVERITY[problem.reason])
+
+
+def _workload_problems(workloads: Iterable[Workload]) -> Iterator[Problem]:
+    for workload in workloads:
         failure = workload.conditions.get("ReplicaFailure", {})
         if failure.get("status") == "True":
             name, message = f"pods of {workload.name}", failure.get("message", "")

@@ -9,14 +9,15 @@ revision loses engines, the stable revision (the one that served before) replace
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.contract import ROLE_BASELINE, ROLE_CANDIDATE, ROLE_ENGINE, ROLE_ROUTER
 from goodput_operator.reconcile.actions import Delete
 from goodput_operator.reconcile.snapshot import Workload
 from goodput_operator.render.base_resources import base_resources
 from goodput_operator.render.config_map import config_map
+from goodput_operator.render.gate import gate_deployment
 from goodput_operator.render.revisions import (
     Revision,
     engine_deployment,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from goodput_core.control import Setpoint
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_operator.reconcile.snapshot import View
+    from goodput_operator.render.config_map import GateConfig
     from goodput_operator.render.pods import Installation
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "distribute",
     "revisions_of",
     "rollout_of",
+    "stable_revision",
 ]
 
 _UNUSED_REVISIONS: Final = 5
@@ -65,6 +68,11 @@ class Revisions:
     update: Revision
     routers: Revision
     uids: Mapping[str, str]
+
+    def with_gate(self, record: str) -> Revisions:
+        """Return the revisions with another record of the update revision's gate."""
+        update = replace(self.update, gate=record)
+        return replace(self, engines={**self.engines, update.name: update}, update=update)
 
     def of_engines(self, names: Iterable[str]) -> list[Revision]:
         """Return the engine revisions with these names, in order; unknown names are skipped."""
@@ -161,9 +169,9 @@ class Rollout:
 
     Args:
         replicas: replicas of the service.
-        counts: number of engines by revision, the update revision included.
+        counts: number of engines by revision, that of the target included.
         current: the serving revision; None before the first revision serves.
-        finished: True if the update revision alone serves all replicas.
+        finished: True if the target alone serves all replicas.
         obsolete: Deployments of other revisions, which are deleted.
     """
 
@@ -174,7 +182,25 @@ class Rollout:
     obsolete: tuple[Workload, ...]
 
 
-def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
+def stable_revision(view: View, revisions: Revisions) -> str | None:
+    """Return the name of the revision that serves; None before the first one does.
+
+    Without a stored status, this is the one with the most available engines.
+    """
+    workloads = {workload.revision: workload for workload in view.workloads(ROLE_ENGINE)}
+    stable: str | None = view.status.get("currentRevision")
+    if stable in workloads:
+        return stable
+    update = revisions.update.name
+    serving = [
+        old
+        for name, old in workloads.items()
+        if name in revisions.engines and name != update and old.available
+    ]
+    return max(serving, key=lambda old: old.available).revision if serving else None
+
+
+def rollout_of(view: View, revisions: Revisions, replicas: int, *, target: str) -> Rollout:
     """Distribute the engines over the existing revisions.
 
     A Deployment whose ControllerRevision was deleted can be neither scaled nor repaired. Such a
@@ -185,14 +211,12 @@ def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
         view: classified objects of the service.
         revisions: revisions of the service.
         replicas: replicas of the service.
+        target: the revision that should serve: that of the spec unless its gate holds it.
     """
-    update = revisions.update.name
+    update = target
     workloads = {workload.revision: workload for workload in view.workloads(ROLE_ENGINE)}
     existing = [workloads[name] for name in workloads if name in revisions.engines]
-    stable = view.status.get("currentRevision")
-    if stable not in workloads:
-        serving = [old for old in existing if old.revision != update and old.available]
-        stable = max(serving, key=lambda old: old.available).revision if serving else None
+    stable = stable_revision(view, revisions)
     counts = distribute(replicas, update=update, stable=stable, current=existing)
     new = workloads.get(update)
     served = new is not None and replicas > 0 and min(new.available, new.desired) >= replicas
@@ -212,19 +236,34 @@ def rollout_of(view: View, revisions: Revisions, replicas: int) -> Rollout:
 
 
 def desired_objects(
-    view: View, spec: LLMServiceSpec, revisions: Revisions, rollout: Rollout, setpoint: Setpoint
+    view: View,
+    spec: LLMServiceSpec,
+    revisions: Revisions,
+    rollout: Rollout,
+    setpoint: Setpoint,
+    *,
+    pair: GateConfig | None = None,
 ) -> list[dict[str, Any]]:
     """Render all objects of the service in the order of creation; those that pods need come first.
 
     The Deployment of an engine revision is rendered once its ControllerRevision is stored.
+
+    Args:
+        view: classified objects of the service.
+        spec: spec of the service.
+        revisions: revisions of the service.
+        rollout: distribution of the engines.
+        setpoint: limits and replicas in force.
+        pair: candidate and baseline of a gate; None without these engines.
     """
     used = revisions.of_engines(rollout.counts)
+    stored = revisions.of_engines({**rollout.counts, revisions.update.name: 0})
     obsolete = {workload.revision for workload in rollout.obsolete}
     deadline_s = spec.rollout.progress_deadline_seconds
     return [
         *base_resources(view.owner),
-        *(revision.render(view.owner) for revision in (*used, revisions.routers)),
-        config_map(view.owner, spec, used, setpoint),
+        *(revision.render(view.owner) for revision in (*stored, revisions.routers)),
+        config_map(view.owner, spec, used, setpoint, pair),
         *(
             engine_deployment(
                 view.owner,
@@ -235,7 +274,25 @@ def desired_objects(
             for revision in used
             if revision.name in revisions.uids and revision.name not in obsolete
         ),
+        *_gate_deployments(view, pair, deadline_s),
         router_deployment(
             view.owner, revisions.routers, replicas=0 if spec.suspend else spec.router.replicas
         ),
+    ]
+
+
+def _gate_deployments(
+    view: View, pair: GateConfig | None, progress_deadline_s: int
+) -> list[dict[str, Any]]:
+    if pair is None:
+        return []
+    return [
+        gate_deployment(
+            view.owner,
+            revision,
+            role=role,
+            key=pair.key,
+            progress_deadline_s=progress_deadline_s,
+        )
+        for role, revision in zip((ROLE_BASELINE, ROLE_CANDIDATE), pair.revisions, strict=True)
     ]

@@ -15,10 +15,13 @@ from typing import Any
 from goodput_core.contract import (
     OBJECT_LABEL_REVISION,
     OBJECT_LABEL_ROLE,
+    ROLE_BASELINE,
+    ROLE_CANDIDATE,
     ROLE_ENGINE,
     ROLE_ROUTER,
 )
 from goodput_core.control import ReplicaPhase, ServiceState, Setpoint
+from goodput_core.replay_job import ABState
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_operator.control.measures import Measures
 from goodput_operator.kube.managed_fields import ManagedField, fields_of_others
@@ -146,7 +149,7 @@ class Snapshot:
         objects: objects of the namespace that carry the service's label or one of its names,
             whether the service controls them or not. Secrets are not included, because the operator
             is not allowed to read them.
-        pods: pods of the service's engines and routers.
+        pods: pods of the service: its engines, its routers and those of a gate.
         measures: measurements of the control interval that just ended, in every control mode; None
             if none ended or the service is suspended.
         memory: memory of the last reconciliation.
@@ -155,6 +158,7 @@ class Snapshot:
         delayed: messages of the last reconciliation's temporarily failed actions, by kind and name.
         stores_learnt: False if the definition in the cluster is of a version without
             `status.learnt`.
+        gate_state: progress that the pod of a gate's Job reported; None if none was read.
     """
 
     now_ns: int
@@ -167,6 +171,7 @@ class Snapshot:
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     stores_learnt: bool = True
+    gate_state: ABState | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +279,7 @@ class View:
         children: objects with the service's label or one of its names, by kind and name.
         engines: pods of engines, except ended ones.
         routers: pods of routers, except ended ones.
+        trials: pods of the candidates and baselines of gates, except ended ones.
     """
 
     owner: Owner
@@ -282,6 +288,7 @@ class View:
     children: Mapping[tuple[str, str], Child]
     engines: tuple[PodView, ...]
     routers: tuple[PodView, ...]
+    trials: tuple[PodView, ...]
 
     def ours(self, kind: str) -> list[Child]:
         """Return the objects of a kind that the service controls and that are not being deleted."""
@@ -318,6 +325,7 @@ def view_of(snapshot: Snapshot) -> View:
         },
         engines=tuple(pod for pod in pods if pod.role == ROLE_ENGINE),
         routers=tuple(pod for pod in pods if pod.role == ROLE_ROUTER),
+        trials=tuple(pod for pod in pods if pod.role in {ROLE_BASELINE, ROLE_CANDIDATE}),
     )
 
 

@@ -25,6 +25,7 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.attainment import AttainmentStatus
 from goodput_operator.reconcile.drift import Repairs
+from goodput_operator.reconcile.gate_plan import GatePhase, GatePlan
 from goodput_operator.reconcile.problems import Problem, ProblemReason
 from goodput_operator.reconcile.rollout import Rollout
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "READY",
     "RECONCILING",
+    "ROLLOUT_PAUSED",
     "RUNTIME_LIMITED",
     "SCALING_LIMITED",
     "SLO_ATTAINED",
@@ -57,6 +59,8 @@ SLO_ATTAINED: Final = "SLOAttained"
 """True if the lower bound of every class reaches its objective in the last minutes."""
 SCALING_LIMITED: Final = "ScalingLimited"
 """True if the service needs more replicas than `maxReplicas` or than the cluster can run."""
+ROLLOUT_PAUSED: Final = "RolloutPaused"
+"""True if the gate of the update revision holds it until a person or another system acts."""
 RUNTIME_LIMITED: Final = "RuntimeLimited"
 """True for another server than Goodput's engine; the message names what it lacks. Absent otherwise.
 """
@@ -95,6 +99,7 @@ class StatusInput:
         spec: spec of the service.
         update: engine revision of the current spec.
         rollout: distribution of the engines.
+        gate: plan of the update revision's gate.
         setpoint: limits and replicas in force.
         problems: problems of the service, the most severe first.
         repairs: differences between the rendered objects and the cluster.
@@ -108,6 +113,7 @@ class StatusInput:
     spec: LLMServiceSpec
     update: str
     rollout: Rollout
+    gate: GatePlan
     setpoint: Setpoint
     problems: Sequence[Problem]
     repairs: Repairs
@@ -126,13 +132,14 @@ def conditions_of(view: View, inputs: StatusInput) -> list[Condition]:
         _slo_attained(view, inputs),
         _scaling_limited(view, inputs),
         *_runtime_limited(inputs),
+        _rollout_paused(inputs.gate),
     ]
 
 
 def rejected_conditions(view: View, problem: Problem) -> list[Condition]:
     """Return the conditions of a service with an invalid spec; its pods stay unchanged."""
     message = "the spec is rejected; existing pods stay unchanged"
-    kinds = (SLO_ATTAINED, SCALING_LIMITED, RUNTIME_LIMITED)
+    kinds = (SLO_ATTAINED, SCALING_LIMITED, RUNTIME_LIMITED, ROLLOUT_PAUSED)
     stored = (_stored(view, kind) for kind in kinds)
     names = view.owner.names
     services = [
@@ -179,6 +186,12 @@ def status_of(
             token_budget=_token_budget(inputs),
             current_revision=inputs.rollout.current,
             update_revision=inputs.update,
+            failed_revision=(
+                inputs.update
+                if inputs.gate.phase is GatePhase.FAILED
+                else stored.get("failedRevision")
+            ),
+            gate=inputs.gate.status,
         )
     )
     step, attainment = inputs.step, inputs.attainment
@@ -290,6 +303,7 @@ def _summary(
             goodput=status.get("goodput"),
             budget=None if (budget := _token_budget(inputs)) is None else str(budget),
             phase=_phase(conditions),
+            gate=inputs.gate.column,
         )
     )
     if inputs.spec.suspend:
@@ -376,18 +390,20 @@ def _ready(view: View, inputs: StatusInput) -> Condition:
 
 
 def _reconciling(view: View, inputs: StatusInput) -> Condition:
-    engines = view.workloads(ROLE_ENGINE)
-    new = next((engine for engine in engines if engine.revision == inputs.update), None)
+    engines, target = view.workloads(ROLE_ENGINE), inputs.gate.target
+    new = next((engine for engine in engines if engine.revision == target), None)
     temporary = next((problem for problem in inputs.problems if not problem.stalls), None)
     if missing := inputs.repairs.missing:
         suffix = f"; {temporary.message}" if temporary is not None else ""
         return _true(RECONCILING, "Creating", f"{missing} objects do not exist yet{suffix}")
     if temporary is not None:
         return _true(RECONCILING, temporary.reason, temporary.message)
-    old = [engine for engine in engines if engine.revision != inputs.update]
+    if inputs.gate.phase in {GatePhase.STARTING, GatePhase.REPLAYING, GatePhase.WAITING}:
+        return _true(RECONCILING, "Gating", f"gate of {inputs.update}: {inputs.gate.message}")
+    old = [engine for engine in engines if engine.revision != target]
     if any(engine.pods or engine.desired for engine in old):
         serving = ", ".join(f"{engine.available} of {engine.revision}" for engine in engines)
-        message = f"rolling out {inputs.update}; available: {serving}"
+        message = f"rolling out {target}; available: {serving}"
         return _true(RECONCILING, "RollingOut", message)
     desired = inputs.rollout.replicas
     if new is None or new.desired != desired or not new.current or new.available != desired:
@@ -398,7 +414,16 @@ def _reconciling(view: View, inputs: StatusInput) -> Condition:
         if not routers.current or routers.available != desired:
             message = f"{routers.available} of {desired} routers are available"
             return _true(RECONCILING, "Scaling", message)
+    if inputs.gate.holds:
+        message = f"{target} serves, and the rollout of {inputs.update} is paused"
+        return _false(RECONCILING, "RolloutPaused", message)
     return _false(RECONCILING, "Settled", "all resources match the spec")
+
+
+def _rollout_paused(gate: GatePlan) -> Condition:
+    if gate.pause is None:
+        return _false(ROLLOUT_PAUSED, "NotPaused", "no rollout is paused")
+    return _true(ROLLOUT_PAUSED, *gate.pause)
 
 
 def _stalled(problems: Sequence[Problem]) -> Condition:

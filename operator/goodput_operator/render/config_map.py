@@ -7,23 +7,26 @@ limits, and a restarted operator continues with the last limits and replicas.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import API_VERSION, KIND_LLMSERVICE, MAX_LIMITS_REVISION
 from goodput_core.control import Bounds, Setpoint
+from goodput_core.spec.choices import ControlMode
 from goodput_core.spec.codec import encode
 from goodput_operator.render.pods import LIMITS_KEY, ROUTER_MANIFEST_KEY, manifest_key
+from goodput_operator.render.revisions import Revision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_operator.render.metadata import Owner
-    from goodput_operator.render.revisions import Revision
 
-__all__ = ["config_map", "read_setpoint"]
+__all__ = ["GateConfig", "config_map", "gate_key", "read_gate_setpoint", "read_setpoint"]
 
 _REPLICAS_KEY: Final = "replicas"
+_GATE_KEY: Final = "gate"
 _MODEL_FIELDS: Final = ("source", "revision")
 _NOT_READ_BY_ENGINES: Final = (
     "image",
@@ -42,8 +45,27 @@ _LIMITS_FIELDS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateConfig:
+    """Inputs of the engines of a gate, which run without control and with equal limits.
+
+    Args:
+        key: key of the gate.
+        revisions: candidate and baseline.
+        setpoint: their limits, which stay those at the start of the gate.
+    """
+
+    key: str
+    revisions: tuple[Revision, Revision]
+    setpoint: Setpoint
+
+
 def config_map(
-    owner: Owner, spec: LLMServiceSpec, revisions: Sequence[Revision], setpoint: Setpoint
+    owner: Owner,
+    spec: LLMServiceSpec,
+    revisions: Sequence[Revision],
+    setpoint: Setpoint,
+    gate: GateConfig | None = None,
 ) -> dict[str, Any]:
     """Render the ConfigMap of a service.
 
@@ -52,28 +74,42 @@ def config_map(
         spec: the current spec of the service.
         revisions: engine revisions whose pods may still start.
         setpoint: limits and replicas to store.
+        gate: inputs of the engines of a gate; None without a gate.
     """
     data = {ROUTER_MANIFEST_KEY: _manifest(owner, {"model": encode(spec.model)}, spec)}
     for revision in revisions:
         if "runtime" in revision.source["engine"]:
             continue  # another server reads no manifest
         data[manifest_key(revision.name)] = _manifest(owner, revision.source, spec)
-    bounds = setpoint.bounds
-    values = (
-        setpoint.limits_revision,
-        bounds.min_tokens,
-        bounds.max_tokens,
-        bounds.safety_percent,
-        bounds.max_num_seqs,
-    )
-    data[LIMITS_KEY] = _json(dict(zip(_LIMITS_FIELDS, values, strict=True)))
+    data[LIMITS_KEY] = _limits(setpoint)
     data[_REPLICAS_KEY] = str(setpoint.replicas)
+    if gate is not None:
+        manual = replace(spec, control=replace(spec.control, mode=ControlMode.MANUAL))
+        for revision in gate.revisions:
+            key = gate_key(manifest_key(revision.name))
+            data[key] = _manifest(owner, revision.source, manual)
+        data[gate_key(LIMITS_KEY)] = _limits(gate.setpoint)
+        data[_GATE_KEY] = gate.key
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": owner.metadata(owner.names.config),
         "data": data,
     }
+
+
+def gate_key(key: str) -> str:
+    """Return the key under which the engines of a gate find another value."""
+    return f"gate-{key}"
+
+
+def read_gate_setpoint(stored: Mapping[str, Any], key: str) -> Setpoint | None:
+    """Read the stored setpoint of a gate; None if the ConfigMap has none of the gate's key."""
+    data = stored.get("data") or {}
+    if data.get(_GATE_KEY) != key:
+        return None
+    limits = {**data, LIMITS_KEY: data.get(gate_key(LIMITS_KEY), "")}
+    return read_setpoint({"data": limits})
 
 
 def read_setpoint(stored: Mapping[str, Any]) -> Setpoint | None:
@@ -93,6 +129,18 @@ def read_setpoint(stored: Mapping[str, Any]) -> Setpoint | None:
         max_num_seqs=max_num_seqs,
     )
     return Setpoint(limits_revision=revision, bounds=bounds, replicas=replicas)
+
+
+def _limits(setpoint: Setpoint) -> str:
+    bounds = setpoint.bounds
+    values = (
+        setpoint.limits_revision,
+        bounds.min_tokens,
+        bounds.max_tokens,
+        bounds.safety_percent,
+        bounds.max_num_seqs,
+    )
+    return _json(dict(zip(_LIMITS_FIELDS, values, strict=True)))
 
 
 def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> str:

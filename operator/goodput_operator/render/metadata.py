@@ -52,6 +52,10 @@ class Names:
         """Return the name of the ControllerRevision and Deployment of an engine revision."""
         return f"{self.service}-{digest}"
 
+    def gate(self, key: str, part: str) -> str:
+        """Return the name of an object of the gate with a key of eight characters."""
+        return f"{self.service}-{key}-{part}"
+
     def router_revision(self, digest: str) -> str:
         """Return the name of the ControllerRevision of a router revision."""
         return f"{self.service}-router-{digest}"

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import (
+    ANNOTATION_GATE,
     OBJECT_LABEL_REVISION,
     OBJECT_LABEL_ROLE,
     ROLE_ENGINE,
@@ -55,6 +56,7 @@ class Revision:
         source: the part of the spec that the template was rendered from, without defaults.
         template: its pod template.
         source_key: key of `source` in the ControllerRevision, whose data cannot be changed.
+        gate: record of its gate; empty without one.
     """
 
     name: str
@@ -63,13 +65,17 @@ class Revision:
     source: Mapping[str, Any]
     template: Mapping[str, Any]
     source_key: str = _SOURCE_KEYS[0]
+    gate: str = ""
 
     def render(self, owner: Owner) -> dict[str, Any]:
         """Render the ControllerRevision that stores it."""
+        metadata = owner.metadata(self.name, role=self.role, revision=self.name)
+        if self.gate:
+            metadata["annotations"] = {ANNOTATION_GATE: self.gate}
         return {
             "apiVersion": "apps/v1",
             "kind": "ControllerRevision",
-            "metadata": owner.metadata(self.name, role=self.role, revision=self.name),
+            "metadata": metadata,
             "revision": self.number,
             "data": {self.source_key: self.source, "template": self.template},
         }
@@ -92,6 +98,7 @@ def read_revision(stored: Mapping[str, Any], role: str) -> Revision | None:
         source=data[source_key],
         template=data["template"],
         source_key=source_key,
+        gate=str((metadata.get("annotations") or {}).get(ANNOTATION_GATE) or ""),
     )
 
 

@@ -6,16 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from goodput_operator.reconcile.actions import Delete, Emit, WriteStatus
+from goodput_operator.reconcile.actions import Create, Delete, Emit, WriteStatus
 
-__all__ = ["Create", "CreateReplayToken", "PostStart", "ReplayAction", "ReplayDecision"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
-    """Create an object unless it exists."""
-
-    body: Mapping[str, Any]
+__all__ = ["CreateReplayToken", "PostStart", "ReplayAction", "ReplayDecision"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,14 @@ from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import SLOSpec
 from goodput_core.spec.tracereplay import TraceReplaySpec
 from goodput_core.units import NS_PER_S, format_duration
+from goodput_operator.kube.jobs import (
+    describe_unarmed,
+    failure_of,
+    pods_of,
+    result_of,
+    terminated_of,
+    true_condition,
+)
 from goodput_operator.kube.objects import (
     JOB,
     TRACEREPLAY,
@@ -25,9 +33,8 @@ from goodput_operator.kube.objects import (
     format_time,
     is_ready,
 )
-from goodput_operator.reconcile.actions import Delete
+from goodput_operator.reconcile.actions import Create, Delete
 from goodput_operator.replays.actions import (
-    Create,
     CreateReplayToken,
     PostStart,
     ReplayAction,
@@ -42,14 +49,6 @@ from goodput_operator.replays.status import (
     is_finished,
     running_status,
     write_status,
-)
-from goodput_operator.replays.workloads import (
-    describe_unarmed,
-    failure_of,
-    pods_of,
-    result_of,
-    terminated_of,
-    true_condition,
 )
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def _follow_shards(
     job: Object,
     installation: Installation,
 ) -> ReplayDecision:
-    pods = pods_of(snapshot, run.shards_job)
+    pods = pods_of(snapshot.pods, run.shards_job)
     if spec.shards == 1 and (result := result_of(pods)) is not None:
         return finish(snapshot, spec, _judged(run, result))
     if failed := failure_of(job, pods):
@@ -327,7 +326,7 @@ def _shard_failure(
 def _follow_merge(
     snapshot: ReplaySnapshot, spec: TraceReplaySpec, run: ReplayRun, job: Object
 ) -> ReplayDecision:
-    pods = pods_of(snapshot, run.merge_job)
+    pods = pods_of(snapshot.pods, run.merge_job)
     if (result := result_of(pods)) is not None:
         return finish(snapshot, spec, _judged(run, result))
     if true_condition(job, "Failed") or true_condition(job, "Complete"):

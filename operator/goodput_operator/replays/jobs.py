@@ -6,14 +6,12 @@ Pods comply with the restricted Pod Security Standard and have no token for the 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import (
     API_VERSION,
     ENV_CONTROL_TOKEN,
-    FOLDER_CLAIMS,
     KIND_TRACEREPLAY,
     OBJECT_LABEL_ROLE,
     OBJECT_LABEL_TRACEREPLAY,
@@ -22,31 +20,31 @@ from goodput_core.contract import (
     ROLE_REPLAY,
 )
 from goodput_core.slo.targets import format_objective
-from goodput_core.spec.codec import encode
 from goodput_operator.kube.objects import ADMIN_PORT, JOB, MANAGER
-from goodput_operator.render.pods import POD_FIELDS
+from goodput_operator.render.replay_pod import (
+    RESULT_FILE,
+    SLO_FILE,
+    mount_slo,
+    output_options,
+    path_in_pod,
+    place_below,
+    replay_pod,
+)
 from goodput_operator.render.secrets import TOKEN_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from goodput_core.spec.llmservice import SLOSpec
     from goodput_core.spec.tracereplay import TraceReplaySpec
     from goodput_operator.kube.objects import Object
     from goodput_operator.render.pods import Installation
 
-__all__ = ["ReplayRun", "claims_of", "merge_job", "shards_job", "token_secret"]
+__all__ = ["ReplayRun", "merge_job", "shards_job", "token_secret"]
 
-_CONFIG_FOLDER: Final = "/etc/goodput"
-_SLO_KEY: Final = "slo.json"
-_SLO_ANNOTATION: Final = "goodput.dev/slo"
-_LOCAL_FOLDER: Final = "/tmp/goodput"  # noqa: S108 - the pod's own
-_RESULT_FILE: Final = "/dev/termination-log"
 _API_KEY: Final = "GOODPUT_TARGET_KEY"
 _MERGE_DEADLINE_S: Final = 3600
 _MERGE_RETRIES: Final = 2
-_EXIT_S: Final = 30
-_REQUESTS: Final = {"cpu": "500m", "memory": "512Mi"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +92,8 @@ class ReplayRun:
 
     def place(self, part: str) -> str:
         """Return the place of a part of the records, such as `shard-0`."""
-        # The query of a URI has the options of its store, such as `endpoint_override`.
-        folder, mark, query = self.records.partition("?")
         # A later replay of the same name has another uid.
-        return f"{folder.rstrip('/')}/{self.name}-{self.uid[:8]}/{part}{mark}{query}"
+        return place_below(self.records, f"{self.name}-{self.uid[:8]}/{part}")
 
     @property
     def report(self) -> str:
@@ -132,12 +128,6 @@ class ReplayRun:
         }
 
 
-def claims_of(spec: TraceReplaySpec) -> tuple[str, ...]:
-    """Return the names of the PersistentVolumeClaims of the trace and the records."""
-    found = (_claim(place) for place in (spec.trace, spec.records))
-    return tuple(dict.fromkeys(claim for claim in found if claim))
-
-
 def token_secret(run: ReplayRun) -> dict[str, Any]:
     """Render the Secret of the shards without its token; the caller adds it to `stringData`."""
     return {
@@ -156,7 +146,7 @@ def shards_job(
 
     A failed pod fails the Job and is never replaced: its requests must not be sent twice.
     """
-    pod = _pod(spec, installation, _shard_command(run, spec))
+    pod = replay_pod(spec, installation, _shard_command(run, spec))
     container = pod["containers"][0]
     container["env"] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -175,15 +165,7 @@ def shards_job(
         "timeoutSeconds": 5,
         "failureThreshold": 1,
     }
-    item = {
-        "path": _SLO_KEY,
-        "fieldRef": {"fieldPath": f"metadata.annotations['{_SLO_ANNOTATION}']"},
-    }
-    pod["volumes"].append({"name": "goodput-config", "downwardAPI": {"items": [item]}})
-    container["volumeMounts"].append(
-        {"name": "goodput-config", "mountPath": _CONFIG_FOLDER, "readOnly": True}
-    )
-    annotations = {_SLO_ANNOTATION: json.dumps(encode(slo), sort_keys=True)}
+    annotations = mount_slo(pod, slo)
     job = {
         "completionMode": "Indexed",
         "completions": spec.shards,
@@ -197,9 +179,9 @@ def shards_job(
 
 def merge_job(run: ReplayRun, spec: TraceReplaySpec, installation: Installation) -> dict[str, Any]:
     """Render the Job that merges the records of the shards and reports the verdict."""
-    shards = [_path(run.place(f"shard-{index}")) for index in range(spec.shards)]
-    command = ["replay", "merge", *shards, *_output(run.place("merged")), "--force"]
-    pod = _pod(spec, installation, [*command, "--result-file", _RESULT_FILE])
+    shards = [path_in_pod(run.place(f"shard-{index}")) for index in range(spec.shards)]
+    command = ["replay", "merge", *shards, *output_options(run.place("merged")), "--force"]
+    pod = replay_pod(spec, installation, [*command, "--result-file", RESULT_FILE])
     job = {"backoffLimit": _MERGE_RETRIES, "activeDeadlineSeconds": _MERGE_DEADLINE_S}
     return _job(run, run.merge_job, job, pod, {})
 
@@ -207,8 +189,8 @@ def merge_job(run: ReplayRun, spec: TraceReplaySpec, installation: Installation)
 def _shard_command(run: ReplayRun, spec: TraceReplaySpec) -> list[str]:
     target = spec.target
     url = target.url or f"http://{target.service}.{run.namespace}.svc"
-    command = ["replay", "--trace", _path(spec.trace), "--target", url, "--yes"]
-    command += ["--slo", f"{_CONFIG_FOLDER}/{_SLO_KEY}"]
+    command = ["replay", "--trace", path_in_pod(spec.trace), "--target", url, "--yes"]
+    command += ["--slo", SLO_FILE]
     if spec.window is not None:
         window = spec.window
         command += ["--window", f"{window.start_seconds}s..{window.end_seconds}s"]
@@ -225,25 +207,8 @@ def _shard_command(run: ReplayRun, spec: TraceReplaySpec) -> list[str]:
         command += ["--shard", f"job/{spec.shards}"]
     # Equal in all shards and other than that of any earlier run, whose prompts may be cached.
     command += ["--salt", run.uid, "--arm", f"[$(POD_IP)]:{ADMIN_PORT}"]
-    command += _output(run.place("shard-$(JOB_COMPLETION_INDEX)"))
-    return [*command, "--result-file", _RESULT_FILE]
-
-
-def _output(place: str) -> list[str]:
-    """Return the options that write a run folder to a place."""
-    if place.startswith("pvc://"):
-        return ["--out", _path(place)]
-    return ["--out", _LOCAL_FOLDER, "--upload", place]
-
-
-def _claim(place: str) -> str:
-    """Return the claim of `pvc://CLAIM/PATH`; empty for another place."""
-    return place.removeprefix("pvc://").partition("/")[0] if place.startswith("pvc://") else ""
-
-
-def _path(place: str) -> str:
-    """Return the path in a pod of `pvc://CLAIM/PATH`, and any other place unchanged."""
-    return f"{FOLDER_CLAIMS}/{place.removeprefix('pvc://')}" if _claim(place) else place
+    command += output_options(run.place("shard-$(JOB_COMPLETION_INDEX)"))
+    return [*command, "--result-file", RESULT_FILE]
 
 
 def _api_key(spec: TraceReplaySpec) -> list[dict[str, Any]]:
@@ -269,56 +234,4 @@ def _job(
         "kind": JOB.name,
         "metadata": run.metadata(name),
         "spec": {**job, "template": {"metadata": metadata, "spec": pod}},
-    }
-
-
-def _pod(
-    spec: TraceReplaySpec, installation: Installation, command: Sequence[str]
-) -> dict[str, Any]:
-    overrides = encode(spec.pod)
-    pull_policy = installation.image_pull_policy
-    claims = [{"name": claim["name"]} for claim in overrides.get("resourceClaims", ())]
-    resources = encode(spec.resources) or {"requests": dict(_REQUESTS)}
-    tmp = {"name": "goodput-tmp", "mountPath": "/tmp"}  # noqa: S108 - the pod's own
-    volumes: list[dict[str, Any]] = [{"name": "goodput-tmp", "emptyDir": {}}]
-    mounts: list[dict[str, Any]] = [tmp]
-    for number, claim in enumerate(claims_of(spec)):
-        read_only = {} if claim == _claim(spec.records) else {"readOnly": True}
-        volume = f"goodput-claim-{number}"
-        source = {"claimName": claim, **read_only}
-        volumes.append({"name": volume, "persistentVolumeClaim": source})
-        mounts.append({"name": volume, "mountPath": f"{FOLDER_CLAIMS}/{claim}", **read_only})
-    names = {variable["name"] for variable in overrides.get("env", ())}
-    home = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - the root file system is read-only
-    container: dict[str, Any] = {
-        "name": ROLE_REPLAY,
-        "image": spec.image or installation.replay_image,
-        **({} if pull_policy is None else {"imagePullPolicy": pull_policy}),
-        "command": ["goodput", *command],
-        "env": [*([] if "HOME" in names else [home]), *overrides.get("env", ())],
-        "resources": {**resources, "claims": claims} if claims else resources,
-        "terminationMessagePath": _RESULT_FILE,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [*mounts, *overrides.get("volumeMounts", ())],
-    }
-    security: dict[str, Any] = {
-        "runAsNonRoot": True,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    if installation.fs_group is not None:
-        security["fsGroup"] = installation.fs_group
-    return {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _EXIT_S,
-        "securityContext": security,
-        "containers": [container],
-        "volumes": [*volumes, *overrides.get("volumes", ())],
-        **{name: overrides[name] for name in POD_FIELDS if name in overrides},
     }

@@ -19,12 +19,13 @@ from goodput_operator.kube.objects import (
     admin_url,
     is_ready,
 )
-from goodput_operator.reconcile.actions import Delete, Emit, WriteStatus
+from goodput_operator.reconcile.actions import Create, Delete, Emit, WriteStatus
 from goodput_operator.reconcile.work_queue import Result
+from goodput_operator.render.replay_pod import claims_of
 from goodput_operator.render.secrets import TOKEN_KEY
-from goodput_operator.replays.actions import Create, CreateReplayToken, PostStart
+from goodput_operator.replays.actions import CreateReplayToken, PostStart
 from goodput_operator.replays.decide import decide
-from goodput_operator.replays.jobs import ReplayRun, claims_of
+from goodput_operator.replays.jobs import ReplayRun
 from goodput_operator.replays.shards import shard_token
 from goodput_operator.replays.snapshot import ReplaySnapshot
 from goodput_operator.replays.status import is_finished

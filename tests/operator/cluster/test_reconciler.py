@@ -67,6 +67,10 @@ class ForgottenServices:
         self.forgotten.append(uid)
 
 
+async def no_gate(_: str) -> None:
+    """No pod of a gate runs."""
+
+
 class Harness:
     """A reconciler with a cache and a decision that tests set."""
 
@@ -84,7 +88,13 @@ class Harness:
         client = bench.client
         self.reconciler = Reconciler(
             cache=cache,
-            observer=Observer(cache=cache, client=client, measure=self.measures, clock=bench.clock),
+            observer=Observer(
+                cache=cache,
+                client=client,
+                measure=self.measures,
+                read_gate=no_gate,
+                clock=bench.clock,
+            ),
             decide=self.decide,
             applier=Applier(
                 client=client,

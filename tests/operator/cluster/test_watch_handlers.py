@@ -169,6 +169,5 @@ def test_every_wait_of_kopf_is_bounded_and_the_api_server_filters_by_label(
     ]
     services, replays, pods, jobs, *parts = map(selectors.collect, resources)
     assert all(selected == ["goodput.dev/llmservice"] for selected in parts)
-    assert jobs == ["goodput.dev/tracereplay"]
-    assert pods == ["app.kubernetes.io/managed-by=goodput-operator"]
+    assert jobs == pods == ["app.kubernetes.io/managed-by=goodput-operator"]
     assert services == replays == []

@@ -15,11 +15,13 @@ import pytest
 
 from goodput_core.control import ClassOutcomes, EngineReading, Signal, Traffic
 from goodput_core.engine_state import EngineState
+from goodput_core.replay_job import ABState
 from goodput_core.units import NS_PER_S
 from goodput_operator.control.measures import Measures
 from goodput_operator.control.window import ServiceWindow
 from goodput_operator.reconcile.actions import (
     Apply,
+    Create,
     CreateToken,
     Decision,
     Delete,
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
 NAME = "chat"
 UID = "service-uid"
 STEP_NS = 5 * NS_PER_S
-INSTALLATION = Installation(engine_image="engine:1", router_image="engine:1")
+INSTALLATION = Installation(
+    engine_image="engine:1", router_image="engine:1", replay_image="replay:1"
+)
 MINIMAL: dict[str, Any] = {
     "model": {"source": "emulated://unit"},
     "replicas": 2,
@@ -52,6 +56,9 @@ class Cluster:
     Attributes:
         spec: spec of the service; `update_spec` changes it.
         broken: revisions whose pods never become ready.
+        full: roles for whose pods a quota has no room.
+        annotations: annotations of the service.
+        gate_state: progress that the pod of a gate's Job reports.
         secrets: names of the created Secrets.
         written: kind and name of each applied or deleted object.
     """
@@ -63,6 +70,9 @@ class Cluster:
     status: dict[str, Any] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
+    full: set[str] = field(default_factory=set)
+    annotations: dict[str, str] = field(default_factory=dict)
+    gate_state: ABState | None = None
     memory: Memory = field(default_factory=Memory)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
     delayed: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -100,6 +110,9 @@ class Cluster:
 
     def remove(self, kind: str, name: str) -> None:
         del self.objects[kind, name]
+        if kind == "Job":
+            for pod in [one for one in self.pods.values() if one["metadata"].get("job") == name]:
+                del self.pods[pod["metadata"]["name"]]
 
     def condition(self, kind: str) -> tuple[str, str]:
         (one,) = [c for c in self.status["conditions"] if c["type"] == kind]
@@ -147,6 +160,7 @@ class Cluster:
                 "generation": self.generation,
                 "resourceVersion": "1",
                 "labels": {"team": "x"},
+                "annotations": self.annotations,
             },
             "spec": self.spec,
             "status": self.status,
@@ -162,6 +176,7 @@ class Cluster:
             failures=self.failures,
             delayed=self.delayed,
             stores_learnt=self.stores_learnt,
+            gate_state=self.gate_state,
         )
 
     def decide(self, measures: Measures | None = None) -> Decision:
@@ -192,12 +207,17 @@ class Cluster:
         match action:
             case Apply():
                 self._apply(action)
+            case Create():
+                key = (action.body["kind"], action.body["metadata"]["name"])
+                if key not in self.objects:
+                    self.objects[key] = self._stored(copy.deepcopy(dict(action.body)))
+                    self.written.append(key)
             case CreateToken():
                 self.secrets.add(action.body["metadata"]["name"])
             case Delete():
                 body = self.objects.get((action.kind, action.name))
                 if body is not None and body["metadata"]["uid"] == action.uid:
-                    del self.objects[action.kind, action.name]
+                    self.remove(action.kind, action.name)
                     self.written.append((action.kind, action.name))
             case WriteStatus():
                 self.status = copy.deepcopy(dict(action.status))
@@ -256,7 +276,8 @@ class Cluster:
         ]
         for body in ours:
             self._run(body)
-        for pod in list(self.pods.values()):
+        self._run_jobs()
+        for pod in [one for one in self.pods.values() if "deployment" in one["metadata"]]:
             owner = pod["metadata"]["deployment"]
             if ("Deployment", owner) not in self.objects:
                 del self.pods[pod["metadata"]["name"]]
@@ -266,9 +287,60 @@ class Cluster:
         for body in ours:
             self._report(body)
 
+    # --- Jobs -----------------------------------------------------------------------------
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the Jobs that exist."""
+        return [body for (kind, _), body in self.objects.items() if kind == "Job"]
+
+    def _run_jobs(self) -> None:
+        """Start the pod of each new Job."""
+        for job in self.jobs():
+            name = job["metadata"]["name"]
+            if any(one["metadata"].get("job") == name for one in self.pods.values()):
+                continue
+            if job.get("status"):
+                continue
+            self.counter += 1
+            template = job["spec"]["template"]
+            owner = {"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+            self.pods[f"{name}-x"] = {
+                "kind": "Pod",
+                "metadata": {
+                    "name": f"{name}-x",
+                    "uid": f"pod-{self.counter}",
+                    "labels": dict(template["metadata"]["labels"]),
+                    "ownerReferences": [{**owner, "controller": True}],
+                    "job": name,
+                },
+                "status": {
+                    "phase": "Running",
+                    "podIP": "10.9.9.9",
+                    "containerStatuses": [{"name": "replay", "state": {"running": {}}}],
+                },
+            }
+
+    def end_job(self, message: str | None, *, code: int = 0) -> None:
+        """End the only Job; without a message, its pod is deleted."""
+        (job,) = self.jobs()
+        name = job["metadata"]["name"]
+        kind = "Failed" if code or message is None else "Complete"
+        job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+        self._bump_version(job)
+        if message is None:
+            del self.pods[f"{name}-x"]
+            return
+        ended = {"exitCode": code, "message": message, "finishedAt": "2026-01-01T00:00:00Z"}
+        self.pods[f"{name}-x"]["status"] = {
+            "phase": "Failed" if code else "Succeeded",
+            "containerStatuses": [{"name": "replay", "state": {"terminated": ended}}],
+        }
+
     def _run(self, body: dict[str, Any]) -> None:
         mine = self._pods_of(body)
         desired = body["spec"]["replicas"]
+        role = body["spec"]["selector"]["matchLabels"]["goodput.dev/role"]
+        if role in self.full:
+            desired = min(desired, len(mine))
         # As the real controller does, delete pods that are not ready first.
         for pod in sorted(mine, key=_ready)[: max(0, len(mine) - desired)]:
             del self.pods[pod["metadata"]["name"]]
@@ -291,6 +363,12 @@ class Cluster:
         mine = self._pods_of(body)
         ready = sum(map(_ready, mine))
         conditions = body.get("status", {}).get("conditions", [])
+        role = body["spec"]["selector"]["matchLabels"]["goodput.dev/role"]
+        conditions = [one for one in conditions if one["type"] != "ReplicaFailure"]
+        if role in self.full:
+            text = "exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4"
+            failure = {"type": "ReplicaFailure", "status": "True", "message": text}
+            conditions = [*conditions, failure]
         body["status"] = {
             "observedGeneration": body["metadata"]["generation"],
             "replicas": len(mine),
@@ -302,7 +380,7 @@ class Cluster:
 
     def _pods_of(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         name = body["metadata"]["name"]
-        return [pod for pod in self.pods.values() if pod["metadata"]["deployment"] == name]
+        return [pod for pod in self.pods.values() if pod["metadata"].get("deployment") == name]
 
     def _revision(self, pod: Mapping[str, Any]) -> str:
         return str(pod["metadata"]["labels"]["goodput.dev/revision"])

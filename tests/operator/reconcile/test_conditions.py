@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from goodput_operator.control.measures import Measures
 
-GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
+GATE = {"gate": {"trace": "pvc://traces/prod.parquet", "baseline": "Recorded"}}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet"}}
         ({"minReplicas": 9, "maxReplicas": 2}, "InvalidSpec", "spec.minReplicas: 9 is above"),
         ({"engine": {"policy": "magic"}}, "InvalidSpec", "spec.engine.policy: must be one of"),
         ({"model": None}, "InvalidSpec", "spec.model: is required"),
-        ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate: gated rollouts are not"),
+        ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate.baseline: Recorded is not"),
         (
             {"model": {"source": "hf://a/b"}},
             "InvalidSpec",

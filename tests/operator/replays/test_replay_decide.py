@@ -11,10 +11,9 @@ from goodput_core.replay_job import ReplayResult, ShardState, encode_message
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.kube.objects import format_time
-from goodput_operator.reconcile.actions import Delete, Emit, WriteStatus
+from goodput_operator.reconcile.actions import Create, Delete, Emit, WriteStatus
 from goodput_operator.render.pods import Installation
 from goodput_operator.replays.actions import (
-    Create,
     CreateReplayToken,
     PostStart,
     ReplayDecision,

@@ -11,7 +11,8 @@ from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import SLOSpec
 from goodput_core.spec.tracereplay import TraceReplaySpec
 from goodput_operator.render.pods import Installation
-from goodput_operator.replays.jobs import ReplayRun, claims_of, merge_job, shards_job
+from goodput_operator.render.replay_pod import claims_of
+from goodput_operator.replays.jobs import ReplayRun, merge_job, shards_job
 from goodput_replay.options import ReplayOptions, parse_options
 
 INSTALLATION = Installation(

@@ -1,21 +1,23 @@
-"""Conditions, results and failures of the Jobs and pods of a TraceReplay."""
+"""Conditions, results and failures of the Jobs that replay, and of their pods."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.replay_job import ReplayResult, decode_message
+from goodput_core.replay_job import ABResult, ReplayResult, decode_ab_result, decode_message
 from goodput_operator.kube.objects import JOB, conditions_by_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from goodput_operator.kube.objects import Object
-    from goodput_operator.replays.snapshot import ReplaySnapshot
 
 __all__ = [
+    "ab_result_of",
+    "describe_failure",
     "describe_unarmed",
     "failure_of",
+    "has_started",
     "pods_of",
     "result_of",
     "terminated_of",
@@ -23,11 +25,11 @@ __all__ = [
 ]
 
 
-def pods_of(snapshot: ReplaySnapshot, job: str) -> list[Object]:
-    """Return the pods of a Job by name."""
+def pods_of(pods: Iterable[Object], job: str) -> list[Object]:
+    """Return the pods of a Job, in the order of their names."""
     found = (
         pod
-        for pod in snapshot.pods
+        for pod in pods
         if any(
             owner.get("kind") == JOB.name and owner.get("name") == job
             for owner in pod["metadata"].get("ownerReferences") or ()
@@ -65,6 +67,15 @@ def result_of(pods: Sequence[Object]) -> ReplayResult | None:
     return None
 
 
+def ab_result_of(pods: Sequence[Object]) -> ABResult | None:
+    """Return the result or the error of a comparison in a pod's message; None without one."""
+    for pod in pods:
+        result = decode_ab_result(str(terminated_of(pod).get("message") or ""))
+        if result is not None:
+            return result
+    return None
+
+
 def describe_unarmed(pods: Sequence[Object], details: Sequence[str]) -> str:
     """Return what a pod or a request waits for, as a clause; empty if it is not known."""
     for pod in pods:
@@ -89,3 +100,22 @@ def failure_of(job: Object, pods: Sequence[Object]) -> Object | None:
     if true_condition(job, "Failed") or true_condition(job, "FailureTarget"):
         return job
     return None
+
+
+def has_started(pod: Object) -> bool:
+    """True if a container of the pod runs."""
+    statuses: Sequence[Any] = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any("running" in (one.get("state") or {}) for one in statuses)
+
+
+def describe_failure(job: Object, failed: Object) -> str:
+    """Return the reason of a Job that failed without a result."""
+    name = job["metadata"]["name"]
+    if failed is job:
+        condition = true_condition(job, "Failed") or true_condition(job, "FailureTarget") or {}
+        if condition.get("reason") == "DeadlineExceeded":
+            return f"Job {name} did not end within its deadline"
+        return f"the pod of Job {name} was deleted"
+    ended = terminated_of(failed)
+    detail = str(ended.get("message") or "").strip() or str(ended.get("reason") or "it was lost")
+    return f"pod {failed['metadata']['name']} of the comparison ended without a verdict: {detail}"

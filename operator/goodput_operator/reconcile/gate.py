@@ -1,0 +1,131 @@
+"""The gate of a rollout: the state of the cluster decides which revision serves, and what to do.
+
+The stable revision serves until the update revision has passed its gate. Progress and outcome are
+stored on the ControllerRevision of the update revision, before anything follows from them. Every
+other state is that of Deployments, pods and the Job, so a restarted operator continues where the
+earlier one stopped, and a repeated or missed reconciliation changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from goodput_core.contract import ANNOTATION_RETRY, ROLE_ENGINE
+from goodput_core.spec.codec import encode
+from goodput_operator.reconcile.gate_attempt import GateAttempt, obsolete_objects
+from goodput_operator.reconcile.gate_plan import (
+    GatePhase,
+    GatePlan,
+    GateRecord,
+    gate_status,
+    read_record,
+)
+from goodput_operator.render.gate import job_name
+from goodput_operator.render.metadata import digest_of
+
+if TYPE_CHECKING:
+    from goodput_core.control import Setpoint
+    from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_core.spec.rollout import GateSpec
+    from goodput_operator.kube.objects import Object
+    from goodput_operator.reconcile.snapshot import Snapshot, View
+    from goodput_operator.render.pods import Installation
+    from goodput_operator.render.revisions import Revision
+
+__all__ = ["plan_gate"]
+
+_KEY_CHARACTERS: Final = 8
+
+
+def plan_gate(
+    snapshot: Snapshot,
+    view: View,
+    spec: LLMServiceSpec,
+    installation: Installation,
+    *,
+    update: Revision,
+    stable: Revision | None,
+    stored: bool,
+    setpoint: Setpoint,
+) -> GatePlan:
+    """Decide about the gate of the update revision.
+
+    Args:
+        snapshot: the service and its objects.
+        view: the classified objects.
+        spec: spec of the service.
+        installation: images and platform settings.
+        update: revision of the spec.
+        stable: revision that serves; None before the first one serves.
+        stored: True if the ControllerRevision of the update revision exists.
+        setpoint: limits and replicas in force.
+    """
+    gate, record = spec.rollout.gate, read_record(update)
+    if gate is None or stable is None or stable.name == update.name:
+        passed = record is not None and record.phase(gate) is GatePhase.PASSED
+        return GatePlan(
+            target=update.name,
+            deletes=obsolete_objects(view, None, None),
+            status=gate_status(update.name, record, gate)
+            if record is not None and passed
+            else None,
+        )
+    key = _key_of(snapshot.service, spec, gate, update=update.name, stable=stable.name)
+    rolls = any(engine.revision == update.name for engine in view.workloads(ROLE_ENGINE))
+    if record is not None and record.phase(gate) is GatePhase.PASSED and rolls:
+        key = record.key  # a rollout that has begun is not judged again
+    if record is None or record.key != key:
+        record = GateRecord(
+            key=key, baseline=stable.name, started=snapshot.unix_s, since=snapshot.unix_s
+        )
+        status = gate_status(update.name, record, gate, message="the gate begins")
+        return GatePlan(
+            target=stable.name,
+            record=record,
+            deletes=obsolete_objects(view, key, None),
+            status=status,
+            wake_after_s=1.0,
+        )
+    phase = record.phase(gate)
+    job = job_name(view.owner, key, record.attempt)
+    if phase is not None:
+        return GatePlan(
+            target=update.name if phase is GatePhase.PASSED else stable.name,
+            deletes=obsolete_objects(view, None, job),
+            status=gate_status(update.name, record, gate),
+        )
+    attempt = GateAttempt(
+        snapshot=snapshot,
+        view=view,
+        spec=spec,
+        gate=gate,
+        installation=installation,
+        update=update,
+        stable=stable,
+        record=record,
+        setpoint=setpoint,
+    )
+    if spec.suspend:
+        return attempt.suspend()
+    plan = attempt.decide()
+    # The pods of the pair name the ControllerRevision, which owns the Secret with their token.
+    return plan if stored else replace(plan, pair=None, create=None)
+
+
+def _key_of(
+    service: Object, spec: LLMServiceSpec, gate: GateSpec, *, update: str, stable: str
+) -> str:
+    """Return the key of a gate: with another one, the gate begins again."""
+    rules, metadata = encode(gate), service["metadata"]
+    # It changes what follows from the verdict, not the verdict.
+    rules.pop("onInconclusive", None)
+    parts = {
+        "service": metadata["uid"],
+        "candidate": update,
+        "baseline": stable,
+        "gate": rules,
+        "slo": encode(spec.slo),
+        "retry": str((metadata.get("annotations") or {}).get(ANNOTATION_RETRY, "")),
+    }
+    return digest_of(parts, _KEY_CHARACTERS)

@@ -1,0 +1,485 @@
+"""One gate without an outcome: start its engines, compare them in a Job, and follow its attempts.
+
+An attempt without a verdict is repeated: an invalid measurement, a lost pod of the Job, and a
+replaced engine. A candidate that crashes is not replaced by another pod, so it is judged by the
+requests that it lost.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from goodput_core.contract import (
+    ANNOTATION_GATE,
+    OBJECT_LABEL_GATE,
+    OBJECT_LABEL_ROLE,
+    ROLE_BASELINE,
+    ROLE_CANDIDATE,
+    ROLE_REPLAY,
+)
+from goodput_core.control import Setpoint
+from goodput_core.errors import SpecError
+from goodput_core.slo.verdict import VerdictKind
+from goodput_core.spec.codec import decode
+from goodput_core.spec.llmservice import LLMServiceSpec
+from goodput_core.spec.rollout import GateSpec
+from goodput_core.spec.status import GateStatus
+from goodput_operator.kube.jobs import (
+    ab_result_of,
+    describe_failure,
+    describe_unarmed,
+    failure_of,
+    has_started,
+    pods_of,
+    true_condition,
+)
+from goodput_operator.kube.objects import JOB
+from goodput_operator.reconcile.actions import Create, Delete
+from goodput_operator.reconcile.gate_plan import (
+    GatePhase,
+    GatePlan,
+    GateReason,
+    GateRecord,
+    gate_status,
+)
+from goodput_operator.reconcile.problems import Problem, ProblemReason, problems_of_workload
+from goodput_operator.reconcile.snapshot import Snapshot, View
+from goodput_operator.render.config_map import GateConfig, read_gate_setpoint
+from goodput_operator.render.gate import gate_job, job_name, serving_port
+from goodput_operator.render.pods import Installation
+from goodput_operator.render.revisions import Revision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from goodput_core.replay_job import ABResult
+    from goodput_operator.kube.objects import Object
+    from goodput_operator.reconcile.snapshot import Child, PodView
+
+__all__ = ["MAX_ATTEMPTS", "GateAttempt", "obsolete_objects"]
+
+MAX_ATTEMPTS: Final = 3
+"""Attempts without a verdict, after which the gate is paused."""
+_PAIR: Final = (ROLE_BASELINE, ROLE_CANDIDATE)
+_BACKOFF_S: Final = 10
+_MAX_MESSAGE: Final = 1500
+_POLL_S: Final = 10.0
+_CAPACITY: Final = frozenset(
+    {ProblemReason.QUOTA_EXCEEDED, ProblemReason.REFUSED, ProblemReason.UNSCHEDULABLE}
+)
+_OUTCOMES: Final = {
+    VerdictKind.PASS: GatePhase.PASSED,
+    VerdictKind.FAIL: GatePhase.FAILED,
+    VerdictKind.INCONCLUSIVE: GatePhase.PAUSED,
+}
+
+
+def obsolete_objects(view: View, key: str | None, job: str | None) -> tuple[Delete, ...]:
+    """Return deletions of the objects of other gates and of earlier attempts.
+
+    Args:
+        view: classified objects of the service.
+        key: key of the gate whose engines are kept; None to keep none.
+        job: name of the Job that is kept; None to keep none.
+    """
+    names = {view.owner.names.gate(key, role) for role in _PAIR} if key is not None else set()
+    deletes = [
+        Delete(kind="Deployment", name=workload.name, uid=workload.uid)
+        for role in _PAIR
+        for workload in view.workloads(role)
+        if workload.name not in names
+    ]
+    return (*deletes, *(_delete(child) for child in _jobs(view) if _name(child) != job))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateAttempt:
+    """The present attempt of a gate.
+
+    Args:
+        snapshot: the service and its objects.
+        view: the classified objects.
+        spec: spec of the service.
+        gate: its gate.
+        installation: images and platform settings.
+        update: the candidate.
+        stable: the baseline.
+        record: record of the gate, which has no outcome.
+        setpoint: limits and replicas of the service.
+    """
+
+    snapshot: Snapshot
+    view: View
+    spec: LLMServiceSpec
+    gate: GateSpec
+    installation: Installation
+    update: Revision
+    stable: Revision
+    record: GateRecord
+    setpoint: Setpoint
+
+    def suspend(self) -> GatePlan:
+        """Stop the attempt of a suspended service; the next one begins when it is resumed."""
+        record = self.record
+        if self._job() is not None:
+            record = replace(record, attempt=record.attempt + 1)
+        return GatePlan(
+            target=self.stable.name,
+            record=record,
+            deletes=obsolete_objects(self.view, None, None),
+            status=gate_status(
+                self.update.name,
+                record,
+                self.gate,
+                phase=GatePhase.SUSPENDED,
+                message="spec.suspend is set, so the gate waits",
+            ),
+        )
+
+    def decide(self) -> GatePlan:
+        """Return the plan of the present attempt."""
+        if self.gate.image is None and self.installation.replay_image is None:
+            text = (
+                "spec.rollout.gate.image is required, because the operator was installed without "
+                "--replay-image"
+            )
+            return self._plan(GatePhase.PAUSED, text, reason=GateReason.NO_IMAGE, pair=False)
+        job = self._job()
+        return self._start() if job is None else self._follow(job.body)
+
+    # --- before the Job -------------------------------------------------------------------
+
+    def _start(self) -> GatePlan:
+        """Start the pair, and create the Job once both engines are ready."""
+        record, now_s = self.record, self.snapshot.unix_s
+        if record.invalid and (wait_s := self._retry_s() - now_s) > 0:
+            text = f"attempt {record.attempt} follows in {wait_s} s: {record.message}"
+            return self._plan(GatePhase.WAITING, text, reason=record.reason, wake_s=wait_s)
+        ready = {role: self._ready(role) for role in _PAIR}
+        baseline, candidate = (ready[role] for role in _PAIR)
+        if baseline is not None and candidate is not None:
+            return self._plan(
+                GatePhase.STARTING,
+                "candidate and baseline are ready",
+                create=Create(body=self._render_job(baseline, candidate)),
+                wake_s=2.0,
+            )
+        return self._wait_for_pair(ready)
+
+    def _wait_for_pair(self, ready: Mapping[str, PodView | None]) -> GatePlan:
+        missing = [role for role in _PAIR if ready[role] is None]
+        problems = [problem for role in missing for problem in self._problems(role)]
+        capacity = next((one for one in problems if _is_capacity(one)), None)
+        first = capacity or next(iter(problems), None)
+        text = f"{len(_PAIR) - len(missing)} of {len(_PAIR)} engines of the gate are ready"
+        if first is not None:
+            text += f"; {first.message}"
+        left_s = self._left_s(*self._deployments())
+        if left_s > 0:
+            reason = GateReason.INSUFFICIENT_CAPACITY if capacity is not None else ""
+            return self._plan(GatePhase.STARTING, text, reason=reason, wake_s=left_s)
+        deadline = f"{text}, and spec.rollout.progressDeadlineSeconds has passed"
+        if capacity is not None:
+            return self._end(GatePhase.PAUSED, GateReason.INSUFFICIENT_CAPACITY, deadline)
+        if ROLE_BASELINE in missing:
+            return self._end(GatePhase.PAUSED, GateReason.BASELINE_NOT_READY, deadline)
+        return self._end(GatePhase.FAILED, GateReason.PROGRESS_DEADLINE_EXCEEDED, deadline)
+
+    def _render_job(self, baseline: PodView, candidate: PodView) -> dict[str, Any]:
+        pods = {"baseline": _identity(baseline), "candidate": _identity(candidate)}
+        return gate_job(
+            self.view.owner,
+            self.spec,
+            self.gate,
+            self.installation,
+            key=self.record.key,
+            attempt=self.record.attempt,
+            candidate=self.update.name,
+            targets=(
+                _url(baseline, serving_port(self.stable.template)),
+                _url(candidate, serving_port(self.update.template)),
+            ),
+            replicas=max(1, self.setpoint.replicas),
+            annotations={ANNOTATION_GATE: json.dumps(pods, sort_keys=True)},
+        )
+
+    def _ready(self, role: str) -> PodView | None:
+        """Return the ready pod of a role; None while there is none or another one ends."""
+        pods = self._pods(role)
+        if len(pods) != 1 or not pods[0].ready or not _address(pods[0]):
+            return None
+        return pods[0]
+
+    def _pods(self, role: str) -> list[PodView]:
+        labels = {OBJECT_LABEL_GATE: self.record.key, OBJECT_LABEL_ROLE: role}
+        return [
+            pod
+            for pod in self.view.trials
+            if labels.items() <= (pod.body["metadata"].get("labels") or {}).items()
+        ]
+
+    def _deployments(self) -> list[Object]:
+        names = {self.view.owner.names.gate(self.record.key, role) for role in _PAIR}
+        return [child.body for child in self.view.ours("Deployment") if _name(child) in names]
+
+    def _problems(self, role: str) -> list[Problem]:
+        name = self.view.owner.names.gate(self.record.key, role)
+        message = self.snapshot.failures.get(("Deployment", name))
+        if message is not None:
+            quota = "exceeded quota" in message
+            reason = ProblemReason.QUOTA_EXCEEDED if quota else ProblemReason.REFUSED
+            return [Problem(reason=reason, message=f"Deployment {name}: {message}")]
+        return [
+            problem
+            for workload in self.view.workloads(role)
+            if workload.name == name
+            for problem in problems_of_workload(workload, self._pods(role))
+        ]
+
+    # --- with the Job ---------------------------------------------------------------------
+
+    def _job(self) -> Child | None:
+        name = job_name(self.view.owner, self.record.key, self.record.attempt)
+        return next((child for child in _jobs(self.view) if _name(child) == name), None)
+
+    def _follow(self, job: Object) -> GatePlan:
+        """Follow the Job to its result."""
+        pods = pods_of(self.snapshot.pods, job["metadata"]["name"])
+        result = ab_result_of(pods)
+        if lost := self._lost(job):
+            return self._repeat(lost, result)
+        if result is not None and result.verdict in _OUTCOMES:
+            return self._judge(result, _OUTCOMES[result.verdict])
+        if result is not None:
+            return self._repeat(result.message, result)
+        if failed := failure_of(job, pods):
+            return self._repeat(describe_failure(job, failed), None)
+        if true_condition(job, "Complete"):
+            return self._repeat(f"the pod of Job {job['metadata']['name']} left no result", None)
+        if not any(has_started(pod) for pod in pods):
+            detail = describe_unarmed(pods, ()) or "; its pod does not exist yet"
+            text = f"Job {job['metadata']['name']} has not started{detail}"
+            left_s = self._left_s(job)
+            if left_s <= 0:
+                return self._end(GatePhase.PAUSED, GateReason.REPLAY_NOT_STARTED, text)
+            return self._plan(GatePhase.STARTING, text, wake_s=left_s)
+        return self._show_progress()
+
+    def _show_progress(self) -> GatePlan:
+        state = self.snapshot.gate_state
+        if state is None:
+            return self._keep_progress()
+        text = f"{state.pairs} of {state.planned} pairs of runs are recorded"
+        if state.verdict is not None:
+            text += f"; so far {state.verdict.value} ({state.reason})"
+        return self._plan(
+            GatePhase.REPLAYING,
+            text,
+            pairs=f"{state.pairs}/{state.planned}",
+            verdict=state.verdict,
+            interval=state.interval,
+            wake_s=_POLL_S,
+        )
+
+    def _keep_progress(self) -> GatePlan:
+        """Keep the stored progress of this attempt while the pod does not answer."""
+        try:
+            stored = decode(GateStatus, self.view.status.get("gate") or {}, "")
+        except SpecError:
+            stored = None
+        if (
+            stored is None
+            or stored.phase != GatePhase.REPLAYING
+            or (stored.revision, stored.attempt) != (self.update.name, self.record.attempt)
+        ):
+            text = "the trace is sent to candidate and baseline in turn"
+            pairs = f"0/{self.gate.pairs}"
+            return self._plan(GatePhase.REPLAYING, text, pairs=pairs, wake_s=_POLL_S)
+        return self._plan(
+            GatePhase.REPLAYING,
+            stored.message or "",
+            pairs=stored.pairs,
+            verdict=stored.verdict,
+            interval=stored.interval,
+            wake_s=_POLL_S,
+        )
+
+    def _lost(self, job: Object) -> str:
+        """Return why a pod of the pair is not the one that the Job began with; empty if it is."""
+        annotations = job["metadata"].get("annotations") or {}
+        try:
+            began = json.loads(annotations.get(ANNOTATION_GATE, ""))
+        except (ValueError, RecursionError):
+            began = None
+        if not isinstance(began, dict):
+            return f"Job {job['metadata']['name']} lacks the annotation {ANNOTATION_GATE}"
+        for role in _PAIR:
+            known = began.get(role) or {}
+            same = [pod for pod in self._pods(role) if pod.uid == known.get("uid")]
+            if not same or same[0].terminating:
+                return f"pod {known.get('name')} of the {role} was replaced during the comparison"
+            # A candidate that ends by itself is judged by the requests that it lost.
+            if role == ROLE_BASELINE and _identity(same[0]) != known:
+                return f"the container of the baseline, {same[0].name}, was restarted"
+        return ""
+
+    # --- outcomes -------------------------------------------------------------------------
+
+    def _judge(self, result: ABResult, phase: GatePhase) -> GatePlan:
+        assert result.verdict is not None, "INVALID and errors have no outcome"
+        return self._store(
+            replace(
+                self.record,
+                verdict=result.verdict,
+                ended=phase,
+                reason=result.reason,
+                message=result.message[:_MAX_MESSAGE],
+                pairs=f"{result.pairs}/{max(result.pairs, self.gate.pairs)}",
+                interval=result.interval or "",
+            )
+        )
+
+    def _repeat(self, message: str, result: ABResult | None) -> GatePlan:
+        """Store an attempt without a verdict, and plan the next one."""
+        record = self.record
+        reason = GateReason.NO_VERDICT if result is None else result.reason
+        record = replace(
+            record,
+            invalid=record.invalid + 1,
+            since=self.snapshot.unix_s,
+            reason=reason,
+            message=" ".join(message.split())[:_MAX_MESSAGE],
+        )
+        if record.invalid < MAX_ATTEMPTS:
+            return self._store(replace(record, attempt=record.attempt + 1))
+        text = f"{MAX_ATTEMPTS} attempts gave no verdict; the last one: {record.message}"
+        verdict = VerdictKind.INVALID
+        return self._store(
+            replace(
+                record,
+                verdict=verdict,
+                ended=GatePhase.PAUSED,
+                reason=GateReason.NO_VERDICT,
+                message=text[:_MAX_MESSAGE],
+            )
+        )
+
+    def _end(self, phase: GatePhase, reason: GateReason, message: str) -> GatePlan:
+        return self._store(
+            replace(self.record, ended=phase, reason=reason, message=message[:_MAX_MESSAGE])
+        )
+
+    def _store(self, record: GateRecord) -> GatePlan:
+        """Store a record; what follows from it is decided once it is stored."""
+        job = job_name(self.view.owner, record.key, self.record.attempt)
+        phase = record.phase(self.gate)
+        return GatePlan(
+            target=self.stable.name,
+            record=record,
+            pair=self._config() if phase is None else None,
+            deletes=obsolete_objects(self.view, record.key, job),
+            status=gate_status(
+                self.update.name,
+                record,
+                self.gate,
+                # It passes once the record is stored.
+                phase=GatePhase.REPLAYING if phase is GatePhase.PASSED else phase,
+            ),
+            wake_after_s=1.0,
+        )
+
+    def _plan(
+        self,
+        phase: GatePhase,
+        message: str,
+        *,
+        reason: str = "",
+        pairs: str | None = None,
+        verdict: VerdictKind | None = None,
+        interval: str | None = None,
+        create: Create | None = None,
+        pair: bool = True,
+        wake_s: float | None = None,
+    ) -> GatePlan:
+        job = job_name(self.view.owner, self.record.key, self.record.attempt)
+        status = gate_status(self.update.name, self.record, self.gate, phase=phase, message=message)
+        return GatePlan(
+            target=self.stable.name,
+            pair=self._config() if pair else None,
+            create=create,
+            deletes=obsolete_objects(self.view, self.record.key if pair else None, job),
+            status=replace(
+                status,
+                reason=str(reason) or None,
+                pairs=pairs,
+                verdict=verdict,
+                interval=interval,
+            ),
+            wake_after_s=wake_s,
+        )
+
+    def _config(self) -> GateConfig:
+        """Return the inputs of the pair, with the limits that the first engine started with."""
+        child = self.view.children.get(("ConfigMap", self.view.owner.names.config))
+        stored = None
+        if child is not None and child.ours:
+            stored = read_gate_setpoint(child.body, self.record.key)
+        return GateConfig(
+            key=self.record.key,
+            revisions=(self.stable, self.update),
+            setpoint=stored or self.setpoint,
+        )
+
+    def _retry_s(self) -> int:
+        """Return the time of the next attempt, in seconds since 1970."""
+        return self.record.since + (_BACKOFF_S << (self.record.invalid - 1))
+
+    def _left_s(self, *objects: Object) -> int:
+        """Return the seconds until the progress deadline of the latest of these objects."""
+        since_s = max(self.record.since, *map(_created_s, objects), 0)
+        return since_s + self.spec.rollout.progress_deadline_seconds - self.snapshot.unix_s
+
+
+def _jobs(view: View) -> list[Child]:
+    return [
+        child
+        for child in view.ours(JOB.name)
+        if (child.body["metadata"].get("labels") or {}).get(OBJECT_LABEL_ROLE) == ROLE_REPLAY
+    ]
+
+
+def _name(child: Child) -> str:
+    return str(child.body["metadata"]["name"])
+
+
+def _delete(child: Child) -> Delete:
+    return Delete(kind=child.body["kind"], name=_name(child), uid=child.uid)
+
+
+def _identity(pod: PodView) -> dict[str, Any]:
+    """Return the values that change if a pod or its container is replaced."""
+    statuses = (pod.body.get("status") or {}).get("containerStatuses") or ()
+    restarts = sum(status.get("restartCount", 0) for status in statuses)
+    return {"name": pod.name, "uid": pod.uid, "restarts": restarts}
+
+
+def _address(pod: PodView) -> str:
+    return str((pod.body.get("status") or {}).get("podIP") or "")
+
+
+def _url(pod: PodView, port: int) -> str:
+    address = _address(pod)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def _created_s(body: Object) -> int:
+    created = body["metadata"].get("creationTimestamp")
+    return 0 if created is None else int(datetime.fromisoformat(created).timestamp())
+
+
+def _is_capacity(problem: Problem) -> bool:
+    """True if a quota or the nodes lack room, and not if a volume is missing."""
+    return problem.reason in _CAPACITY and "persistentvolumeclaim" not in problem.message

@@ -1,0 +1,565 @@
+"""A gated revision serves only after its gate has passed, and the stable one serves until then."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from goodput_core.replay_job import ABResult, ABState, encode_message
+from goodput_core.slo.verdict import VerdictKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.operator.reconcile.conftest import Cluster
+
+GATE: dict[str, Any] = {
+    "trace": "pvc://traces/prod.parquet",
+    "window": {"startSeconds": 600, "endSeconds": 900},
+    "margin": "2%",
+    "records": "pvc://runs/gates",
+}
+PASS, FAIL, INCONCLUSIVE, INVALID = (
+    encode_message(
+        ABResult(
+            verdict=verdict,
+            reason=reason,
+            message=f"{verdict.value} of a.",
+            pairs=4,
+            interval="a: −0.10 points (−0.40 … +0.20)",
+        )
+    )
+    for verdict, reason in (
+        (VerdictKind.PASS, "Attained"),
+        (VerdictKind.FAIL, "WorseThanBaseline"),
+        (VerdictKind.INCONCLUSIVE, "IntervalSpansMargin"),
+        (VerdictKind.INVALID, "InvalidRun"),
+    )
+)
+ERROR = encode_message(ABResult(reason="Error", message="/claims/traces/x.parquet: no such file"))
+TRIAL_ROLES = ("baseline", "candidate")
+
+
+@pytest.fixture
+def gated(cluster: Cluster) -> Cluster:
+    """A settled service of two engines with a gate."""
+    cluster.update_spec(rollout={"gate": GATE})
+    cluster.settle()
+    return cluster
+
+
+def trials(cluster: Cluster) -> dict[str, dict[str, int]]:
+    return {role: cluster.deployments(role) for role in TRIAL_ROLES}
+
+
+def gate_of(cluster: Cluster) -> dict[str, Any]:
+    gate: dict[str, Any] = cluster.status.get("gate", {})
+    return gate
+
+
+def until_job(cluster: Cluster) -> dict[str, Any]:
+    """Reconcile until the Job of the gate runs."""
+    for _ in range(12):
+        cluster.reconcile()
+        if len(cluster.jobs()) == 1 and gate_of(cluster)["phase"] == "Replaying":
+            return cluster.jobs()[0]
+    raise AssertionError(gate_of(cluster))
+
+
+def change(cluster: Cluster, policy: str = "sarathi") -> None:
+    cluster.update_spec(engine={"policy": policy})
+
+
+def judge(cluster: Cluster, message: str, policy: str = "sarathi") -> None:
+    """Change the service, end its gate with a message, and settle."""
+    change(cluster, policy)
+    until_job(cluster)
+    cluster.end_job(message)
+    cluster.settle()
+
+
+def test_the_first_revision_needs_no_gate(gated: Cluster) -> None:
+    assert gated.condition("Ready") == ("True", "Serving")
+    assert gated.condition("RolloutPaused") == ("False", "NotPaused")
+    assert not gate_of(gated)
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+
+
+def test_a_changed_service_starts_a_pair_that_serves_no_clients(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    change(gated)
+    job = until_job(gated)
+    update = gated.status["updateRevision"]
+    assert gated.deployments() == {stable: 2}, "the service is unchanged"
+    assert [list(d.values()) for d in trials(gated).values()] == [[1], [1]]
+    engines = gated.objects["Service", "chat-engines"]["spec"]["selector"]
+    budget = gated.objects["PodDisruptionBudget", "chat-engines"]["spec"]["selector"]["matchLabels"]
+    for role, revision in zip(TRIAL_ROLES, (stable, update), strict=True):
+        (name,) = gated.deployments(role)
+        body = gated.objects["Deployment", name]
+        template = body["spec"]["template"]
+        labels = template["metadata"]["labels"]
+        assert not engines.items() <= labels.items()
+        assert not budget.items() <= labels.items()
+        assert body["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert labels["goodput.dev/revision"] == revision
+        stored = gated.objects["ControllerRevision", revision]["data"]["template"]["spec"]
+        container = template["spec"]["containers"][0]
+        assert container["command"] == stored["containers"][0]["command"]
+        (config,) = [v["configMap"] for v in template["spec"]["volumes"] if "configMap" in v]
+        keys = {item["path"]: item["key"] for item in config["items"]}
+        data = gated.objects["ConfigMap", "chat-config"]["data"]
+        manifest = json.loads(data[keys[f"{revision}.json"]])
+        assert manifest["spec"]["control"] == {"mode": "Manual"}
+        assert json.loads(data[keys["limits.json"]])["token_budget"] == 2048
+        assert len(name) <= 63
+    assert gated.status["replicas"] == 2
+    assert gated.status["currentRevision"] == stable
+    assert gated.condition("Reconciling") == ("True", "Gating")
+    assert gated.condition("Stalled") == ("False", "Unhindered")
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    text = " ".join(command)
+    assert text.startswith("goodput replay ab --trace /var/lib/goodput/claims/traces/prod.parquet")
+    assert "--window 600s..900s --rate-scale 1/2" in text
+    assert "--pairs 4 --margin 2% " in text
+    targets = [command[i + 1] for i, word in enumerate(command) if word == "--target"]
+    pods = {p["metadata"]["labels"]["goodput.dev/role"]: p for p in gated.pods.values()}
+    assert targets == [f"http://{pods[role]['status']['podIP']}:8000" for role in TRIAL_ROLES]
+    assert f"--out /var/lib/goodput/claims/runs/gates/{update}-" in text
+    assert [event.reason for event in gated.events][-1] == "GateStarted"
+
+
+def test_a_passed_revision_is_rolled_out_and_capacity_never_falls(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    change(gated)
+    until_job(gated)
+    gated.end_job(PASS)
+    for _ in range(30):
+        gated.reconcile(ready=1)
+        assert len(gated.engines(ready=True)) >= 2
+    update = gated.status["updateRevision"]
+    assert gated.deployments() == {update: 2}
+    assert gated.status["currentRevision"] == update != stable
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+    assert not gated.jobs()
+    assert "gate" not in gated.objects["ConfigMap", "chat-config"]["data"]
+    assert gate_of(gated)["phase"] == "Passed"
+    assert gate_of(gated)["interval"] == "a: −0.10 points (−0.40 … +0.20)"
+    assert gated.status["summary"]["gate"] == "Passed 4/4 PASS"
+    reasons = [event.reason for event in gated.events]
+    assert reasons == ["Ready", "GateStarted", "GatePassed", "RollingOut", "RolledOut"]
+    assert gated.condition("Reconciling") == ("False", "Settled")
+
+
+def test_a_failed_revision_is_remembered_and_not_retried(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    judge(gated, FAIL)
+    update = gated.status["updateRevision"]
+    assert gated.deployments() == {stable: 2}
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+    assert gated.status["failedRevision"] == update
+    assert gated.status["currentRevision"] == stable
+    assert gated.condition("RolloutPaused") == ("True", "GateFailed")
+    assert gated.condition("Stalled") == ("True", "RolloutPaused")
+    assert gated.condition("Reconciling") == ("False", "RolloutPaused")
+    assert gated.condition("Ready") == ("True", "Serving")
+    assert "FAIL of a." in gated.message("RolloutPaused")
+    (event,) = [event for event in gated.events if event.reason == "GateFailed"]
+    assert event.warning
+    assert "−0.10 points" in event.message
+    assert "report: pvc://runs/gates/" in event.message
+    gated.restart_operator()
+    gated.status = {}
+    gated.settle()
+    assert trials(gated) == {"baseline": {}, "candidate": {}}, "also without memory and status"
+    assert gated.status["failedRevision"] == update
+    gated.update_spec(replicas=3)
+    gated.settle()
+    assert gated.deployments() == {stable: 3}, "the service still scales"
+
+
+def test_a_changed_spec_or_the_annotation_begins_another_gate(gated: Cluster) -> None:
+    judge(gated, FAIL)
+    first = gate_of(gated)
+    gated.annotations = {"goodput.dev/retry": "1"}
+    until_job(gated)
+    assert gate_of(gated)["revision"] == first["revision"]
+    gated.end_job(FAIL)
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Failed"
+    gated.update_spec(rollout={"gate": {**GATE, "margin": "5%"}})
+    until_job(gated)
+    gated.end_job(PASS)
+    gated.settle()
+    assert gated.status["currentRevision"] == first["revision"]
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "condition", "serves"),
+    [
+        (None, "Paused", ("True", "GateInconclusive"), False),
+        ("Pause", "Paused", ("True", "GateInconclusive"), False),
+        ("Rollback", "Failed", ("True", "GateInconclusive"), False),
+        ("Promote", "Passed", ("False", "NotPaused"), True),
+    ],
+)
+def test_an_inconclusive_gate_follows_the_spec(
+    gated: Cluster, action: str | None, phase: str, condition: tuple[str, str], serves: bool
+) -> None:
+    gate = GATE if action is None else {**GATE, "onInconclusive": action}
+    gated.update_spec(rollout={"gate": gate})
+    judge(gated, INCONCLUSIVE)
+    assert gate_of(gated)["phase"] == phase
+    assert gated.condition("RolloutPaused") == condition
+    update = gated.status["updateRevision"]
+    assert (gated.status["currentRevision"] == update) == serves
+    assert (gated.status.get("failedRevision") == update) == (phase == "Failed")
+
+
+def test_a_paused_gate_is_decided_by_the_spec_without_another_replay(gated: Cluster) -> None:
+    judge(gated, INCONCLUSIVE)
+    jobs = Counter(gated.written)
+    gated.update_spec(rollout={"gate": {**GATE, "onInconclusive": "Promote"}})
+    gated.settle()
+    assert gated.status["currentRevision"] == gated.status["updateRevision"]
+    created = Counter(gated.written) - jobs
+    assert not [key for key in created if key[0] == "Job" and key in gated.objects]
+
+
+def test_a_paused_gate_is_left_by_removing_the_gate(gated: Cluster) -> None:
+    judge(gated, FAIL)
+    gated.update_spec(rollout=None)
+    gated.settle()
+    assert gated.status["currentRevision"] == gated.status["updateRevision"]
+    assert gated.condition("RolloutPaused") == ("False", "NotPaused")
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "sentence"),
+    [
+        (INVALID, 3, "INVALID of a."),
+        (ERROR, 64, "/claims/traces/x.parquet: no such file"),
+        ("Killed", 137, "ended without a verdict: Killed"),
+        (None, 1, "the pod of Job"),
+        ("", 0, "left no result"),
+    ],
+    ids=["invalid", "a missing trace", "killed", "a deleted pod", "no result"],
+)
+def test_an_attempt_without_a_verdict_is_repeated_three_times_and_never_fails_the_candidate(
+    gated: Cluster, message: str | None, code: int, sentence: str
+) -> None:
+    (stable,) = gated.deployments()
+    change(gated)
+    names = set()
+    for attempt in (1, 2, 3):
+        names.add(until_job(gated)["metadata"]["name"])
+        assert gate_of(gated).get("attempt", 1) == attempt
+        gated.end_job(message, code=code)
+        gated.reconcile()
+        gated.reconcile()
+        assert gated.deployments() == {stable: 2}
+    gated.settle()
+    assert len(names) == 3
+    assert gate_of(gated)["phase"] == "Paused"
+    assert sentence in gate_of(gated)["message"]
+    assert gated.condition("RolloutPaused") == ("True", "GateInvalid")
+    assert "failedRevision" not in gated.status
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+    assert [e.reason for e in gated.events].count("GateRepeated") == 2
+
+
+def test_an_attempt_is_repeated_after_a_pause(gated: Cluster) -> None:
+    change(gated)
+    until_job(gated)
+    gated.end_job(INVALID, code=3)
+    gated.reconcile()
+    ended_ns = gated.now_ns
+    gated.reconcile()
+    assert gate_of(gated)["phase"] == "Waiting"
+    until_job(gated)
+    assert gated.now_ns - ended_ns >= 10 * 10**9
+    gated.end_job(PASS)
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Passed"
+
+
+@pytest.mark.parametrize("role", TRIAL_ROLES)
+def test_a_replaced_engine_voids_the_attempt_even_if_it_gave_a_verdict(
+    gated: Cluster, role: str
+) -> None:
+    change(gated)
+    until_job(gated)
+    (victim,) = [
+        name
+        for name, pod in gated.pods.items()
+        if pod["metadata"]["labels"]["goodput.dev/role"] == role
+    ]
+    del gated.pods[victim]
+    gated.end_job(FAIL)
+    gated.reconcile()
+    assert f"of the {role} was replaced" in gate_of(gated)["message"]
+    until_job(gated)
+    gated.end_job(PASS)
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Passed"
+
+
+def restart_container(cluster: Cluster, role: str) -> None:
+    for pod in cluster.pods.values():
+        if pod["metadata"]["labels"]["goodput.dev/role"] == role:
+            pod["status"]["containerStatuses"] = [
+                {"name": "engine", "restartCount": 1, "state": {}}
+            ]
+
+
+def test_a_candidate_that_crashes_is_judged_and_a_baseline_that_crashes_is_not(
+    gated: Cluster,
+) -> None:
+    change(gated)
+    until_job(gated)
+    restart_container(gated, "baseline")
+    gated.end_job(PASS)
+    gated.reconcile()
+    assert "the container of the baseline" in gate_of(gated)["message"]
+    until_job(gated)
+    restart_container(gated, "candidate")
+    gated.end_job(FAIL)
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Failed"
+
+
+def test_a_spec_changed_in_the_middle_begins_the_gate_of_the_new_revision(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    change(gated)
+    first = until_job(gated)["metadata"]["name"]
+    old = trials(gated)
+    change(gated, "orca")
+    gated.reconcile()
+    gated.reconcile()
+    assert first not in {job["metadata"]["name"] for job in gated.jobs()}
+    second = until_job(gated)["metadata"]["name"]
+    assert second != first
+    assert trials(gated)["baseline"].keys().isdisjoint(old["baseline"]), "a fresh baseline"
+    gated.end_job(PASS)
+    gated.settle()
+    assert gated.status["currentRevision"] == gated.status["updateRevision"] != stable
+
+
+def test_a_spec_changed_back_removes_the_gate(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    change(gated)
+    until_job(gated)
+    gated.update_spec(engine=None)
+    gated.settle()
+    assert gated.deployments() == {stable: 2}
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+    assert not gated.jobs()
+    assert not gate_of(gated)
+    assert "RolledOut" not in {event.reason for event in gated.events}
+
+
+def test_a_quota_without_room_is_reported_and_paused_after_the_deadline(gated: Cluster) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    gated.full = {"candidate"}
+    change(gated)
+    for _ in range(5):
+        gated.reconcile()
+    assert gated.condition("RolloutPaused") == ("True", "InsufficientCapacity")
+    assert gated.condition("Reconciling") == ("True", "Gating")
+    assert "exceeded quota: pods" in gated.message("RolloutPaused")
+    for _ in range(15):
+        gated.reconcile()
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Paused"
+    assert gated.condition("RolloutPaused") == ("True", "InsufficientCapacity")
+    assert trials(gated) == {"baseline": {}, "candidate": {}}, "nothing waits for the room"
+    assert "failedRevision" not in gated.status
+    gated.full = set()
+    gated.annotations = {"goodput.dev/retry": "now"}
+    until_job(gated)
+
+
+def test_room_that_appears_in_time_lets_the_gate_continue(gated: Cluster) -> None:
+    gated.full = {"candidate", "baseline"}
+    change(gated)
+    for _ in range(5):
+        gated.reconcile()
+    gated.full = set()
+    until_job(gated)
+    assert gated.condition("RolloutPaused") == ("False", "NotPaused")
+    assert [e.reason for e in gated.events].count("InsufficientCapacity") == 1
+
+
+def test_a_candidate_that_never_starts_fails_after_the_deadline(gated: Cluster) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    change(gated)
+    gated.decide()
+    gated.broken = {gated.status["updateRevision"]}
+    for _ in range(20):
+        gated.reconcile()
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Failed"
+    assert gated.condition("RolloutPaused") == ("True", "ProgressDeadlineExceeded")
+    assert gated.status["failedRevision"] == gated.status["updateRevision"]
+
+
+def test_a_baseline_that_never_starts_does_not_fail_the_candidate(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    gated.broken = {stable}
+    change(gated)
+    for _ in range(20):
+        gated.reconcile()
+    gated.settle()
+    assert gated.condition("RolloutPaused") == ("True", "BaselineNotReady")
+    assert "failedRevision" not in gated.status
+
+
+def test_a_suspended_service_stops_its_gate_and_begins_another_attempt(gated: Cluster) -> None:
+    change(gated)
+    until_job(gated)
+    gated.update_spec(suspend=True)
+    gated.settle()
+    assert not gated.pods
+    assert not gated.jobs()
+    assert gate_of(gated)["phase"] == "Suspended"
+    gated.update_spec(suspend=None)
+    until_job(gated)
+    assert gate_of(gated)["attempt"] == 2
+    assert gated.status["currentRevision"] != gated.status["updateRevision"]
+
+
+def test_the_progress_is_shown_and_kept_while_the_pod_does_not_answer(gated: Cluster) -> None:
+    change(gated)
+    until_job(gated)
+    assert gated.status["summary"]["gate"] == "Replaying 0/4"
+    gated.gate_state = ABState(
+        pairs=2,
+        planned=4,
+        verdict=VerdictKind.INCONCLUSIVE,
+        reason="SinglePair",
+        interval="a: 0.00",
+    )
+    gated.reconcile()
+    assert gated.status["summary"]["gate"] == "Replaying 2/4 INCONCLUSIVE"
+    gated.gate_state = None
+    gated.reconcile()
+    assert gated.status["summary"]["gate"] == "Replaying 2/4 INCONCLUSIVE"
+
+
+def test_a_gate_without_an_image_waits_for_one(gated: Cluster) -> None:
+    complete = gated.installation
+    gated.installation = replace(complete, replay_image=None)
+    change(gated)
+    gated.settle()
+    assert gated.condition("RolloutPaused") == ("True", "NoReplayImage")
+    gated.installation = complete
+    until_job(gated)
+
+
+def test_the_limits_of_the_pair_stay_equal_while_those_of_the_service_change(
+    gated: Cluster,
+) -> None:
+    change(gated)
+    until_job(gated)
+    budget = {"policy": "sarathi", "tokenBudget": {"initial": 512}}
+    gated.update_spec(engine=budget, control={"mode": "Manual"})
+    gated.reconcile()
+    gated.reconcile()
+    data = gated.objects["ConfigMap", "chat-config"]["data"]
+    assert json.loads(data["limits.json"])["token_budget"] == 512
+    assert json.loads(data["gate-limits.json"])["token_budget"] == 2048
+
+
+@pytest.mark.parametrize("text", ["{", '{"key": 3}', "[]"])
+def test_a_damaged_record_begins_the_gate_again(gated: Cluster, text: str) -> None:
+    judge(gated, FAIL)
+    update = gated.status["updateRevision"]
+    gate = {"goodput.dev/gate": text}
+    gated.edit(
+        "ControllerRevision", update, lambda body: body["metadata"]["annotations"].update(gate)
+    )
+    until_job(gated)
+    gated.end_job(FAIL)
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Failed"
+
+
+STEPS: dict[str, Callable[[Cluster], object]] = {
+    "reconcile": lambda cluster: None,
+    "kill operator": lambda cluster: cluster.restart_operator(),
+    "delete candidate": lambda cluster: delete_pod(cluster, "candidate"),
+    "delete baseline": lambda cluster: delete_pod(cluster, "baseline"),
+    "delete engine": lambda cluster: delete_pod(cluster, "engine"),
+    "delete job pod": lambda cluster: end_job(cluster, None),
+    "pass": lambda cluster: end_job(cluster, PASS),
+    "fail": lambda cluster: end_job(cluster, FAIL),
+    "invalid": lambda cluster: end_job(cluster, INVALID),
+    "change": change,
+    "other change": lambda cluster: change(cluster, "orca"),
+    "change back": lambda cluster: cluster.update_spec(engine=None),
+    "lose status": lambda cluster: cluster.status.clear(),
+    "scale up": lambda cluster: cluster.update_spec(replicas=3),
+    "scale down": lambda cluster: cluster.update_spec(replicas=2),
+    "fill": lambda cluster: cluster.full.add("candidate"),
+    "empty": lambda cluster: cluster.full.clear(),
+}
+
+
+def delete_pod(cluster: Cluster, role: str) -> None:
+    for name, pod in list(cluster.pods.items()):
+        if pod["metadata"]["labels"]["goodput.dev/role"] == role:
+            del cluster.pods[name]
+            return
+
+
+def end_job(cluster: Cluster, message: str | None) -> None:
+    """End a running Job."""
+    running = [job for job in cluster.jobs() if not job.get("status")]
+    if running and f"{running[0]['metadata']['name']}-x" in cluster.pods:
+        cluster.end_job(message)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps=st.lists(st.sampled_from(tuple(STEPS)), max_size=40), final=st.sampled_from([PASS, FAIL])
+)
+def test_the_service_keeps_its_capacity_and_the_gate_converges_after_any_disturbances(
+    new_cluster: type[Cluster], steps: list[str], final: str
+) -> None:
+    cluster = new_cluster()
+    cluster.update_spec(rollout={"gate": GATE})
+    cluster.settle()
+    served = set(cluster.deployments())
+    for step in steps:
+        STEPS[step](cluster)
+        replicas: int = cluster.spec["replicas"]
+        before = len(cluster.engines(ready=True))
+        cluster.reconcile()
+        serving = len(cluster.engines(ready=True))
+        assert serving >= min(before, replicas), "no serving engine is lost"
+        assert len(cluster.jobs()) <= 1
+        served |= {e["metadata"]["labels"]["goodput.dev/revision"] for e in cluster.engines()}
+    cluster.full.clear()
+    for _ in range(40):
+        end_job(cluster, final)
+        cluster.reconcile()
+    cluster.settle()
+    assert len(cluster.engines(ready=True)) == cluster.spec["replicas"]
+    assert trials(cluster) == {"baseline": {}, "candidate": {}}
+    update, current = cluster.status["updateRevision"], cluster.status["currentRevision"]
+    phase = gate_of(cluster).get("phase")
+    assert phase in {None, "Passed", "Failed", "Paused"}
+    assert (update == current) == (phase in {None, "Passed"})
+    assert list(cluster.deployments()) == [current]
+    if final == FAIL and "pass" not in steps:
+        assert len(served) == 1, "no revision served without a PASS"
