@@ -97,6 +97,15 @@ def test_classes_of_all_kinds_are_found() -> None:
     assert {"LLMService", "KeyState", "Response", "SteppedCore", "ChartRelease"} <= found
 
 
+def test_decision_records_are_numbered_without_gaps() -> None:
+    records = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    assert [path.name[:5] for path in records] == [
+        f"{number:04d}-" for number in range(1, len(records) + 1)
+    ]
+    for path in records:
+        assert path.read_text(encoding="utf-8").startswith(f"# {int(path.name[:4])}. ")
+
+
 def benchmarks_imported_by(source: str) -> set[str]:
     """Return the benchmark modules that a source imports."""
     found: list[str] = []
