@@ -84,6 +84,9 @@ def pack_linears(network: nn.Module, *, measure: bool = True) -> bool:
             return False
         for parent, name in places:
             setattr(parent, name, PackedLinear(getattr(parent, name)).eval())
+    # The other weights are views of the mapped file, which would keep all of it in memory.
+    for parameter in network.parameters():
+        parameter.data = parameter.data.clone()
     return True
 
 
