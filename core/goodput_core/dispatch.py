@@ -22,7 +22,7 @@ from goodput_core.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["COMMANDS", "main", "replay", "run_command"]
+__all__ = ["COMMANDS", "kubectl_goodput", "main", "replay", "run_command"]
 
 _GROUP: Final = "goodput.commands"
 
@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "up": _CommandInfo("run an LLMService on this machine: replicas and a router", "up"),
     "operator": _CommandInfo("run the Kubernetes operator for LLMServices", "operator"),
     "wait": _CommandInfo("wait for the verdict of a TraceReplay in a cluster", "operator"),
+    "kubectl": _CommandInfo("show services of a cluster; also as `kubectl goodput`", "operator"),
     "replay": _CommandInfo("replay a trace against a service and judge every request", "replay"),
     "trace": _CommandInfo("import, describe, export, synthesize and anonymize traces", "replay"),
     "policies": _CommandInfo("compare policies, budgets and replica counts on a trace", "replay"),
@@ -83,6 +84,13 @@ def replay() -> None:
     _open_closed_outputs()
     interrupt_by_signals()
     sys.exit(run_command(["replay", *sys.argv[1:]]))
+
+
+def kubectl_goodput() -> None:
+    """Run `kubectl-goodput`, which kubectl runs as `kubectl goodput`."""
+    _open_closed_outputs()
+    interrupt_by_signals()
+    sys.exit(run_command(["kubectl", *sys.argv[1:]]))
 
 
 def _open_closed_outputs() -> None:

@@ -1,4 +1,4 @@
-"""Entry points of `goodput` and `replay`; until the modules are loaded, Ctrl-C ends them silently.
+"""Entry points of the commands; until the modules are loaded, Ctrl-C ends them silently.
 
 Importing the dispatcher takes a tenth of a second, in which Python's own handler of SIGINT would
 print a traceback.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["main", "replay"]
+__all__ = ["kubectl_goodput", "main", "replay"]
 
 
 def main() -> None:
@@ -25,6 +25,14 @@ def replay() -> None:
     from goodput_core import dispatch  # noqa: PLC0415 - see the module's docstring
 
     dispatch.replay()
+
+
+def kubectl_goodput() -> None:
+    """Entry point of `kubectl-goodput`, which kubectl runs as `kubectl goodput`."""
+    _end_by_interrupt()
+    from goodput_core import dispatch  # noqa: PLC0415 - see the module's docstring
+
+    dispatch.kubectl_goodput()
 
 
 def _end_by_interrupt() -> None:

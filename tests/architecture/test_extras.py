@@ -118,6 +118,7 @@ CHAT = str(ROOT / "examples" / "chat.yaml")
 # A command may parse its arguments before it imports third parties.
 ARGUMENTS = {
     "wait": ["trp/night"],
+    "kubectl": ["status"],
     "up": ["-f", CHAT],
     "operator": [],
     "replay": ["--trace", "sample", "--emulate", CHAT, "--dry-run"],

@@ -219,7 +219,9 @@ def _per_step(tokens: str, labels: str, by: str) -> str:
 
 _OUTPUT: Final = _rate(METRIC_OUTPUT_TOKENS, _ENGINE)
 _SCHEDULED: Final = _rate(METRIC_SCHEDULED_TOKENS, _ENGINE)
-_PROCESS: Final = f"on (namespace, pod) group_left (role) {METRIC_BUILD_INFO}{{{_SERVICE}}}"
+_PROCESS: Final = (
+    f'on (namespace, pod) group_left (role) {METRIC_BUILD_INFO}{{{_SERVICE},role=~"router|engine"}}'
+)
 _OF_PAIR: Final = f'{_SERVICE},role=~"candidate|baseline"'
 
 
