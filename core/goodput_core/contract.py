@@ -70,6 +70,10 @@ MAX_LIMITS_REVISION: Final = 2**63 - 1
 TOKENIZER_EMULATED: Final = "emulated"
 TOKENIZER_MODEL: Final = "model"
 
+# --- HTTP: port of the operator --------------------------------------------------------------
+# The services with the addresses of their pods, for `replay watch --services`.
+PATH_SERVICES: Final = "/services"
+
 # --- HTTP: port of an armed shard of a replay ------------------------------------------------
 PATH_REPLAY_STATE: Final = "/replay/state"
 PATH_REPLAY_START: Final = "/replay/start"

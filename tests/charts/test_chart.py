@@ -71,6 +71,7 @@ def test_the_chart_lints(helm: Helm, name: str) -> None:
         ("metrics.prometheusRule.runbooks=https://example.com/", "runbooks"),
         ("metrics.dashboards.labels.grafana_dashboard=1", "grafana_dashboard"),
         ("metrics.dashboards.namespace=Monitoring", "namespace"),
+        ("page.hosts={a b}", "hosts"),
         ("prometheus.allowedUrls={prometheus:9090}", "allowedUrls"),
         ("resources.limits.memory=1 GiB", "memory"),
         ("resources.requests.cpu=lots", "cpu"),
@@ -217,6 +218,39 @@ def test_the_rules_are_those_that_promtool_tests_with_the_charts_values(render: 
     options = "metrics.prometheusRule.enabled=true,metrics.prometheusRule.minimumRequests=5000000"
     changed = only(render(*KEY, "--set", options), "PrometheusRule")
     assert changed["spec"] == make_rules(minimum_requests="5000000", runbooks=pages)
+
+
+def test_the_live_page_has_no_rights_and_is_selected_by_no_other_service(render: Render) -> None:
+    options = ("--set", "page.enabled=true,page.hosts={goodput.example.org}",
+               "--set", "networkPolicy.services.enabled=true,watchNamespaces={chat}")  # fmt: skip
+    documents = render(*KEY, *options)
+    page, operator = (
+        next(d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == name)
+        for name in ("goodput-page", "goodput")
+    )
+    pod = page["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
+    (container,) = pod["containers"]
+    assert container["image"] == "ghcr.io/example/goodput-replay:0.1.0"
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["args"][2:] == [
+        "--services=http://goodput-metrics.goodput-system:8080",
+        "--listen=::",
+        "--port=8081",
+        "--host-name=goodput.example.org",
+    ]
+    labels = page["spec"]["template"]["metadata"]["labels"]
+    selectors = {
+        d["metadata"]["name"]: d["spec"]["selector"] for d in documents if d["kind"] == "Service"
+    }
+    selected = [name for name, one in selectors.items() if one.items() <= labels.items()]
+    assert selected == ["goodput-page"]
+    assert not operator["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    for name in ("goodput-routers", "goodput-engines"):
+        policy = next(d for d in documents if d["metadata"]["name"] == name)
+        peers = [one["podSelector"]["matchLabels"] for one in policy["spec"]["ingress"][1]["from"]]
+        assert labels in peers, "the page reads the admin ports"
 
 
 def test_engines_of_a_gate_are_scraped_under_their_own_role(render: Render) -> None:

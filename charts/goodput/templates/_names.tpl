@@ -24,6 +24,12 @@ app.kubernetes.io/name: goodput-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* Labels of the pods of the live page, which no other Service or policy of this chart selects. */}}
+{{- define "goodput.pageSelector" -}}
+app.kubernetes.io/name: goodput-page
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{- define "goodput.labels" -}}
 {{ include "goodput.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -53,6 +59,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   podSelector:
     matchLabels:
       {{- include "goodput.selector" .root | nindent 6 }}
+{{- if .root.Values.page.enabled }}
+- namespaceSelector:
+    matchLabels: {kubernetes.io/metadata.name: {{ .root.Release.Namespace }}}
+  podSelector:
+    matchLabels:
+      {{- include "goodput.pageSelector" .root | nindent 6 }}
+{{- end }}
 {{- with .monitoring }}
 {{ toYaml . }}
 {{- end }}

@@ -1,4 +1,4 @@
-"""The operator's HTTP port: liveness, readiness and metrics.
+"""The operator's HTTP port: liveness, readiness, metrics and the list of services.
 
 While the process runs, a watch may end unnoticed, or a reconciliation may hang. Liveness therefore
 checks three things: watches are renewed, no reconciliation takes too long, and reconciliations end
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from goodput_core.contract import PATH_LIVE, PATH_METRICS, PATH_READY
+from goodput_core.contract import PATH_LIVE, PATH_METRICS, PATH_READY, PATH_SERVICES
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.watch import WATCH_S
 from goodput_operator.reconcile.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from goodput_operator.kube.fence import ClockSource, Fence
     from goodput_operator.reconcile.metrics import OperatorMetrics
@@ -116,20 +116,25 @@ class Health:
 
 
 class ProbeServer:
-    """Serves the probes and the metrics.
+    """Serves the probes, the metrics and the list of services.
 
     Args:
         health: health of the operator.
         metrics: metrics of the operator.
+        services: returns the list of services.
     """
 
-    def __init__(self, health: Health, metrics: OperatorMetrics) -> None:
+    def __init__(
+        self, health: Health, metrics: OperatorMetrics, services: Callable[[], dict[str, Any]]
+    ) -> None:
         self._health = health
         self._metrics = metrics
+        self._services = services
         app = web.Application()
         app.router.add_get(PATH_LIVE, self._live)
         app.router.add_get(PATH_READY, self._ready)
         app.router.add_get(PATH_METRICS, self._expose)
+        app.router.add_get(PATH_SERVICES, self._list_services)
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, host: str, port: int) -> int:
@@ -166,6 +171,9 @@ class ProbeServer:
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.json_response(self._health.report(), status=200 if self._health.ready else 503)
+
+    async def _list_services(self, _: web.Request) -> web.Response:
+        return web.json_response(self._services())
 
     async def _expose(self, _: web.Request) -> web.Response:
         report = self._health.report()

@@ -25,6 +25,7 @@ from goodput_operator.kube.lease import FencingLock, LeaseTimes, hold_lease
 from goodput_operator.kube.objects import LLMSERVICE, TRACEREPLAY
 from goodput_operator.kube.watch import WATCHED, connect, watch_session
 from goodput_operator.manager.health import Health, ProbeServer
+from goodput_operator.manager.listing import list_services
 from goodput_operator.reconcile.apply import Applier, LimitsPusher
 from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
@@ -164,7 +165,7 @@ class Operator:
             measure=measure,
             metrics=self._metrics,
         )
-        probes = ProbeServer(self._health, self._metrics)
+        probes = ProbeServer(self._health, self._metrics, lambda: list_services(self._cache))
         port = await probes.start(options.probe_host, options.probe_port)
         self._stack.push_async_callback(probes.stop)
         lock = FencingLock(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import web
 
@@ -17,9 +17,9 @@ from goodput_core.errors import UsageError
 from goodput_replay.report.page import policy
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-__all__ = ["HOST", "LiveServer", "PageSource", "open_site"]
+__all__ = ["HOST", "LiveServer", "PageSource", "open_site", "protect", "require_local_host"]
 
 HOST: Final = "127.0.0.1"
 _UPDATE_S: Final = 1.0
@@ -68,11 +68,11 @@ class LiveServer:
         self._unread = 0
         self._all_read = asyncio.Event()
         self._all_read.set()
-        self.app = web.Application(middlewares=[self._protect])
+        self.app = web.Application(middlewares=[protect()])
         self.app.add_routes(
             [
-                web.get("/", self._get_page),
-                web.get("/events", self._get_events),
+                web.get("/", self.get_page),
+                web.get("/events", self.get_events),
                 web.get("/report", self._get_report),
             ]
         )
@@ -99,19 +99,8 @@ class LiveServer:
         except TimeoutError:
             pass
 
-    @web.middleware
-    async def _protect(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
-        require_local_host(request)
-        response = await handler(request)
-        if not response.prepared:
-            response.headers.update(_HEADERS)
-        return response
-
-    async def _get_page(self, _: web.Request) -> web.Response:
+    async def get_page(self, _: web.Request) -> web.Response:
+        """Return the page."""
         if self._finished is not None:
             return self._respond(self._finished)
         if self._source is None:
@@ -137,7 +126,8 @@ class LiveServer:
             headers={"Content-Security-Policy": self._policy},
         )
 
-    async def _get_events(self, request: web.Request) -> web.StreamResponse:
+    async def get_events(self, request: web.Request) -> web.StreamResponse:
+        """Send the changes of the page until the client disconnects."""
         if self._source is None:
             raise web.HTTPServiceUnavailable(text="the run has not started yet\n")
         if self._clients >= _MAX_CLIENTS:
@@ -177,13 +167,38 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-def require_local_host(request: web.Request) -> None:
+def protect(hosts: Iterable[str] = ()) -> Any:
+    """Return a middleware that rejects foreign hosts, and adds headers against other sites.
+
+    Args:
+        hosts: names of this server besides those of the loopback address.
+    """
+
+    @web.middleware
+    async def middleware(
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        require_local_host(request, hosts)
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(_HEADERS)
+        return response
+
+    return middleware
+
+
+def require_local_host(request: web.Request, hosts: Iterable[str] = ()) -> None:
     """Reject a request whose Host header names another host, as after DNS rebinding.
 
+    Args:
+        request: the request.
+        hosts: accepted names besides those of the loopback address.
+
     Raises:
-        HTTPForbidden: the header is missing or not a name of the loopback address.
+        HTTPForbidden: the header is missing or names another host.
     """
-    if request.url.host not in _NAMES or not request.headers.get("Host"):
+    if request.url.host not in {*_NAMES, *hosts} or not request.headers.get("Host"):
         raise web.HTTPForbidden(text="only for this machine: use the address that was printed\n")
 
 

@@ -41,11 +41,16 @@ def main(argv: Sequence[str]) -> int:
         UnreachableError: no router answered at the URL within 10 seconds.
     """
     given = make_parser().parse_args(argv)
-    if (given.url is None) is not given.events:
-        raise UsageError("replay watch: give the URL of a router's admin port, or --events")
+    if (given.url is not None) + given.events + (given.services is not None) != 1:
+        raise UsageError(
+            "replay watch: give one of these: the URL of a router's admin port, --events, "
+            "--services"
+        )
+    if given.services is None and (given.listen is not None or given.host_name):
+        raise UsageError("replay watch: --listen and --host-name need --services")
     with suppress(asyncio.CancelledError):
         try:
-            asyncio.run(_watch(given))
+            asyncio.run(_watch(given) if given.services is None else _watch_services(given))
         except KeyboardInterrupt:
             raise Interrupted("stopped watching; the service is not affected") from None
     return ExitCode.PASS
@@ -60,6 +65,7 @@ def make_parser() -> CommandParser:
         examples=(
             "replay watch http://127.0.0.1:41273 -f examples/chat.yaml",
             "goodput up -f examples/chat.yaml --ui",
+            "replay watch --services http://goodput-metrics.goodput-system:8080 --listen ::",
         ),
     )
     parser.add_argument(
@@ -90,6 +96,26 @@ def make_parser() -> CommandParser:
         action="store_true",
         help="read the events of `goodput up --json` from stdin, which also names the URL and the "
         "decisions; end when stdin closes",
+    )
+    parser.add_argument(
+        "--services",
+        metavar="URL",
+        type=argument_type(_parse_url, "URL"),
+        help="port of an operator in a cluster: list its services, with a live page for each",
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        help="address of the pages with --services, such as :: for all (default: 127.0.0.1); they "
+        "are read-only, and anyone who reaches the address sees them",
+    )
+    parser.add_argument(
+        "--host-name",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="accept requests under this host name, such as that of an Ingress; repeatable "
+        "(default: names of this machine only)",
     )
     return parser
 
@@ -130,6 +156,29 @@ async def _watch(given: Any) -> None:
         polling.cancel()
     finally:
         await runner.cleanup()
+
+
+async def _watch_services(given: Any) -> None:
+    import aiohttp  # noqa: PLC0415 - heavy
+    from yarl import URL  # noqa: PLC0415
+
+    from goodput_replay.live.server import HOST, open_site  # noqa: PLC0415
+    from goodput_replay.watch.services import ServicePages  # noqa: PLC0415
+
+    host = HOST if given.listen is None else given.listen
+    async with aiohttp.ClientSession() as session:
+        pages = ServicePages(session, URL(given.services), given.host_name)
+        # asyncio binds IPv4 and IPv6 for an empty address, but only IPv6 for `::`.
+        address = "" if host == "::" else host
+        runner, port = await open_site(pages.app, given.port, "--port", host=address)
+        shown = f"[{host}]" if ":" in host else host
+        sys.stderr.write(f"live pages: http://{shown}:{port}/\n")
+        sys.stderr.flush()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+            await pages.close()
 
 
 async def _poll_once_known(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.watch.readings import EngineLoad, RouterView
 
-__all__ = ["WINDOW_S", "LoadSample", "ObservedChange", "ServiceHistory"]
+__all__ = ["WINDOW_S", "LoadSample", "ObservedChange", "ServiceHistory", "make_sample"]
 
 WINDOW_S: Final = 900
 _MAX_CHANGES: Final = 50
@@ -91,6 +91,14 @@ class ServiceHistory:
             engines: load of the engines that were read, by name.
             at_s: Unix time of the reading.
         """
+        self.add_seconds(router)
+        sample = make_sample(router, engines, at_s)
+        if self.samples:
+            self.changes.extendleft(_compare(self.samples[-1], sample))
+        self.samples.append(sample)
+
+    def add_seconds(self, router: RouterView) -> None:
+        """Add the judged requests of a reading, and no sample of the load."""
         assert router.seconds is not None, "checked by the reader"
         if router.epoch != self._epoch:
             self._epoch = router.epoch
@@ -110,10 +118,6 @@ class ServiceHistory:
             for second, pair in enumerate(pairs, start=seconds.first_s):
                 if second >= first_s:
                     mine[second] = pair
-        sample = _make_sample(router, engines, at_s)
-        if self.samples:
-            self.changes.extendleft(_compare(self.samples[-1], sample))
-        self.samples.append(sample)
 
     def counts(self) -> dict[str, SecondCounts]:
         """Return the judged requests of each class by second, up to the last reading."""
@@ -131,7 +135,8 @@ class ServiceHistory:
         }
 
 
-def _make_sample(router: RouterView, engines: Mapping[str, EngineLoad], at_s: float) -> LoadSample:
+def make_sample(router: RouterView, engines: Mapping[str, EngineLoad], at_s: float) -> LoadSample:
+    """Return the load that a router and its engines reported at a Unix time."""
     total = sum(one.kv_total_blocks or 0 for one in router.replicas)
     free = sum(one.kv_free_blocks or 0 for one in router.replicas)
     budgets = [one.token_budget for one in engines.values() if one.token_budget]

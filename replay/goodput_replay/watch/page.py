@@ -65,6 +65,10 @@ class WatchPage:
         self.problem = "waiting for the service"
         self.url = ""
 
+    def set_slo(self, slo: SLOClasses) -> None:
+        """Replace the SLO classes, which may change while a service runs."""
+        self._slo = slo
+
     def render(self) -> str:
         """Return the complete page."""
         title, context, data = self._make()

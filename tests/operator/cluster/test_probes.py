@@ -35,7 +35,7 @@ def health(bench: Any) -> Health:
 
 @pytest.fixture
 async def probes(health: Health) -> AsyncIterator[ProbeServer]:
-    probes = ProbeServer(health, OperatorMetrics())
+    probes = ProbeServer(health, OperatorMetrics(), lambda: {"services": []})
     yield probes
     await probes.stop()
 
