@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goodput_traces.duplicates import DuplicateIds
-from goodput_traces.format.writer import MAX_GROUP_ROWS
+from goodput_traces.format.writer import MAX_BATCH_ROWS
 from goodput_traces.importers import source as source_module
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def test_a_truncated_parquet_source_is_rejected(
 def test_an_error_after_several_row_groups_names_its_line(
     tmp_path: Path, run_trace: RunTrace
 ) -> None:
-    good = 2 * MAX_GROUP_ROWS + 10
+    good = 2 * MAX_BATCH_ROWS + 10
     path = tmp_path / "late.csv"
     path.write_text(AZURE + ROW * good + ROW.replace("374", "0") + ROW * 5)
     expect_rejection(path, f"line {good + 2}, column ContextTokens", run_trace)

@@ -382,8 +382,8 @@ def test_other_formats_can_be_previewed(tmp_path: Path, run_trace: RunTrace) -> 
 def test_sorting_in_parts_gives_the_order_of_a_stable_sort(
     data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "MAX_GROUP_ROWS", data.draw(st.integers(1, 5)))
-    monkeypatch.setattr(writer_module, "_PART_GROUPS", data.draw(st.integers(1, 4)))
+    monkeypatch.setattr(writer_module, "MAX_BATCH_ROWS", data.draw(st.integers(1, 5)))
+    monkeypatch.setattr(writer_module, "_PART_BATCHES", data.draw(st.integers(1, 4)))
     times = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40))
     path = tmp_path / "log.csv"
     path.write_text(log(*(1_700_158_546 + time for time in times)))

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from typing import IO, TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
 __all__ = ["DamagedError", "FileLayout", "check_file", "write_digest_block"]
 
@@ -38,6 +40,8 @@ _MAX_HEADER_BYTES: Final = 64 << 10
 _SMALL_DICTIONARY_BYTES: Final = 8 << 10
 _MAX_ROW_GROUPS: Final = 1_000_000
 _MAX_DEPTH: Final = 16
+_ROW_GROUPS: Final = 4  # field of the footer
+_LIST, _SET, _STRUCT = 9, 10, 12  # kinds of Thrift's compact protocol
 _DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = range(4)
 _WIDTHS: Final = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}  # physical type → bytes per value
 _BYTE_ARRAY: Final = 6
@@ -142,23 +146,26 @@ class _Checker:
         self._file = file
         self._data_end = data_end
         self._size = size
-        reader = _ThriftReader(footer)
+        # Row groups are decoded one at a time: as dictionaries, they take twenty times their size.
+        self._groups = _ListPlace()
+        reader = _ThriftReader(footer, skipped={_ROW_GROUPS: self._groups})
         self._message = reader.struct()
         if reader.at != len(footer):
             raise DamagedError("the footer is longer than its content")
+        self._footer = footer
         self._checksums: set[bool] = set()
 
     def check(self, names: Collection[str]) -> FileLayout:
         leaves = list(_leaf_columns(_get(self._message, 2, list)))
-        groups = _get(self._message, 4, list)
-        if len(groups) > _MAX_ROW_GROUPS:
+        _get(self._message, _ROW_GROUPS, _ListPlace)
+        if self._groups.length > _MAX_ROW_GROUPS:
             raise DamagedError("the file has more than a million row groups; write larger ones")
-        if sum(_count(group, 3) for group in groups) != _count(self._message, 3):
-            raise DamagedError("the rows of the row groups do not add up to those of the file")
-        chunks: list[_ColumnChunk] = []
+        starts, ends = array("q"), array("q")
         group_bytes: list[int] = []
         large: dict[str, None] = {}
-        for group in groups:
+        rows = 0
+        for group in self._groups.structs(self._footer):
+            rows += _count(group, 3)
             messages = _get(group, 1, list)
             if len(messages) != len(leaves):
                 raise DamagedError("a row group lacks a column or has too many")
@@ -166,15 +173,18 @@ class _Checker:
             for message, leaf in zip(messages, leaves, strict=True):
                 is_read = leaf.path[0] in names
                 chunk = self._check_chunk(group, message, leaf, walk=is_read)
-                chunks.append(chunk)
+                starts.append(chunk.start)
+                ends.append(chunk.end)
                 if is_read:
                     group_bytes[-1] += chunk.decoded_bytes
                 if chunk.dictionary_bytes > _SMALL_DICTIONARY_BYTES and leaf.is_flat_text:
                     large[leaf.path[0]] = None
         if len(self._checksums) > 1:
             raise DamagedError("some pages have checksums and others do not")
-        chunks.sort(key=lambda chunk: chunk.start)
-        if any(chunk.start < previous.end for previous, chunk in pairwise(chunks)):
+        if rows != _count(self._message, 3):
+            raise DamagedError("the rows of the row groups do not add up to those of the file")
+        order = np.argsort(starts, kind="stable")
+        if np.any(np.asarray(starts)[order[1:]] < np.asarray(ends)[order[:-1]]):
             raise DamagedError("two column chunks overlap")
         return FileLayout(
             file_bytes=self._size,
@@ -362,15 +372,43 @@ def _count(message: Any, field: int) -> int:
     return value
 
 
+@dataclass(slots=True)
+class _ListPlace:
+    """Place of a list of structs in a message, whose structs are decoded one at a time.
+
+    Attributes:
+        start: offset of the first struct.
+        length: number of structs.
+    """
+
+    start: int = 0
+    length: int = 0
+
+    def structs(self, data: bytes) -> Iterator[dict[int, Any]]:
+        """Yield the structs of the list in the message `data`."""
+        reader = _ThriftReader(data, at=self.start)
+        for _ in range(self.length):
+            yield reader.struct(2)
+
+
 class _ThriftReader:
     """Reader of Thrift's compact protocol; converts a struct to a dict by field id.
 
     Every element takes at least one byte, so the length of the input limits time and memory.
+
+    Args:
+        data: the message.
+        at: offset of the first byte to read.
+        skipped: lists of structs to skip, by their field id in the outermost struct. Their places
+            are the values of the fields.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(
+        self, data: bytes, *, at: int = 0, skipped: Mapping[int, _ListPlace] | None = None
+    ) -> None:
         self._data = data
-        self.at = 0
+        self._skipped = {} if skipped is None else skipped
+        self.at = at
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
         """Read one struct.
@@ -388,7 +426,10 @@ class _ThriftReader:
             if field in fields:
                 raise DamagedError("a message has a field twice")
             kind = head & 15
-            fields[field] = kind == 1 if kind in {1, 2} else self._value(kind, depth + 1)
+            if kind == _LIST and depth == 0 and field in self._skipped:
+                fields[field] = self._skip_structs(self._skipped[field])
+            else:
+                fields[field] = kind == 1 if kind in {1, 2} else self._value(kind, depth + 1)
 
     def _value(self, kind: int, depth: int) -> Any:
         if depth > _MAX_DEPTH:
@@ -397,9 +438,9 @@ class _ThriftReader:
             return self._signed()
         if kind == 8:
             return self._take(self._unsigned())
-        if kind == 12:
+        if kind == _STRUCT:
             return self.struct(depth)
-        if kind in {9, 10}:
+        if kind in {_LIST, _SET}:
             return self._list(depth)
         if kind in {1, 2}:  # inside a list
             return self._byte() == 1
@@ -410,11 +451,25 @@ class _ThriftReader:
         raise DamagedError("a message has a field of an unknown type")
 
     def _list(self, depth: int) -> list[Any]:
+        kind, length = self._list_header()
+        return [self._value(kind, depth + 1) for _ in range(length)]
+
+    def _skip_structs(self, place: _ListPlace) -> _ListPlace:
+        kind, place.length = self._list_header()
+        if place.length and kind != _STRUCT:
+            raise DamagedError("the footer or a page header lacks a field")
+        place.start = self.at
+        for _ in range(place.length):
+            self.struct(2)
+        return place
+
+    def _list_header(self) -> tuple[int, int]:
+        """Return the kind of a list's elements, and their number."""
         head = self._byte()
         length = head >> 4 if head >> 4 < 15 else self._unsigned()
         if length > len(self._data) - self.at:
             raise DamagedError("a list is longer than the message")
-        return [self._value(head & 15, depth + 1) for _ in range(length)]
+        return head & 15, length
 
     def _byte(self) -> int:
         if self.at >= len(self._data):

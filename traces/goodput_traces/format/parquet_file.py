@@ -148,7 +148,7 @@ def open_parquet(
                 source.seek(0)
             with pq.ParquetFile(
                 path if source is None else source,
-                buffer_size=1 << 20,
+                buffer_size=1 << 17,
                 pre_buffer=False,
                 page_checksum_verification=True,
                 read_dictionary=list(layout.large_dictionaries),

@@ -23,13 +23,20 @@ if TYPE_CHECKING:
 
     from goodput_traces.format.schema import TraceRow
 
-__all__ = ["MAX_GROUP_ROWS", "create_file", "reject_existing", "sort_trace", "write_trace"]
+__all__ = ["MAX_BATCH_ROWS", "create_file", "reject_existing", "sort_trace", "write_trace"]
 
-MAX_GROUP_ROWS: Final = 8192
-"""Most rows of a row group."""
-_GROUP_BYTES: Final = 8 << 20
-# A trace is sorted in parts that have the rows of this many row groups.
-_PART_GROUPS: Final = 16
+MAX_BATCH_ROWS: Final = 8192
+"""Most rows that are converted and checked together."""
+_BATCH_BYTES: Final = 8 << 20
+# Every reader keeps the index of all row groups in memory, 20 KiB for each. Row groups therefore
+# grow with the trace: one is a part of the rows before it, within these limits.
+_GROUP_SHARE: Final = 16
+_MAX_GROUP_ROWS: Final = 1 << 16
+_MAX_GROUP_BYTES: Final = 64 << 20
+# A reader of a row group holds a page of each column.
+_PAGE_BYTES: Final = 128 << 10
+# A trace is sorted in parts of at most this many batches.
+_PART_BATCHES: Final = 16
 
 
 def reject_existing(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
@@ -73,7 +80,7 @@ def write_trace(
     sort_remedy: str = "sort them first",
     locate: Callable[[RowError], RowError] | None = None,
 ) -> int:
-    """Write all rows, one row group at a time; after an exception, no file is left behind.
+    """Write all rows in a stream; after an exception, no file is left behind.
 
     Args:
         path: the trace to write.
@@ -99,17 +106,15 @@ def write_trace(
         return metadata() if callable(metadata) else metadata
 
     order = OrderCheck(current_metadata().clock, path, sort_remedy) if require_order else None
-    written = 0
     with _create_parquet(path, overwrite=overwrite) as writer:
-        for group in _row_groups(rows):
+        for batch_rows in _split_rows(rows):
             try:
-                batch = _make_batch(group, path, written + 1, order)
+                batch = _make_batch(batch_rows, path, writer.rows + 1, order)
             except RowError as error:
                 raise (error if locate is None else locate(error)) from error
-            writer.write_batch(batch)
-            written += len(group)
-        writer.add_key_value_metadata(current_metadata().to_key_values())
-    return written
+            writer.add(batch)
+        writer.finish(current_metadata())
+    return writer.rows
 
 
 def _make_batch(
@@ -144,10 +149,10 @@ def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
         order = np.asarray(pc.sort_indices(table, sort_keys=keys), dtype=np.int64)  # stable
         with _create_parquet(out, overwrite=overwrite) as writer:
             for part in _split_order(file, order):
-                rows = max(1, min(MAX_GROUP_ROWS, _GROUP_BYTES * len(part) // max(1, part.nbytes)))
-                for start in range(0, len(part), rows):
-                    writer.write_table(part.slice(start, rows))
-            writer.add_key_value_metadata(metadata.to_key_values())
+                rows = max(1, min(MAX_BATCH_ROWS, _BATCH_BYTES * len(part) // max(1, part.nbytes)))
+                for batch in part.combine_chunks().to_batches(max_chunksize=rows):
+                    writer.add(batch)
+            writer.finish(metadata)
 
 
 def _split_order(
@@ -161,7 +166,9 @@ def _split_order(
     """
     groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
     ends = np.cumsum([group.num_rows for group in groups])
-    part_rows = max(1, _PART_GROUPS * len(order) // max(1, len(groups)))
+    num_bytes = sum(group.total_byte_size for group in groups)
+    most_rows = _PART_BATCHES * _BATCH_BYTES * len(order) // max(1, num_bytes)
+    part_rows = max(1, min(_PART_BATCHES * MAX_BATCH_ROWS, most_rows))
     for start in range(0, len(order), part_rows):
         wanted = order[start : start + part_rows]
         in_group = np.searchsorted(ends, wanted, side="right")
@@ -176,27 +183,73 @@ def _split_order(
         yield pa.concat_tables(pieces).take(positions)
 
 
+class _GroupWriter:
+    """Joins batches to row groups that grow with the trace.
+
+    Args:
+        writer: writer of the file.
+
+    Attributes:
+        rows: number of rows so far.
+    """
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+        self._batches: list[pa.RecordBatch] = []
+        self._group_rows = self._group_bytes = self._bytes = 0
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows to the current row group, and write it if it is large enough."""
+        self._batches.append(batch)
+        self.rows += batch.num_rows
+        self._bytes += batch.nbytes
+        self._group_rows += batch.num_rows
+        self._group_bytes += batch.nbytes
+        most_rows = min(max(MAX_BATCH_ROWS, self.rows // _GROUP_SHARE), _MAX_GROUP_ROWS)
+        most_bytes = min(max(_BATCH_BYTES, self._bytes // _GROUP_SHARE), _MAX_GROUP_BYTES)
+        if self._group_rows >= most_rows or self._group_bytes >= most_bytes:
+            self._write()
+
+    def finish(self, metadata: TraceMetadata) -> None:
+        """Write the last row group and the file's metadata."""
+        if self._batches:
+            self._write()
+        self._writer.add_key_value_metadata(metadata.to_key_values())
+
+    def _write(self) -> None:
+        table = pa.Table.from_batches(self._batches)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._batches = []
+        self._group_rows = self._group_bytes = 0
+
+
 @contextmanager
-def _create_parquet(path: Path, *, overwrite: bool) -> Iterator[pq.ParquetWriter]:
+def _create_parquet(path: Path, *, overwrite: bool) -> Iterator[_GroupWriter]:
     with create_file(path, overwrite=overwrite) as sink:
         with pq.ParquetWriter(
-            sink, TRACE_SCHEMA, compression="zstd", write_page_checksum=True
+            sink,
+            TRACE_SCHEMA,
+            compression="zstd",
+            write_page_checksum=True,
+            data_page_size=_PAGE_BYTES,
+            dictionary_pagesize_limit=_PAGE_BYTES,
         ) as writer:
-            yield writer
+            yield _GroupWriter(writer)
         sink.flush()
         with Path(sink.name).open("r+b") as complete:
             write_digest_block(complete)
 
 
-def _row_groups(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
-    """Yield row groups with limits for rows and bytes, as one prompt can take megabytes."""
-    group: list[TraceRow] = []
+def _split_rows(rows: Iterable[TraceRow]) -> Iterator[list[TraceRow]]:
+    """Yield the rows of batches with limits of rows and bytes; one prompt can take megabytes."""
+    batch: list[TraceRow] = []
     size = 0
     for row in rows:
-        group.append(row)
+        batch.append(row)
         size += 8 * len(row.total_hashes) + len(row.prompt or "") + len(row.output_text or "")
-        if len(group) >= MAX_GROUP_ROWS or size >= _GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+        if len(batch) >= MAX_BATCH_ROWS or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

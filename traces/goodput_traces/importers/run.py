@@ -14,7 +14,7 @@ from goodput_traces.duplicates import DuplicateIds
 from goodput_traces.errors import NotATraceError, RowError, TraceError
 from goodput_traces.format.schema import COLUMN_NS
 from goodput_traces.format.writer import (
-    MAX_GROUP_ROWS,
+    MAX_BATCH_ROWS,
     reject_existing,
     sort_trace,
     write_trace,
@@ -200,7 +200,7 @@ class _Rows:
         self._ids = ids
         self._unit = "row"
         # An error concerns a row of the group that is being written.
-        self._places: deque[int] = deque(maxlen=MAX_GROUP_ROWS)
+        self._places: deque[int] = deque(maxlen=MAX_BATCH_ROWS)
         self._num_rows = 0
 
     def check_rows(self, records: Iterable[Record]) -> Iterator[TraceRow]:
