@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
+from hashlib import blake2b
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
@@ -58,6 +59,10 @@ class PlacementReason(StrEnum):
     """The candidate was sent the longest known prefix of this prompt before."""
     BOUNDED_LOAD = "bounded-load"
     """Another candidate was sent a longer prefix, but has more than its share of requests."""
+    SESSION = "session"
+    """The replica of the request's session."""
+    SESSION_BOUNDED = "session-bounded-load"
+    """The replica of the request's session has more than its share of requests."""
     DISPLACES = "displaces"
     """All ready replicas are saturated, and the request is more important than the least important
     one that waits on the replica, which the replica rejects if its queue is full."""
@@ -207,6 +212,7 @@ class Place(Protocol):
         now_ns: int,
         *,
         importance: Importance | None = None,
+        session: bytes | None = None,
     ) -> tuple[PlacementState, Placement]:
         """Return the new state and the placement of a request.
 
@@ -217,6 +223,8 @@ class Place(Protocol):
                 before it (`goodput_core.placement.blockhash`). Only the first `MAX_KEYS` are used.
             now_ns: time of the placement.
             importance: importance of the request; None if it displaces no other.
+            session: at most 64 bytes that identify the request's session. The session's replica is
+                selected, whatever the policy. None if it has none.
         """
         ...
 
@@ -235,12 +243,15 @@ def _place(
     now_ns: int,
     *,
     importance: Importance | None = None,
+    session: bytes | None = None,
 ) -> tuple[PlacementState, Placement]:
     routable = [r for r in replicas if r.ready and not r.draining]
     candidates = [r for r in routable if not r.saturated]
     keys = keys[:MAX_KEYS]
     name: str | None = None
-    if candidates:
+    if candidates and session is not None:
+        name, reason = _select_by_session(session, candidates)
+    elif candidates:
         name, reason = _SELECT[policy](state, candidates, keys)
     elif displaceable := _find_displaceable(routable, importance):
         name = _select_next(_find_emptiest(displaceable), state.last)
@@ -332,6 +343,29 @@ def _prefix_affinity(
     else:
         reason = PlacementReason.KNOWN_PREFIX if longest else PlacementReason.LEAST_LOADED
     return _select_next(_find_emptiest(holders), state.last), reason
+
+
+def _select_by_session(
+    session: bytes, candidates: list[ReplicaLoad]
+) -> tuple[str, PlacementReason]:
+    """Select the replica with the highest hash of session and name, within a bounded load.
+
+    Nothing is stored, so all routers select the same replica, also after a restart. If a replica is
+    added or removed, only the sessions that move to it or were on it change their replica. A
+    session whose replica is at the bound goes to its next one, and returns later.
+
+    Source: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998, for the
+    hash; Mirrokni, Thorup and Zadimoghaddam (see `_prefix_affinity`) for the bound.
+    """
+
+    def weight(replica: ReplicaLoad) -> bytes:
+        return blake2b(replica.name.encode(), key=session, digest_size=8).digest()
+
+    bound = most_in_flight(sum(r.in_flight for r in candidates), len(candidates))
+    ordered = sorted(candidates, key=weight, reverse=True)
+    selected = next(r for r in ordered if r.in_flight < bound)
+    own = selected is ordered[0]
+    return selected.name, PlacementReason.SESSION if own else PlacementReason.SESSION_BOUNDED
 
 
 def most_in_flight(in_flight: int, replicas: int) -> int:

@@ -10,6 +10,7 @@ from goodput_core.declaration import (
     CrossFieldRule,
     camel_case,
     declared_fields,
+    exactly_one_of,
     image_field,
     in_order,
     spec_field,
@@ -28,9 +29,10 @@ from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.spec.runtime import RuntimeSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
-__all__ = ["EngineSpec", "RealModelSpec", "RouterSpec", "TokenBudgetSpec"]
+__all__ = ["EngineSpec", "RealModelSpec", "RouterSpec", "SessionAffinitySpec", "TokenBudgetSpec"]
 
 _MAX_TOKENS: Final = 1_048_576
+_HTTP_NAME: Final = r"^[-!#$%&'*+.^_`|~0-9A-Za-z]+$"
 
 
 def _check_initial(budget: TokenBudgetSpec) -> str | None:
@@ -340,11 +342,38 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionAffinitySpec:
+    """The name of the session of a request, by which all its requests go to one replica."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (exactly_one_of("header", "cookie"),)
+
+    header: str | None = spec_field(
+        "The request header whose value identifies the session, such as X-Session-Id.",
+        default=None,
+        max_length=64,
+        pattern=_HTTP_NAME,
+        pattern_hint="be the name of an HTTP header",
+    )
+    cookie: str | None = spec_field(
+        "The cookie whose value identifies the session. Goodput sets no cookie.",
+        default=None,
+        max_length=64,
+        pattern=_HTTP_NAME,
+        pattern_hint="be the name of a cookie",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
     """Placement of requests on replicas, and the routers' pods."""
 
     policy: RouterPolicy = spec_field(
         "Placement of requests.", default=RouterPolicy.PREFIX_AFFINITY
+    )
+    session_affinity: SessionAffinitySpec | None = spec_field(
+        "Place all requests of a session on one replica, as long as that replica has at most a "
+        "quarter more requests than the mean. Requests without a session are placed by the policy.",
+        default=None,
     )
     replicas: int = spec_field(
         "Number of router pods; a local service has one router.", default=2, minimum=1, maximum=64

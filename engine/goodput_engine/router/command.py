@@ -203,6 +203,7 @@ def _make_settings(args: argparse.Namespace) -> RouterSettings:
     return RouterSettings(
         llmservice=service.metadata.name,
         policy=service.spec.router.policy,
+        session_affinity=service.spec.router.session_affinity,
         classes=service.spec.slo.by_name(),
         default_class=service.spec.slo.default_class,
         timeouts=Timeouts(

@@ -75,6 +75,7 @@ class ProxiedRequest:
         body: bytes of the request; empty once they cannot be sent again.
         keys: hashes of the prompt's leading blocks, for placement; empty once the request cannot be
             placed again.
+        session: identifies the session of the request, for placement; None if it has none.
         sent_ns: time of the last attempt; None before the first.
         tried: names of the replicas that got the request.
         retried: True if the single retry is used.
@@ -92,6 +93,7 @@ class ProxiedRequest:
     uploaded: bool = False
     body: bytes = b""
     keys: Sequence[int] = ()
+    session: bytes | None = None
     sent_ns: int | None = None
     tried: set[str] = field(default_factory=set)
     retried: bool = False

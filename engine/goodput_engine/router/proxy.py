@@ -7,6 +7,7 @@ has one outcome, even if a replica is lost or hangs, the client disconnects, or 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ from goodput_engine.router.upstream_client import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from goodput_core.spec.workloads import SessionAffinitySpec
     from goodput_engine.api_keys import ApiKeys
     from goodput_engine.router.outcomes import OutcomeCounts
     from goodput_engine.router.replicas import Replica, ReplicaPool
@@ -92,6 +94,7 @@ class Proxy:
         self._api_keys = api_keys
         self._classes = ServiceClasses(classes=settings.classes, default=settings.default_class)
         self._default = self._classes.resolve(Targets(), header=None, body=None)
+        self._session_affinity = settings.session_affinity
         self._timeouts = settings.timeouts
         self._limits = settings.limits
         self._report_valid_ns = settings.probe.report_valid_ns
@@ -181,6 +184,7 @@ class Proxy:
             body=in_body,
             priority=read_priority(request.headers),
         )
+        state.session = _session_of(request, self._session_affinity)
         if not compressed:
             state.keys = self._replicas.prompt_keys_of(state.body)
         self._budget.earn()
@@ -196,7 +200,9 @@ class Proxy:
             raise unavailable("the router is stopping; retry shortly", "draining")
         now_ns = self._clock()
         importance = state.importance(now_ns)
-        replica, placement = self._replicas.place(now_ns, state.keys, importance=importance)
+        replica, placement = self._replicas.place(
+            now_ns, state.keys, importance=importance, session=state.session
+        )
         if replica is None:
             raise not_placed(placement.reason)
         first_byte_deadline_ns = self._clock() + self._timeouts.first_byte_ns
@@ -303,7 +309,11 @@ class Proxy:
             return None
         now_ns = self._clock()
         replica, _ = self._replicas.place(
-            now_ns, state.keys, exclude=state.tried, importance=state.importance(now_ns)
+            now_ns,
+            state.keys,
+            exclude=state.tried,
+            importance=state.importance(now_ns),
+            session=state.session,
         )
         if replica is None or not self._budget.spend():
             return None
@@ -339,6 +349,17 @@ class Proxy:
         state.outcome = Outcome.TIMEOUT
         error = APIError(504, "the replica did not respond in time", code="replica_timeout")
         return await self._responses.abort(request, state, error)
+
+
+def _session_of(request: web.Request, affinity: SessionAffinitySpec | None) -> bytes | None:
+    """Return a hash of the session that a request names; None if it names none."""
+    if affinity is None:
+        return None
+    if affinity.header is not None:
+        name = request.headers.get(affinity.header)
+    else:
+        name = request.cookies.get(affinity.cookie or "")
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape")).digest() if name else None
 
 
 def _class_in(body: bytes) -> str | None:

@@ -253,6 +253,7 @@ class ReplicaPool:
         *,
         exclude: Collection[str] = (),
         importance: Importance | None = None,
+        session: bytes | None = None,
     ) -> tuple[Replica | None, Placement]:
         """Choose a replica for one request.
 
@@ -261,10 +262,11 @@ class ReplicaPool:
             keys: the request's prompt keys.
             exclude: names of replicas that are not chosen.
             importance: the request's importance; None if it displaces no other request.
+            session: identifies the request's session; None if it has none.
         """
         loads = [r.load(now_ns) for r in self._replicas.values() if r.name not in exclude]
         self._state, placement = self._place(
-            self._state, loads, keys, now_ns, importance=importance
+            self._state, loads, keys, now_ns, importance=importance, session=session
         )
         if placement.replica is None:
             return None, placement

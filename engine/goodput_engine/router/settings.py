@@ -8,6 +8,7 @@ from pathlib import Path
 
 from goodput_core.slo.targets import SLOClass
 from goodput_core.spec.choices import RouterPolicy
+from goodput_core.spec.workloads import SessionAffinitySpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.server_options import CLIENT_CONNECTIONS, ConnectionLimits
 
@@ -97,6 +98,8 @@ class RouterSettings:
         limits: limits of memory and retries.
         probe: settings of the probes.
         connections: limits of the serving port's connections.
+        session_affinity: the header or cookie that names the session of a request; None to place
+            all requests by the policy.
         api_key_file: file of the keys that clients must send; None if no key is required.
     """
 
@@ -108,4 +111,5 @@ class RouterSettings:
     limits: RouterLimits = RouterLimits()
     probe: ProbeSettings = ProbeSettings()
     connections: ConnectionLimits = CLIENT_CONNECTIONS
+    session_affinity: SessionAffinitySpec | None = None
     api_key_file: Path | None = None

@@ -150,7 +150,7 @@ def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> 
         engine["tokenBudget"] = budget
     parts = {
         "engine": engine,
-        "router": {"policy": spec.router.policy.value},
+        "router": {"policy": spec.router.policy.value, **_session_affinity(spec)},
         "slo": encode(spec.slo),
         "control": {"mode": spec.control.mode.value},
     }
@@ -163,6 +163,11 @@ def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> 
             "spec": {"model": model, **{k: v for k, v in parts.items() if v}},
         }
     )
+
+
+def _session_affinity(spec: LLMServiceSpec) -> dict[str, Any]:
+    affinity = spec.router.session_affinity
+    return {} if affinity is None else {"sessionAffinity": encode(affinity)}
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from goodput_core.contract import HEADER_LOAD
 from goodput_core.placement import PLACEMENTS, ReplicaLoad
 from goodput_core.placement.blockhash import block_hashes
 from goodput_core.spec.choices import RouterPolicy
+from goodput_core.spec.workloads import SessionAffinitySpec
 from goodput_core.units import NS_PER_S
 from goodput_engine.messages import Submit
 from goodput_engine.router.replicas import EngineReport, ReplicaPool
@@ -240,3 +241,24 @@ async def test_the_newer_of_two_reports_is_used() -> None:
     assert replicas.place(30)[0] is None
     replica.take_report(poll, 40, valid_ns=NS_PER_S)
     assert replicas.place(50)[0] is replica
+
+
+@pytest.mark.parametrize("by", ["header", "cookie"])
+async def test_the_requests_of_a_session_reach_one_replica(start: StartBench, by: str) -> None:
+    name = "X-Session-Id" if by == "header" else "sid"
+    affinity = SessionAffinitySpec(**{by: name})
+    bench = await start(4, session_affinity=affinity)
+    reached = set()
+    for session in range(8):
+        value = f"user-{session}"
+        named = {name: value} if by == "header" else {"Cookie": f"other=1; {name}={value}"}
+        before = [len(replica.calls) for replica in bench.replicas]
+        for turn in range(5):
+            body = json.dumps({"prompt": f"{turn}"}).encode()
+            assert (await bench.post(body, **named))[0] == 200
+        counts = [len(r.calls) - n for r, n in zip(bench.replicas, before, strict=True)]
+        assert sorted(counts) == [0, 0, 0, 5]
+        reached.add(counts.index(5))
+    assert len(reached) > 1, "sessions are spread"
+    for _ in range(8):
+        assert (await bench.post())[0] == 200, "a request without a session is placed, too"
