@@ -28,6 +28,7 @@ from goodput_operator.backoff import BackOff
 from goodput_operator.local.commands import HOST, Commands, open_workspace
 from goodput_operator.local.control import FleetControl
 from goodput_operator.local.decide import Desired
+from goodput_operator.local.gate import run_gate
 from goodput_operator.local.manifest import (
     computes_model,
     ignored_here,
@@ -71,14 +72,14 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
         options: parsed arguments.
         commands_type: makes the command lines of the processes; tests replace it.
     """
-    service, text = read_manifest(options.manifest)
-    if options.model_path is not None:
-        service = use_model_path(service, options.model_path)
-    try:
-        require_supported(service)
-        require_device(service, device=options.device)
-    except SpecError as error:
-        raise error.at(str(options.manifest)) from error
+    service, text = _read_service(options)
+    decision = None
+    if options.gate is not None:
+        served = replace(options, manifest=options.gate, gate=None)
+        baseline, baseline_text = _read_service(served)
+        manifest, decision = run_gate(options, service, options.gate)
+        if manifest == options.gate:
+            options, service, text = served, baseline, baseline_text
     raise_open_files()
     desired = _desired(service, options)
     max_replicas = _max_replicas(service, desired)
@@ -97,7 +98,9 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
         ui=page.enter_context(_watched(options)),
     )
     try:
-        for message in ignored_here(service, device=options.device):
+        if decision is not None:
+            reporter.log_message(decision)
+        for message in ignored_here(service, device=options.device, gated=decision is not None):
             reporter.log_message(message)
         with open_workspace(service.metadata.name, options.manifest.name, text) as workspace:
             commands = commands_type(
@@ -135,6 +138,23 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
     finally:
         reporter.close()
         page.close()
+
+
+def _read_service(options: UpOptions) -> tuple[LLMService, str]:
+    """Return the service of the manifest and its text.
+
+    Raises:
+        GoodputError: the manifest is invalid, or this machine cannot run it.
+    """
+    service, text = read_manifest(options.manifest)
+    if options.model_path is not None:
+        service = use_model_path(service, options.model_path)
+    try:
+        require_supported(service)
+        require_device(service, device=options.device)
+    except SpecError as error:
+        raise error.at(str(options.manifest)) from error
+    return service, text
 
 
 @contextmanager

@@ -134,17 +134,19 @@ def model_options(real_model: RealModelSpec, replicas: int) -> tuple[str, ...]:
     return ("--memory-utilization", f"{percent}%", "--threads", str(threads))
 
 
-def ignored_here(service: LLMService, *, device: str | None) -> list[str]:
+def ignored_here(service: LLMService, *, device: str | None, gated: bool = False) -> list[str]:
     """Return a message for each field of the manifest that has no effect on this machine.
 
     Args:
         service: service of the manifest.
         device: profile that replaces `spec.model.source`; None to use the source.
+        gated: True if the gate of the manifest was run.
     """
     emulated = device is not None or service.spec.model.scheme == "emulated"
     messages = [
         f"{path} is ignored: {reason}"
         for path, reason in _ignored_fields(service, emulated=emulated)
+        if not (gated and path == "spec.rollout.gate")
     ]
     routers = service.spec.router.replicas
     if routers > 1:
@@ -179,7 +181,7 @@ def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[st
     if spec.rollout.progress_deadline_seconds != RolloutSpec().progress_deadline_seconds:
         yield "spec.rollout.progressDeadlineSeconds", "a local service has no rollouts"
     if spec.rollout.gate is not None:
-        yield "spec.rollout.gate", "processes of a changed manifest are replaced at once"
+        yield "spec.rollout.gate", "use --gate OLD"
 
 
 def _ignored_pod_fields(path: str, part: EngineSpec | RouterSpec) -> Iterator[tuple[str, str]]:

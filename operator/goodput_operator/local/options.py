@@ -41,6 +41,7 @@ class UpOptions:
         liveness_timeout_ns: time of failed liveness checks after which a process is killed.
         grace_ns: time for running requests to finish when the service stops.
         api_key_file: file of the keys that clients must send; None if no key is required.
+        gate: manifest of the baseline of a gate; None to serve `manifest` without a gate.
     """
 
     manifest: Path
@@ -56,6 +57,7 @@ class UpOptions:
     liveness_timeout_ns: int
     grace_ns: int
     api_key_file: Path | None = None
+    gate: Path | None = None
 
 
 def make_parser() -> CommandParser:
@@ -67,12 +69,18 @@ def make_parser() -> CommandParser:
             "goodput up -f examples/chat.yaml",
             "goodput up -f examples/chat.yaml --replicas 4 --port 9000",
             "goodput up -f examples/chat.yaml --ui",
+            "goodput up -f new.yaml --gate examples/chat.yaml",
             "goodput up -f examples/chat.yaml --json --port 0",
         ),
     )
     parser.add_argument(
         "-f", "--file", required=True, type=Path, metavar="FILE", dest="manifest",
         help="manifest of the LLMService",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gate", type=Path, metavar="OLD",
+        help="first replay the trace of spec.rollout.gate on this manifest and on FILE in turn; "
+        "serve FILE if it passes, otherwise this manifest (needs the extra `replay`)",
     )  # fmt: skip
     parser.add_argument(
         "--device", metavar="PROFILE", help="emulate this device instead of spec.model.source"

@@ -1,0 +1,117 @@
+"""`goodput up --gate`: the arguments of the replay, its verdict, and the manifest that serves."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.builders.manifests import llmservice, write_manifest
+
+from goodput_core.errors import ExitCode, SpecError
+from goodput_operator.local.gate import gate_command, is_promoted
+from goodput_operator.local.options import parse_options
+
+GATE = {"trace": "file:///traces/prod.parquet"}
+
+
+def command(gate: dict[str, Any] | None, *more: str) -> tuple[str, ...]:
+    options = parse_options(["-f", "new.yaml", "--gate", "old.yaml", *more])
+    return gate_command(options, llmservice(rollout={"gate": gate}), Path("old.yaml"))
+
+
+def test_the_fields_of_the_gate_are_arguments_of_the_replay() -> None:
+    least = ("--trace", "/traces/prod.parquet", "-f", "old.yaml", "-f", "new.yaml")
+    assert command(GATE) == (*least, "--pairs", "4")
+    window = {"startSeconds": 600, "endSeconds": 900}
+    more = {**GATE, "pairs": 2, "maxPairs": 6, "window": window, "margin": "1.5%"}
+    assert command(more, "--device", "unit") == (
+        *(*least, "--pairs", "2", "--max-pairs", "6"),
+        *("--window", "600s..900s", "--margin", "1.5%", "--device", "unit"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("gate", "field", "words"),
+    [
+        (None, "spec.rollout.gate", "is required for --gate"),
+        ({"trace": "pvc://traces/a"}, "spec.rollout.gate.trace", "is not on this machine"),
+    ],
+)
+def test_a_gate_needs_a_trace_of_this_machine(
+    gate: dict[str, Any] | None, field: str, words: str
+) -> None:
+    with pytest.raises(SpecError, match=words) as caught:
+        command(gate)
+    assert caught.value.path == field
+    assert str(caught.value).startswith("new.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "after", "promoted"),
+    [
+        (ExitCode.PASS, "Rollback", True),
+        (ExitCode.FAIL, "Promote", False),
+        (ExitCode.INVALID, "Promote", False),
+        (ExitCode.INCONCLUSIVE, "Pause", False),
+        (ExitCode.INCONCLUSIVE, "Rollback", False),
+        (ExitCode.INCONCLUSIVE, "Promote", True),
+    ],
+)
+def test_only_a_pass_promotes_unless_the_manifest_promotes_the_undecided(
+    verdict: ExitCode, after: str, promoted: bool
+) -> None:
+    gate = llmservice(rollout={"gate": {**GATE, "onInconclusive": after}}).spec.rollout.gate
+    assert gate is not None
+    assert is_promoted(verdict, gate) is promoted
+    assert is_promoted(verdict, replace(gate, pairs=1)) is promoted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_candidate_that_fails_is_refused_and_the_baseline_serves(tmp_path: Path) -> None:
+    """The candidate waits three seconds for its batches, so it misses all targets of TTFT."""
+    trace = tmp_path / "load.parquet"
+    goodput = (sys.executable, "-m", "goodput_core")
+    subprocess.run(
+        [*goodput, "trace", "synthesize", "--out", str(trace), "--rate", "20", "--duration", "4s"],
+        check=True,
+        capture_output=True,
+    )
+    (tmp_path / "a").mkdir()
+    targets = {
+        "default": "interactive",
+        "classes": [
+            {"name": "interactive", "ttftMs": 500, "tpotMs": 50, "objective": "90%"},
+            {"name": "batch", "ttftMs": 30_000, "tpotMs": 200},
+        ],
+    }
+    old = write_manifest(tmp_path / "a", replicas=1, slo=targets)
+    new = write_manifest(
+        tmp_path,
+        replicas=1,
+        slo=targets,
+        engine={"policy": "static", "batchTimeoutMs": 3000},
+        rollout={"gate": {"trace": f"file://{trace}", "pairs": 1}},
+    )
+    up = subprocess.Popen(
+        [*goodput, "up", "-f", str(new), "--gate", str(old), "--json", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert up.stdout is not None
+    ready = json.loads(up.stdout.readline())
+    up.send_signal(signal.SIGTERM)
+    _, errors = up.communicate(timeout=60)
+    assert ready["event"] == "ready"
+    # On a busy machine, the client's own lag makes the comparison invalid.
+    assert re.search(rf"(FAIL|INVALID): {new} is refused, and {old} is served", errors), errors
+    assert up.returncode == 0
