@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from goodput_engine.scheduler.plan import TokenLogprobs
 
-__all__ = ["CoreClient", "RequestStream"]
+__all__ = ["CoreClient", "CoreConnection", "RequestStream"]
 
 # Time for the core's process to end before it is killed.
 _END_S: Final = 5.0
@@ -180,34 +180,24 @@ class RequestStream:
             waiter.set_result(None)
 
 
-class CoreClient(asyncio.Protocol):
-    """A running core, created by `start`.
+class CoreConnection(asyncio.Protocol):
+    """A connection to a running core, whose process another one may own.
 
     Args:
-        process: the core's process.
         on_step: called with every step, for metrics.
-        silence_s: time after which a ready core that sends no message is killed.
+        silence_s: time after which a ready core that sends no message is considered hung.
 
     Attributes:
         state: the core's state after its last step; set once the core is ready.
         full: True if the core has not read too many submitted bytes; no further request should be
             submitted.
-        ready: future of the core's first message.
         gone: future that is done when the core's process has ended or closed its connection.
     """
 
     state: EngineState
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        on_step: Callable[[StepOutputs], None],
-        silence_s: float,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.gone: Final[asyncio.Future[None]] = loop.create_future()
-        self.ready: Final[asyncio.Future[Ready]] = loop.create_future()
-        self._process = process
+    def __init__(self, on_step: Callable[[StepOutputs], None], silence_s: float) -> None:
+        self.gone: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self._on_step = on_step
         self._reader = core_reader()
         self._streams: dict[int, RequestStream] = {}
@@ -219,31 +209,18 @@ class CoreClient(asyncio.Protocol):
         self._check: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(
-        cls,
-        configure: Configure,
-        *,
-        on_step: Callable[[StepOutputs], None],
-        silence_s: float = _SILENCE_S,
-    ) -> CoreClient:
-        """Start a core with a configuration; `await_ready` waits until the core is ready."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "goodput_engine.core.process"),
-                *("--fd", f"{theirs.fileno()}"),
-                stdin=DEVNULL,
-                # The stdout of this process carries only its own line of JSON.
-                stdout=sys.stderr.fileno(),
-                pass_fds=(theirs.fileno(),),
-                # In a session of its own, the core does not receive Ctrl-C from the terminal.
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        client = cls(process, on_step, silence_s)
-        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
-        client.send(configure)
-        return client
+    async def connect(cls, sock: socket.socket, ready: Ready) -> CoreConnection:
+        """Return a connection to a core that is ready.
+
+        Args:
+            sock: this process's end of a socket pair; the connection closes it.
+            ready: the core's report.
+        """
+        connection = cls(lambda _: None, _SILENCE_S)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=sock)
+        connection._begin(ready)
+        return connection
 
     @property
     def stuck(self) -> bool:
@@ -254,18 +231,6 @@ class CoreClient(asyncio.Protocol):
     def in_flight(self) -> int:
         """Number of requests that were submitted and have not ended."""
         return len(self._streams)
-
-    async def await_ready(self) -> Ready:
-        """Wait until the core is ready.
-
-        Raises:
-            UsageError: the core cannot start, for a reason that the user can correct.
-            InternalError: the core cannot start for another reason, or died.
-        """
-        await asyncio.wait((self.ready, self.gone), return_when=asyncio.FIRST_COMPLETED)
-        if not self.ready.done():
-            raise await self.failure()
-        return self.ready.result()
 
     def submit(self, request: Submit, *, each: bool) -> RequestStream:
         """Submit a request and return its outputs; for `each`, see `RequestStream`."""
@@ -288,8 +253,191 @@ class CoreClient(asyncio.Protocol):
             self._streams[rid].lose()
             self.release(rid)
 
+    def disconnect(self) -> None:
+        """Close the connection; the streams of its requests are lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of `asyncio.Protocol`."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has another base class
+        self._transport.set_write_buffer_limits(high=_UNREAD_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of `asyncio.Protocol`; on the hot path, once per step."""
+        if self.stuck:
+            _log.info("core responds again")
+        self._silent_checks = 0
+        try:
+            messages = self._reader.feed(data)
+        except WireError as error:
+            self._failed = Failed(detail=f"{error}", exit_code=ExitCode.INTERNAL)
+            assert self._transport is not None
+            self._transport.abort()
+            return
+        for message in messages:
+            if isinstance(message, StepOutputs):
+                self._step(message)
+            elif isinstance(message, Rejected):
+                stream = self._streams.pop(message.rid, None)
+                if stream is not None:
+                    stream.reject(message)
+            elif isinstance(message, Ready):
+                self._begin(message)
+            else:
+                self._failed = message
+
+    def pause_writing(self) -> None:
+        """Part of `asyncio.Protocol`."""
+        self.full = True
+
+    def resume_writing(self) -> None:
+        """Part of `asyncio.Protocol`."""
+        self.full = False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Part of `asyncio.Protocol`; the core has closed the connection."""
+        self.gone.set_result(None)
+        if self._check is not None:
+            self._check.cancel()
+        for stream in self._streams.values():
+            stream.lose()
+        self._streams.clear()
+
+    def _begin(self, ready: Ready) -> None:
+        """Start to watch a core that is ready."""
+        self.state = ready.state
+        longest_step_s = ready.longest_step_ns / NS_PER_S
+        self._silence_s = max(self._silence_s, _SILENT_STEPS * longest_step_s)
+        self._schedule_check()
+
+    def _schedule_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._check = loop.call_later(self._silence_s / _SILENCE_CHECKS, self._check_silence)
+
+    def _check_silence(self) -> None:
+        """Count the checks without a message.
+
+        Checks are counted instead of seconds, so that a suspension of the machine, however long,
+        counts as one check.
+        """
+        self._silent_checks += 1
+        if self._silent_checks == _STUCK_CHECKS:
+            _log.warning("core stuck", extra={"kill_after_silent_seconds": self._silence_s})
+        if self._silent_checks <= _SILENCE_CHECKS:
+            self._schedule_check()
+        else:
+            self._end_silent()
+
+    def _end_silent(self) -> None:
+        """Do nothing: the process that owns the core kills it."""
+
+    def _step(self, step: StepOutputs) -> None:
+        self.state = step.state
+        self._on_step(step)
+        streams = self._streams
+        at_ns = step.at_ns
+        for output in step.outputs:
+            stream = streams.get(output.rid)
+            if stream is not None:
+                stream.push(output, at_ns)
+                if output.finish_reason is not None:
+                    del streams[output.rid]
+
+    def send(self, message: FrontMessage) -> None:
+        """Send a message to the core; do nothing after it has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+
+class CoreClient(CoreConnection):
+    """The owner of a running core, created by `start`.
+
+    Args:
+        process: the core's process.
+        on_step: called with every step, for metrics.
+        silence_s: time after which a ready core that sends no message is killed.
+
+    Attributes:
+        ready: future of the core's first message.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        on_step: Callable[[StepOutputs], None],
+        silence_s: float,
+    ) -> None:
+        super().__init__(on_step, silence_s)
+        self.ready: Final[asyncio.Future[Ready]] = asyncio.get_running_loop().create_future()
+        self._process = process
+        self._other_sockets: list[socket.socket] = []
+
+    @classmethod
+    async def start(
+        cls,
+        configure: Configure,
+        *,
+        on_step: Callable[[StepOutputs], None],
+        silence_s: float = _SILENCE_S,
+        processes: int = 1,
+    ) -> CoreClient:
+        """Start a core with a configuration; `await_ready` waits until the core is ready.
+
+        Args:
+            configure: the configuration.
+            on_step: called with every step, for metrics.
+            silence_s: time after which a ready core that sends no message is killed.
+            processes: number of HTTP processes, this one included.
+        """
+        pairs = [socket.socketpair() for _ in range(processes)]
+        fds = [theirs.fileno() for _, theirs in pairs]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "goodput_engine.core.process"),
+                *("--fd", ",".join(map(str, fds))),
+                stdin=DEVNULL,
+                # The stdout of this process carries only its own line of JSON.
+                stdout=sys.stderr.fileno(),
+                pass_fds=fds,
+                # In a session of its own, the core does not receive Ctrl-C from the terminal.
+                start_new_session=True,
+            )
+        except OSError:
+            for ours, _ in pairs:
+                ours.close()
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        client = cls(process, on_step, silence_s)
+        ours, *client._other_sockets = (ours for ours, _ in pairs)
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+        client.send(configure)
+        return client
+
+    async def await_ready(self) -> Ready:
+        """Wait until the core is ready.
+
+        Raises:
+            UsageError: the core cannot start, for a reason that the user can correct.
+            InternalError: the core cannot start for another reason, or died.
+        """
+        await asyncio.wait((self.ready, self.gone), return_when=asyncio.FIRST_COMPLETED)
+        if not self.ready.done():
+            raise await self.failure()
+        return self.ready.result()
+
+    def take_other_sockets(self) -> list[socket.socket]:
+        """Return the ends of the sockets to the other HTTP processes, in their order."""
+        taken, self._other_sockets = self._other_sockets, []
+        return taken
+
     async def close(self) -> None:
         """End the core's process."""
+        for other in self.take_other_sockets():
+            other.close()
         if self._transport is not None and not self._transport.is_closing():
             self.send(EndProcess())
             self._transport.close()
@@ -318,89 +466,12 @@ class CoreClient(asyncio.Protocol):
         end = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return InternalError(f"the engine core ended {end}; see its log above")
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Part of `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's has another base class
-        self._transport.set_write_buffer_limits(high=_UNREAD_BYTES)
+    def _begin(self, ready: Ready) -> None:
+        super()._begin(ready)
+        self.ready.set_result(ready)
 
-    def data_received(self, data: bytes) -> None:
-        """Part of `asyncio.Protocol`; on the hot path, once per step."""
-        if self.stuck:
-            _log.info("core responds again")
-        self._silent_checks = 0
-        try:
-            messages = self._reader.feed(data)
-        except WireError as error:
-            self._failed = Failed(detail=f"{error}", exit_code=ExitCode.INTERNAL)
-            assert self._transport is not None
-            self._transport.abort()
-            return
-        for message in messages:
-            if isinstance(message, StepOutputs):
-                self._step(message)
-            elif isinstance(message, Rejected):
-                stream = self._streams.pop(message.rid, None)
-                if stream is not None:
-                    stream.reject(message)
-            elif isinstance(message, Ready):
-                self.state = message.state
-                longest_step_s = message.longest_step_ns / NS_PER_S
-                self._silence_s = max(self._silence_s, _SILENT_STEPS * longest_step_s)
-                self.ready.set_result(message)
-                self._schedule_check()
-            else:
-                self._failed = message
-
-    def pause_writing(self) -> None:
-        """Part of `asyncio.Protocol`."""
-        self.full = True
-
-    def resume_writing(self) -> None:
-        """Part of `asyncio.Protocol`."""
-        self.full = False
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Part of `asyncio.Protocol`; the core has closed the connection."""
-        self.gone.set_result(None)
-        if self._check is not None:
-            self._check.cancel()
-        for stream in self._streams.values():
-            stream.lose()
-        self._streams.clear()
-
-    def _schedule_check(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._check = loop.call_later(self._silence_s / _SILENCE_CHECKS, self._check_silence)
-
-    def _check_silence(self) -> None:
-        """Kill a core that sends no messages; its end is then reported like any other end.
-
-        Checks are counted instead of seconds, so that a suspension of the machine, however long,
-        counts as one check.
-        """
-        self._silent_checks += 1
-        if self._silent_checks == _STUCK_CHECKS:
-            _log.warning("core stuck", extra={"kill_after_silent_seconds": self._silence_s})
-        if self._silent_checks <= _SILENCE_CHECKS:
-            self._schedule_check()
-            return
+    def _end_silent(self) -> None:
+        """Kill the core; its end is then reported like any other end."""
         detail = f"the engine core was silent for {self._silence_s:g} s, so it was killed"
         self._failed = Failed(detail=detail, exit_code=ExitCode.INTERNAL)
         self._process.kill()
-
-    def _step(self, step: StepOutputs) -> None:
-        self.state = step.state
-        self._on_step(step)
-        streams = self._streams
-        at_ns = step.at_ns
-        for output in step.outputs:
-            stream = streams.get(output.rid)
-            if stream is not None:
-                stream.push(output, at_ns)
-                if output.finish_reason is not None:
-                    del streams[output.rid]
-
-    def send(self, message: FrontMessage) -> None:
-        """Send a message to the core; do nothing after it has ended."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode(message))

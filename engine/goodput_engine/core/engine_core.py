@@ -116,6 +116,11 @@ class EngineCore:
             self._forget([rid])
         self._changed = True
 
+    def cancel_all(self, belongs: Callable[[int], bool]) -> None:
+        """Cancel the requests whose rid belongs to an HTTP process that has ended."""
+        for rid in filter(belongs, self.scheduler.rids):
+            self.cancel(rid)
+
     # --- KV transfer, in virtual time --------------------------------------------------------
     def reserve_transfer(
         self, submit: Submit, now_ns: int, *, emitted: int, first_token_ns: int

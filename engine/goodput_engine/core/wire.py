@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import msgspec
 
 from goodput_core.errors import InternalError
-from goodput_engine.messages import CoreMessage, FrontMessage, RequestOutput, StepOutputs
+from goodput_engine.messages import (
+    Cancel,
+    CoreMessage,
+    FrontMessage,
+    RequestOutput,
+    StepOutputs,
+    Submit,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -24,7 +31,9 @@ __all__ = [
     "WireError",
     "core_reader",
     "encode",
+    "frame",
     "front_reader",
+    "request_reader",
 ]
 
 M = TypeVar("M")
@@ -87,6 +96,12 @@ def front_reader() -> FrameReader[FrontMessage]:
     return FrameReader(msgspec.msgpack.Decoder(FrontMessage))
 
 
+def request_reader() -> FrameReader[FrontMessage]:
+    """Return a reader for the core of the messages of an HTTP process that does not lead."""
+    decoder: msgspec.msgpack.Decoder[FrontMessage] = msgspec.msgpack.Decoder(Submit | Cancel)
+    return FrameReader(decoder)
+
+
 def core_reader() -> FrameReader[CoreMessage]:
     """Return a reader of the core's messages, for the server."""
     return FrameReader(msgspec.msgpack.Decoder(CoreMessage))
@@ -98,7 +113,15 @@ def encode(message: FrontMessage | CoreMessage) -> bytes:
     Raises:
         WireError: the message is too long for a frame.
     """
-    body = msgspec.msgpack.encode(message)
+    return frame(msgspec.msgpack.encode(message))
+
+
+def frame(body: bytes) -> bytes:
+    """Return the frame of an encoded message.
+
+    Raises:
+        WireError: the message is too long for a frame.
+    """
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a message of {len(body)} bytes exceeds a frame's {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body

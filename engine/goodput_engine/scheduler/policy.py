@@ -173,6 +173,11 @@ class SchedulerView:
         return len(self._table.requests)
 
     @property
+    def rids(self) -> list[int]:
+        """Identifiers of the requests that `num_requests` counts."""
+        return list(self._table.requests)
+
+    @property
     def num_in_flight(self) -> int:
         """Number of plans that are not committed."""
         return len(self._table.in_flight)

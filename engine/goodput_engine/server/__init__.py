@@ -1,1 +1,1 @@
-"""The engine's HTTP front: OpenAI's API on one port, metrics and control on another."""
+"""The engine's HTTP server: OpenAI's API on one port, metrics and control on another."""

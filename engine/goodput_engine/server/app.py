@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from goodput_core.contract import (
     TOKENIZER_EMULATED,
     TOKENIZER_MODEL,
 )
+from goodput_core.histogram import LengthHistogram
 from goodput_engine.api_keys import ApiKeys
 from goodput_engine.http_server import error_response
 from goodput_engine.openai.errors import APIError, unavailable
@@ -39,9 +41,11 @@ from goodput_engine.server.metrics import CONTENT_TYPE, LoadHeader, read_load
 from goodput_engine.server.state import ServerPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from concurrent.futures import Executor
 
+    from goodput_engine.server.follower_channel import FollowerReport
+    from goodput_engine.server.followers import Followers
     from goodput_engine.server.metrics import EngineMetrics
     from goodput_engine.server.state import ServerState
 
@@ -86,19 +90,23 @@ def serving_app(state: ServerState, parsers: Executor) -> web.Application:
     return app
 
 
-def admin_app(state: ServerState, metrics: EngineMetrics) -> web.Application:
+def admin_app(
+    state: ServerState, metrics: EngineMetrics, followers: Followers | None = None
+) -> web.Application:
     """Return the application of the admin port.
 
     Args:
         state: state of the HTTP process.
         metrics: metrics of this replica.
+        followers: the further HTTP processes; None if there are none.
     """
 
     async def scrape(_: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def control_state(_: web.Request) -> web.Response:
-        return _json(_control_state(state))
+        reports = [] if followers is None else await followers.reports()
+        return _json(_control_state(state, reports))
 
     app = web.Application(middlewares=[_error_middleware(state)])
     app.router.add_get(PATH_METRICS, scrape)
@@ -182,9 +190,17 @@ class _ModelHandlers:
         }
 
 
-def _control_state(server: ServerState) -> dict[str, Any]:
+def _control_state(server: ServerState, reports: Sequence[FollowerReport]) -> dict[str, Any]:
     settings = server.settings
     configure = server.configure
+    lengths = LengthHistogram()
+    # A follower that has not noticed the end of a core yet reports the lengths of that core.
+    current = [one.lengths for one in reports if one.epoch == server.epoch]
+    for row in chain(server.lengths.rows(), *current):
+        requests, prompt, cached, output = row
+        lengths.add(
+            requests=requests, input_tokens=prompt, cached_tokens=cached, output_tokens=output
+        )
     state: dict[str, Any] = {
         "epoch": server.epoch,
         "llmservice": settings.identity.llmservice,
@@ -199,8 +215,8 @@ def _control_state(server: ServerState) -> dict[str, Any]:
             "max_waiting": [0, configure.max_waiting],
         },
         "device": settings.device,
-        "in_flight": server.in_flight,
-        "answered": server.lengths.rows(),
+        "in_flight": server.in_flight + sum(one.in_flight for one in reports),
+        "answered": lengths.rows(),
     }
     if server.core is not None and server.ready is not None:
         core = server.core.state

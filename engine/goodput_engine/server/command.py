@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,7 @@ from goodput_engine.server.lifecycle import serve
 from goodput_engine.server.limits import read_last_limits
 from goodput_engine.server.manifest_watch import followed_fields
 from goodput_engine.server.model_options import add_model_arguments, choose_model
-from goodput_engine.server.settings import EngineSettings, ReplicaIdentity
+from goodput_engine.server.settings import ClientLimits, EngineSettings, ReplicaIdentity
 from goodput_engine.server_options import add_server_arguments, connection_limits
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ def make_parser() -> CommandParser:
         "--core-restarts", type=argument_type(_parse_restarts, "number"), default=5, metavar="N",
         help="restart a core process that died, up to N times within ten minutes (%(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--http-processes", type=argument_type(_parse_processes, "number"), default=1, metavar="N",
+        help="number of HTTP processes that serve the port, for more streams than one core of the "
+        "machine can write (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     add_server_arguments(parser, port=8001, admin_port="port for metrics and control")
     add_model_arguments(parser, serves=True)
@@ -107,6 +113,10 @@ def make_parser() -> CommandParser:
 
 def _parse_restarts(text: str) -> int:
     return parse_whole(text, 0, 100, "a number of restarts")
+
+
+def _parse_processes(text: str) -> int:
+    return parse_whole(text, 1, 64, "a number of processes")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -133,6 +143,8 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
         model=model,
         step_log=None if args.step_log is None else str(args.step_log.absolute()),
     )
+    # The HTTP processes share the limits.
+    clients, connections = ClientLimits(), connection_limits(args)
     return EngineSettings(
         identity=ReplicaIdentity(
             llmservice=service.metadata.name,
@@ -148,7 +160,16 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
         if args.limits is None
         else read_last_limits(args.limits, configure, unix_ns=time.time_ns()),
         core_restarts=args.core_restarts,
-        connections=connection_limits(args),
+        http_processes=args.http_processes,
+        clients=replace(
+            clients,
+            all_bodies_bytes=max(
+                clients.body_bytes, clients.all_bodies_bytes // args.http_processes
+            ),
+        ),
+        connections=replace(
+            connections, connections=-(-connections.connections // args.http_processes)
+        ),
         api_key_file=args.api_key_file,
         device=facts,
         host=args.host,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from goodput_engine.messages import Ready
+    from goodput_engine.server.followers import Followers
     from goodput_engine.server.metrics import EngineMetrics
     from goodput_engine.server.state import ServerState
 
@@ -75,6 +76,7 @@ class CoreSupervisor:
         state: state of the HTTP process.
         policy: number and delays of restarts.
         metrics: metrics of the replica.
+        followers: the further HTTP processes.
         clock: returns monotonic nanoseconds.
     """
 
@@ -83,12 +85,14 @@ class CoreSupervisor:
         state: ServerState,
         policy: RestartPolicy,
         metrics: EngineMetrics,
+        followers: Followers,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._state = state
         self._policy = policy
         self._metrics = metrics
+        self._followers = followers
         self._clock = clock
         self._core: CoreClient | None = None
         self._launching: asyncio.Future[None] | None = None
@@ -105,15 +109,18 @@ class CoreSupervisor:
     async def launch(self) -> None:
         """Start a process, which becomes ready later."""
         self._launched_ns = self._clock()
-        self._core = await CoreClient.start(self._state.configure, on_step=self._metrics.observe)
+        self._core = await CoreClient.start(
+            self._state.configure, on_step=self._metrics.observe, processes=self._followers.count
+        )
 
     async def await_ready(self) -> Ready:
-        """Wait until the core is ready.
+        """Wait until the core is ready, and the further HTTP processes serve it.
 
         Raises:
-            GoodputError: the core cannot start, or died.
+            GoodputError: the core cannot start, or died; or another process ended.
         """
         ready = await self.core.await_ready()
+        await self._followers.serve(self.core.take_other_sockets(), ready, self._state.epoch)
         self._start_s = (self._clock() - self._launched_ns) / NS_PER_S
         return ready
 
@@ -137,6 +144,7 @@ class CoreSupervisor:
                 raise self._too_often(error)
             delay_s = delay_ns / NS_PER_S
             state.retry_after_s = math.ceil(delay_s + self._start_s)
+            self._followers.suspend(state.retry_after_s)
             _log.error("core died", extra={"detail": f"{error}", "restart_in_seconds": delay_s})
             await self.core.close()
             await asyncio.sleep(delay_s)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from concurrent.futures import Executor
 
-    from goodput_engine.core_client import CoreClient, RequestStream
+    from goodput_engine.core_client import CoreConnection, RequestStream
     from goodput_engine.server.output_text import TextSource
     from goodput_engine.server.requests import CompletionRequest, RequestParser
     from goodput_engine.server.state import ServerState
@@ -145,7 +145,7 @@ class CompletionHandlers:
         self,
         request: web.Request,
         call: CompletionRequest,
-        core: CoreClient,
+        core: CoreConnection,
         stream: RequestStream,
     ) -> web.StreamResponse:
         completion_id = _make_id(call)
@@ -285,7 +285,7 @@ class CompletionHandlers:
         self,
         request: web.Request,
         call: CompletionRequest,
-        core: CoreClient,
+        core: CoreConnection,
         stream: RequestStream,
     ) -> web.StreamResponse:
         text, logprobs = self._text(call, stream)

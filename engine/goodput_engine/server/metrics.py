@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from goodput_core.engine_state import EngineState
     from goodput_core.slo.importance import Importance
-    from goodput_engine.core_client import CoreClient
+    from goodput_engine.core_client import CoreConnection
     from goodput_engine.messages import StepOutputs
     from goodput_engine.server.settings import ReplicaIdentity
     from goodput_engine.server.state import ServerState
@@ -197,7 +197,7 @@ class _StateCollector(Collector):
         yield host
 
 
-def read_load(core: CoreClient, *, draining: bool) -> dict[str, int | bool | Importance | None]:
+def read_load(core: CoreConnection, *, draining: bool) -> dict[str, int | bool | Importance | None]:
     """Return the load of a running core after its last step.
 
     The router uses the load for placement. `GET /control/state` contains it, and so does a header

@@ -72,9 +72,10 @@ class EngineSettings:
         exit_with_parent: True to stop when stdin is closed.
         json: True to print one line of JSON on stdout when ready.
         control_token: bearer token of `PATCH /control/limits`; None disables the endpoint.
-        clients: limits on client requests.
+        clients: limits on the client requests of one of the HTTP processes.
         core_restarts: maximum number of restarts of a dead core within ten minutes.
-        connections: limits of the serving port's connections.
+        http_processes: number of HTTP processes that serve the port.
+        connections: limits of the connections of one of these processes.
         api_key_file: file of the keys that clients must send; None if no key is required.
         limits: initial limits, in place of the manifest's; None to start with the manifest's.
     """
@@ -93,6 +94,7 @@ class EngineSettings:
     control_token: str | None = field(repr=False)
     clients: ClientLimits = ClientLimits()
     core_restarts: int = 5
+    http_processes: int = 1
     connections: ConnectionLimits = CLIENT_CONNECTIONS
     api_key_file: Path | None = None
     limits: SetLimits | None = None

@@ -26,7 +26,7 @@ from goodput_engine.server.requests import PromptLimits, RequestParser
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from goodput_engine.core_client import CoreClient
+    from goodput_engine.core_client import CoreConnection
     from goodput_engine.messages import Ready
     from goodput_engine.openai.errors import APIError
     from goodput_engine.server.manifest_watch import FollowedFields
@@ -51,6 +51,8 @@ class ServerState:
 
     Args:
         settings: settings of the replica.
+        number: number of the process among those that serve the port. The first one, 0, leads: it
+            alone sends limits and changes of the manifest to the core.
 
     Attributes:
         phase: the current phase.
@@ -73,10 +75,11 @@ class ServerState:
         submitted: set while `reading` is 0.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, *, number: int = 0) -> None:
         self.settings = settings
+        self._leads = number == 0
         self.phase = ServerPhase.STARTING
-        self.core: CoreClient | None = None
+        self.core: CoreConnection | None = None
         self.ready: Ready | None = None
         self.parser: RequestParser | None = None
         self.tokenizer: ModelTokenizer | None = None
@@ -95,7 +98,8 @@ class ServerState:
         self.idle.set()
         self.submitted = asyncio.Event()
         self.submitted.set()
-        self._rids = itertools.count(1)
+        # The core finds the process of a request by its rid, modulo the number of processes.
+        self._rids = itertools.count(number or settings.http_processes, settings.http_processes)
         self._followed = settings.followed
 
     @property
@@ -112,15 +116,16 @@ class ServerState:
         of_context = clients.body_token_bytes * self.ready.max_model_tokens
         return min(clients.body_bytes, clients.body_base_bytes + of_context)
 
-    def serve(self, core: CoreClient, ready: Ready) -> None:
+    def serve(self, core: CoreConnection, ready: Ready) -> None:
         """Start to admit requests."""
         self.core = core
         if self.ready is not None:
             self.restarts += 1
-            # The manifest may have changed while the core started.
-            core.send(self._followed.core)
+            if self._leads:
+                # The manifest may have changed while the core started.
+                core.send(self._followed.core)
         self.ready = ready
-        if self.limits is not None:
+        if self.limits is not None and self._leads:
             core.send(self.limits)
         computes = self.configure.model is not None
         self.parser = RequestParser(
@@ -158,7 +163,7 @@ class ServerState:
             # The manifest's law replaces that of earlier limits.
             limits = structs.replace(self.limits.limits, budget_law=None)
             self.limits = structs.replace(self.limits, limits=limits)
-        if self.core is not None:
+        if self.core is not None and self._leads:
             self.core.send(core)
 
     def require_admission(self) -> RequestParser:
@@ -173,7 +178,7 @@ class ServerState:
             raise overloaded("the engine core has too many unread requests; retry later", 1)
         return self.parser
 
-    def core_of_admitted(self) -> CoreClient:
+    def core_of_admitted(self) -> CoreConnection:
         """Return the core for a request that was admitted, perhaps to an earlier core.
 
         Raises:
@@ -183,7 +188,7 @@ class ServerState:
             raise self.not_serving_error()
         return self.core
 
-    def require_core(self) -> CoreClient:
+    def require_core(self) -> CoreConnection:
         """Return the core if it serves requests.
 
         Raises:
