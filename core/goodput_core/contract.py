@@ -238,6 +238,9 @@ METRIC_SERVICE_MAX_REPLICAS: Final = "goodput_service_max_replicas"
 METRIC_SERVICE_MIN_TOKEN_BUDGET: Final = "goodput_service_min_token_budget"  # noqa: S105
 METRIC_SERVICE_MAX_TOKEN_BUDGET: Final = "goodput_service_max_token_budget"  # noqa: S105
 METRIC_SERVICE_STARTUP: Final = "goodput_service_startup_seconds"
+# 1; the latest gate, with the fields of `status.gate`. `verdict` is that so far, or empty.
+METRIC_SERVICE_GATE: Final = "goodput_service_gate"
+LABEL_PHASE: Final = "phase"
 # 1; `use` is one of REVISION_USES.
 METRIC_SERVICE_REVISION: Final = "goodput_service_revision"
 LABEL_USE: Final = "use"

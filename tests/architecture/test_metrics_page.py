@@ -67,6 +67,7 @@ STATUS = {
     ],
     "conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}],
     "currentRevision": "chat-1",
+    "gate": {"revision": "chat-2", "baseline": "chat-1", "phase": "Replaying", "verdict": "PASS"},
     "learnt": {"startupSeconds": [31, 29]},
     "decisions": [
         {"at": "2026-11-27T02:00:00Z", "knob": "Replicas", "reason": "Demand", "applied": True},
@@ -249,6 +250,7 @@ def test_the_gauges_of_a_service_have_the_values_of_its_spec_and_status() -> Non
     assert value("condition_reason", condition="Ready", reason="Serving") == 1
     assert value("startup_seconds") == 29
     assert value("revision", use="current", revision="chat-1") == 1
+    assert value("gate", revision="chat-2", phase="Replaying", verdict="PASS") == 1
     decision = {"knob": "Replicas", "reason": "Demand", "applied": "true"}
     assert value("decision_timestamp_seconds", **decision) == 1795744800, "the later one"
 

@@ -90,12 +90,12 @@ CASES = {
     "few requests prove nothing": Case(
         alert="GoodputErrorBudgetBurnsFast",
         inputs=requests("0+0.2x400", "0+0.05x400"),
-        silent=("30m", "59m", "5h"),
+        silent=("30m", "59m"),
     ),
     "a rate of misses that the objective permits is silent": Case(
         alert="GoodputErrorBudgetBurnsFast",
         inputs=requests("0+594x400", "0+6x400"),
-        silent=("30m", "6h"),
+        silent=("30m", "90m"),
     ),
     # 5 % miss: a burn of 5, below both pages and above the ticket of a day.
     "misses over a day are a ticket and no page": Case(
@@ -178,15 +178,24 @@ CASES = {
         },
         silent=("5m", "40m"),
     ),
-    "a failed gate is a ticket until the spec changes": Case(
+    "a failed gate is a ticket until the spec changes or the gate is repeated": Case(
         alert="GoodputGateFailed",
         inputs=[
-            series("goodput_service_revision", "_x5 1x30", use="failed", revision="r2", **SERVICE),
-            series("goodput_service_revision", "1x15 _x30", use="update", revision="r2", **SERVICE),
-            series("goodput_service_revision", "_x15 1x30", use="update", revision="r3", **SERVICE),
+            series("goodput_service_gate", "1x5 _x30", phase="Replaying", verdict="", revision="r2",
+                   **SERVICE),
+            series("goodput_service_gate", "_x6 1x10 _x30", phase="Failed", verdict="FAIL",
+                   revision="r2", **SERVICE),
+            series("goodput_service_gate", "_x17 1x30", phase="Starting", verdict="", revision="r2",
+                   **SERVICE),
         ],
         fires={
-            "10m": {**SERVICE, "severity": "ticket", "revision": "r2", "use": "failed"},
+            "10m": {
+                **SERVICE,
+                "severity": "ticket",
+                "revision": "r2",
+                "phase": "Failed",
+                "verdict": "FAIL",
+            },
         },
         silent=("4m", "25m"),
     ),

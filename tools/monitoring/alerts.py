@@ -21,8 +21,8 @@ from goodput_core.contract import (
     METRIC_REQUESTS,
     METRIC_SERVICE_CONDITION,
     METRIC_SERVICE_CONDITION_REASON,
+    METRIC_SERVICE_GATE,
     METRIC_SERVICE_OBJECTIVE,
-    METRIC_SERVICE_REVISION,
 )
 
 __all__ = ["MINIMUM_REQUESTS", "RUNBOOKS", "make_rules", "render_rules"]
@@ -210,14 +210,12 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
         ),
         _alert(
             "GoodputGateFailed",
-            expr=f'{METRIC_SERVICE_REVISION}{{use="failed"}}\n'
-            f"and on (namespace, llmservice, revision) "
-            f'{METRIC_SERVICE_REVISION}{{use="update"}}\n',
+            expr=f'{METRIC_SERVICE_GATE}{{phase="Failed"}} == 1',
             lasts=None,
             severity="ticket",
             summary=f"The new revision {{{{ $labels.revision }}}} of {service} failed its gate.",
             description="The earlier revision keeps serving. The failed one is not tried again "
-            "until the spec changes.",
+            "until the spec changes or the gate is repeated by hand.",
             runbooks=runbooks,
         ),
         _alert(

@@ -41,6 +41,7 @@ from goodput_core.contract import (
     METRIC_SERVICE_CONDITION_REASON,
     METRIC_SERVICE_DECISION_TIME,
     METRIC_SERVICE_DESIRED_REPLICAS,
+    METRIC_SERVICE_GATE,
     METRIC_SERVICE_MAX_REPLICAS,
     METRIC_SERVICE_MAX_TOKEN_BUDGET,
     METRIC_SERVICE_MIN_REPLICAS,
@@ -629,6 +630,19 @@ SERVICE: Final = DashboardSpec(
         Row(
             title="Candidate beside baseline",
             panels=(
+                Panel(
+                    title="Gate",
+                    note="The latest gate of the service, with its phase and the verdict so far.",
+                    unit=PanelUnit.COUNT,
+                    look=Look.TABLE,
+                    gate=True,
+                    queries=(
+                        Query(
+                            expr=f"{METRIC_SERVICE_GATE}{{{_SERVICE}}}",
+                            legend="{{revision}} {{phase}} {{verdict}}",
+                        ),
+                    ),
+                ),
                 Panel(
                     title="Step time of the pair",
                     note="Mean device time of a step on the engines of a gated rollout, which "

@@ -27,6 +27,7 @@ from goodput_core.contract import (
     LABEL_KNOB,
     LABEL_LLMSERVICE,
     LABEL_OUTCOME,
+    LABEL_PHASE,
     LABEL_PROMISE,
     LABEL_REASON,
     LABEL_REVISION,
@@ -34,6 +35,7 @@ from goodput_core.contract import (
     LABEL_SLO_CLASS,
     LABEL_STATUS,
     LABEL_USE,
+    LABEL_VERDICT,
     LABEL_VERSION,
     METRIC_BUILD_INFO,
     METRIC_OPERATOR_CALLS,
@@ -50,6 +52,7 @@ from goodput_core.contract import (
     METRIC_SERVICE_DECISION_TIME,
     METRIC_SERVICE_DECISIONS,
     METRIC_SERVICE_DESIRED_REPLICAS,
+    METRIC_SERVICE_GATE,
     METRIC_SERVICE_MAX_REPLICAS,
     METRIC_SERVICE_MAX_TOKEN_BUDGET,
     METRIC_SERVICE_MIN_REPLICAS,
@@ -135,6 +138,10 @@ _SERVICE_GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     METRIC_SERVICE_REVISION: (
         "1, with a revision of the service and its use: current, update or failed.",
         (LABEL_USE, LABEL_REVISION),
+    ),
+    METRIC_SERVICE_GATE: (
+        "1, with the revision, the phase and the verdict so far of the latest gate.",
+        (LABEL_REVISION, LABEL_PHASE, LABEL_VERDICT),
     ),
     METRIC_SERVICE_DECISION_TIME: (
         "Unix time of the latest decision of this kind, of the decisions in the status.",
@@ -327,6 +334,10 @@ def _status_samples(status: Mapping[str, Any]) -> dict[str, list[_Sample]]:
     samples[METRIC_SERVICE_REVISION] = [
         ((use, status[field]), 1) for use, field in _REVISIONS.items() if field in status
     ]
+    gate = status.get("gate")
+    samples[METRIC_SERVICE_GATE] = (
+        [((gate["revision"], gate["phase"], gate.get("verdict", "")), 1)] if gate else []
+    )
     times: dict[tuple[str, ...], float] = {}
     for one in status.get("decisions") or ():  # newest first
         applied = "true" if one["applied"] else "false"

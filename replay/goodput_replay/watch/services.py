@@ -171,6 +171,7 @@ class _WatchedService:
         self.server = LiveServer(LIVE_SCRIPTS)
         self.server.begin(self.page)
         self.seen_s = 0.0
+        self.starting = asyncio.Lock()
         self.task: asyncio.Task[None] | None = None
 
     async def read(self, session: aiohttp.ClientSession, listed: _ListedService) -> None:
@@ -318,9 +319,10 @@ class ServicePages:
         if watched is None:
             watched = self._watched[key] = _WatchedService(listed)
         watched.seen_s = time.monotonic()
-        if watched.task is None or watched.task.done():
-            await watched.read(self._session, listed)
-            watched.task = asyncio.create_task(self._read_while_open(key, watched))
+        async with watched.starting:
+            if watched.task is None or watched.task.done():
+                await watched.read(self._session, listed)
+                watched.task = asyncio.create_task(self._read_while_open(key, watched))
         return watched
 
     async def _read_while_open(self, key: tuple[str, str], watched: _WatchedService) -> None:
