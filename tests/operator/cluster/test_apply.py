@@ -15,6 +15,7 @@ from goodput_operator.kube.managed_fields import Conflict
 from goodput_operator.reconcile.actions import (
     Action,
     Apply,
+    Create,
     CreateToken,
     Delete,
     Emit,
@@ -287,6 +288,19 @@ async def test_a_deletion_names_the_uid_and_ignores_a_missing_object(bench: Any)
     assert f"{CONFIG_MAPS}/old" in bench.server.objects, "a successor stays"
     await carry_out(bench, Delete(kind="ConfigMap", name="old", uid=uid))
     assert f"{CONFIG_MAPS}/old" not in bench.server.objects
+
+
+async def test_an_existing_job_counts_as_created_and_a_rejection_is_a_failure(bench: Any) -> None:
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "chat-gate"}}
+    create = Create(body=body)
+    assert (await carry_out(bench, create)).failures == {}
+    assert "/apis/batch/v1/namespaces/ns/jobs/chat-gate" in bench.server.objects
+    assert (await carry_out(bench, create)).failures == {}
+    rejection = {"kind": "Status", "reason": "Forbidden", "message": "exceeded quota: jobs"}
+    bench.server.rejections["POST", "/apis/batch/v1/namespaces/ns/jobs"] = (403, rejection)
+    outcome = await carry_out(bench, create)
+    assert outcome.failures == {("Job", "chat-gate"): "exceeded quota: jobs"}
+    assert {call[0] for call in bench.server.calls} == {"POST"}, "Jobs are never read"
 
 
 async def test_a_token_is_derived_and_an_existing_secret_counts_as_success(bench: Any) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
-from goodput_operator.kube.cache import Cache
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_TRACEREPLAY
+from goodput_operator.kube.cache import Cache, ReplayKey
 
 KEY = ("ns", "chat")
 OTHER = ("elsewhere", "chat")
@@ -68,6 +68,17 @@ def test_listed_objects_are_found_by_service_and_have_no_managed_fields(cache: C
     del expected["metadata"]["managedFields"]
     assert pod == expected
     assert uids(cache.children(("b", "chat"))) == ["f"]
+
+
+def test_the_job_of_a_gate_belongs_to_its_service_and_that_of_a_replay_to_the_replay() -> None:
+    cache = Cache([("Job", "")])
+    cache.replace("Job", "", listing(version=1))
+    cache.update(body("gate", 2, kind="Job"), deleted=False)
+    replayed = body("shards", 3, kind="Job")
+    replayed["metadata"]["labels"] = {OBJECT_LABEL_TRACEREPLAY: "july"}
+    cache.update(replayed, deleted=False)
+    assert uids(cache.children(KEY)) == ["gate"]
+    assert uids(cache.jobs(ReplayKey("ns", "july"))) == ["shards"]
 
 
 def test_an_event_changes_the_cache_at_once(cache: Cache) -> None:

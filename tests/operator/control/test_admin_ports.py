@@ -15,7 +15,9 @@ from aiohttp.test_utils import TestServer
 from tests.operator.control.test_readings import ROUTER
 
 from goodput_core.control import Signal
-from goodput_operator.control.admin_ports import Scraper, session_for_pods
+from goodput_core.replay_job import ABState
+from goodput_core.slo.verdict import VerdictKind
+from goodput_operator.control.admin_ports import Scraper, read_gate_state, session_for_pods
 from goodput_operator.control.readings import RouterScrape, ScrapeTarget
 
 if TYPE_CHECKING:
@@ -99,6 +101,30 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 async def scrape(session: aiohttp.ClientSession, *targets: ScrapeTarget) -> dict[str, RouterScrape]:
     scraper = Scraper(session, concurrent=8, total_s=0.3)
     return {found.target.name: found for found in await scraper.routers(targets)}
+
+
+async def comparing(_: web.Request) -> web.Response:
+    return web.json_response({"pairs": 1, "planned": 4, "verdict": "INCONCLUSIVE"})
+
+
+async def test_only_a_valid_response_is_the_progress_of_a_gate(
+    session: aiohttp.ClientSession,
+) -> None:
+    handlers = {
+        handler.__name__: handler
+        for handler in (comparing, good, invalid, secretive, unready, elsewhere, endless)
+    }
+    app = web.Application()
+    for name, handler in handlers.items():
+        app.router.add_get(f"/{name}/gate/state", handler)
+    async with TestServer(app) as server:
+        states = {
+            name: await read_gate_state(session, str(server.make_url(f"/{name}")))
+            for name in handlers
+        }
+    expected = ABState(pairs=1, planned=4, verdict=VerdictKind.INCONCLUSIVE)
+    assert states == {**dict.fromkeys(handlers), "comparing": expected}
+    assert await read_gate_state(session, "http://127.0.0.1:9") is None
 
 
 async def test_each_scrape_is_fresh_missing_or_failed(

@@ -438,6 +438,33 @@ def test_a_suspended_service_stops_its_gate_and_begins_another_attempt(gated: Cl
     assert gated.status["currentRevision"] != gated.status["updateRevision"]
 
 
+def test_a_rollout_that_has_begun_is_not_judged_again(gated: Cluster) -> None:
+    change(gated)
+    until_job(gated)
+    gated.end_job(PASS)
+    while len(gated.deployments()) < 2:
+        gated.reconcile(ready=0)
+    gated.update_spec(rollout={"gate": {**GATE, "margin": "9%"}})
+    gated.settle()
+    assert gated.status["currentRevision"] == gated.status["updateRevision"]
+    assert [event.reason for event in gated.events].count("GateStarted") == 1
+
+
+def test_the_comparison_waits_until_an_earlier_pod_of_the_pair_is_gone(gated: Cluster) -> None:
+    change(gated)
+    for _ in range(2):
+        gated.reconcile(ready=0)
+    (name,) = gated.deployments("candidate")
+    labels = gated.objects["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+    ending = {"name": "ending", "uid": "ending", "labels": labels, "deletionTimestamp": "now"}
+    gated.pods["ending"] = {"kind": "Pod", "metadata": ending, "status": {"podIP": "10.1.1.1"}}
+    for _ in range(4):
+        gated.reconcile()
+        assert not gated.jobs()
+    del gated.pods["ending"]
+    until_job(gated)
+
+
 def test_the_progress_is_shown_and_kept_while_the_pod_does_not_answer(gated: Cluster) -> None:
     change(gated)
     until_job(gated)
@@ -507,6 +534,12 @@ STEPS: dict[str, Callable[[Cluster], object]] = {
     "change": change,
     "other change": lambda cluster: change(cluster, "orca"),
     "change back": lambda cluster: cluster.update_spec(engine=None),
+    "retry": lambda cluster: cluster.annotations.update(
+        {"goodput.dev/retry": str(cluster.counter)}
+    ),
+    "other rules": lambda cluster: cluster.update_spec(
+        rollout={"gate": {**GATE, "pairs": 1 + cluster.counter % 8}}
+    ),
     "lose status": lambda cluster: cluster.status.clear(),
     "scale up": lambda cluster: cluster.update_spec(replicas=3),
     "scale down": lambda cluster: cluster.update_spec(replicas=2),
