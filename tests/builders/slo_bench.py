@@ -48,8 +48,9 @@ class FixedLengths:
     revision = 0
     error = PredictionError()
 
-    def __init__(self, left: int) -> None:
+    def __init__(self, left: int, learned: float = math.inf) -> None:
         self._left = left
+        self._learned = learned
 
     def output_tokens(self, request: ScheduledRequest) -> int:
         return request.sampled_tokens + self._left
@@ -61,7 +62,7 @@ class FixedLengths:
         return float(self.output_tokens(request) <= tokens)
 
     def num_learned(self, request: ScheduledRequest) -> float:
-        return math.inf
+        return self._learned
 
     def expect(self, request: ScheduledRequest, tokens: int) -> None:
         pass

@@ -79,13 +79,11 @@ class ScheduledRequest:
         arrival_ns: time of arrival.
         input_tokens: tokens of its prompt.
         max_output_tokens: limit of output tokens set by the client; None for the model's limit.
-        block_hashes: chained hashes of the full blocks of the prompt. Blocks filled by decoding
-            have no hash, because an emulated device does not know their tokens.
+        block_hashes: chained hashes of the full blocks of the prompt; other blocks have none.
         slo_class: name of its class.
         targets: its SLO targets; the first token is due at `arrival_ns + targets.ttft_ns`.
         priority: larger is more urgent.
-        weight: value of serving it in time, relative to other requests of the same priority; at
-            least 1.
+        weight: value of serving it in time, relative to others of its priority; at least 1.
         holds_blocks: True if it keeps its blocks after its end, until `KVTransfer.release`.
     """
 
@@ -108,8 +106,7 @@ class ScheduledRequest:
     published_blocks: int = 0
     """Number of its leading blocks that are in the prefix cache."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache at its first admission. Before it, a policy may store
-    here what it expects."""
+    """Prompt tokens found in the prefix cache at its first admission; before, the expected ones."""
     first_scheduled_ns: int = 0
     preemptions: int = 0
     last_plan: int = 0
@@ -173,12 +170,13 @@ class ScheduledRequest:
 
     @property
     def displaceable(self) -> bool:
-        """True if it may be evicted for a waiting request.
+        """True if it may be evicted for a waiting request; a late one may be, even if stuck."""
+        return self.counted_late or not self.is_stuck
 
-        After two evictions without a token between them, a request must gain a token before it may
-        be displaced again. So two requests cannot displace each other without progress.
-        """
-        return not self.gained_nothing or self.total_tokens > self.admitted_tokens
+    @property
+    def is_stuck(self) -> bool:
+        """True if it must gain a token first, so that no two evict each other without progress."""
+        return self.gained_nothing and self.total_tokens == self.admitted_tokens
 
 
 class FcfsQueue:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders.slo_bench import STEP_TIME, SloBench
+from tests.builders.slo_bench import STEP_TIME, FixedLengths, SloBench
 
 from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_core.units import NS_PER_MS
@@ -433,6 +433,18 @@ def test_a_request_waits_for_an_end_that_was_predicted_before_its_arrival(
     # The first ends in 300 ms, or in 338 ms beside the two prompts.
     bench.pass_time(passed_ms)
     bench.add(3, 640, ttft_ms=left_ms - passed_ms, outputs=200)  # 32 ms
+    assert bench.is_admitted(3) is admitted
+
+
+@pytest.mark.parametrize(("left_ms", "admitted"), [(430, False), (460, True)])
+def test_while_few_outputs_are_known_a_wait_has_a_margin(left_ms: int, *, admitted: bool) -> None:
+    bench = SloBench(blocks=100, left=60)
+    bench.policy.predictor = FixedLengths(60, learned=3)
+    bench.add(1, 1000, tpot_ms=100, outputs=200)
+    bench.step()
+    bench.add(2, 160, ttft_ms=1000, outputs=200)
+    # The first ends a quarter later than in 300 ms, and 38 ms later beside the two prompts.
+    bench.add(3, 640, ttft_ms=left_ms, outputs=200)
     assert bench.is_admitted(3) is admitted
 
 

@@ -55,6 +55,23 @@ def test_a_favoured_request_gives_way_to_a_higher_level() -> None:
     assert old.preemptions == 1
 
 
+@pytest.mark.parametrize("favoured", [False, True])
+def test_a_stuck_late_request_holds_no_blocks_that_others_need_unless_it_is_favoured(
+    *, favoured: bool
+) -> None:
+    bench = SloBench(blocks=20, budget=100)
+    late = bench.add(1, 200, ttft_ms=50, outputs=100)
+    bench.pass_time(30_000 if favoured else 100)
+    bench.step()
+    assert late.state is RequestState.PREFILLING
+    late.gained_nothing = True
+    urgent = bench.add(2, 200, ttft_ms=100, priority=1, outputs=5)
+    bench.step()
+    assert late.preemptions == (0 if favoured else 1)
+    while not urgent.first_scheduled_ns:
+        bench.step()
+
+
 def test_a_favoured_request_does_not_start_where_a_higher_level_would_evict_it() -> None:
     bench = SloBench(blocks=20)
     bench.add(1, 200, outputs=30)

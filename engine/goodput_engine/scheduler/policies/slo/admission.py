@@ -229,7 +229,7 @@ class SLOAdmission:
         targets, name = request.targets, request.slo_class
         if targets.ttft_ns is None and targets.e2e_ns is None:
             return
-        self._memory.learn(missed=missed or slow)
+        self._memory.learn(request, missed=missed or slow)
         if name not in self._buffers_ns and len(self._buffers_ns) >= _MAX_CLASSES:
             return
         buffer_ns = self._buffers_ns.get(name, 0.0) + self._step_ns * (missed - _BUFFER_STEP)

@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 _MAX_TIMES: Final = 64
+_PAUSES: Final = 2
+"""A request lends its blocks for a stay only if it can pause for so many of them. Of the requests
+that relied on shorter pauses, one in ten was late."""
 
 
 def late_prompts(
@@ -229,7 +232,7 @@ class PoolQueue:
     """The starts of waiting requests, which wait for blocks and places of others.
 
     Each starts as soon as a place and its blocks are free, and not before those that are ahead. At
-    its latest start it may use blocks of running requests that can pause until its end.
+    its latest start it may use blocks of running requests that can pause for twice its stay.
 
     Args:
         held: the running requests.
@@ -253,6 +256,7 @@ class PoolQueue:
         started: Iterable[Stay] = (),
         begins_ns: float = 0.0,
         prompts: PromptDelay = NO_DELAY,
+        kept_free: float = 0.0,
     ) -> set[int]:
         """Return the rids of the requests that cannot start in time.
 
@@ -261,8 +265,10 @@ class PoolQueue:
             started: stays of requests that run now, but did not when the object was made.
             begins_ns: earliest start. All times count from when the object was made.
             prompts: delay of the running requests by the prompts beside them.
+            kept_free: number of blocks that are left free.
         """
-        free, places, now_ns, lent = self._free_blocks, self._free_places, begins_ns, 0.0
+        free, places = self._free_blocks - kept_free, self._free_places
+        now_ns, lent = begins_ns, 0.0
         # (end, blocks, places) of the requests that start now, and the next end of the others.
         ends: list[tuple[float, float, int]] = []
         for stay in started:
@@ -302,7 +308,7 @@ class PoolQueue:
         """Return the blocks of requests that still run at a time and can pause for another."""
         blocks = 0.0
         for pause_ns, ends_ns, held in self._lenders:
-            if pause_ns <= length_ns:
+            if pause_ns <= _PAUSES * length_ns:
                 break
             if ends_ns > now_ns:
                 blocks += held

@@ -237,6 +237,10 @@ class Forecast:
         """Return the number of outputs of a request's class that were seen."""
         return self._predictor.num_learned(request)
 
+    def ensures(self, request: ScheduledRequest) -> bool:
+        """Return True if the end-to-end target of a request can be ensured."""
+        return is_ensurable(request, self._model)
+
     def chance(self, request: ScheduledRequest) -> float:
         """Return the chance that a request meets its end-to-end target, started now."""
         tokens = self.tokens_in_time(request)
@@ -380,7 +384,7 @@ class Forecast:
         """True if the targets of a running request or of a prompt in time can be ensured."""
         if self._ensures is None:
             others = chain(self._view.running(), (prompt.request for prompt in self.prompts))
-            self._ensures = any(is_ensurable(request, self._model) for request in others)
+            self._ensures = any(map(self.ensures, others))
         return self._ensures
 
     # --- of all ------------------------------------------------------------------------------

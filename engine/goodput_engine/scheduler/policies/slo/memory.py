@@ -6,6 +6,7 @@ It keeps the predicted stays of all requests between arrivals, because to count 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_engine.scheduler.policies.slo.demand import (
@@ -92,8 +93,9 @@ class MemoryTest:
 
     def __init__(self, view: SchedulerView) -> None:
         self._view = view
-        self._free_share = _FIRST_FREE
-        """Share of the KV pool that must be left free by predicted demand."""
+        self._free_shares = [_FIRST_FREE, 0.0]
+        """Share of the KV pool that must be left free by predicted demand, for requests without and
+        with an end-to-end target. The latter is planned for a long output already."""
         self._is_short = False
         """True if the pool was too small at the last test for all requests together."""
         self._forecast: Forecast | None = None
@@ -126,19 +128,29 @@ class MemoryTest:
         return self._cautious(request, forecast.tokens_left(request), forecast)
 
     def _cautious(self, request: ScheduledRequest, left: int, forecast: Forecast) -> int:
-        """Return a predicted number of output tokens, with the error of a young mean."""
+        """Return a predicted number of output tokens, with the error of a young mean.
+
+        Where no target can be ensured, requests have only a chance, and no margin helps them.
+        """
+        if not (forecast.ensures(request) or forecast.ensures_targets):
+            return left
         longer = 1 + _UNSURE / math.sqrt(1 + forecast.num_learned(request))
         return min(math.ceil(left * longer), request.output_limit - request.sampled_tokens)
 
-    def learn(self, *, missed: bool) -> None:
+    def learn(self, request: ScheduledRequest, *, missed: bool) -> None:
         """Widen the share that is left free after a missed target, narrow it after a met one.
 
         The misses of requests that all fit into the pool together have other causes.
         """
         if not self._is_short:
             return
-        free_share = self._free_share + _POOL_STEP * (missed - _NARROWING)
-        self._free_share = min(max(0.0, free_share), _MAX_FREE)
+        at = request.targets.e2e_ns is not None
+        free_share = self._free_shares[at] + _POOL_STEP * (missed - _NARROWING)
+        self._free_shares[at] = min(max(0.0, free_share), _MAX_FREE)
+
+    def _free_share(self, request: ScheduledRequest) -> float:
+        """Return the share of the KV pool that a new request must leave free."""
+        return self._free_shares[request.targets.e2e_ns is not None]
 
     def add(self, new: NewStay, forecast: Forecast) -> None:
         """Add a request that was admitted."""
@@ -192,7 +204,7 @@ class MemoryTest:
         if not forecast.num_learned(request) and self._is_first(request, prompts):
             return True
         passed_ns = self._passed_ns(begins_ns)
-        blocks = view.total_blocks * (1 - max(self._free_share, held_back))
+        blocks = view.total_blocks * (1 - max(self._free_share(request), held_back))
         if self._has_room(new, prompts, forecast, blocks=blocks):
             return True
         return self._pool(request.priority).demand.fits(
@@ -277,12 +289,12 @@ class MemoryTest:
         slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
         work_ns = sum((prompt.work_ns for prompt in prompts), new.prompt.work_ns)
         delay = PromptDelay(work_ns * (1 - 1 / slowest), slowest)
-        late = queue.late(order, started=started, begins_ns=passed_ns, prompts=delay)
-        if rid in late:
-            return False
-        return not late or late <= queue.late(
-            waiting, started=started, begins_ns=passed_ns, prompts=delay
+        kept_free = self._free_share(new.prompt.request) * self._view.total_blocks
+        late_of = partial(
+            queue.late, started=started, begins_ns=passed_ns, prompts=delay, kept_free=kept_free
         )
+        late = late_of(order)
+        return rid not in late and (not late or late <= late_of(waiting))
 
     def _passed_ns(self, begins_ns: int) -> int:
         """Return the time since the stays were counted; steps may end earlier than predicted."""
@@ -329,7 +341,7 @@ class MemoryTest:
                 PoolDemand([*(one.stay for one in running), *waiting]),
                 PoolQueue(
                     [one.held for one in running],
-                    blocks=view.total_blocks * (1 - self._free_share),
+                    blocks=view.total_blocks,
                     places=view.limits.max_num_seqs,
                 ),
                 TokensInMemory((one.tokens, one.left) for one in running),

@@ -258,7 +258,9 @@ class SloPolicy(SchedulingPolicy):
         going: list[ScheduledRequest] = []
         losing: list[ScheduledRequest] = []
         for running in self.view.running():
-            if running is self._favoured and running.priority >= request.priority:
+            if running is self._favoured and (
+                running.is_stuck or running.priority >= request.priority
+            ):
                 continue
             if running.rid in forecast.lost or (
                 freed_ns is not None
