@@ -143,7 +143,7 @@ class Target:
     core_cpu_s: Callable[[], float] | None = None
 
 
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
     """Return the CPU time of processes; unlike psutil's, it is not rounded to 10 ms."""
     tasks = [one for p in processes for one in Path(f"/proc/{p.pid}/task").glob("*/schedstat")]
     return sum(int(one.read_text().split()[0]) for one in tasks) / 1e9
@@ -182,7 +182,7 @@ def _started(name: str, replica: str, tokens: int) -> Iterator[Target]:
         with _ended(process):
             own = [psutil.Process(process.pid)]
             own += own[0].children(recursive=True)
-            yield Target(url=url, body=REQUEST_BODY, cpu_s=lambda: _cpu_s(own))
+            yield Target(url=url, body=REQUEST_BODY, cpu_s=lambda: cpu_s(own))
         return
     if name == "server":
         process, url = start_process([*goodput, "engine", *options])
@@ -193,8 +193,8 @@ def _started(name: str, replica: str, tokens: int) -> Iterator[Target]:
             yield Target(
                 url=url,
                 body=json.dumps(body).encode(),
-                cpu_s=lambda: _cpu_s(own),
-                core_cpu_s=lambda: _cpu_s(own[0].children(recursive=True)),
+                cpu_s=lambda: cpu_s(own),
+                core_cpu_s=lambda: cpu_s(own[0].children(recursive=True)),
             )
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +215,7 @@ def _started(name: str, replica: str, tokens: int) -> Iterator[Target]:
             yield Target(
                 url=f"http://127.0.0.1:{port}",
                 body=REQUEST_BODY,
-                cpu_s=lambda: _cpu_s([*own, *own[0].children(recursive=True)]),
+                cpu_s=lambda: cpu_s([*own, *own[0].children(recursive=True)]),
             )
 
 
