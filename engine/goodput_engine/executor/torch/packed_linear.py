@@ -41,7 +41,7 @@ class PackedLinear(nn.Module):  # type: ignore[misc] # torch is not installed fo
         pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - no public name
         packed = pack(linear.weight.detach(), _PACKED_ROWS)
         self.register_buffer("weight", packed, persistent=False)
-        bias = None if linear.bias is None else linear.bias.detach()
+        bias = None if linear.bias is None else linear.bias.detach().clone()
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from goodput_engine.executor.torch import packed_linear
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.packed_linear import PackedLinear, pack_linears
 from goodput_engine.executor.torch.roofline import measure_roofline
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 
@@ -58,6 +56,13 @@ def test_other_types_are_not_packed(tmp_path: Path, dtype: torch.dtype) -> None:
     network = load(tmp_path, "Llama", dtype)
     assert not pack_linears(network, measure=False)
     assert not any(isinstance(layer, PackedLinear) for layer in network.modules())
+
+
+def test_the_file_of_the_weights_is_not_kept_in_memory(tmp_path: Path) -> None:
+    network = load(tmp_path, "Starcoder2", torch.float32)
+    assert pack_linears(network, measure=False)
+    assert f"{tmp_path}" not in Path("/proc/self/maps").read_text()
+    assert logits(network).isfinite().all()
 
 
 def test_a_layer_without_rows_has_an_empty_product() -> None:
