@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -889,3 +890,19 @@ def test_a_window_that_no_run_has_is_rejected_with_its_problem(
     path.write_text(json.dumps(summary))
     with pytest.raises(InputError, match=rf"summary\.json: not a run's summary .*{problem}"):
         main([str(run)])
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
+def test_files_are_written_if_the_reader_of_the_output_has_ended(
+    tmp_path: Path, form: list[str]
+) -> None:
+    run, junit = chat_run(tmp_path / "run"), tmp_path / "gate.xml"
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "goodput_core", "replay", "gate", str(run)]
+    done = subprocess.run(
+        [*command, *form, "--junit", str(junit)], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+    assert junit.read_bytes().endswith(b"</testsuites>\n")
