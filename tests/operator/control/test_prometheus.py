@@ -322,6 +322,8 @@ def settle(outcomes: Any, *, ttft_ms: int) -> None:
             outcome=Outcome.OK,
             slo=SimpleNamespace(targets=targets),
             uploaded=True,
+            observer=None,
+            reported_tokens=(0, 0),
             record=lambda _now_ns: record,
         ),
         record.end_ns,
