@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_FIRST_FILES: Final = ("test_local_control.py", "test_control_on_cluster.py")
+_FIRST_FILES: Final = (
+    "test_local_control.py",
+    "test_control_on_cluster.py",
+    "test_gated_rollout.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A worker gets one file after the other, those with many tests first. The tests of the first
-    # files wait minutes for a scale-down, so the other workers run the rest in this time.
+    # files wait minutes for a scale-down or a gate, so the other workers run the rest in this time.
     tests_in = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path.name not in _FIRST_FILES, -tests_in[item.path]))
     for item in items:

@@ -27,7 +27,7 @@ from goodput_core.spec.tracereplay import TraceReplaySpec, TraceReplayStatus
 
 __all__ = ["render_crd", "render_replay_crd"]
 
-_SUMMARY: Final = ("replicas", "attainment", "goodput", "budget", "phase")
+_SUMMARY: Final = ("replicas", "attainment", "goodput", "budget", "phase", "gate")
 """Fields of `status.summary` that are columns of `kubectl get`."""
 _WIDE: Final = (
     ("Mode", ".spec.control.mode", "Mode of the control laws."),

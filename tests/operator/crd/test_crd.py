@@ -189,7 +189,7 @@ def test_the_scale_subresource_has_replicas_and_selector() -> None:
 def test_columns_print_fields_of_the_schema() -> None:
     columns = VERSION["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if column["priority"] == 0]
-    assert shown == ["Replicas", "Attainment", "Goodput", "Budget", "Phase", "Age"]
+    assert shown == ["Replicas", "Attainment", "Goodput", "Budget", "Phase", "Gate", "Age"]
     for column in columns:
         path = column["jsonPath"]
         assert path in NODES or path == ".metadata.creationTimestamp"
