@@ -262,10 +262,24 @@ STATUS = {
         "goodput": "12.4",
         "budget": "2048",
         "phase": "Reconciling",
+        "gate": "Replaying 3/4 PASS",
     },
     "currentRevision": "chat-1",
     "updateRevision": "chat-2",
     "failedRevision": "chat-0",
+    "gate": {
+        "revision": "chat-2",
+        "baseline": "chat-1",
+        "phase": "Replaying",
+        "pairs": "3/4",
+        "attempt": 2,
+        "verdict": "PASS",
+        "reason": "ObjectiveMet",
+        "message": "3 of 4 pairs of runs are recorded; so far PASS.",
+        "interval": "interactive: +0.10 (-0.20 to +0.40)",
+        "report": "pvc://runs/gates/chat-2",
+        "startedAt": "2026-11-21T10:00:00Z",
+    },
     "conditions": [
         {
             "type": "Ready",
@@ -312,8 +326,10 @@ def test_a_complete_status_is_stored_and_printed_in_columns(
     patch_status(cluster, chat)
     assert cluster.get("llmsvc", "chat", "-n", chat)["status"] == STATUS
     head, row = cluster.kubectl("get", "llmsvc", "-n", chat).splitlines()
-    assert head.split() == ["NAME", "REPLICAS", "ATTAINMENT", "GOODPUT", "BUDGET", "PHASE", "AGE"]
-    assert row.split()[:-1] == ["chat", "3/4", "99.4%/99%", "12.4", "2048", "Reconciling"]
+    columns = ["NAME", "REPLICAS", "ATTAINMENT", "GOODPUT", "BUDGET", "PHASE", "GATE", "AGE"]
+    assert head.split() == columns
+    cells = ["chat", "3/4", "99.4%/99%", "12.4", "2048", "Reconciling", "Replaying", "3/4", "PASS"]
+    assert row.split()[:-1] == cells
     assert "llmservice.goodput.dev/chat" in cluster.kubectl("get", "all", "-n", chat, "-o", "name")
 
 
