@@ -47,7 +47,7 @@ def installation(
     cluster.kubectl("create", "namespace", namespace)
     cluster.kubectl("label", "namespace", namespace, RESTRICTED)
     values = (
-        f"crds.install=false,verbose=true,watchNamespaces={{{namespace}}},"
+        f"crds.install=false,verbose=true,page.enabled=true,watchNamespaces={{{namespace}}},"
         f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}}"
     )
     installation = ChartRelease(cluster=cluster, namespace=namespace)
