@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -390,6 +393,15 @@ def test_sorting_in_parts_gives_the_order_of_a_stable_sort(
     rows, _ = imported(path, sort=True)
     order = sorted(range(len(times)), key=lambda at: times[at])
     assert [row.request_id for row in rows] == [f"log-{at + 1:07d}" for at in order]
+
+
+def test_a_full_disk_while_sorting_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    with closing(sqlite3.connect("")) as database:
+        database.execute("PRAGMA max_page_count = 3")
+        database.execute("CREATE TABLE stored (request BLOB)")
+        with pytest.raises(OSError) as error, writer_module._reported(tmp_path):
+            database.execute("INSERT INTO stored VALUES (zeroblob(100000))")
+    assert error.value.errno == errno.ENOSPC
 
 
 def test_columns_that_were_not_chosen_are_named(tmp_path: Path, run_trace: RunTrace) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+import errno
+import os
+import sqlite3
+from contextlib import ExitStack, closing, contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from goodput_core.files import atomic_file
@@ -37,6 +40,14 @@ _MAX_GROUP_BYTES: Final = 64 << 20
 _PAGE_BYTES: Final = 128 << 10
 # A trace is sorted in parts of at most this many batches.
 _PART_BATCHES: Final = 16
+# One transaction, so that rows are written in pages. 16 MiB are kept in memory.
+_SORT_TABLE: Final = """
+    PRAGMA journal_mode = OFF;
+    PRAGMA temp_store = FILE;
+    PRAGMA cache_size = -16384;
+    CREATE TABLE keys (session TEXT, arrival_ns INTEGER);
+    BEGIN;
+"""
 
 
 def reject_existing(path: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
@@ -131,46 +142,43 @@ def _make_batch(
 def sort_trace(unsorted: Path, out: Path, *, overwrite: bool) -> None:
     """Write the rows of a trace in the format's order; rows with equal keys keep their order.
 
-    Memory holds the keys of all rows, and the rows of one part of the output. Each part reads the
-    row groups that have its rows: one or two if the rows are almost sorted, as in a log that is
-    ordered by the end of the requests.
+    Memory holds the rows of one part of the output. Each part reads the row groups that have its
+    rows: one or two if the rows are almost sorted, as in a log that is ordered by the end of the
+    requests.
 
     Args:
         unsorted: a file written by `write_trace`.
         out: the sorted trace to write.
         overwrite: replace an existing file.
+
+    Raises:
+        TraceError: the trace exists already, or a file cannot be written.
+        OSError: the disk is full.
     """
     with pq.ParquetFile(unsorted) as file:
         metadata = TraceMetadata.from_key_values(file.metadata.metadata or {}, has_ns=True)
-        keys = [(COLUMN_NS, "ascending")]
-        if metadata.clock is Clock.SESSION_RELATIVE:
-            keys.insert(0, ("provided_session_id", "ascending"))
-        table = file.read(columns=[name for name, _ in keys])
-        order = np.asarray(pc.sort_indices(table, sort_keys=keys), dtype=np.int64)  # stable
-        with _create_parquet(out, overwrite=overwrite) as writer:
-            for part in _split_order(file, order):
+        by_session = metadata.clock is Clock.SESSION_RELATIVE
+        with _create_parquet(out, overwrite=overwrite) as writer, _reported(out):
+            for part in _sorted_parts(file, by_session=by_session):
                 rows = max(1, min(MAX_BATCH_ROWS, _BATCH_BYTES * len(part) // max(1, part.nbytes)))
                 for batch in part.combine_chunks().to_batches(max_chunksize=rows):
                     writer.add(batch)
             writer.finish(metadata)
 
 
-def _split_order(
-    file: pq.ParquetFile, order: np.ndarray[Any, np.dtype[np.int64]]
-) -> Iterator[pa.Table]:
-    """Yield the rows of a file in an order, in tables of bounded size.
+def _sorted_parts(file: pq.ParquetFile, *, by_session: bool) -> Iterator[pa.Table]:
+    """Yield the rows of a file in the format's order, in tables of bounded size.
 
     Args:
         file: the file.
-        order: positions of the rows, `[rows]`.
+        by_session: sort by session first, then by arrival.
     """
     groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
     ends = np.cumsum([group.num_rows for group in groups])
     num_bytes = sum(group.total_byte_size for group in groups)
-    most_rows = _PART_BATCHES * _BATCH_BYTES * len(order) // max(1, num_bytes)
+    most_rows = _PART_BATCHES * _BATCH_BYTES * file.metadata.num_rows // max(1, num_bytes)
     part_rows = max(1, min(_PART_BATCHES * MAX_BATCH_ROWS, most_rows))
-    for start in range(0, len(order), part_rows):
-        wanted = order[start : start + part_rows]
+    for wanted in _sorted_positions(file, by_session=by_session, most=part_rows):
         in_group = np.searchsorted(ends, wanted, side="right")
         pieces, positions = [], np.empty(len(wanted), dtype=np.int64)
         filled = 0
@@ -181,6 +189,43 @@ def _split_order(
             positions[chosen] = np.arange(filled, filled + len(chosen))
             filled += len(chosen)
         yield pa.concat_tables(pieces).take(positions)
+
+
+def _sorted_positions(
+    file: pq.ParquetFile, *, by_session: bool, most: int
+) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Yield the positions of the rows in the format's order, at most `most` at a time.
+
+    SQLite sorts them in temporary files, which it removes, also after a crash.
+    """
+    with closing(sqlite3.connect("", isolation_level=None)) as database:
+        database.executescript(_SORT_TABLE)
+        for group in range(file.metadata.num_row_groups):
+            columns = [COLUMN_NS, "provided_session_id"] if by_session else [COLUMN_NS]
+            table = file.read_row_group(group, columns=columns)
+            sessions = table["provided_session_id"].to_pylist() if by_session else repeat(None)
+            arrivals = table[COLUMN_NS].to_pylist()
+            database.executemany(
+                "INSERT INTO keys VALUES (?, ?)", zip(sessions, arrivals, strict=False)
+            )
+        found = database.execute(
+            "SELECT rowid - 1 FROM keys ORDER BY session IS NULL, session, arrival_ns, rowid"
+        )
+        while positions := found.fetchmany(most):
+            yield np.fromiter((position for (position,) in positions), np.int64, len(positions))
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite's temporary files into those of `sort_trace`."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise TraceError(
+            path, f"cannot be sorted in a temporary file ({error}); set TMPDIR to another folder"
+        ) from error
 
 
 class _GroupWriter:
