@@ -93,7 +93,7 @@ BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x
         pytest.param(["-f", "BINARY", *UPSTREAM], "UTF-8", id="binary manifest"),
         pytest.param(["-f", "TWICE", *UPSTREAM], "is already used above", id="a field twice"),
         pytest.param(
-            ["-f", "FANCY", *UPSTREAM], "fancy.yaml: spec.rollout", id="gate not implemented"
+            ["-f", "ODD", *UPSTREAM], "odd.yaml: spec.rollout.gate.trace", id="invalid field"
         ),
         pytest.param(["-f", "MANIFEST", "--upstreams", "none.json"], "none.json", id="no file"),
         pytest.param(["-f", "MANIFEST", "--upstreams", "BROKEN"], "broken.yaml", id="bad file"),
@@ -125,14 +125,14 @@ def test_invalid_input_is_reported_in_one_sentence(
     Path("broken.yaml").write_text(BROKEN, encoding="utf-8")
     Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
     text = MANIFEST.read_text(encoding="utf-8")
-    Path("fancy.yaml").write_text(text + "  rollout: {gate: {trace: file://t}}\n", encoding="utf-8")
+    Path("odd.yaml").write_text(text + "  rollout: {gate: {trace: ftp://t}}\n", encoding="utf-8")
     Path("twice.yaml").write_text(f"{text}\nkind: LLMService\n", encoding="utf-8")
     files = {
         "MANIFEST": str(MANIFEST),
         "BROKEN": "broken.yaml",
         "BINARY": "binary.yaml",
         "TWICE": "twice.yaml",
-        "FANCY": "fancy.yaml",
+        "ODD": "odd.yaml",
     }
     assert run_command(["router", *(files.get(a, a) for a in arguments)]) == 64
     captured = capsys.readouterr()
