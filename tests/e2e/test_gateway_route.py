@@ -26,7 +26,7 @@ def gateway_api(own_cluster: OwnCluster) -> Iterator[None]:
     """The definitions of the Gateway API, from its Go module."""
     go = shutil.which("go")
     if go is None:
-        pytest.skip("NOT RUN: Go is missing; install it to download the Gateway API")
+        pytest.skip("NOT RUN: Go is missing; install it with `apt-get install golang-go`")
     try:
         downloaded = subprocess.run(
             [go, "mod", "download", "-json", MODULE],
