@@ -408,14 +408,16 @@ def _gumbel_log(hashes: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Return the negated Gumbel noise of each token.
 
     It is the logarithm of an exponential variate. Small variates, which decide, are exact to
-    single precision.
+    single precision. The noise is finite, so an excluded token stays excluded.
 
     Args:
         hashes: of the token ids, `[num_tokens]` or `[num_rows, num_tokens]`.
         keys: of the rows, `[num_rows, 2]`.
     """
     mixed = _mix_32(hashes ^ keys[:, :1], keys[:, 1:])
-    uniform = mixed.to(torch.float32).add_(2.0**31 + 0.5).mul_(2.0**-32)
+    # From 0 to 2**31 - 1: single precision has all small integers, so that none becomes 0 or below.
+    counts = mixed.bitwise_right_shift_(1).add_(1 << 30)
+    uniform = counts.to(torch.float32).add_(0.5).mul_(2.0**-31)
     # The largest value is 1 in single precision, whose exponential variate would be infinite.
     return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_()
 

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -141,6 +142,34 @@ def test_a_large_vocabulary_is_sampled_evenly() -> None:
         counts = torch.bincount(group, minlength=bins).tolist()
         assert stats.chisquare(counts).pvalue > ERROR_RATE
     assert len(set(found)) > draws * 0.9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SamplingOptions(temperature=1.0, seed=5),
+        SamplingOptions(temperature=1.0, seed=5, min_p=0.4),
+        SamplingOptions(temperature=1.0, seed=5, top_p=0.9),
+        SamplingOptions(temperature=1.0, seed=5, top_k=2),
+    ],
+    ids=["temperature", "min-p", "top-p", "top-k"],
+)
+@pytest.mark.parametrize("is_masked", [False, True], ids=["all", "masked"])
+def test_the_extreme_hashes_of_a_large_vocabulary_select_no_token(
+    options: SamplingOptions, is_masked: bool
+) -> None:
+    # Of the 49,152 hashes at positions 7,214 and 7,303, one is the least int32 or close to it.
+    vocabulary, likely, positions = 49_152, 7, range(7_200, 7_328)
+    logits = torch.zeros(len(positions), vocabulary)
+    logits[:, likely] = 40
+    allowed = None
+    if is_masked:
+        allowed = np.zeros(vocabulary // 32, dtype=np.int32)
+        allowed[0] = 0b1111 << 6
+    sampling = state(options)
+    rows = [SampledRow(sampling, position, (), allowed) for position in positions]
+    found = {one.token_id for one in Sampler().sample(logits, rows)}
+    assert found == {likely}
 
 
 def test_successive_tokens_are_independent() -> None:
