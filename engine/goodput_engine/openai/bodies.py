@@ -21,6 +21,7 @@ from goodput_engine.openai.unsupported import (
     NEUTRAL_FOR_CHATS,
     NEUTRAL_FOR_COMPLETIONS,
     NEUTRAL_FOR_MESSAGES,
+    NEUTRAL_FOR_STREAMS,
     OF_REAL_MODELS,
     reject_unsupported,
 )
@@ -72,7 +73,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a streamed response."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: msgspec.Raw = _ABSENT  # rejected, except for false
 
 
 class _CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,12 +179,8 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # Accepted without effect.
     metadata: msgspec.Raw = _ABSENT  # checked by `_check_metadata`
     parallel_tool_calls: bool | None = None
-    prediction: msgspec.Raw = _ABSENT
     prompt_cache_key: str | None = None
-    prompt_cache_options: msgspec.Raw = _ABSENT
-    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    service_tier: str | None = None
 
     # Honoured by a real model.
     tool_choice: msgspec.Raw = _ABSENT  # decoded by `read_tools`
@@ -201,7 +198,11 @@ class ChatBody(_CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     functions: msgspec.Raw = _ABSENT
     modalities: msgspec.Raw = _ABSENT
     moderation: msgspec.Raw = _ABSENT
+    prediction: msgspec.Raw = _ABSENT
+    prompt_cache_options: msgspec.Raw = _ABSENT
+    prompt_cache_retention: msgspec.Raw = _ABSENT
     reasoning_effort: msgspec.Raw = _ABSENT
+    service_tier: msgspec.Raw = _ABSENT
     store: msgspec.Raw = _ABSENT
     verbosity: msgspec.Raw = _ABSENT
     web_search_options: msgspec.Raw = _ABSENT
@@ -211,6 +212,16 @@ _NUMBER: Final = re.compile(rb'"(\w{1,40})"[ \t\r\n]*:[ \t\r\n]*(-?(?:NaN|Infini
 _MALFORMED: Final = re.compile(r".*\(byte (\d+)\)")
 _PATH: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_ENUM: Final = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
+_INDEX: Final = re.compile(r"\[[0-9]+\]")
+_CHOICES: Final = {
+    "messages.role": "; send system, developer, user, assistant or tool",
+    "messages.content.type": "; send text",
+    "messages.tool_calls.type": "; send function",
+    "response_format.type": "; send text, json_object or json_schema",
+    "tools.type": "; send function",
+}
+"""Remedies for fields with few values; msgspec does not name the values."""
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 
 _CONTAINERS: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[{]', re.DOTALL)
@@ -246,6 +257,8 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B], *, computes: bool
         _reject_not_a_number(data, str(error))
         raise bad_request(f"the body is not JSON: {error}") from error
     honoured = OF_REAL_MODELS if computes else frozenset()
+    if body.stream_options is not None:
+        reject_unsupported(body.stream_options, NEUTRAL_FOR_STREAMS, path="stream_options.")
     if isinstance(body, CompletionBody):
         reject_unsupported(body, NEUTRAL_FOR_COMPLETIONS, honoured=honoured)
     if isinstance(body, ChatBody):
@@ -444,6 +457,9 @@ def _decode_error(error: str, field: str = "") -> APIError:
     if missing := _MISSING.fullmatch(problem):
         name = f"{path}.{missing[1]}" if path else missing[1]
         return bad_request(f"{name} is required", name)
+    if value := _ENUM.fullmatch(problem):
+        expected = _CHOICES.get(_INDEX.sub("", path), "")
+        return bad_request(f"{path} is {value[1][:100]}, which is not supported{expected}", path)
     if not path:
         return bad_request(f"the body must be a JSON object: {_lower(problem)}")
     return bad_request(f"{path}: {_lower(problem)}", path)

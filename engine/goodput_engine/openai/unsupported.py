@@ -19,6 +19,7 @@ __all__ = [
     "NEUTRAL_FOR_CHATS",
     "NEUTRAL_FOR_COMPLETIONS",
     "NEUTRAL_FOR_MESSAGES",
+    "NEUTRAL_FOR_STREAMS",
     "OF_REAL_MODELS",
     "reject_unsupported",
 ]
@@ -81,7 +82,11 @@ NEUTRAL_FOR_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
     "store": (False,),
     "tool_choice": ("none",),
     "tools": ([],),
@@ -97,6 +102,7 @@ NEUTRAL_FOR_MESSAGES: Final[Mapping[str, tuple[object, ...]]] = {
     "function_call": (),
     "tool_calls": ([],),
 }
+NEUTRAL_FOR_STREAMS: Final[Mapping[str, tuple[object, ...]]] = {"include_obfuscation": (False,)}
 
 
 def reject_unsupported(

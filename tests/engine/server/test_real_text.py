@@ -319,7 +319,10 @@ async def test_an_output_has_the_requested_format(engine: RunningEngine, stream:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"type": "xml"}, "response_format.type: invalid value 'xml'"),
+        (
+            {"type": "xml"},
+            "response_format.type is 'xml', which is not supported; send text, json_object or",
+        ),
         ({"type": "json_schema"}, "response_format.json_schema is required"),
         (schema_format({"type": "foo"}), "the JSON schema cannot be used: Invalid type: foo"),
         (schema_format({"not": {}}), "the JSON schema cannot be used: Unimplemented keys"),

@@ -126,6 +126,10 @@ def test_sampling_options_are_accepted() -> None:
     }  # fmt: skip
     read(completion(**harmless, best_of=1, echo=False, suffix=""))
     read(chat(**harmless, tools=[], tool_choice="none", response_format={"type": "text"}))
+    names = {"metadata": {"a": "b"}, "safety_identifier": "me", "prompt_cache_key": "k"}
+    defaults = {"service_tier": "auto", "prompt_cache_retention": "in_memory", "prediction": None}
+    options = {"include_usage": True, "include_obfuscation": False}
+    read(chat(**names, **defaults, stream=True, stream_options=options))
 
 
 @pytest.mark.parametrize(
@@ -197,6 +201,17 @@ def test_an_invalid_completion_is_rejected_by_field(fields: dict[str, Any], para
         pytest.param({"modalities": ["text", "audio"]}, "modalities", id="audio"),
         pytest.param({"reasoning_effort": "high"}, "reasoning_effort", id="reasoning"),
         pytest.param({"store": True}, "store", id="store"),
+        pytest.param({"prediction": {"type": "content"}}, "prediction", id="prediction"),
+        pytest.param({"service_tier": "priority"}, "service_tier", id="service_tier"),
+        pytest.param({"service_tier": 5}, "service_tier", id="a number as service tier"),
+        pytest.param(
+            {"prompt_cache_retention": "24h"}, "prompt_cache_retention", id="cache retention"
+        ),
+        pytest.param(
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            id="obfuscation",
+        ),
         pytest.param({"messages": []}, "messages", id="no messages"),
         pytest.param({"messages": "hi"}, "messages", id="a text for messages"),
         pytest.param(
@@ -230,6 +245,23 @@ def test_an_invalid_chat_is_rejected_by_field(fields: dict[str, Any], param: str
     error = rejection(chat(**fields))
     assert error.param == param
     assert param.split("[", maxsplit=1)[0] in error.message
+
+
+@pytest.mark.parametrize(
+    ("message", "values"),
+    [
+        ({"role": "robot", "content": "x"}, "system, developer, user, assistant or tool"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "send text"),
+    ],
+    ids=["a role", "an image"],
+)
+def test_an_unsupported_value_is_named_with_the_supported_ones(
+    message: dict[str, Any], values: str
+) -> None:
+    error = rejection(chat(messages=[{"role": "user", "content": "x"}, message]))
+    assert str(error.param).startswith("messages[1].")
+    assert ("'robot'" in error.message) != ("'image_url'" in error.message)
+    assert values in error.message
 
 
 @pytest.mark.parametrize(
