@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builders.manifests import llmservice
@@ -97,6 +97,36 @@ def test_several_devices_are_rejected(source: str) -> None:
     wide = service(model__source=source, engine__tensorParallel=2)
     with pytest.raises(UnsupportedError, match="is 2, but real models are computed on one device"):
         require_servable(wide, folders=source.startswith("file:"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "needed"),
+    [
+        ({"httpProcesses": 4, "resources": {"limits": {"cpu": 4}, "requests": {"cpu": 8}}}, 5),
+        ({"httpProcesses": 2, "resources": {"requests": {"cpu": "2999m"}}}, 3),
+        (
+            {
+                "httpProcesses": 2,
+                "realModel": {"threads": 7},
+                "resources": {"limits": {"cpu": "8"}},
+            },
+            9,
+        ),
+    ],
+    ids=["no CPU for the core", "the requested CPUs", "threads"],
+)
+def test_http_processes_need_cpus_of_the_pod(engine: dict[str, Any], needed: int) -> None:
+    def require(engine: dict[str, Any], *, folders: bool) -> None:
+        fields = {f"engine__{name}": value for name, value in engine.items()}
+        require_servable(service(**fields), folders=folders)
+
+    with pytest.raises(SpecError, match=f"need {needed} CPUs, but") as caught:
+        require(engine, folders=False)
+    assert caught.value.path == "spec.engine.httpProcesses"
+    require(engine, folders=True)  # resources are ignored on this machine
+    require({**engine, "httpProcesses": 1}, folders=False)
+    require({**engine, "resources": {}}, folders=False)
+    require({**engine, "resources": {"limits": {"cpu": needed}}}, folders=False)
 
 
 def test_an_unsupported_manifest_cannot_be_served() -> None:

@@ -401,6 +401,16 @@ def test_pods_read_the_threads_of_the_manifest_in_place_of_the_cpus() -> None:
     assert "--threads" not in pod["containers"][0]["command"]
 
 
+def test_the_http_processes_of_a_pod_leave_the_other_cpus_for_threads() -> None:
+    spec = service(
+        model__source="hf://a/b", engine__resources={"limits": {"cpu": 8}}, engine__httpProcesses=3
+    ).spec
+    revision = engine_revision(OWNER, spec, INSTALLATION, number=1)
+    words = revision.template["spec"]["containers"][0]["command"]
+    assert words[words.index("--threads") + 1] == "5"
+    assert revision.source["engine"]["httpProcesses"] == 3, "the engine reads its manifest"
+
+
 def test_a_variable_set_by_the_service_occurs_once() -> None:
     (engines, _) = of_kind(rendered(service(**GPU_SERVICE)), "Deployment")
     env = engines["spec"]["template"]["spec"]["containers"][0]["env"]

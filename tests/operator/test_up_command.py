@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_LLMSERVICE, ENV_REPLICA
 from goodput_core.dispatch import run_command
 from goodput_core.errors import SpecError, UsageError
-from goodput_core.spec.workloads import RealModelSpec
+from goodput_core.spec.workloads import EngineSpec, RealModelSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.local.cli import _desired, _params, require_free
 from goodput_operator.local.commands import Commands, Workspace, open_workspace
@@ -254,14 +254,26 @@ def test_replicas_of_a_real_model_share_memory_and_cores(
     real_model = RealModelSpec(
         memory_utilization=None if percent_of_all is None else f"{percent_of_all}%"
     )
-    utilization, percent, threads, count = model_options(real_model, replicas)
+    utilization, percent, threads, count = model_options(
+        EngineSpec(real_model=real_model), replicas
+    )
     assert (utilization, threads) == ("--memory-utilization", "--threads")
     assert percent == f"{max(1, (percent_of_all or 50) // replicas)}%"
     assert 1 <= int(count) <= max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def test_replicas_get_the_threads_of_the_manifest() -> None:
-    assert model_options(RealModelSpec(threads=7), 2)[2:] == ("--threads", "7")
+    engine = EngineSpec(real_model=RealModelSpec(threads=7), http_processes=9)
+    assert model_options(engine, 2)[2:] == ("--threads", "7")
+
+
+def test_each_further_http_process_of_a_replica_leaves_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    assert model_options(EngineSpec(), 2)[3] == "7"
+    assert model_options(EngineSpec(http_processes=3), 2)[3] == "5"
+    assert model_options(EngineSpec(http_processes=64), 2)[3] == "1"
 
 
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])

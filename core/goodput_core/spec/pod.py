@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from goodput_core.declaration import (
     Cel,
@@ -24,7 +24,11 @@ from goodput_core.declaration import (
     spec_field,
     sub_path_field,
 )
+from goodput_core.quantities import parse_quantity
 from goodput_core.spec.choices import TaintEffect, TolerationOperator
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 __all__ = [
     "ClaimVolumeSpec",
@@ -51,6 +55,14 @@ class ResourcesSpec:
 
     limits: Mapping[str, str] = quantities_field("Upper bounds by resource name.")
     requests: Mapping[str, str] = quantities_field("Reserved amounts by resource name.")
+
+    @property
+    def cpus(self) -> Fraction | None:
+        """CPUs of the limit, or else of the request; None without either."""
+        for quantities in (self.limits, self.requests):
+            if "cpu" in quantities:
+                return parse_quantity(quantities["cpu"])
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from goodput_core.spec.profiles import (
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService, LLMServiceSpec, ModelSpec
+    from goodput_core.spec.workloads import EngineSpec
 
 __all__ = [
     "require_computable",
@@ -104,7 +105,8 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
     Raises:
         UnsupportedError: a feature is not implemented (see `require_supported`).
         SpecError: the engines cannot get the model; the device profile does not exist, or has
-            another tensor parallelism; or pods cannot read the gate's trace.
+            another tensor parallelism; pods cannot read the gate's trace, or have too few CPUs for
+            their HTTP processes.
     """
     require_supported(service)
     model, gate = service.spec.model, service.spec.rollout.gate
@@ -114,6 +116,8 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
             f"{gate.trace} is a file of one machine, which pods cannot read; copy it to a "
             "PersistentVolumeClaim and write pvc://CLAIM/PATH",
         )
+    if not folders:
+        _require_cpus(service.spec.engine)
     if service.spec.engine.runtime.foreign:
         _require_weights(service.spec, folders=folders)
     if model.scheme in ({"file", "hf"} if folders else {"hf", "pvc"}):
@@ -144,6 +148,27 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
         profile=model.name,
         expected=SHIPPED_PROFILES[model.name],
     )
+
+
+def _require_cpus(engine: EngineSpec) -> None:
+    """Reject more HTTP processes than the container's CPUs can run beside the core process.
+
+    The rule is not part of the CustomResourceDefinition: its estimated cost exceeds the limit,
+    because a quantity there has no bounded length.
+    """
+    processes, threads, cpus = (
+        engine.http_processes,
+        engine.real_model.threads,
+        engine.resources.cpus,
+    )
+    needed = processes + (threads or 1)
+    if processes > 1 and cpus is not None and cpus < needed:
+        rest = "the core process" if threads is None else f"{threads} threads"
+        raise SpecError(
+            "spec.engine.httpProcesses",
+            f"{processes} HTTP processes and {rest} need {needed} CPUs, but spec.engine.resources "
+            f"has {float(cpus):g}; lower it, or raise the CPUs",
+        )
 
 
 def _require_weights(spec: LLMServiceSpec, *, folders: bool) -> None:

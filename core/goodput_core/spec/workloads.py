@@ -177,8 +177,8 @@ class RealModelSpec:
         pattern_hint="be a whole percentage of 1% to 95%, such as '50%'",
     )
     threads: int | None = spec_field(
-        "Threads that compute on a CPU. Default: one less than the CPUs of the container, or of "
-        "the machine. The replicas of a local service divide the cores.",
+        "Threads that compute on a CPU. Default: the CPUs of the container, or of the machine, "
+        "without one for each of httpProcesses. The replicas of a local service divide the cores.",
         default=None,
         minimum=1,
         maximum=1024,
@@ -237,6 +237,7 @@ class EngineSpec:
         _default_only("swap_space_gib", 16),
         _default_only("prefill_chunk_tokens", None),
         _default_only("max_waiting", 1024),
+        _default_only("http_processes", 1),
         _default_only("max_num_seqs", 256, also_presets=True),
         _default_only("tensor_parallel", 1, also_presets=True),
         _BUDGET_RULE,
@@ -302,6 +303,14 @@ class EngineSpec:
     )
     real_model: RealModelSpec = spec_field(
         "Computation of a real model; ignored by an emulated device.", factory=RealModelSpec
+    )
+    http_processes: int = spec_field(
+        "Number of processes of a replica that serve HTTP. Each can use one CPU. In a cluster, the "
+        "CPUs of resources, if given, must suffice for these processes and for realModel.threads, "
+        "or else for the core process.",
+        default=1,
+        minimum=1,
+        maximum=64,
     )
     tensor_parallel: int = spec_field(
         "Number of devices that compute each layer of the model together.",

@@ -101,9 +101,9 @@ def make_parser() -> CommandParser:
         help="restart a core process that died, up to N times within ten minutes (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--http-processes", type=argument_type(_parse_processes, "number"), default=1, metavar="N",
+        "--http-processes", type=argument_type(_parse_processes, "number"), metavar="N",
         help="number of HTTP processes that serve the port, for more streams than one core of the "
-        "machine can write (%(default)s)",
+        "machine can write, instead of spec.engine.httpProcesses",
     )  # fmt: skip
     parser.add_argument("--name", help=f"this replica's name (${ENV_REPLICA}, else {_LOCAL})")
     add_server_arguments(parser, port=8001, admin_port="port for metrics and control")
@@ -130,7 +130,8 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
     service = read_manifest(args.manifest)
     engine = service.spec.engine
     source = str(args.manifest)
-    model = choose_model(args, service.spec, source=source)
+    processes = args.http_processes or engine.http_processes
+    model = choose_model(args, service.spec, source=source, http_processes=processes)
     if model is None:
         device, profile = choose_device(service.spec, device=args.device, source=source)
         facts = device_facts(profile)
@@ -160,16 +161,12 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
         if args.limits is None
         else read_last_limits(args.limits, configure, unix_ns=time.time_ns()),
         core_restarts=args.core_restarts,
-        http_processes=args.http_processes,
+        http_processes=processes,
         clients=replace(
             clients,
-            all_bodies_bytes=max(
-                clients.body_bytes, clients.all_bodies_bytes // args.http_processes
-            ),
+            all_bodies_bytes=max(clients.body_bytes, clients.all_bodies_bytes // processes),
         ),
-        connections=replace(
-            connections, connections=-(-connections.connections // args.http_processes)
-        ),
+        connections=replace(connections, connections=-(-connections.connections // processes)),
         api_key_file=args.api_key_file,
         device=facts,
         host=args.host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -111,7 +112,7 @@ def add_dtype_argument(group: argparse._ActionsContainer) -> None:
 
 
 def choose_model(
-    args: argparse.Namespace, spec: LLMServiceSpec, *, source: str
+    args: argparse.Namespace, spec: LLMServiceSpec, *, source: str, http_processes: int = 1
 ) -> ModelFolder | None:
     """Return the model to compute; None if a device is emulated.
 
@@ -119,6 +120,7 @@ def choose_model(
         args: the parsed arguments.
         spec: the service.
         source: the manifest's path, for error messages.
+        http_processes: number of HTTP processes, which need cores beside the computing threads.
 
     Raises:
         UsageError: a device is emulated, but an option for real models is given.
@@ -148,6 +150,8 @@ def choose_model(
     try:
         require_computable(spec)
         settings = _settings(spec.engine.real_model) | given
+        if settings["threads"] is None and http_processes > 1:
+            settings["threads"] = max(1, len(os.sched_getaffinity(0)) - http_processes)
         weights = weights_source(spec.model, dtype=settings["dtype"])
         folder = local_folder(spec.model)
         model = ModelFolder(

@@ -109,7 +109,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                 token=secrets.token_urlsafe(32),
                 device=options.device,
                 model_path=options.model_path,
-                engine_options=model_options(service.spec.engine.real_model, max_replicas)
+                engine_options=model_options(service.spec.engine, max_replicas)
                 if computes_model(service, device=options.device)
                 else (),
                 grace_ns=options.grace_ns,

@@ -120,16 +120,18 @@ def computes_model(service: LLMService, *, device: str | None) -> bool:
     return device is None and service.spec.model.scheme in {"file", "hf"}
 
 
-def model_options(real_model: RealModelSpec, replicas: int) -> tuple[str, ...]:
+def model_options(engine: EngineSpec, replicas: int) -> tuple[str, ...]:
     """Return the options by which replicas of a real model share the memory and cores.
 
     Args:
-        real_model: the manifest's settings of the model.
+        engine: the manifest's settings of a replica.
         replicas: the largest number of replicas.
     """
     cores = len(os.sched_getaffinity(0))
-    threads = real_model.threads or max(1, (cores - 1) // replicas)
-    share = real_model.memory_percent or _MEMORY_PERCENT
+    # One core is for the router and all first HTTP processes.
+    free = cores - 1 - replicas * (engine.http_processes - 1)
+    threads = engine.real_model.threads or max(1, free // replicas)
+    share = engine.real_model.memory_percent or _MEMORY_PERCENT
     percent = max(1, share // replicas)
     return ("--memory-utilization", f"{percent}%", "--threads", str(threads))
 

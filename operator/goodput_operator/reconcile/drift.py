@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ANNOTATION_APPLIED
+from goodput_core.quantities import parse_quantity
 from goodput_operator.kube.managed_fields import ABSENT
 from goodput_operator.reconcile.actions import Apply
 from goodput_operator.reconcile.snapshot import ApplyAttempt, Memory, Settled
 from goodput_operator.render.metadata import digest_of
-from goodput_operator.render.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping

@@ -31,7 +31,6 @@ from goodput_core.contract import (
 )
 from goodput_core.spec.codec import encode
 from goodput_operator.kube.objects import ADMIN_PORT, SERVING_PORT
-from goodput_operator.render.quantities import parse_quantity
 from goodput_operator.render.runtimes import model_of, server_command
 from goodput_operator.render.secrets import TOKEN_KEY, secret_name
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from goodput_core.spec.llmservice import LLMServiceSpec, ModelSpec
-    from goodput_core.spec.pod import ResourcesSpec
     from goodput_core.spec.runtime import RuntimeSpec
     from goodput_core.spec.workloads import EngineSpec
     from goodput_operator.render.metadata import Owner
@@ -448,20 +446,11 @@ def _model_options(spec: LLMServiceSpec) -> list[str]:
     options = []
     if spec.model.scheme == "pvc":
         options += ["--model-path", model_of(spec.model)]
-    cpus = _whole_cpus(spec.engine.resources)
+    cpus = spec.engine.resources.cpus
     if cpus is not None and spec.engine.real_model.threads is None:
-        # The HTTP process needs the rest: a computing thread beside it is slowed down many times.
-        options += ["--threads", str(max(1, cpus - 1))]
+        # The HTTP processes need the rest: a computing thread beside one is slowed down many times.
+        options += ["--threads", str(max(1, math.floor(cpus) - spec.engine.http_processes))]
     return options
-
-
-def _whole_cpus(resources: ResourcesSpec) -> int | None:
-    """Return the CPUs of the limit, or else of the request; None if the spec has neither."""
-    for quantities in (resources.limits, resources.requests):
-        cpus = parse_quantity(quantities.get("cpu"))
-        if cpus is not None:
-            return math.floor(cpus)
-    return None
 
 
 def _weights_volumes(model: ModelSpec) -> list[tuple[dict[str, Any], dict[str, Any]]]:

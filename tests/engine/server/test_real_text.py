@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import psutil
 import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
@@ -15,6 +17,7 @@ from openai import AsyncOpenAI
 from tests.builders.torch_models import Outputs, make_folder
 from tests.engine.conftest import EngineStarter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from yarl import URL
 
 from goodput_engine.messages import ExecutorInput, Submit
 
@@ -65,10 +68,10 @@ def outputs(folder: Path) -> Outputs:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    """An engine that serves the model."""
+    """An engine that serves the model with three HTTP processes."""
     engines = EngineStarter(tmp_path_factory.mktemp("engine"))
     options = ("--dtype", "float64", "--kv-blocks", "40", "--threads", "1")
-    yield engines.start(*options, source=f"file://{folder}", preemption="hybrid")
+    yield engines.start(*options, source=f"file://{folder}", preemption="hybrid", httpProcesses=3)
     engines.close()
 
 
@@ -137,6 +140,40 @@ async def test_streamed_and_whole_texts_are_those_of_generate(
         assert text == expected
         assert usage["completion_tokens"] == len(ids)
         assert usage["prompt_tokens"] == len(prompt)
+
+
+async def test_the_three_http_processes_share_the_requests(
+    engine: RunningEngine, outputs: Outputs
+) -> None:
+    before = await engine.state()
+
+    async def check(http: aiohttp.ClientSession, number: int) -> None:
+        text, chat = TEXTS[number % len(TEXTS)], number % 8 < 4
+        url = "/v1/chat/completions" if chat else "/v1/completions"
+        async with http.post(url, json=body_of(text, chat=chat)) as response:
+            (choice,) = (await response.json())["choices"]
+        _, expected = expected_output(outputs, prompt_ids(text, chat=chat))
+        assert (choice["message"]["content"] if chat else choice["text"]) == expected
+
+    # Each of these requests has its own connection, and the kernel chooses its process.
+    async with aiohttp.ClientSession(engine.url, connector=aiohttp.TCPConnector(limit=0)) as http:
+        await asyncio.gather(*(check(http, number) for number in range(32)))
+        leader = psutil.Process(engine.process.pid)
+        connections = Counter(
+            process.pid
+            for process in (leader, *leader.children())
+            for one in process.net_connections("tcp4")
+            if one.status == "ESTABLISHED" and one.laddr.port == URL(engine.url).port
+        )
+    assert len(connections) == 3, connections
+    assert sum(connections.values()) == 32
+    after = await engine.state()
+    assert finished(after) - finished(before) == 32
+    assert (after["in_flight"], after["running"]) == (0, 0)
+
+
+def finished(state: dict[str, Any]) -> int:
+    return sum(row[0] for row in state["answered"])
 
 
 async def test_a_stop_string_ends_the_text_before_it(
