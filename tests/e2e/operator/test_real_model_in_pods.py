@@ -1,4 +1,4 @@
-"""A real chat model from a PersistentVolumeClaim: served, rolled, scaled and deleted.
+"""A real chat model from a PersistentVolumeClaim: served, scaled, rolled and deleted.
 
 The engines are pods that compute SmolLM2 with torch. `make smollm2` installs both.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tools.e2e.installation import ChartRelease
 
 START_S = 150
+"""Time in which an engine starts beside two others on a machine that is busy."""
 NAME = "smollm2"
 CLAIM = "weights"
 
@@ -78,17 +79,20 @@ def engines(installation: ChartRelease) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("own_cluster")
-def test_pods_serve_a_model_of_a_claim_through_a_rollout_and_scaling(
+def test_pods_serve_a_model_of_a_claim_while_they_are_scaled_and_rolled(
     installation: ChartRelease, claim: str, serve: Callable[..., None], tmp_path: Path
 ) -> None:
     serve(
         NAME,
         model={"source": f"pvc://{claim}/{model_folder().name}"},
         engine={
-            "tokenBudget": {"min": 64, "max": 256, "initial": 256},
+            "tokenBudget": {"min": 64, "max": 128, "initial": 128},
             "preemption": "recompute",
-            "resources": {"limits": {"cpu": "1", "memory": "4Gi"}},
+            "httpProcesses": 2,
+            "realModel": {"kvBlocks": 256, "threads": 1},
+            "resources": {"limits": {"cpu": "3", "memory": "4Gi"}},
         },
         router={"replicas": 1},
         replicas=1,
@@ -96,21 +100,26 @@ def test_pods_serve_a_model_of_a_claim_through_a_rollout_and_scaling(
     )
     url = installation.url(NAME)
     assert "Paris" in ask(installation, url, "What is the capital of France?")
-    before, old = engines(installation), installation.status(NAME)["currentRevision"]
+    old = installation.status(NAME)["currentRevision"]
 
-    # Each engine loads the model, which takes longer on a busy machine.
     with replay_load(installation, NAME, tmp_path, rate_per_s=1, lengths=(16, 4)):
-        installation.patch(NAME, engine={"prefillChunkTokens": 128})
-        wait_for(
-            lambda: installation.status(NAME)["currentRevision"] != old,
-            "the new revision serves",
-            START_S,
-        )
         installation.patch(NAME, replicas=2)
         wait_for(
             lambda: installation.status(NAME).get("readyReplicas") == 2, "two engines", START_S
         )
+        before = engines(installation)
+        installation.patch(NAME, engine={"prefillChunkTokens": 64})
+        # One additional engine may run, so the new engines start one after the other.
+        wait_for(
+            lambda: installation.status(NAME)["currentRevision"] != old,
+            "both engines of the new revision serve",
+            2 * START_S,
+        )
+        assert before.isdisjoint(engines(installation))
+        installation.patch(NAME, replicas=1)
+        wait_for(lambda: len(engines(installation)) == 1, "one engine", START_S)
         installation.wait_settled(NAME)
-    assert len(engines(installation)) == 2
-    assert before.isdisjoint(engines(installation))
+    (pod,) = installation.pods(NAME, "engine")
+    answered = installation.state(pod["metadata"]["name"])["answered"]
+    assert sum(row[0] for row in answered) > 0, "both HTTP processes are counted"
     assert "Paris" in ask(installation, url, "What is the capital of France?")
