@@ -99,8 +99,8 @@ def test_the_request_with_the_least_weight_is_evicted_if_any_would_miss() -> Non
 def test_the_request_whose_chance_falls_least_is_evicted() -> None:
     """The sooner the target of an output that may be long, the more a pause loses."""
     bench = SloBench(blocks=7, left=1)
-    near = bench.add(1, 40, e2e_ms=150, outputs=40)
-    far = bench.add(2, 40, e2e_ms=400, outputs=40)
+    far = bench.add(1, 40, e2e_ms=400, outputs=40)
+    near = bench.add(2, 40, e2e_ms=150, outputs=40)
     bench.step()
     bench.policy.predictor = LearnedLengths()
     while not bench.scheduler.stats.preemptions:

@@ -106,7 +106,7 @@ class SLOAdmission:
         self._offered_memory = OfferedWork(view.total_blocks)
         self._memory = MemoryTest(view)
         self._buffers_ns: dict[str, float] = {}
-        """Time by class that must be left before a new prompt is due, besides one step."""
+        """Time by class that must be left before a new prompt is due, besides a step of decodes."""
         self._step_ns = 0.0
         """Time of a step with prompts at the last arrival."""
         self._asked: Forecast | None = None
@@ -333,14 +333,13 @@ class SLOAdmission:
     ) -> list[ScheduledRequest] | None:
         """Return the less important prompts that become late; None if the new one may not."""
         new, begins_ns = claim.new.prompt, forecast.begins_ns
-        # No step takes longer than one with all the prompts that are there.
-        work_ns = new.work_ns + sum(prompt.work_ns for prompt in prompts)
-        step_ns = min(forecast.step_ns, forecast.token_ns + work_ns)
         return late_prompts(
             prompts,
             new,
             begins_ns=begins_ns,
-            margin_ns=step_ns + self._buffer_ns(new, begins_ns),
+            # A step is cut so that a prompt in it ends in time. The rest of the step then takes one
+            # more step, which costs the time of its decodes.
+            margin_ns=forecast.token_ns + self._buffer_ns(new, begins_ns),
             share=1 - self._offered.held_back(claim.rank, begins_ns),
         )
 
