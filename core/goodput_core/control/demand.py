@@ -64,6 +64,7 @@ class ArrivalSample:
         requests: arrivals.
         finished: lengths of the requests that finished.
         in_flight: requests that have not ended.
+        ready: routable replicas.
     """
 
     at_ns: int
@@ -71,6 +72,7 @@ class ArrivalSample:
     requests: int
     finished: LengthMix
     in_flight: int = 0
+    ready: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,12 @@ class ServiceObservation:
 
     @property
     def waiting(self) -> int:
-        """Queued requests of the routable replicas with valid measurements."""
+        """Queued requests of the routable replicas with valid measurements.
+
+        If no routable replica has any, the queue is unknown, and all requests in flight count.
+        """
+        if self.ready and not self.fresh:
+            return self.traffic.in_flight
         return sum(r.waiting for r in self.fresh)
 
 

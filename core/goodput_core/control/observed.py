@@ -46,6 +46,8 @@ _MOST_OCCUPIED: Final = 0.9
 """Share of the batch and of the KV cache that must not be exceeded in such a trial."""
 _RECENT_NS: Final = 60 * NS_PER_S
 _SPAN_NS: Final = 20 * NS_PER_S
+_ERRORS: Final = 2.0
+"""Standard errors between a rate and its upper bound."""
 _ALONE: Final = 0.5
 """Requests of one replica below which a missed TTFT has another cause than the load."""
 _NEARLY_ALONE: Final = 2.0
@@ -91,12 +93,14 @@ class RecentLoad:
 
     Args:
         in_flight: mean number of requests that had not ended.
-        completed_per_s: requests that finished per second in the best twenty seconds, which is what
-            saturated replicas complete; 0 if not known.
+        highest_per_s: upper bound of the arrivals per second in the busiest twenty seconds.
+        ended_per_s: upper bound of the requests that ended per second in twenty seconds with the
+            present replicas, which is what they complete if they are saturated; 0 if not known.
     """
 
     in_flight: float
-    completed_per_s: float
+    highest_per_s: float
+    ended_per_s: float
 
     def is_alone(self, budget: TokenBudgetDecision, *, replicas: int) -> bool:
         """True if a replica has too few requests for more replicas to meet the missed target."""
@@ -105,15 +109,45 @@ class RecentLoad:
 
 
 def recent_load(samples: Sequence[ArrivalSample], now_ns: int) -> RecentLoad:
-    """Return the load of the last minute."""
+    """Return the load of the last minute.
+
+    Requests that ended follow from arrivals and requests in flight, so the server's metrics are not
+    needed. While a batch fills, fewer requests end than the replicas sustain. A span is therefore
+    not counted if the requests in flight doubled in it, or if clearly more requests ended than in
+    the span before.
+    """
     inside = [s for s in samples if s.at_ns > now_ns - _RECENT_NS]
-    completed = 0.0
-    for end, last in enumerate(inside, 1):
-        span = [s for s in inside[:end] if s.at_ns > last.at_ns - _SPAN_NS]
+    highest = ended = 0.0
+    for end in range(1, len(inside) + 1):
+        begin = _begin_of_span(inside, end)
+        span = inside[begin:end]
         seconds = sum(s.interval_ns for s in span) / NS_PER_S
-        completed = max(completed, sum(s.finished.requests for s in span) / seconds)
+        arrived = sum(s.requests for s in span)
+        highest = max(highest, _upper(arrived) / seconds)
+        before = _begin_of_span(inside, begin)
+        if before == 0 or {s.ready for s in inside[before:end]} != {inside[-1].ready}:
+            continue  # too short, or with other replicas
+        old, mid, new = (inside[i - 1].in_flight for i in (before, begin, end))
+        served = arrived + mid - new
+        earlier = sum(s.requests for s in inside[before:begin]) + old - mid
+        grows = served - earlier > _ERRORS * math.sqrt(max(1, served + earlier))
+        if 2 * mid >= new > 0 and not grows:
+            ended = max(ended, _upper(served) / seconds)
     in_flight = sum(s.in_flight for s in inside) / len(inside) if inside else 0.0
-    return RecentLoad(in_flight=in_flight, completed_per_s=completed)
+    return RecentLoad(in_flight=in_flight, highest_per_s=highest, ended_per_s=ended)
+
+
+def _begin_of_span(samples: Sequence[ArrivalSample], end: int) -> int:
+    """Return the first of the samples of the twenty seconds before `samples[end]`."""
+    begin = end
+    while begin > 0 and samples[begin - 1].at_ns > samples[end - 1].at_ns - _SPAN_NS:
+        begin -= 1
+    return begin
+
+
+def _upper(count: float) -> float:
+    """Return a count plus two standard errors of independent events."""
+    return max(0.0, count) + _ERRORS * math.sqrt(max(0.0, count))
 
 
 def fewest_observed(

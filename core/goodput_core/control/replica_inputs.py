@@ -328,6 +328,7 @@ def _add_interval(
             requests=traffic.arrivals,
             finished=traffic.finished,
             in_flight=traffic.in_flight,
+            ready=len(observation.ready),
         )
         samples = (*samples, arrivals)
         blocks, burstiness = blocks.add(

@@ -132,13 +132,10 @@ def replica_law(
     outcomes = (outcome for check in _CHECKS if (outcome := check(inputs)) is not None)
     wanted, reason = next(outcomes, (inputs.current, ReplicaReason.STEADY))
     replicas = _clamp(wanted, params)
-    demand, ready, capacities = inputs.demand, len(observation.ready), inputs.capacities
-    if reason is ReplicaReason.MISSED and demand is not None and demand.upper and ready:
-        share = demand.upper / ready / capacities.predicted_load(ready)
-        if isinstance(capacities, ObservedCapacities) and inputs.recent.completed_per_s:
-            # Under overload, a replica completes fewer requests than arrive.
-            share = min(share, inputs.recent.completed_per_s / ready)
-        state = replace(state, learnt=state.learnt.with_failed(share, now_ns))
+    demand, capacities = inputs.demand, inputs.capacities
+    failed = _failed_load(inputs, reason)
+    if failed:
+        state = replace(state, learnt=state.learnt.with_failed(failed, now_ns))
     if replicas > inputs.current:
         state = replace(state, raised_ns=now_ns)
     if replicas != inputs.current:
@@ -160,6 +157,30 @@ def replica_law(
         horizon_ns=inputs.startup_ns,
         at_ns=now_ns,
     )
+
+
+def _failed_load(inputs: ReplicaInputs, reason: ReplicaReason) -> float | None:
+    """Return an upper bound of the load of one replica at which a target was just missed.
+
+    The bound is a share of the predicted load. None if no target was missed for the load.
+    """
+    demand, ready = inputs.demand, len(inputs.observation.ready)
+    if demand is None or not demand.upper or not ready:
+        return None
+    if not isinstance(inputs.capacities, ObservedCapacities):
+        if reason is not ReplicaReason.MISSED:
+            return None
+        return demand.upper / ready / inputs.capacities.predicted_load(ready)
+    recent = inputs.recent
+    # An added replica takes minutes to start. In this time, overload shows how much is missing.
+    overloaded = reason is ReplicaReason.STARTING and inputs.budget.missed
+    if reason is not ReplicaReason.MISSED and not overloaded:
+        return None
+    if overloaded and recent.is_alone(inputs.budget, replicas=ready):
+        return None
+    highest = max(demand.upper, recent.highest_per_s)
+    # Under overload, a replica completes fewer requests than arrive.
+    return min(highest, recent.ended_per_s or highest) / ready
 
 
 _Outcome = tuple[int, ReplicaReason]

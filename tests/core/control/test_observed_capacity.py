@@ -7,13 +7,16 @@ Capacity is known from observations alone: no step-time law, no limits that can 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.core.control.conftest import LENGTHS
 
 from goodput_core.control import ReplicaReason, ServiceObservation, Signal
 from goodput_core.histogram import LengthMix
+from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +48,70 @@ def foreign(plant: MakePlant, *, readings: bool = True, **settings: object) -> P
 
         service._observe = blind  # type: ignore[method-assign]
     return service
+
+
+LOADS = {
+    "mixed lengths": (LENGTHS, SUSTAINED),
+    "long prompts": (((3000, 40),), 0.2),
+    "spread lengths": (((200, 20), (200, 20), (200, 20), (1000, 400)), 1.7),
+}
+"""Lengths, and the requests per second of one replica at which about 5 % miss a target."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "high", "low", "startup_s", "readings", "seed"),
+    [
+        ("mixed lengths", 4.0, 0.5, 20, False, 21),
+        ("mixed lengths", 2.2, 1.1, 400, True, 22),
+        ("long prompts", 1.7, 0.4, 150, True, 23),
+        ("spread lengths", 4.0, 0.5, 150, True, 24),
+        ("spread lengths", 1.7, 0.4, 400, False, 25),
+    ],
+)
+def test_replicas_follow_a_load_up_and_down_without_a_hasty_step(
+    plant: MakePlant,
+    kind: str,
+    high: float,
+    low: float,
+    startup_s: int,
+    readings: bool,
+    seed: int,
+) -> None:
+    lengths, sustained = LOADS[kind]
+    service = foreign(
+        plant,
+        rate=lambda s: (high if 600 <= s < 4200 else low) * sustained,
+        lengths=lengths,
+        startup_s=startup_s,
+        readings=readings,
+        seed=seed,
+        replicas=ceil(low),
+    )
+    service.run(600 + 2400)
+    assert attained_after(service, 1200) > 0.93
+    highest = service.desired[-1]
+    assert high <= highest <= high / 0.6 + 2
+    assert attained_after(service, 4200) > 0.93
+    assert ceil(low) <= service.desired[-1] <= low / 0.7 + 1
+    assert service.desired[-1] < highest
+    raised_ns = -(10**18)
+    for decision in service.decisions:
+        replicas, budget = decision.replicas, decision.bounds
+        assert replicas is not None
+        assert budget is not None
+        if replicas.replicas > replicas.current:
+            raised_ns = decision.at_ns
+        if replicas.replicas < replicas.current:
+            assert not budget.missed, "no replica is removed while a target is missed"
+            assert decision.at_ns - raised_ns >= startup_s * NS_PER_S
+
+
+def test_a_batch_that_fills_does_not_lower_the_known_capacity(plant: MakePlant) -> None:
+    """After a step of the load, fewer requests finish at first than a replica sustains."""
+    service = foreign(plant, rate=lambda s: 3.0 * SUSTAINED if s >= 600 else 0.05)
+    while service.desired[-1:] != [2]:
+        service.run(10)
+    assert service.state.replicas.learnt.failed > SUSTAINED
 
 
 def attained_after(service: Plant, seconds: float) -> float:
