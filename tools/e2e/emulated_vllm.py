@@ -5,7 +5,8 @@
 Each token of a request takes longer, the more requests run, so that a replica has a capacity. The
 metrics have the names and labels of vllm/v1/metrics/loggers.py (vLLM 0.33). The environment
 variable EMULATED_METRICS selects another page: `old` has the names of vLLM 0.8, `missing` responds
-with 404, `slow` does not respond, and `huge` is endless.
+with 404, `slow` does not respond, and `huge` is endless. As with vLLM, a prompt takes one step for
+each `--max-num-batched-tokens`, and steps take longer with `--enforce-eager`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _STEP_S = 0.010
 _STEP_PER_REQUEST_S = 0.015
 _PREFILL_S_PER_TOKEN = 0.00002
+_EAGER = 8
+"""Factor of the step time without CUDA graphs; exaggerated."""
 _BLOCKS = 1000
 _BLOCK_TOKENS = 16
 
@@ -32,11 +35,22 @@ class EmulatedVllm:
     Args:
         model: the served model's name.
         width: maximum number of running requests; others wait.
+        batched_tokens: prompt tokens of one step.
+        slowness: factor of all times.
         metrics: value of EMULATED_METRICS.
     """
 
-    def __init__(self, model: str, width: int, metrics: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        width: int,
+        metrics: str,
+        batched_tokens: int = 2048,
+        slowness: float = 1.0,
+    ) -> None:
         self._model = model
+        self._batched_tokens = batched_tokens
+        self._slowness = slowness
         self._metrics = metrics
         self._places = asyncio.Semaphore(width)
         self._registry = registry = CollectorRegistry()
@@ -125,9 +139,10 @@ class EmulatedVllm:
         self._used_tokens += prompt + tokens
         self._usage.set(min(1.0, self._used_tokens / (_BLOCKS * _BLOCK_TOKENS)))
         try:
-            await asyncio.sleep(prompt * _PREFILL_S_PER_TOKEN)
+            further_steps = (prompt - 1) // self._batched_tokens
+            await asyncio.sleep(prompt * _PREFILL_S_PER_TOKEN + further_steps * self._step_s())
             for number in range(tokens):
-                await asyncio.sleep(_STEP_S + _STEP_PER_REQUEST_S * self._batch)
+                await asyncio.sleep(self._step_s())
                 reason = "length" if number + 1 == tokens else None
                 choice = {"index": 0, "text": " word", "finish_reason": reason}
                 await self._write(response, {"object": "text_completion", "choices": [choice]})
@@ -135,6 +150,9 @@ class EmulatedVllm:
             self._batch -= 1
             self._running.set(self._batch)
             self._used_tokens -= prompt + tokens
+
+    def _step_s(self) -> float:
+        return self._slowness * (_STEP_S + _STEP_PER_REQUEST_S * self._batch)
 
     async def _write(self, response: web.StreamResponse, event: dict[str, object]) -> None:
         await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
@@ -149,12 +167,19 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--revision")
     parser.add_argument("--served-model-name")
-    parser.add_argument("--max-num-batched-tokens", type=int)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     args = parser.parse_args(argv)
     metrics = os.environ.get("EMULATED_METRICS", "")
-    server = EmulatedVllm(args.served_model_name or args.model, args.max_num_seqs, metrics)
+    server = EmulatedVllm(
+        args.served_model_name or args.model,
+        args.max_num_seqs,
+        metrics,
+        args.max_num_batched_tokens,
+        _EAGER if args.enforce_eager else 1,
+    )
     web.run_app(server.app(), host=args.host, port=args.port, print=None)
 
 

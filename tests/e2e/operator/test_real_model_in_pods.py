@@ -6,10 +6,11 @@ The engines are pods that compute SmolLM2 with torch. `make smollm2` installs bo
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tools.cluster.handle import wait_for
+from tools.e2e.claims import claim_to
 from tools.e2e.clients import replay_load
 from tools.smollm2 import model_folder
 from tools.torch_packages import is_installed
@@ -31,32 +32,8 @@ def claim(installation: ChartRelease) -> Iterator[str]:
     """A claim to a read-only volume that has the model's folder."""
     if not (is_installed() and model_folder().exists()):
         pytest.skip("NOT RUN: torch or SmolLM2 is missing; run `make smollm2`")
-    volume = f"{CLAIM}-{installation.namespace}"
-    shared: dict[str, Any] = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    size = {"storage": "1Gi"}
-    installation.cluster.apply(
-        [
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": volume},
-                "spec": {
-                    **shared,
-                    "capacity": size,
-                    "hostPath": {"path": str(model_folder().parent), "type": "Directory"},
-                },
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": CLAIM, "namespace": installation.namespace},
-                "spec": {**shared, "volumeName": volume, "resources": {"requests": size}},
-            },
-        ]
-    )
-    yield CLAIM
-    installation.kubectl("delete", f"pvc/{CLAIM}")
-    installation.cluster.kubectl("delete", f"pv/{volume}")
+    with claim_to(model_folder().parent, installation, CLAIM, read_only=True):
+        yield CLAIM
 
 
 def ask(installation: ChartRelease, url: str, question: str) -> str:
