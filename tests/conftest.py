@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 _SUMMARY_LINE = "summary_line"
 
+
+def _has_gpu() -> bool:
+    """True if torch can find an NVIDIA GPU; torch itself takes seconds to import."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        return False
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+
+
+# Without a GPU, Triton's interpreter runs our kernel. Triton reads this variable when it is first
+# imported, also by torch or transformers, so it is set before any test module is collected.
+if not _has_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # A busy machine makes examples slow; that is no fault of the code.
 settings.register_profile(
     "goodput",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 
 from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch, SDPAttention
 from goodput_engine.executor.torch.kv_pool import KVGeometry, KVPool
+from goodput_engine.executor.torch.triton_attention import TritonAttention
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ pytestmark = pytest.mark.torch
 
 # Without a GPU, Triton's interpreter runs the kernel. It has no products of bfloat16.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-
-from goodput_engine.executor.torch.triton_attention import TritonAttention
 
 
 def expected_attention(
