@@ -64,6 +64,8 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
         threads: number of threads that compute; None for all cores but one.
         sampling_defaults: a name of `goodput_core.spec.choices.SamplingSource`, for the HTTP
             process.
+        allow_pickle_weights: True to load pickled weights if there are no safetensors.
+        allow_remote_code: True to execute the code of the model's folder.
     """
 
     path: str
@@ -76,6 +78,8 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
     memory_percent: int | None = None
     threads: int | None = None
     sampling_defaults: str = "model"
+    allow_pickle_weights: bool = False
+    allow_remote_code: bool = False
 
 
 class Configure(_Message, frozen=True, kw_only=True):

@@ -50,7 +50,11 @@ _OPTIONS: Final = {
     "memory_percent": "--memory-utilization",
     "threads": "--threads",
     "sampling_defaults": "--sampling-defaults",
+    "allow_pickle_weights": "--allow-pickle-weights",
+    "allow_remote_code": "--allow-remote-code",
 }
+# Of a folder whose content the user knows; no manifest can set them.
+_TRUST: Final = ("allow_pickle_weights", "allow_remote_code")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> None:
@@ -86,6 +90,16 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
     group.add_argument(
         "--threads", type=_whole(_MAX_THREADS, "a number of threads"), metavar="N",
         help="threads that compute (default: all cores but one)",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow-pickle-weights", action="store_true", default=None,
+        help="load pickled weights (pytorch_model.bin) if there are no safetensors; torch's "
+        "restricted unpickler reads them and executes no code",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow-remote-code", action="store_true", default=None,
+        help="execute the Python code in the model's folder if config.json names some; it can do "
+        "whatever this user can",
     )  # fmt: skip
     if serves:
         group.add_argument(
@@ -153,6 +167,12 @@ def choose_model(
         if settings["threads"] is None and http_processes > 1:
             settings["threads"] = max(1, len(os.sched_getaffinity(0)) - http_processes)
         weights = weights_source(spec.model, dtype=settings["dtype"])
+        for name in _TRUST:
+            if weights and name in given:
+                raise UsageError(
+                    f"goodput engine: {_OPTIONS[name]} applies to a folder of this machine, not to "
+                    f"{weights.title}; download the model, and name its folder with --model-path"
+                )
         folder = local_folder(spec.model)
         model = ModelFolder(
             path="" if weights else str(folder),

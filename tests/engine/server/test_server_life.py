@@ -338,6 +338,12 @@ def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
         pytest.param(
             ["--threads", "2"], {}, "--threads applies to a real model, but an", id="a model option"
         ),
+        pytest.param(
+            ["--allow-remote-code"],
+            {"source": "hf://Qwen/Qwen3-8B"},
+            "--allow-remote-code applies to a folder of this machine, not to Qwen/Qwen3-8B; dow",
+            id="code of the Hub",
+        ),
         pytest.param(["--memory-utilization", "96%"], {}, "in 1 to 95", id="too much memory"),
         pytest.param(["--memory-utilization", "0.5"], {}, "for example 50%", id="no percentage"),
         pytest.param(["--dtype", "int4"], {}, "invalid choice: 'int4'", id="a data type"),

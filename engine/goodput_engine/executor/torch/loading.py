@@ -1,4 +1,8 @@
-"""Load a model from a local Hugging Face folder: safetensors only, and no code of the folder."""
+"""Load a model from a local Hugging Face folder.
+
+By default, the weights must be safetensors, and no code of the folder is executed. Both can be
+allowed. Pickled weights are read by torch's restricted unpickler, which executes no code either.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import struct
 from math import prod
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -34,6 +39,9 @@ _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLED_WEIGHTS: Final = "pytorch_model.bin"
+_PICKLED_INDEX: Final = "pytorch_model.bin.index.json"
+_SAFE: Final = ".safetensors"
 _MAX_DETAIL: Final = 300
 # Data types of weights that are not quantized.
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
@@ -49,6 +57,8 @@ def load_model(
     device: torch.device = _CPU,
     max_model_tokens: int | None = None,
     adapter: AttentionAdapter | None = None,
+    allow_pickle_weights: bool = False,
+    allow_remote_code: bool = False,
 ) -> PackedModel:
     """Load and check a model.
 
@@ -59,6 +69,8 @@ def load_model(
         device: where the model is computed.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
         adapter: computes the attention; None for that of `choose_attention`.
+        allow_pickle_weights: True to load pickled weights if the folder has no safetensors.
+        allow_remote_code: True to execute the code of the folder if its configuration names some.
 
     Raises:
         InputError: the folder is incomplete, its weights are pickled or larger than the available
@@ -69,8 +81,10 @@ def load_model(
     if dtype not in set(DataType):
         raise InputError(f"the data type {dtype!r} is not one of {', '.join(DataType)}")
     config = read_json_object(folder / _CONFIG)
-    _check_architecture(folder, config)
-    _check_size(folder, _weight_files(folder), dtype, device)
+    executes_code = allow_remote_code and "auto_map" in config
+    _check_architecture(folder, config, executes_code=executes_code)
+    files = _weight_files(folder, allow_pickle=allow_pickle_weights)
+    _check_size(folder, files, dtype, device)
     disable_progress_bar()
     # The grouped product of experts has no kernel for float64.
     experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
@@ -78,19 +92,21 @@ def load_model(
         loaded, info = AutoModelForCausalLM.from_pretrained(
             folder,
             config=AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
+                folder, local_files_only=True, trust_remote_code=executes_code
             ),
             dtype=getattr(torch, dtype),
             local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
+            trust_remote_code=executes_code,
+            use_safetensors=files[0].suffix == _SAFE,
+            weights_only=True,
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
             **experts,
         )
     except Exception as error:  # transformers raises many types for an invalid folder
-        detail = " ".join(str(error).split())[:_MAX_DETAIL] or type(error).__name__
-        raise InputError(f"{folder}: transformers cannot load the model: {detail}") from error
+        raise InputError(
+            f"{folder}: transformers cannot load the model: {_one_line(error)}"
+        ) from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(
@@ -120,20 +136,22 @@ def load_model(
     return model
 
 
-def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
+def _check_architecture(folder: Path, config: dict[str, Any], *, executes_code: bool) -> None:
     kind = config.get("model_type")
-    if kind not in CONFIG_MAPPING:
+    if executes_code:
+        pass
+    elif kind not in CONFIG_MAPPING:
         remedy = "serve a model whose architecture transformers includes"
         if "auto_map" in config:
             raise InputError(
                 f"{folder}: {_CONFIG} needs code from the model's folder, which is not executed; "
-                f"{remedy}"
+                f"{remedy}, or trust this code and add --allow-remote-code"
             )
         raise InputError(
             f"{folder}: {_CONFIG} has the model_type {str(kind)[:100]!r}, which transformers does "
             f"not know; {remedy}"
         )
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(f"{folder}: a {kind} model is not a causal language model")
     if config.get("quantization_config") is not None:
         raise InputError(
@@ -142,25 +160,44 @@ def _check_architecture(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights, all of which exist."""
+def _weight_files(folder: Path, *, allow_pickle: bool) -> list[Path]:
+    """Return the files of weights, all of which exist and have one format."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
-    if not (folder / _INDEX).is_file():
-        pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-        if pickled:
-            raise InputError(
-                f"{folder}: the weights in {pickled[0]} are pickled, and loading them could "
-                "execute code; convert them to safetensors"
-            )
-        raise InputError(f"{folder}: neither {_WEIGHTS} nor {_INDEX} exists; download the model")
-    shards = read_json_object(folder / _INDEX).get("weight_map")
+    if (folder / _INDEX).is_file():
+        return _shards(folder, _INDEX)
+    if allow_pickle and (folder / _PICKLED_WEIGHTS).is_file():
+        return [folder / _PICKLED_WEIGHTS]
+    if allow_pickle and (folder / _PICKLED_INDEX).is_file():
+        return _shards(folder, _PICKLED_INDEX)
+    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
+    if pickled and allow_pickle:
+        raise InputError(
+            f"{folder}: the weights in {pickled[0]} are pickled, and only {_PICKLED_WEIGHTS} or "
+            f"the shards of {_PICKLED_INDEX} can be loaded; rename the file, or convert it to "
+            "safetensors"
+        )
+    if pickled:
+        raise InputError(
+            f"{folder}: the weights in {pickled[0]} are pickled, and loading them could "
+            "execute code; convert them to safetensors, or add --allow-pickle-weights to load "
+            "them with torch's restricted unpickler"
+        )
+    raise InputError(f"{folder}: neither {_WEIGHTS} nor {_INDEX} exists; download the model")
+
+
+def _shards(folder: Path, index: str) -> list[Path]:
+    """Return the files that an index names."""
+    shards = read_json_object(folder / index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise InputError(f"{folder}: {_INDEX} has no weight_map; download the model again")
+        raise InputError(f"{folder}: {index} has no weight_map; download the model again")
     names = sorted({str(name) for name in shards.values()})
+    suffix = Path(index.removesuffix(".index.json")).suffix
     for shard in names:
         if Path(shard).name != shard:
-            raise InputError(f"{folder}: {_INDEX} names {shard[:200]!r} outside the folder")
+            raise InputError(f"{folder}: {index} names {shard[:200]!r} outside the folder")
+        if Path(shard).suffix != suffix:
+            raise InputError(f"{folder}: {index} names {shard[:200]!r}, which is no {suffix} file")
         if not (folder / shard).is_file():
             raise InputError(f"{folder}: {shard} is missing; download the model again")
     return [folder / shard for shard in names]
@@ -169,11 +206,27 @@ def _weight_files(folder: Path) -> list[Path]:
 def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.device) -> None:
     """Reject damaged weights, and weights that do not fit into memory."""
     try:
-        elements = sum(_count_elements(folder, path) for path in files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        elements = sum(
+            _count_elements(folder, path) if path.suffix == _SAFE else _count_pickled(path)
+            for path in files
+        )
+    except UnpicklingError as error:
+        raise InputError(
+            f"{folder}: a pickled file of weights has more than tensors, or is damaged, and is not "
+            f"loaded: {_one_line(error)}"
+        ) from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        EOFError,
+    ) as error:
         raise InputError(
             f"{folder}: a file of weights is damaged or incomplete; download the model again: "
-            f"{error}"
+            f"{_one_line(error)}"
         ) from error
     size, available = elements * getattr(torch, dtype).itemsize, free_bytes(device)
     if size > available:
@@ -214,3 +267,24 @@ def _count_elements(folder: Path, path: Path) -> int:
                 "quantization"
             )
     return sum(prod(tensor["shape"]) for tensor in header.values())
+
+
+def _count_pickled(path: Path) -> int:
+    """Return the number of weights in a pickled file, of which only the shapes are read.
+
+    Raises:
+        UnpicklingError: the file has more than tensors, or is damaged.
+        RuntimeError: the file is damaged, or older than torch 1.6.
+        TypeError: the file has no weights by their names.
+    """
+    weights = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    if not isinstance(weights, dict):
+        raise TypeError(f"{path.name} has no weights by their names")
+    tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
+    if not tensors:
+        raise TypeError(f"{path.name} has no weights")
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MAX_DETAIL] or type(error).__name__

@@ -91,7 +91,12 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
     folder = Path(settings.path)
     began_ns = time.monotonic_ns()
     model = load_model(
-        folder, dtype=settings.dtype, device=device, max_model_tokens=settings.max_model_tokens
+        folder,
+        dtype=settings.dtype,
+        device=device,
+        max_model_tokens=settings.max_model_tokens,
+        allow_pickle_weights=settings.allow_pickle_weights,
+        allow_remote_code=settings.allow_remote_code,
     )
     loaded_ns = time.monotonic_ns()
     first_step = _take_first_step(model, config, settings.block_size)
@@ -128,6 +133,14 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
                 if device.type == "cpu"
                 else {"gpu": torch.cuda.get_device_name(device)}
             ),
+            **{
+                name: "allowed"
+                for name, allowed in (
+                    ("pickle_weights", settings.allow_pickle_weights),
+                    ("remote_code", settings.allow_remote_code),
+                )
+                if allowed
+            },
             "kv_bytes_per_token": model.geometry.bytes_per_token,
             "prompt_tokens_per_second": NS_PER_S // first_step.ns_per_token,
             "load_seconds": _seconds(loaded_ns - began_ns),

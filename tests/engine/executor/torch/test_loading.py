@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 import torch
 from safetensors.torch import load_file, save_file
 from tests.builders.torch_models import CONTEXT, STOP_IDS, VOCABULARY, make_folder
+from transformers import dynamic_module_utils
 
 from goodput_core.errors import InputError
 from goodput_engine.executor.torch.loading import load_model
@@ -41,6 +43,51 @@ def pickle_weights(folder: Path) -> None:
     """Replace the weights by a pickled file."""
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
+
+
+class Evil:
+    """An object whose unpickling creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self._path), "w"))
+
+
+def pickle_code(folder: Path) -> None:
+    """Replace the weights by a pickled file that executes code."""
+    weights: dict[str, Any] = load_file(folder / "model.safetensors")
+    weights["evil"] = Evil(folder / "executed")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def truncate_pickled(folder: Path) -> None:
+    """Replace the weights by a pickled file without its end."""
+    pickle_weights(folder)
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def rename_pickled(folder: Path) -> None:
+    """Replace the weights by a pickled file with a name that transformers does not know."""
+    pickle_weights(folder)
+    (folder / "pytorch_model.bin").rename(folder / "model.pth")
+
+
+def pickle_index(folder: Path, *, shard: str = "pytorch_model-00001-of-00001.bin") -> None:
+    """Replace the weights by an index of one pickled shard."""
+    pickle_weights(folder)
+    weights = load_keys(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").rename(folder / "pytorch_model-00001-of-00001.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, shard)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def load_keys(path: Path) -> list[str]:
+    """Return the names of pickled weights."""
+    return list(torch.load(path, weights_only=True))
 
 
 def truncate(folder: Path) -> None:
@@ -145,6 +192,97 @@ def test_code_beside_a_known_architecture_is_not_executed(tmp_path: Path) -> Non
     change_config(tmp_path, model_type="llama")
     assert load_model(tmp_path).vocab_size == VOCABULARY
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("pickling", [pickle_weights, pickle_index])
+def test_pickled_weights_are_loaded_if_they_are_allowed(
+    tmp_path: Path, pickling: Callable[[Path], None]
+) -> None:
+    make_folder(tmp_path, "Llama")
+    safe = load_model(tmp_path, dtype="float64")
+    pickling(tmp_path)
+    pickled = load_model(tmp_path, dtype="float64", allow_pickle_weights=True)
+    ids = list(range(1, 20))
+    assert torch.equal(safe.reference_logits(ids), pickled.reference_logits(ids))
+
+
+UNTRUSTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "code": (pickle_code, "has more than tensors, or is damaged, and is not loaded"),
+    "half a file": (truncate_pickled, "damaged"),
+    "another name": (rename_pickled, "only pytorch_model.bin or the shards of"),
+    "a list": (lambda f: torch.save([1, 2], f / "pytorch_model.bin"), "no weights by their names"),
+    "a shard elsewhere": (lambda f: pickle_index(f, shard="../x.bin"), "outside the folder"),
+    "a shard of another kind": (
+        lambda f: pickle_index(f, shard="config.json"),
+        "names 'config.json', which is no .bin file",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNTRUSTED)
+def test_allowed_pickles_execute_no_code_and_may_be_broken(tmp_path: Path, name: str) -> None:
+    make_folder(tmp_path, "Llama")
+    breaking, message = UNTRUSTED[name]
+    breaking(tmp_path)
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    with pytest.raises(InputError) as caught:
+        load_model(tmp_path, allow_pickle_weights=True)
+    text = str(caught.value)
+    assert text.startswith(str(tmp_path))
+    assert message in text
+    assert "\n" not in text
+    assert not (tmp_path / "executed").exists()
+
+
+MODELING = """\
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class MineConfig(LlamaConfig):
+    model_type = "mine"
+
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+"""
+
+
+def test_the_code_of_a_folder_is_executed_only_if_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "mine", "Llama")
+    expected = load_model(folder, dtype="float64").reference_logits([3, 4, 5])
+    (folder / "modeling_mine.py").write_text(
+        f"open({str(tmp_path / 'executed')!r}, 'w').close()\n{MODELING}"
+    )
+    change_config(
+        folder,
+        model_type="mine",
+        architectures=["MineForCausalLM"],
+        auto_map={
+            "AutoConfig": "modeling_mine.MineConfig",
+            "AutoModelForCausalLM": "modeling_mine.MineForCausalLM",
+        },
+    )
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(InputError, match=r"which is not executed; .* or trust this code and add"):
+        load_model(folder, allow_pickle_weights=True)
+    assert not (tmp_path / "executed").exists()
+    model = load_model(folder, dtype="float64", allow_remote_code=True)
+    assert (tmp_path / "executed").exists()
+    assert type(model.model).__name__ == "MineForCausalLM"
+    assert torch.equal(model.reference_logits([3, 4, 5]), expected)
+
+
+def test_broken_code_of_a_folder_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "mine", "Llama")
+    (folder / "modeling_mine.py").write_text("raise ValueError('a\\nb')\n")
+    change_config(folder, model_type="mine", auto_map={"AutoConfig": "modeling_mine.MineConfig"})
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(InputError, match=r"transformers cannot load the model: a b$"):
+        load_model(folder, allow_remote_code=True)
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
