@@ -11,7 +11,8 @@ A wheel with compiled code must be unpacked: `python -m zipfile -e msgspec-*.whl
 `PYTHONPATH=core:engine:vendor`. The measurements:
 
 - *decode* and *prefill*: the time of single steps, as a share of the roofline of the model on this
-  device, whose read bandwidth and peak of matrix products are measured in the same run;
+  device, whose read bandwidth and peak of matrix products are measured in the same run; decodes
+  also as replayed CUDA graphs;
 - *swap*: the bandwidth of copies between device and host, and the prompt length from which a copy
   out and in takes less time than computing the prompt again;
 - *ragged*: tokens per second on requests of different lengths, beside the continuous batching of
@@ -51,6 +52,7 @@ from goodput_engine.executor.torch.attention import choose_attention
 from goodput_engine.executor.torch.executor import TorchExecutor
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import PackedModel, PackedRow
+from goodput_engine.executor.torch.padded_decodes import CudaGraphs, PaddedDecodes, batch_sizes
 from goodput_engine.executor.torch.roofline import measure_roofline
 from goodput_engine.executor.torch.self_check import check_model
 from goodput_engine.messages import Configure, ExecutorInput, Submit
@@ -68,6 +70,8 @@ TIE: Final = 1e-3
 DECODE_AIM: Final = 80
 PREFILL_AIM: Final = 60
 TRANSFORMERS_AIM: Final = 1.5
+MAX_ROWS: Final = 256
+"""Number of requests of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +211,7 @@ def check_outputs(device: torch.device) -> str:
     model = make_model(TINY, device, torch.float32)
     packed = PackedModel(model, choose_attention(device, torch.float32))
     check_model(packed)
-    core = _core(packed, TINY)
+    core = _core(packed, TINY, graphs=True)
     stream = random.Random(5)
     prompts = [
         [stream.randrange(TINY.vocabulary) for _ in range(stream.randint(1, 60))] for _ in range(24)
@@ -242,9 +246,22 @@ class _Served:
 
 
 def _core(
-    packed: PackedModel, scale: GpuScale, policy: str = "sarathi", *, depth: int = 0
+    packed: PackedModel,
+    scale: GpuScale,
+    policy: str = "sarathi",
+    *,
+    depth: int = 0,
+    graphs: bool = False,
 ) -> EngineCore:
-    """Return an engine core on a model, which plans `depth` steps ahead."""
+    """Return an engine core on a model.
+
+    Args:
+        packed: the model.
+        scale: size of the memory and of the steps.
+        policy: name of the policy.
+        depth: number of plans ahead.
+        graphs: True to pad steps that only decode, and to replay them on a GPU.
+    """
     executor = TorchExecutor(
         packed,
         num_blocks=scale.blocks,
@@ -252,6 +269,8 @@ def _core(
         clock=time.monotonic_ns,
         starts_ahead=depth > 0,
     )
+    if graphs:
+        executor.padded = _padded(packed, executor.pool, MAX_ROWS)
     loaded = LoadedModel(
         executor=executor,
         name="random",
@@ -272,11 +291,17 @@ def _core(
         token_budget=scale.budget,
         min_token_budget=BLOCK_SIZE,
         max_token_budget=scale.budget,
-        max_num_seqs=256,
+        max_num_seqs=MAX_ROWS,
         max_waiting=100_000,
         depth=depth,
     )
     return build_model_core(config, loaded)
+
+
+def _padded(packed: PackedModel, pool: KVPool, max_rows: int) -> PaddedDecodes:
+    """Return padded decodes, which a GPU replays."""
+    recorder = CudaGraphs() if packed.device.type == "cuda" else None
+    return PaddedDecodes(packed, pool, sizes=batch_sizes(max_rows), recorder=recorder)
 
 
 def _submit(rid: int, at_ns: int, prompt: Sequence[int], output: int, targets: Targets) -> Submit:
@@ -333,9 +358,10 @@ def measure_steps(
 ) -> float:
     """Measure decodes and prefills; return the seconds of a prompt token in the longest prompt."""
     pool = KVPool(
-        packed.geometry, num_blocks=scale.blocks, block_size=BLOCK_SIZE, device=packed.device
+        packed.geometry, num_blocks=scale.blocks + 1, block_size=BLOCK_SIZE, device=packed.device
     )
     pool.device_blocks.normal_(0, 0.1)
+    padded = _padded(packed, pool, max(scale.decodes))
     each = -(-scale.context // BLOCK_SIZE)
     for number in scale.decodes:
         rows = [
@@ -344,15 +370,21 @@ def measure_steps(
         ]
         if number * each > scale.blocks:
             continue
-        step_ns = _fastest_ns(lambda: packed.compute(rows, pool), packed.device, scale.repeats)  # noqa: B023
         shape = StepShape.of(decodes=number, decode_context_tokens=number * scale.context)
-        share = 100 * roofline.least_ns(shape, number) / step_ns
-        watch.add(
-            f"decode of {number} at context {scale.context}",
-            f"{step_ns / NS_PER_MS:.2f} ms, {share:.0f} % of the roofline",
-            f"{DECODE_AIM} %",
-            met=share >= DECODE_AIM,
-        )
+        least_ns = roofline.least_ns(shape, number)
+        steps: dict[str, Callable[[], object]] = {
+            "": lambda: packed.compute(rows, pool),  # noqa: B023
+            ", padded and replayed": lambda: padded.compute(rows),  # noqa: B023
+        }
+        for name, step in steps.items():
+            step_ns = _fastest_ns(step, packed.device, scale.repeats)
+            share = 100 * least_ns / step_ns
+            watch.add(
+                f"decode of {number} at context {scale.context}{name}",
+                f"{step_ns / NS_PER_MS:.2f} ms, {share:.0f} % of the roofline",
+                f"{DECODE_AIM} %" if name else "",
+                met=share >= DECODE_AIM if name else None,
+            )
     token_s = 0.0
     for tokens in scale.prompts:
         row = PackedRow([7] * tokens, 0, range(-(-tokens // BLOCK_SIZE)), samples=True)
@@ -406,9 +438,14 @@ def measure_ragged(packed: PackedModel, scale: GpuScale, watch: _Watch, *, compa
     ]
     outputs = [stream.randint(1, scale.ragged_output) for _ in prompts]
     rate = 0.0
-    for depth, name in ((0, "no plan ahead"), (1, "one plan ahead")):
+    for depth, graphs, name in (
+        (0, False, "no plan ahead"),
+        (1, False, "one plan ahead"),
+        (0, True, "no plan ahead, graphs"),
+        (1, True, "one plan ahead, graphs"),
+    ):
         _release(packed.device)
-        served = _serve(_core(packed, scale, depth=depth), prompts, outputs)
+        served = _serve(_core(packed, scale, depth=depth, graphs=graphs), prompts, outputs)
         assert [len(one) for one in served.token_ids] == outputs
         rate = max(rate, sum(outputs) / served.seconds)
         watch.add(
@@ -475,7 +512,7 @@ def measure_replay(packed: PackedModel, scale: GpuScale, watch: _Watch) -> None:
     while at_s < scale.replay_s:
         arrivals.append(round(at_s * NS_PER_S))
         at_s += stream.expovariate(scale.replay_per_s)
-    core = _core(packed, scale, "slo")
+    core = _core(packed, scale, "slo", graphs=True)
     start_ns = time.monotonic_ns()
     times: dict[int, list[int]] = {rid: [] for rid in range(len(arrivals))}
     lengths: dict[int, int] = {}

@@ -20,6 +20,7 @@ from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.executor.torch.executor import TorchExecutor
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.model import PackedModel
+from goodput_engine.executor.torch.padded_decodes import PaddedDecodes
 from goodput_engine.messages import (
     ExecutorInput,
     Limits,
@@ -30,10 +31,12 @@ from goodput_engine.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from goodput_core.spec.choices import Preemption
     from goodput_engine.executor.torch.grammar import Grammars
+    from goodput_engine.executor.torch.padded_decodes import StepRecorder
     from goodput_engine.scheduler.plan import TokenLogprobs
 
 __all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "make_folder"]
@@ -177,6 +180,8 @@ class ModelBench:
         reuses_prefixes: False to give no request block hashes.
         grammars: compiles the grammars of outputs.
         starts_ahead: see `TorchExecutor`.
+        decode_sizes: sizes of the padded steps that only decode; empty for ragged ones.
+        recorder: records the padded steps.
         scheduler: further arguments of `make_scheduler`.
 
     Attributes:
@@ -194,6 +199,8 @@ class ModelBench:
         reuses_prefixes: bool = True,
         grammars: Grammars | None = None,
         starts_ahead: bool = False,
+        decode_sizes: Sequence[int] = (),
+        recorder: StepRecorder | None = None,
         **scheduler: Any,
     ) -> None:
         self.model = model
@@ -220,6 +227,10 @@ class ModelBench:
             clock=self.clock,
             starts_ahead=starts_ahead,
         )
+        if decode_sizes:
+            self.executor.padded = PaddedDecodes(
+                model.packed, self.executor.pool, sizes=decode_sizes, recorder=recorder
+            )
         self.core = EngineCore(scheduler=self.scheduler, executor=self.executor)
         self.submits: dict[int, Submit] = {}
         self.token_ids: dict[int, list[int]] = {}

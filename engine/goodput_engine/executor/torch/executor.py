@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     # Its package may be missing.
     from goodput_engine.executor.torch.grammar import Grammars, OutputGrammar  # noqa: TC004
     from goodput_engine.executor.torch.model import PackedModel
+    from goodput_engine.executor.torch.padded_decodes import PaddedDecodes
     from goodput_engine.executor.torch.sampling import SampledToken
     from goodput_engine.messages import Submit
     from goodput_engine.scheduler.plan import StepPlan
@@ -148,6 +149,10 @@ class TorchExecutor:
         clock: returns monotonic nanoseconds.
         starts_ahead: True to start a queued plan before the tokens of the running one are read. On
             a CPU, which computes at once, their tokens would only be sent later.
+
+    Attributes:
+        pool: the contents of the blocks, and of one more block for the rows of padded steps.
+        padded: computes steps that only decode; None to compute them like the others.
     """
 
     behind_ns = 0
@@ -165,7 +170,7 @@ class TorchExecutor:
     ) -> None:
         self.pool = KVPool(
             model.geometry,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks + 1,
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             device=model.device,
@@ -177,6 +182,7 @@ class TorchExecutor:
         self._sequences: dict[int, _TokenSequence] = {}
         self._members: dict[int, None] = {}
         self._plans: deque[tuple[StepPlan, int]] = deque()
+        self.padded: PaddedDecodes | None = None
         self._starts_ahead = starts_ahead
         self._started: _StartedStep | None = None
         self._ended_ns = 0
@@ -283,7 +289,9 @@ class TorchExecutor:
     ) -> ChosenTokens:
         """Compute tokens, and choose the next token of each row that samples."""
         rows = [row for _, row in work]
-        if late is None:
+        if self.padded is not None and self.padded.takes(rows):
+            logits = self.padded.compute(rows, late)
+        elif late is None:
             logits = self._model.compute(rows, self.pool)
         else:
             logits = self._model.compute(rows, self.pool, late)
@@ -292,12 +300,7 @@ class TorchExecutor:
 
     def _can_follow(self, started: _StartedStep) -> bool:
         """True if no unread token changes the logits of the next step."""
-        for rid in started.rids:
-            sequence = self._sequences[rid]
-            has_penalties = sequence.sampling is not None and sequence.sampling.has_penalties
-            if has_penalties or sequence.grammar is not None:
-                return False
-        return True
+        return all(self._sequences[rid].grammar is None for rid in started.rids)
 
     def _finish(
         self, started: _StartedStep, failed: dict[int, str], invalid: dict[int, str]
@@ -404,7 +407,9 @@ class TorchExecutor:
         """Return the options of the rows that sample, with the masks of their grammars."""
         sequences = [self._sequences[rid] for rid in rids]
         rows = [
-            SampledRow(one.sampling, len(one.token_ids) + ahead, one.banned_ids(ahead))
+            SampledRow(
+                one.sampling, len(one.token_ids) + ahead, one.banned_ids(ahead), unread=ahead
+            )
             for one, ahead in zip(sequences, (int(rid in unread) for rid in rids), strict=True)
         ]
         # A plan that was made before the end of an output computes surplus tokens.

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from goodput_core.errors import InputError
 from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch
 from goodput_engine.executor.torch.kv_pool import KVGeometry
+from goodput_engine.executor.torch.uploads import upload, upload_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,28 +248,52 @@ class PackedModel:
         block_table = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
         row_of_token = torch.repeat_interleave(torch.arange(len(rows)), sizes, output_size=ends[-1])
         blocks = block_table[row_of_token, positions // pool.block_size].long()
-        step = _PagedStep(
-            pool,
-            self.adapter,
-            RaggedBatch(
-                cu_seqlens_q=torch.tensor([0, *ends], dtype=torch.int32).to(device),
-                seqused_k=torch.tensor(
-                    [row.start + len(row.token_ids) for row in rows], dtype=torch.int32
-                ).to(device),
-                block_table=block_table.to(device),
-            ),
-            (blocks * pool.block_size + positions % pool.block_size).to(device),
+        slots = blocks * pool.block_size + positions % pool.block_size
+        num_keys = [row.start + len(row.token_ids) for row in rows]
+        batch = RaggedBatch(
+            cu_seqlens_q=upload_list([0, *ends], device, torch.int32),
+            seqused_k=upload_list(num_keys, device, torch.int32),
+            block_table=upload(block_table, device),
         )
-        ids = torch.tensor([[token for row in rows for token in row.token_ids]]).to(device)
+        ids = upload_list([[token for row in rows for token in row.token_ids]], device)
         if late is not None:
-            targets = torch.tensor([ends[row] - 1 for row in late.rows]).to(device)
-            ids[0, targets] = late.ids[torch.tensor(late.indices).to(device)]
-        last = torch.tensor(
-            [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples],
-            dtype=torch.long,
-        )
+            targets = upload_list([ends[row] - 1 for row in late.rows], device)
+            ids[0, targets] = late.ids[upload_list(list(late.indices), device)]
+        last = [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples]
         shifts = torch.tensor([row.shift for row in rows])[row_of_token]
-        return self._forward(ids, (positions + shifts)[None].to(device), step, last.to(device))
+        return self.compute_batch(
+            ids,
+            upload((positions + shifts)[None], device),
+            pool,
+            batch,
+            slots=upload(slots, device),
+            last=upload_list(last, device, torch.long),
+        )
+
+    def compute_batch(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        pool: KVPool,
+        batch: RaggedBatch,
+        *,
+        slots: torch.Tensor,
+        last: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute a step whose description is on the device.
+
+        Args:
+            ids: int64 `[1, num_tokens]`.
+            positions: int64 `[1, num_tokens]`.
+            pool: has the keys and values of earlier tokens, and receives those of the step.
+            batch: the sequences of the step.
+            slots: the slot in the pool of each token; see `KVPool.write`.
+            last: indices of the tokens whose logits are returned, int64.
+
+        Returns:
+            `[len(last), vocab_size]`.
+        """
+        return self._forward(ids, positions, _PagedStep(pool, self.adapter, batch, slots), last)
 
     def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of a prompt, by the attention of transformers.

@@ -10,6 +10,9 @@ top-k, top-p, min-p. The mask of a grammar follows the banned tokens. A row pays
 options. Tokens that are as probable as the last token within top-k or top-p are kept, so that the
 order of equal logits has no effect.
 
+The counts of the penalties and the ids of stop tokens are on the device. A token is counted when it
+is chosen, so the next step need not wait until the host has read it.
+
 Source: Maddison, Tarlow, Minka, "A* sampling", NeurIPS 2014, section 2: the Gumbel-max rule.
 """
 
@@ -20,10 +23,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import torch
 
+from goodput_engine.executor.torch.penalties import PenaltyCounts, StopIds
+from goodput_engine.executor.torch.uploads import upload, upload_list
 from goodput_engine.scheduler.plan import TokenLogprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from goodput_engine.messages import SamplingOptions
 
@@ -55,19 +60,23 @@ class RequestSampling:
     Args:
         options: the options.
         prompt: token ids of the prompt.
+
+    Attributes:
+        options: the options.
+        key: hash of the seed.
+        prompt: distinct token ids of the prompt if a penalty counts them.
+        output: token ids of the output if a penalty counts them.
     """
 
-    __slots__ = ("_counts", "_ids", "_slots", "bias_ids", "bias_values", "key", "options")
+    __slots__ = ("__weakref__", "bias_ids", "bias_values", "key", "options", "output", "prompt")
 
-    def __init__(self, options: SamplingOptions, prompt: Iterable[int]) -> None:
+    def __init__(self, options: SamplingOptions, prompt: Iterable[int] = ()) -> None:
         self.options = options
         self.key = _mix_64(options.seed & _MASK_64)
         self.bias_ids = torch.tensor(list(options.logit_bias), dtype=torch.long)
         self.bias_values = torch.tensor(list(options.logit_bias.values()), dtype=torch.float32)
-        seen = set(prompt) if options.repetition_penalty != 1 else set()
-        self._slots = {token_id: slot for slot, token_id in enumerate(seen)}
-        self._ids = torch.tensor(list(seen), dtype=torch.long)
-        self._counts = torch.zeros(len(seen))
+        self.prompt = sorted(set(prompt)) if options.repetition_penalty != 1 else []
+        self.output: list[int] = []
 
     @property
     def is_random(self) -> bool:
@@ -85,22 +94,9 @@ class RequestSampling:
         )
 
     def append(self, token_id: int) -> None:
-        """Count an output token."""
-        if not self.has_penalties:
-            return
-        slots = self._slots
-        slot = slots.setdefault(token_id, len(slots))
-        if slot == len(self._ids):
-            grown = max(64, slot)
-            self._ids = torch.cat([self._ids, torch.zeros(grown, dtype=torch.long)])
-            self._counts = torch.cat([self._counts, torch.zeros(grown)])
-        self._ids[slot] = token_id
-        self._counts[slot] += 1
-
-    def counted(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the ids of the counted tokens, and how often each is in the output."""
-        size = len(self._slots)
-        return self._ids[:size], self._counts[:size]
+        """Append an output token that the host has read."""
+        if self.has_penalties:
+            self.output.append(token_id)
 
 
 class SampledRow(NamedTuple):
@@ -110,23 +106,28 @@ class SampledRow(NamedTuple):
         sampling: the request's options; None for the most probable token.
         position: position of the token in the request.
         banned: ids that must not be sampled now.
+        unread: number of output tokens before this one that only the device has.
         allowed: bits of the only tokens that may be sampled, int32; None for all.
     """
 
     sampling: RequestSampling | None
     position: int
-    banned: Collection[int] = ()
+    banned: frozenset[int] = frozenset()
     allowed: np.ndarray | None = None
+    unread: int = 0
 
 
 class Sampler:
     """Samples the tokens of steps.
 
-    It keeps the hashes of the token ids, so that they are computed once.
+    It keeps the hashes of the token ids, so that they are computed once, and the counts of requests
+    with penalties.
     """
 
     def __init__(self) -> None:
         self._hashes = torch.empty(0, dtype=torch.int32)
+        self._penalties = PenaltyCounts()
+        self._stop_ids = StopIds()
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> list[SampledToken]:
         """Return the next token of each row; for the arguments, see `choose`."""
@@ -142,9 +143,9 @@ class Sampler:
         with torch.inference_mode():
             logits = logits.float()
             raw = _RawLogits(logits, rows)
-            _apply_penalties(logits, rows)
+            counted = self._penalties.apply(logits, rows)
             _apply_bias(logits, rows)
-            _apply_bans(logits, rows)
+            self._stop_ids.ban(logits, rows)
             _apply_masks(logits, rows)
             chosen = torch.empty(len(rows), dtype=torch.long, device=logits.device)
             whole: list[int] = []
@@ -161,6 +162,8 @@ class Sampler:
                 self._prepare(logits)
                 self._sample_whole(logits, rows, whole, keys, chosen)
                 self._sample_prefixes(logits, rows, prefixed, keys, chosen)
+            if counted is not None:
+                self._penalties.add(counted, chosen)
             return ChosenTokens(chosen, raw)
 
     def _prepare(self, logits: torch.Tensor) -> None:
@@ -175,7 +178,7 @@ class Sampler:
         for row in rows:
             key = 0 if row.sampling is None else _mix_64(row.sampling.key + row.position)
             keys.append((_signed(key & 0xFFFFFFFF), _signed(key >> 32)))
-        return torch.tensor(keys, dtype=torch.int32, device=device)
+        return upload_list(keys, device, torch.int32)
 
     def _sample_whole(
         self,
@@ -188,12 +191,13 @@ class Sampler:
         """Sample rows among all tokens, or among those that min-p keeps."""
         vocab_size = logits.shape[1]
         for indices in _groups(selected, logits):
-            scores = _scaled(logits, rows, indices)
+            at = upload_list(indices, logits.device)
+            scores = _scaled(logits, rows, indices, at)
             least = _min_p_bound(rows, indices, logits.device)
             if least is not None:
                 scores.masked_fill_(scores < least, -torch.inf)
-            scores -= _gumbel_log(self._hashes[:vocab_size], keys[indices])
-            chosen[indices] = scores.argmax(-1)
+            scores -= _gumbel_log(self._hashes[:vocab_size], keys[at])
+            chosen[at] = scores.argmax(-1)
 
     def _sample_prefixes(
         self,
@@ -214,15 +218,16 @@ class Sampler:
                 fits = sampling.options.top_k < size or size == vocab_size
                 (ready if fits else left).append(at)
             for indices in _groups(ready, logits):
-                values = _scaled(logits, rows, indices)
+                at_rows = upload_list(indices, logits.device)
+                values = _scaled(logits, rows, indices, at_rows)
                 total = values.logsumexp(-1, keepdim=True)
                 top, ids = values.topk(size, dim=-1)
                 kept = _kept(top, total, rows, indices)
-                scores = top - _gumbel_log(self._hashes[ids], keys[indices])
+                scores = top - _gumbel_log(self._hashes[ids], keys[at_rows])
                 scores.masked_fill_(~kept, -torch.inf)
                 tokens = ids.gather(-1, scores.argmax(-1, keepdim=True))[:, 0]
                 if size == vocab_size:
-                    chosen[indices] = tokens
+                    chosen[at_rows] = tokens
                     continue
                 # Tokens behind the prefix may belong to the row if its last one does.
                 done = ~(kept[:, -1]).cpu()
@@ -260,7 +265,9 @@ class _RawLogits:
             None if row.sampling is None else row.sampling.options.logprobs for row in rows
         ]
         self._rows = [at for at, count in enumerate(self._counts) if count is not None]
-        self._logits = logits[self._rows] if self._rows else None  # a copy
+        self._logits = (
+            logits[upload_list(self._rows, logits.device)] if self._rows else None  # a copy
+        )
 
     def logprobs(self, token_ids: list[int]) -> list[TokenLogprobs | None]:
         """Return the log-probabilities of each row; None for a row without."""
@@ -280,55 +287,11 @@ class _RawLogits:
         return found
 
 
-def _apply_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
-    sizes: list[int] = []
-    indices: list[int] = []
-    factors: list[tuple[float, float, float]] = []
-    ids: list[torch.Tensor] = []
-    counts: list[torch.Tensor] = []
-    for at, row in enumerate(rows):
-        sampling = row.sampling
-        if sampling is None or not sampling.has_penalties:
-            continue
-        row_ids, row_counts = sampling.counted()
-        options = sampling.options
-        indices.append(at)
-        sizes.append(len(row_ids))
-        ids.append(row_ids)
-        counts.append(row_counts)
-        factors.append(
-            (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
-        )
-    total = sum(sizes)
-    if not total:
-        return
-    device = logits.device
-    repeats = torch.tensor(sizes)
-    index = torch.tensor(indices).repeat_interleave(repeats, output_size=total).to(device)
-    repetition, presence, frequency = (
-        torch.tensor(factors)
-        .repeat_interleave(repeats, dim=0, output_size=total)
-        .to(device)
-        .unbind(-1)
-    )
-    token_ids, count = torch.cat(ids).to(device), torch.cat(counts).to(device)
-    values = logits[index, token_ids]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    logits[index, token_ids] = values - frequency * count - presence * (count > 0)
-
-
 def _apply_bias(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
     for at, row in enumerate(rows):
         if row.sampling is not None and len(row.sampling.bias_ids):
-            ids = row.sampling.bias_ids.to(logits.device)
-            logits[at, ids] += row.sampling.bias_values.to(logits.device)
-
-
-def _apply_bans(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
-    pairs = [(at, token_id) for at, row in enumerate(rows) for token_id in row.banned]
-    if pairs:
-        index, ids = torch.tensor(pairs, device=logits.device).unbind(-1)
-        logits[index, ids] = -torch.inf
+            ids = upload(row.sampling.bias_ids, logits.device)
+            logits[at].index_add_(0, ids, upload(row.sampling.bias_values, logits.device))
 
 
 def _apply_masks(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
@@ -337,21 +300,30 @@ def _apply_masks(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
     if not masks:
         return
     device, vocab_size = logits.device, logits.shape[1]
-    words = torch.from_numpy(np.stack(list(masks.values()))).to(device)
+    words = upload(torch.from_numpy(np.stack(list(masks.values()))), device)
     shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
     allowed = ((words[:, :, None] >> shifts) & 1).flatten(1).bool()
     # A mask may have bits for padding, or none for logits without a token.
     allowed = torch.nn.functional.pad(allowed, (0, max(0, vocab_size - allowed.shape[1])))
-    index = torch.tensor(list(masks), device=device)
+    index = upload_list(list(masks), device)
     logits[index] = logits[index].masked_fill(~allowed[:, :vocab_size], -torch.inf)
 
 
-def _scaled(logits: torch.Tensor, rows: Sequence[SampledRow], indices: list[int]) -> torch.Tensor:
-    """Return the logits of some rows divided by their temperature, relative to the largest."""
+def _scaled(
+    logits: torch.Tensor, rows: Sequence[SampledRow], indices: list[int], at_rows: torch.Tensor
+) -> torch.Tensor:
+    """Return the logits of some rows divided by their temperature, relative to the largest.
+
+    Args:
+        logits: the logits of all rows.
+        rows: all rows.
+        indices: the selected rows.
+        at_rows: the same on the device.
+    """
     temperatures = [sampling.options.temperature for sampling in _samplings(rows, indices)]
-    values = logits[indices]
+    values = logits[at_rows]
     values -= values.amax(-1, keepdim=True)
-    values /= torch.tensor(temperatures, device=logits.device)[:, None]
+    values /= upload_list(temperatures, logits.device)[:, None]
     return values
 
 
@@ -360,7 +332,7 @@ def _min_p_bound(
 ) -> torch.Tensor | None:
     """Return the least scaled logit that min-p keeps in each row; None if no row has min-p."""
     least = [sampling.options.min_p for sampling in _samplings(rows, indices)]
-    return torch.tensor(least, device=device).log()[:, None] if any(least) else None
+    return upload_list(least, device).log()[:, None] if any(least) else None
 
 
 def _kept(
@@ -377,14 +349,14 @@ def _kept(
     samplings = _samplings(rows, indices)
     size, device = top.shape[1], top.device
     last = [min(one.options.top_k or size, size) - 1 for one in samplings]
-    has_top_k = torch.tensor([[one.options.top_k > 0] for one in samplings], device=device)
-    least = top.gather(-1, torch.tensor(last, device=device)[:, None])
+    has_top_k = upload_list([[one.options.top_k > 0] for one in samplings], device)
+    least = top.gather(-1, upload_list(last, device)[:, None])
     least = torch.where(has_top_k, least, -torch.inf)
     kept = top >= least
     within = top.masked_fill(~kept, -torch.inf).logsumexp(-1, keepdim=True)
     probabilities = (top - torch.where(has_top_k, within, total)).double().exp()
     before = probabilities.cumsum(-1) - probabilities
-    top_p = torch.tensor([[one.options.top_p] for one in samplings], device=device)
+    top_p = upload_list([[one.options.top_p] for one in samplings], device)
     nucleus = (before < top_p) | (top_p >= 1)
     nucleus[:, 0] = True
     kept &= top >= top.masked_fill(~nucleus, torch.inf).amin(-1, keepdim=True)

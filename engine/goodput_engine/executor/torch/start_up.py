@@ -23,10 +23,17 @@ from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.memory import PeakMemory, available_bytes, free_bytes
 from goodput_engine.executor.torch.model import PackedRow
+from goodput_engine.executor.torch.padded_decodes import (
+    CudaGraphs,
+    PaddedDecodes,
+    batch_sizes,
+)
 from goodput_engine.executor.torch.roofline import measure_roofline
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from goodput_engine.executor.torch.grammar import Grammars
     from goodput_engine.executor.torch.model import PackedModel
     from goodput_engine.messages import Configure, ModelFolder
@@ -35,8 +42,14 @@ __all__ = ["start_model"]
 
 # Tokens of the first step. The working memory of a larger step is extrapolated.
 _FIRST_STEP_TOKENS: Final = 256
-# Copies of the logits of a step: those of the model, in float32, and for sampling.
-_LOGIT_COPIES: Final = 3
+# Copies of the logits of a step: those of the model, in float32, for sampling, and with penalties.
+_LOGIT_COPIES: Final = 5
+# The recorded steps of a GPU keep their own.
+_RECORDED_COPIES: Final = 2
+# A longer list of sizes takes time and memory, and larger steps gain little.
+_MAX_RECORDED_ROWS: Final = 256
+_MEASURED_STEPS: Final = 5
+_MAX_PROBLEM: Final = 80
 _FLOAT_BYTES: Final = 4
 _MEASURED_BLOCKS: Final = 8
 # Other processes use the main memory too; a GPU has no other user.
@@ -112,6 +125,10 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         clock=time.monotonic_ns,
         starts_ahead=device.type == "cuda",
     )
+    on_gpu: dict[str, str] = {}
+    if device.type == "cuda":
+        graphs = _record_decodes(executor, model, config.max_num_seqs)
+        on_gpu = {"gpu": torch.cuda.get_device_name(device), "graphs": graphs}
     swap_ns_per_block = _measure_copies(executor.pool) if host_blocks else 1
     ready_ns = time.monotonic_ns()
     return LoadedModel(
@@ -131,7 +148,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
             **(
                 {"threads": threads, "weights": "packed" if model.packed_weights else "plain"}
                 if device.type == "cpu"
-                else {"gpu": torch.cuda.get_device_name(device)}
+                else on_gpu
             ),
             **{
                 name: "allowed"
@@ -147,6 +164,41 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
             "warm_up_seconds": _seconds(ready_ns - loaded_ns),
         },
     )
+
+
+def _record_decodes(executor: TorchExecutor, model: PackedModel, max_rows: int) -> str:
+    """Let a GPU replay steps that only decode, if this is possible and faster.
+
+    Returns:
+        The result, for the log.
+    """
+    sizes = batch_sizes(min(max_rows, _MAX_RECORDED_ROWS))
+    problem = ""
+    try:
+        padded = PaddedDecodes(model, executor.pool, sizes=sizes, recorder=CudaGraphs())
+    except RuntimeError as error:
+        # A step that waits for the device cannot be recorded; or the memory is too small.
+        problem = " ".join(str(error).split())[:_MAX_PROBLEM]
+    if problem:
+        _wait_for(model.device)
+        return f"none: {problem}"
+    row = [PackedRow([0], 0, [padded.reserved_block], samples=True)]
+    replayed_ns = _fastest_ns(lambda: padded.compute(row), model.device)
+    if replayed_ns >= _fastest_ns(lambda: model.compute(row, executor.pool), model.device):
+        return "none: slower"
+    executor.padded = padded
+    return f"1 to {sizes[-1]} rows"
+
+
+def _fastest_ns(step: Callable[[], object], device: torch.device) -> int:
+    times: list[int] = []
+    for _ in range(_MEASURED_STEPS):
+        _wait_for(device)
+        began_ns = time.monotonic_ns()
+        step()
+        _wait_for(device)
+        times.append(time.monotonic_ns() - began_ns)
+    return min(times)
 
 
 def _take_first_step(model: PackedModel, config: Configure, block_size: int) -> _FirstStep:
@@ -165,7 +217,8 @@ def _take_first_step(model: PackedModel, config: Configure, block_size: int) -> 
     model.compute([row], pool)
     _wait_for(model.device)
     step_ns = time.monotonic_ns() - began_ns
-    logit_bytes = config.max_num_seqs * model.vocab_size * _FLOAT_BYTES * _LOGIT_COPIES
+    copies = _LOGIT_COPIES + (_RECORDED_COPIES if model.device.type == "cuda" else 0)
+    logit_bytes = config.max_num_seqs * model.vocab_size * _FLOAT_BYTES * copies
     return _FirstStep(
         ns_per_token=max(1, step_ns // tokens),
         working_bytes=step_bytes * config.max_token_budget // tokens + logit_bytes,

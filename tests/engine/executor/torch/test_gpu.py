@@ -20,6 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from goodput_core.spec.choices import Preemption
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import PackedModel, PackedRow
+from goodput_engine.executor.torch.padded_decodes import CudaGraphs, batch_sizes
+from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
+from goodput_engine.messages import SamplingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,3 +108,50 @@ def test_outputs_on_a_gpu_differ_from_those_of_a_cpu_only_after_ties(
     bench.run_dry(tie=1e-3)
     if bench.ties:
         tell(f"{bench.ties} of 12 outputs of {architecture} differ after a tie")
+
+
+@on_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Gemma2", "GPT2"])
+def test_replayed_graphs_give_the_outputs_of_a_cpu(
+    tmp_path: Path, architecture: str, tell: Callable[[str], None]
+) -> None:
+    model = TinyModel.build(tmp_path, architecture, "float32", "cuda")
+    bench = ModelBench(
+        model,
+        "sarathi",
+        Preemption.SWAP,
+        blocks=60,
+        block_size=4,
+        depth=1,
+        starts_ahead=True,
+        decode_sizes=batch_sizes(8),
+        recorder=CudaGraphs(),
+    )
+    for family in range(12):
+        bench.submit(3 * family + 1, 16, family=family, ignore_eos=True)
+    bench.run_dry(tie=1e-3)
+    if bench.ties:
+        tell(f"{bench.ties} of 12 outputs of {architecture} differ after a tie")
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_a_step_is_started_without_waiting_for_the_device(tmp_path: Path) -> None:
+    model = TinyModel.build(tmp_path, "Llama", "float32", "cuda").packed
+    pool = KVPool(model.geometry, num_blocks=8, block_size=4, device=model.device)
+    rows = [PackedRow([1, 2, 3], 0, [0], True), PackedRow([4], 5, [1, 2], True)]
+    model.compute(rows, pool)
+    sampler = Sampler()
+    sampling = RequestSampling(
+        SamplingOptions(temperature=0.8, repetition_penalty=1.2, min_p=0.1), [1, 2]
+    )
+    sampled = [SampledRow(None, 3, frozenset({5})), SampledRow(sampling, 6)]
+    sampler.choose(model.compute(rows, pool), sampled)
+    sampling.append(4)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sampler.choose(model.compute(rows, pool), sampled)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

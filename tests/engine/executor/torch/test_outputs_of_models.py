@@ -184,6 +184,7 @@ _ACTIONS = st.lists(
     prefill_chunk=st.sampled_from([None, 1, 5, 16]),
     depth=st.integers(0, 2),
     starts_ahead=st.booleans(),
+    decode_sizes=st.sampled_from([(), (1, 2, 4, 8), (3,)]),
     reuses_prefixes=st.booleans(),
 )
 def test_no_schedule_changes_a_token(
@@ -199,6 +200,7 @@ def test_no_schedule_changes_a_token(
     prefill_chunk: int | None,
     depth: int,
     starts_ahead: bool,
+    decode_sizes: tuple[int, ...],
     reuses_prefixes: bool,
 ) -> None:
     bench = ModelBench(
@@ -211,6 +213,7 @@ def test_no_schedule_changes_a_token(
         prefill_chunk=prefill_chunk,
         depth=depth,
         starts_ahead=starts_ahead,
+        decode_sizes=decode_sizes,
         reuses_prefixes=reuses_prefixes,
     )
     for action in [("submit", first), *actions]:

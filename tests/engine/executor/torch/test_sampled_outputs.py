@@ -83,6 +83,7 @@ def output_alone(
     prefill_chunk=st.sampled_from([None, 1, 5]),
     depth=st.integers(0, 2),
     starts_ahead=st.booleans(),
+    decode_sizes=st.sampled_from([(), (2, 4)]),
 )
 def test_no_schedule_changes_a_sampled_token(
     llama: TinyModel,
@@ -94,6 +95,7 @@ def test_no_schedule_changes_a_sampled_token(
     prefill_chunk: int | None,
     depth: int,
     starts_ahead: bool,
+    decode_sizes: tuple[int, ...],
 ) -> None:
     bench = ModelBench(
         llama,
@@ -105,6 +107,7 @@ def test_no_schedule_changes_a_sampled_token(
         prefill_chunk=prefill_chunk,
         depth=depth,
         starts_ahead=starts_ahead,
+        decode_sizes=decode_sizes,
     )
     rids = [bench.submit(**request) for request in requests]  # type: ignore[arg-type]
     bench.finish()

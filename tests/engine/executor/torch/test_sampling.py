@@ -167,7 +167,7 @@ def test_the_extreme_hashes_of_a_large_vocabulary_select_no_token(
         allowed = np.zeros(vocabulary // 32, dtype=np.int32)
         allowed[0] = 0b1111 << 6
     sampling = state(options)
-    rows = [SampledRow(sampling, position, (), allowed) for position in positions]
+    rows = [SampledRow(sampling, position, allowed=allowed) for position in positions]
     found = {one.token_id for one in Sampler().sample(logits, rows)}
     assert found == {likely}
 
@@ -238,9 +238,9 @@ def test_a_row_does_not_depend_on_the_others(
     def row(at: int) -> SampledRow:
         options, position = rows[at]
         if options is None:
-            return SampledRow(None, position, {3} if position % 2 else ())
+            return SampledRow(None, position, frozenset({3} if position % 2 else ()))
         changed = SamplingOptions(**{**_fields(options), "logprobs": logprobs[at]})
-        return SampledRow(state(changed, [1, 2], [2, 7]), position, {5, 6})
+        return SampledRow(state(changed, [1, 2], [2, 7]), position, frozenset({5, 6}))
 
     together = Sampler().sample(logits.clone(), [row(at) for at in range(len(rows))])
     for at, token in enumerate(together):
@@ -308,7 +308,7 @@ def test_banned_tokens_are_not_sampled(temperature: float) -> None:
     logits = make_logits(20)
     banned = logits[0].topk(12).indices.tolist()
     sampling = state(SamplingOptions(temperature=temperature))
-    rows = [SampledRow(sampling, position, banned) for position in range(100)]
+    rows = [SampledRow(sampling, position, frozenset(banned)) for position in range(100)]
     tokens = Sampler().sample(logits.expand(100, -1).clone(), rows)
     assert {one.token_id for one in tokens}.isdisjoint(banned)
 
