@@ -51,7 +51,6 @@ _MAX_ERROR_BYTES: Final = 4096
 _READ_BYTES: Final = 1 << 16
 _MAX_LOG_BYTES: Final = 1 << 20
 _SILENCE_S: Final = 300
-_READY_TIMEOUT: Final = "10m"
 _POLL_S: Final = 0.1
 _STOP_S: Final = 10
 _TEXT: Final = msgspec.json.Decoder(str | None)
@@ -172,7 +171,7 @@ def serve(manifest: str) -> Iterator[str]:
     """
     command = [sys.executable, "-m", "goodput_core", "up", "-f", manifest, "--port", "0"]
     # If this process is killed, the service ends too.
-    command += ["--json", "--exit-with-parent", "--ready-timeout", _READY_TIMEOUT]
+    command += ["--json", "--exit-with-parent"]
     with tempfile.TemporaryFile() as events, tempfile.TemporaryFile() as log:
         # In a session of its own, it does not receive the Ctrl-C that stops an answer.
         up = subprocess.Popen(

@@ -43,7 +43,7 @@ def test_options_have_the_documented_defaults() -> None:
     options = parse_options(["-f", "chat.yaml"])
     assert options.manifest == Path("chat.yaml")
     assert (options.port, options.admin_port, options.replicas) == (8000, 0, None)
-    assert (options.ready_timeout_ns, options.grace_ns) == (60 * NS_PER_S, 30 * NS_PER_S)
+    assert (options.ready_timeout_ns, options.grace_ns) == (None, 30 * NS_PER_S)
     assert not options.json
     assert not options.exit_with_parent
 
@@ -127,6 +127,19 @@ def test_replicas_on_the_command_line_override_min_replicas_above_the_maximum(
     assert _desired(service, options).replicas == 3
     params = _params(service, options)
     assert (params.replicas, params.min_replicas, params.max_replicas) == (3, 64, 64)
+
+
+def test_a_real_model_has_more_time_to_become_ready(tmp_path: Path) -> None:
+    def limit_s(source: str, *words: str) -> float:
+        path = manifest(tmp_path, lambda text: text.replace("emulated://llama-3-8b-h100", source))
+        options = parse_options(["-f", path, *words])
+        service, _ = read_manifest(options.manifest)
+        return _desired(service, options).ready_timeout_ns / NS_PER_S
+
+    assert limit_s("emulated://unit") == 60
+    assert limit_s("file:///models/chat") == 600
+    assert limit_s("file:///models/chat", "--device", "unit") == 60
+    assert limit_s("file:///models/chat", "--ready-timeout", "5s") == 5
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 __all__ = ["main", "require_free", "run_up"]
 
 _WATCH_STOP_S: Final = 5.0
+# A real model is read from the disk, and so is torch, which takes minutes if neither is cached.
+_READY_NS: Final = 60 * NS_PER_S
+_READY_WITH_WEIGHTS_NS: Final = 600 * NS_PER_S
 
 
 def main(argv: list[str]) -> int:
@@ -257,10 +260,12 @@ def _desired(service: LLMService, options: UpOptions) -> Desired:
             f"{options.manifest}: {field}: must be 1 to {MAX_REPLICAS} on this machine, not "
             f"{replicas}; change the field, or set --replicas N"
         )
+    loads_weights = computes_model(service, device=options.device)
+    default_ns = _READY_WITH_WEIGHTS_NS if loads_weights else _READY_NS
     return Desired(
         service=service.metadata.name,
         replicas=replicas,
-        ready_timeout_ns=options.ready_timeout_ns,
+        ready_timeout_ns=options.ready_timeout_ns or default_ns,
         liveness_timeout_ns=options.liveness_timeout_ns,
         grace_ns=options.grace_ns,
         back_off=BackOff(seed=time.time_ns()),

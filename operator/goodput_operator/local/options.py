@@ -37,7 +37,7 @@ class UpOptions:
         json: True to write events to stdout.
         ui: True to serve a live page of the service.
         exit_with_parent: True to stop when stdin closes.
-        ready_timeout_ns: time limit for the service to become ready.
+        ready_timeout_ns: time limit for the service to become ready; None for the default.
         liveness_timeout_ns: time of failed liveness checks after which a process is killed.
         grace_ns: time for running requests to finish when the service stops.
         api_key_file: file of the keys that clients must send; None if no key is required.
@@ -53,7 +53,7 @@ class UpOptions:
     json: bool
     ui: bool
     exit_with_parent: bool
-    ready_timeout_ns: int
+    ready_timeout_ns: int | None
     liveness_timeout_ns: int
     grace_ns: int
     api_key_file: Path | None = None
@@ -112,8 +112,9 @@ def make_parser() -> CommandParser:
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when stdin is closed")
     duration = argument_type(parse_some_duration, "duration")
     parser.add_argument(
-        "--ready-timeout", type=duration, default="60s", metavar="TIME", dest="ready_timeout_ns",
-        help="stop with an error if the service is not ready within this time (%(default)s)",
+        "--ready-timeout", type=duration, metavar="TIME", dest="ready_timeout_ns",
+        help="stop with an error if the service is not ready within this time (60s, or 10m for a "
+        "real model)",
     )  # fmt: skip
     parser.add_argument(
         "--liveness-timeout", type=duration, default="30s", metavar="TIME",
