@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from goodput_core.control.demand import ArrivalSample, Demand
     from goodput_core.control.observation import ServiceObservation, ServiceParams
     from goodput_core.control.token_budget import TokenBudgetDecision
+    from goodput_core.histogram import LengthMix
 
 __all__ = [
     "REQUEST_UNITS",
     "ObservedCapacities",
     "RecentLoad",
+    "are_lighter",
     "fewest_observed",
     "recent_load",
 ]
@@ -48,6 +50,10 @@ _RECENT_NS: Final = 60 * NS_PER_S
 _SPAN_NS: Final = 20 * NS_PER_S
 _ERRORS: Final = 2.0
 """Standard errors between a rate and its upper bound."""
+_LIGHTER: Final = 2 / 3
+"""Requests are lighter if their mean prompt and their mean output are at most this share."""
+_FEWEST_LENGTHS: Final = 50
+"""Means of fewer requests are not compared."""
 _ALONE: Final = 0.5
 """Requests of one replica below which a missed TTFT has another cause than the load."""
 _NEARLY_ALONE: Final = 2.0
@@ -148,6 +154,22 @@ def _begin_of_span(samples: Sequence[ArrivalSample], end: int) -> int:
 def _upper(count: float) -> float:
     """Return a count plus two standard errors of independent events."""
     return max(0.0, count) + _ERRORS * math.sqrt(max(0.0, count))
+
+
+def are_lighter(now: LengthMix, then: LengthMix | None) -> bool:
+    """True if requests clearly cost less than earlier ones, in prompts and in outputs.
+
+    What a token of either costs is unknown, so that shorter prompts say nothing if outputs are as
+    long as before.
+    """
+    if then is None or min(now.requests, then.requests) < _FEWEST_LENGTHS:
+        return False
+
+    def means(mix: LengthMix) -> tuple[float, float]:
+        computed = sum(b.input_tokens - b.cached_tokens for b in mix.bins)
+        return computed / mix.requests, sum(b.output_tokens for b in mix.bins) / mix.requests
+
+    return all(new <= _LIGHTER * old for new, old in zip(means(now), means(then), strict=True))
 
 
 def fewest_observed(

@@ -27,6 +27,7 @@ from goodput_core.control.observed import (
     REQUEST_UNITS,
     ObservedCapacities,
     RecentLoad,
+    are_lighter,
     fewest_observed,
     recent_load,
 )
@@ -69,6 +70,8 @@ class ReplicaState:
             within the stabilisation window, oldest first.
         needs_since_ns: start of the part of `needs` without a gap.
         learnt: observed loads of one replica, and the burstiness of the arrivals.
+        failed_mix: lengths of the requests at the lowest load at which a target was missed; None if
+            not known.
         blocks: arrivals from which the burstiness is computed.
         recent: arrivals in which bursts that recur are found.
         outcomes: outcomes of the requests that ended in the last five minutes, with the end of each
@@ -87,6 +90,7 @@ class ReplicaState:
     needs: tuple[tuple[int, int], ...] = ()
     needs_since_ns: int = 0
     learnt: LearntCapacity = field(default_factory=LearntCapacity)
+    failed_mix: LengthMix | None = None
     blocks: ArrivalBlocks = field(default_factory=ArrivalBlocks)
     recent: RecentBlocks = field(default_factory=RecentBlocks)
     outcomes: tuple[tuple[int, tuple[ClassOutcomes, ...]], ...] = ()
@@ -173,6 +177,9 @@ def observe_replicas(
     learnt = state.learnt.in_unit(of_requests=observes).without_expired(now_ns)
     if observes:
         predicted = REQUEST_UNITS
+        if are_lighter(state.mix, state.failed_mix):
+            # A rate of heavier requests that was too much says nothing about these.
+            learnt, state = replace(learnt, failed=0.0), replace(state, failed_mix=None)
     elif observation.device is not None:
         predicted = replica_capacity(
             observation.device,

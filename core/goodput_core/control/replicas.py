@@ -135,7 +135,10 @@ def replica_law(
     demand, capacities = inputs.demand, inputs.capacities
     failed = _failed_load(inputs, reason)
     if failed:
-        state = replace(state, learnt=state.learnt.with_failed(failed, now_ns))
+        learnt = state.learnt.with_failed(failed, now_ns)
+        if learnt.failed != state.learnt.failed:
+            state = replace(state, failed_mix=state.mix if state.mix.bins else None)
+        state = replace(state, learnt=learnt)
     if replicas > inputs.current:
         state = replace(state, raised_ns=now_ns)
     if replicas != inputs.current:

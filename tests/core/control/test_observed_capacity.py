@@ -15,6 +15,7 @@ import pytest
 from tests.core.control.conftest import LENGTHS
 
 from goodput_core.control import ReplicaReason, ServiceObservation, Signal
+from goodput_core.control.observed import are_lighter
 from goodput_core.histogram import LengthMix
 from goodput_core.units import NS_PER_S
 
@@ -210,3 +211,22 @@ def test_heavier_requests_add_replicas(plant: MakePlant) -> None:
     service.run(3600)
     assert service.desired[-1] > before
     assert attained_after(service, 1800) > 0.9
+
+
+def test_lighter_requests_remove_replicas_although_heavier_ones_missed(plant: MakePlant) -> None:
+    service = foreign(plant, rate=lambda _: 0.9, lengths=((800, 150),))
+    service.run(3600)
+    before = service.desired[-1]
+    assert before >= 2
+    service._lengths = ((200, 30),)
+    service.run(2400)
+    assert service.desired[-1] == 1
+    assert attained_after(service, 1800) > 0.95
+
+
+def test_shorter_prompts_with_equal_outputs_are_not_lighter() -> None:
+    heavy = LengthMix.of_requests([(1000, 0, 100)] * 60)
+    assert are_lighter(LengthMix.of_requests([(600, 0, 60)] * 60), heavy)
+    assert not are_lighter(LengthMix.of_requests([(100, 0, 90)] * 60), heavy)
+    assert not are_lighter(LengthMix.of_requests([(600, 0, 60)] * 20), heavy)
+    assert not are_lighter(heavy, None)
