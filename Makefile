@@ -49,6 +49,7 @@ torch: | $(VENV)/bin/python ## install torch once into the download cache (5 GB)
 # The first prerequisite says what the others download.
 smollm2: plan-smollm2 $(VENV)/.runtime torch ## download a small chat model (0.6 GB), and torch
 	@$(BIN)/python -m tools.smollm2
+	@$(BIN)/python -m tools.foreign.serving
 
 plan-smollm2: | $(VENV)/bin/python
 	@$(BIN)/python -m tools.smollm2 --plan
@@ -67,7 +68,8 @@ test-torch: $(VENV)/.dev smollm2 ## run the tests that need torch
 
 test-foreign: $(VENV)/.dev ## install llama_cpp.server and transformers serve (15 minutes, 6 GB), and replay against them
 	$(BIN)/python -m tools.foreign
-	GOODPUT_FOREIGN=1 $(BIN)/pytest tests/replay/foreign $(TESTS)
+	@$(BIN)/python -m tools.cluster build
+	GOODPUT_FOREIGN=1 $(BIN)/pytest tests/replay/foreign tests/e2e/operator/test_real_servers_in_pods.py $(TESTS)
 
 check: lint types arch ## lint, types and import contracts
 

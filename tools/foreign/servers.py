@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["COMPLETE", "MODEL", "ForeignServer", "folder", "gguf_file", "running", "snapshot"]
+__all__ = [
+    "COMPLETE",
+    "MODEL",
+    "ForeignServer",
+    "folder",
+    "gguf_file",
+    "running",
+    "serving_packages",
+    "snapshot",
+]
 
 MODEL: Final = "local/smollm2"
 """Name of the model that `transformers serve` finds in its cache."""
@@ -51,6 +60,11 @@ class ForeignServer:
 def folder() -> Path:
     """Return the folder of the installations."""
     return cache_folder() / "foreign"
+
+
+def serving_packages() -> Path:
+    """Return the folder of the packages that `transformers serve` needs beside `make torch`."""
+    return folder() / "serving"
 
 
 def gguf_file() -> Path:
