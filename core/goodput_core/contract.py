@@ -174,6 +174,13 @@ LABEL_REPLICA: Final = "replica"
 # Invalid requests (4xx other than 429), which are not counted as outcomes.
 METRIC_ROUTER_CLIENT_ERRORS: Final = "goodput_router_client_errors_total"
 LABEL_STATUS: Final = "status"
+# Requests by tenant. Only the first tenants of the file have series of their own.
+METRIC_TENANT_REQUESTS: Final = "goodput_router_tenant_requests_total"
+METRIC_TENANT_THROTTLED: Final = "goodput_router_tenant_throttled_total"
+METRIC_TENANT_PROMPT_TOKENS: Final = "goodput_router_tenant_prompt_tokens_total"
+METRIC_TENANT_OUTPUT_TOKENS: Final = "goodput_router_tenant_output_tokens_total"
+METRIC_TENANT_WEIGHT: Final = "goodput_router_tenant_weight"
+LABEL_TENANT: Final = "tenant"
 
 # Bucket bounds in seconds: OpenTelemetry's gen_ai buckets, finer near usual targets. The router and
 # the replayer share them, so that their histograms can be compared.

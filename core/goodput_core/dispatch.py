@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "policies": _CommandInfo("compare policies, budgets and replica counts on a trace", "replay"),
     "engine": _CommandInfo("run one serving replica", "engine"),
     "router": _CommandInfo("run the router in front of replicas", "engine"),
+    "tenants": _CommandInfo("manage the API keys and weights of a router's tenants", ""),
     "device": _CommandInfo("list, show, fit and calibrate device profiles", "engine"),
     "schema": _CommandInfo("print the JSON Schema of an LLMService manifest", ""),
     "completion": _CommandInfo("print a completion script for bash, zsh or tcsh", "completion"),

@@ -21,6 +21,7 @@ from goodput_core.engine_state import EngineState
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
+from goodput_core.tenants.tenant_list import Tenant, format_tenants, hash_key
 from goodput_engine.router.service import RouterService
 from goodput_engine.router.settings import RouterSettings
 from goodput_engine.router.upstream_client import RetryReason
@@ -95,13 +96,17 @@ def engine_text() -> str:
     return metrics.text().decode()
 
 
-async def router_text() -> str:
+async def router_text(folder: Path) -> str:
+    tenants = folder / "tenants"
+    tenant = Tenant(name="acme", weight=1, hashes=(hash_key("key"),))
+    tenants.write_text(format_tenants([tenant]))
     spec = decode(LLMServiceSpec, SPEC, "spec")
     settings = RouterSettings(
         llmservice="chat",
         policy=RouterPolicy.ROUND_ROBIN,
         classes=spec.slo.by_name(),
         default_class="interactive",
+        tenants_file=tenants,
     )
     replica = Upstream(name="chat-0", url="http://127.0.0.1:1")
     async with (
@@ -109,7 +114,8 @@ async def router_text() -> str:
         aiohttp.ClientSession() as http,
     ):
         router.outcomes.count_retry(RetryReason.LOST)
-        for headers in ({}, {"X-SLO-Class": "gold"}):
+        key = {"Authorization": "Bearer key"}
+        for headers in (key, {**key, "X-SLO-Class": "gold"}):
             async with http.post(f"{router.url}/v1/completions", data=b"{}", headers=headers):
                 pass
         async with http.get(f"{router.admin_url}/metrics") as response:
@@ -153,9 +159,9 @@ def documented(text: str) -> list[Documented]:
 
 
 @pytest.fixture
-async def pages() -> dict[str, str]:
+async def pages(tmp_path: Path) -> dict[str, str]:
     return {
-        "Routers": await router_text(),
+        "Routers": await router_text(tmp_path),
         "Engines": engine_text(),
         "The operator": operator_text(),
         "A replay": replay_text(),

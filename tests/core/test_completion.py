@@ -34,7 +34,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        pytest.param(["goodput", "t"], ["trace"], id="command"),
+        pytest.param(["goodput", "tr"], ["trace"], id="command"),
         pytest.param(["goodput", "trace", "d"], ["describe"], id="subcommand"),
         pytest.param(["goodput", "trace", "import", "--so"], ["--sort", "--source"], id="option"),
         pytest.param(["goodput", "replay", "cap"], ["capacity"], id="subcommand of its own parser"),

@@ -95,6 +95,7 @@ GPU_SERVICE: dict[str, Any] = {
     },
     "router": {
         "image": "ghcr.io/example/router:0.1.0",
+        "tenantsSecret": {"name": "chat-tenants"},
         "resources": {"requests": {"cpu": "1"}},
         "pod": {
             "env": [{"name": "A", "value": "b"}],

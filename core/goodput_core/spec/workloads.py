@@ -9,10 +9,12 @@ from goodput_core.declaration import (
     Cel,
     CrossFieldRule,
     camel_case,
+    data_key_field,
     declared_fields,
     exactly_one_of,
     image_field,
     in_order,
+    object_name_field,
     spec_field,
 )
 from goodput_core.spec.choices import (
@@ -29,7 +31,14 @@ from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.spec.runtime import RuntimeSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
-__all__ = ["EngineSpec", "RealModelSpec", "RouterSpec", "SessionAffinitySpec", "TokenBudgetSpec"]
+__all__ = [
+    "EngineSpec",
+    "RealModelSpec",
+    "RouterSpec",
+    "SessionAffinitySpec",
+    "TenantsSecretSpec",
+    "TokenBudgetSpec",
+]
 
 _MAX_TOKENS: Final = 1_048_576
 _HTTP_NAME: Final = r"^[-!#$%&'*+.^_`|~0-9A-Za-z]+$"
@@ -373,6 +382,16 @@ class SessionAffinitySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantsSecretSpec:
+    """The Secret with the tenants of the service; only the routers' pods read it."""
+
+    name: str = object_name_field("The Secret, in the service's namespace.")
+    key: str = data_key_field(
+        "The key of the Secret's data whose value is the file of tenants.", default="tenants"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
     """Placement of requests on replicas, and the routers' pods."""
 
@@ -382,6 +401,11 @@ class RouterSpec:
     session_affinity: SessionAffinitySpec | None = spec_field(
         "Place all requests of a session on one replica, as long as that replica has at most a "
         "quarter more requests than the mean. Requests without a session are placed by the policy.",
+        default=None,
+    )
+    tenants_secret: TenantsSecretSpec | None = spec_field(
+        "Require API keys of tenants, and divide overloaded replicas fairly among them by their "
+        "weights. Ignored outside a cluster.",
         default=None,
     )
     replicas: int = spec_field(

@@ -158,6 +158,13 @@ def make_parser() -> CommandParser:
     )
     # Set by the process that starts the others.
     parser.add_argument("--one-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--tenants",
+        type=Path,
+        metavar="FILE",
+        help="require a key of one of these tenants, and divide overloaded replicas fairly among "
+        "them; read again after each change",
+    )
     add_server_arguments(parser, port=8000, admin_port="port for metrics and state")
     return parser
 
@@ -172,6 +179,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     require_two_ports(args, parser)
     if args.upstreams is not None and args.endpoints is not None:
         raise UsageError("goodput router: --upstreams and --endpoints exclude each other")
+    if args.api_key_file is not None and args.tenants is not None:
+        raise UsageError("goodput router: --api-key-file and --tenants exclude each other")
     if args.upstreams is None and args.endpoints is None and not args.upstream:
         raise UsageError(
             "goodput router: name replicas with --upstreams FILE, --upstream or --endpoints"
@@ -217,4 +226,5 @@ def _make_settings(args: argparse.Namespace) -> RouterSettings:
         ),
         connections=replace(connections, connections=-(-connections.connections // share)),
         api_key_file=args.api_key_file,
+        tenants_file=args.tenants,
     )

@@ -187,19 +187,23 @@ class OutcomeCounts(Collector):
         """Count a retry."""
         self.retries[reason.value] = self.retries.get(reason.value, 0) + 1
 
-    def settle(self, request: ProxiedRequest, now_ns: int) -> None:
-        """Judge a client request and count its outcome; call it once per request."""
+    def settle(self, request: ProxiedRequest, now_ns: int) -> str | None:
+        """Judge a client request and count its outcome; call it once per request.
+
+        Returns:
+            The outcome; None after a client error.
+        """
         self.in_flight -= 1
         if not self.in_flight:
             self.idle.set()
         status = request.client_error
         if status is not None:
             self._client_errors[status] = self._client_errors.get(status, 0) + 1
-            return
+            return None
         if not request.uploaded and request.outcome is Outcome.CANCELLED:
             # The client disconnected during its upload, to which no target applies.
             self._classes[request.slo.slo_class].outcomes["cancelled"] += 1
-            return
+            return "cancelled"
         targets = request.measurable_targets
         if targets is not request.slo.targets:
             self.e2e_only += 1
@@ -219,6 +223,7 @@ class OutcomeCounts(Collector):
         prompt_tokens, output_tokens = request.reported_tokens
         counts.prompt_tokens += prompt_tokens
         counts.output_tokens += output_tokens
+        return outcome
 
     def collect(self) -> Iterator[Metric]:
         """Part of prometheus_client's `Collector`."""

@@ -17,7 +17,7 @@ from goodput_engine.openai.headers import RequestSLO
 from goodput_engine.openai.sse import TokenObserver
 from goodput_engine.request_bodies import MemoryReservation
 
-__all__ = ["ProxiedRequest", "Timings", "read_timings"]
+__all__ = ["ProxiedRequest", "TenantWorkload", "Timings", "read_timings"]
 
 
 _MAX_TOKENS: Final = 1 << 30
@@ -63,6 +63,20 @@ def read_timings(text: str | None) -> Timings | None:
     return None if any(v is not None and not 0 <= v < 1e9 for v in values) else timings
 
 
+class TenantWorkload(msgspec.Struct, frozen=True):
+    """The expected work of a request.
+
+    Args:
+        prompt_tokens: length of the prompt; that of a text is estimated from its bytes.
+        max_output_tokens: maximum length of all outputs; None if the request has none.
+        streamed: True if the request asks for a stream.
+    """
+
+    prompt_tokens: int
+    max_output_tokens: int | None = None
+    streamed: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class ProxiedRequest:
     """The mutable state of one client request; only its handler writes it.
@@ -85,6 +99,9 @@ class ProxiedRequest:
         timings: the engine's timings of a non-streamed response; None if it has none.
         outcome: the outcome so far.
         client_error: HTTP status of a response to a client error; None otherwise.
+        tenant: the tenant that sent the request; None without tenants, or if it has no valid key.
+        workload: expected work of an admitted request of a tenant; None before its admission.
+        tenant_tokens: expected tokens of an admitted request of a tenant.
     """
 
     received_ns: int
@@ -103,6 +120,9 @@ class ProxiedRequest:
     timings: Timings | None = None
     outcome: Outcome = Outcome.ERROR
     client_error: int | None = None
+    tenant: str | None = None
+    workload: TenantWorkload | None = None
+    tenant_tokens: int = 0
 
     def receive(self, body: bytes, now_ns: int) -> None:
         """Store the body of a completely received request.

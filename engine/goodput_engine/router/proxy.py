@@ -29,6 +29,7 @@ from goodput_engine.router.proxied_request import ProxiedRequest
 from goodput_engine.router.replicas import read_report
 from goodput_engine.router.response_stream import SATURATED, ResponseStream
 from goodput_engine.router.retry import RetryBudget
+from goodput_engine.router.tenants import read_workload
 from goodput_engine.router.upstream_client import (
     Expired,
     FilesExhausted,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from goodput_engine.router.outcomes import OutcomeCounts
     from goodput_engine.router.replicas import Replica, ReplicaPool
     from goodput_engine.router.settings import RouterSettings
+    from goodput_engine.router.tenants import Tenants
     from goodput_engine.router.upstream_client import UpstreamClient
     from goodput_engine.router.upstream_connection import UpstreamResponse
 
@@ -75,6 +77,7 @@ class Proxy:
         outcomes: counts requests and outcomes.
         clock: returns monotonic nanoseconds.
         api_keys: the keys of clients; None if no key is required.
+        tenants: the tenants, whose keys are then required instead; None without tenants.
 
     Attributes:
         draining: True from the start of a drain; each response is then the last on its connection.
@@ -90,8 +93,10 @@ class Proxy:
         outcomes: OutcomeCounts,
         clock: Callable[[], int],
         api_keys: ApiKeys | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         self._api_keys = api_keys
+        self._tenants = tenants
         self._classes = ServiceClasses(classes=settings.classes, default=settings.default_class)
         self._default = self._classes.resolve(Targets(), header=None, body=None)
         self._session_affinity = settings.session_affinity
@@ -102,7 +107,9 @@ class Proxy:
         self._upstream_client = upstream_client
         self._outcomes = outcomes
         self._clock = clock
-        self._responses = ResponseStream(settings, clock)
+        self._responses = ResponseStream(
+            settings, clock, on_start=None if tenants is None else tenants.note_start
+        )
         self._budget = RetryBudget(
             percent=settings.limits.retry_percent, burst=settings.limits.retry_burst
         )
@@ -150,23 +157,36 @@ class Proxy:
             return await self._responses.abort(request, state, error)
         finally:
             state.drop_body()
-            self._outcomes.settle(state, self._clock())
+            now_ns = self._clock()
+            outcome = self._outcomes.settle(state, now_ns)
+            if self._tenants is not None:
+                self._tenants.settle(state, outcome, now_ns)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Forward `GET /v1/models`, which has no outcome."""
         try:
-            if self._api_keys is not None:
-                self._api_keys.require(request.headers)
-            return await self._forward(request, self._new_request())
+            state = self._new_request()
+            self._authenticate(request, state)
+            return await self._forward(request, state)
         except APIError as error:
             return error_response(error)
 
     def _new_request(self) -> ProxiedRequest:
         return ProxiedRequest(self._clock(), self._default, self._memory.reserve())
 
-    async def _completion(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
+    def _authenticate(self, request: web.Request, state: ProxiedRequest) -> None:
+        """Require a valid key, if there are keys.
+
+        Raises:
+            APIError: 401 without a valid key.
+        """
         if self._api_keys is not None:
             self._api_keys.require(request.headers)
+        if self._tenants is not None:
+            state.tenant = self._tenants.identify(request.headers)
+
+    async def _completion(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
+        self._authenticate(request, state)
         body = await read_body(
             request,
             limit_bytes=self._limits.body_bytes,
@@ -185,6 +205,14 @@ class Proxy:
             priority=read_priority(request.headers),
         )
         state.session = _session_of(request, self._session_affinity)
+        if self._tenants is not None:
+            now_ns = self._clock()
+            self._tenants.admit(
+                state,
+                read_workload(state.body, compressed=compressed),
+                now_ns,
+                saturated=self._replicas.all_saturated(now_ns),
+            )
         if not compressed:
             state.keys = self._replicas.prompt_keys_of(state.body)
         self._budget.earn()

@@ -236,6 +236,13 @@ class ReplicaPool:
         removed = [r for name, r in previous.items() if self._replicas.get(name) is not r]
         return added, removed
 
+    def all_saturated(self, now_ns: int) -> bool:
+        """True if no replica can take a request; False if there is no replica at all."""
+        loads = [replica.load(now_ns) for replica in self._replicas.values()]
+        return bool(loads) and all(
+            load.saturated or load.draining or not load.ready for load in loads
+        )
+
     def prompt_keys_of(self, body: bytes) -> Sequence[int]:
         """Return the prompt keys of a request for `place`; empty if the policy does not use them.
 

@@ -48,9 +48,17 @@ class ResponseStream:
     Args:
         settings: time-outs and limits.
         clock: returns monotonic nanoseconds.
+        on_start: called when a response begins, with its request and the time; None for nothing.
     """
 
-    def __init__(self, settings: RouterSettings, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        clock: Callable[[], int],
+        *,
+        on_start: Callable[[ProxiedRequest, int], None] | None = None,
+    ) -> None:
+        self._on_start = on_start
         self._idle_ns = settings.timeouts.idle_ns
         self._held_bytes = settings.limits.held_bytes
         self._clock = clock
@@ -185,6 +193,8 @@ class ResponseStream:
         headers.popall(HEADER_LOAD, None)  # for the router only
         response = StreamedResponse(status=upstream.status, reason=upstream.reason, headers=headers)
         state.response = response
+        if self._on_start is not None:
+            self._on_start(state, self._clock())
         state.drop_body()
         watchdog.restart(self._idle_ns)
         await response.prepare(request)

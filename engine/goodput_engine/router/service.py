@@ -42,6 +42,7 @@ from goodput_engine.router.outcomes import OutcomeCounts
 from goodput_engine.router.probing import Prober
 from goodput_engine.router.proxy import Proxy
 from goodput_engine.router.replicas import ReplicaPool
+from goodput_engine.router.tenants import Tenants
 from goodput_engine.router.upstream_client import RetryReason, UpstreamClient
 from goodput_engine.router.upstreams import merge
 from goodput_engine.server_options import ADMIN_CONNECTIONS
@@ -84,7 +85,7 @@ class RouterService:
 
     Raises:
         UsageError: a port cannot be opened, or two replicas have the same name.
-        InputError: the source or the file of API keys is invalid.
+        InputError: the source or the file of API keys or of tenants is invalid.
     """
 
     def __init__(
@@ -201,6 +202,15 @@ class RouterService:
             outcomes=self.outcomes,
             clock=self._clock,
             api_keys=None if key_file is None else ApiKeys(key_file, self._clock),
+            tenants=None
+            if settings.tenants_file is None
+            else Tenants(
+                settings.tenants_file,
+                classes=settings.classes,
+                registry=self._registry,
+                llmservice=settings.llmservice,
+                clock=self._clock,
+            ),
         )
         host, port, admin_port = self._address
         # Forward bodies as they are, and cancel the request of a client that disconnects.

@@ -101,6 +101,7 @@ class RouterSettings:
         session_affinity: the header or cookie that names the session of a request; None to place
             all requests by the policy.
         api_key_file: file of the keys that clients must send; None if no key is required.
+        tenants_file: file of the tenants and their keys; None without tenants.
     """
 
     llmservice: str
@@ -113,3 +114,4 @@ class RouterSettings:
     connections: ConnectionLimits = CLIENT_CONNECTIONS
     session_affinity: SessionAffinitySpec | None = None
     api_key_file: Path | None = None
+    tenants_file: Path | None = None

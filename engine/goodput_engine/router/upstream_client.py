@@ -62,6 +62,8 @@ __all__ = [
 
 # Host and Content-Length are set anew; Expect was handled when the body was read.
 _NOT_FORWARDED: Final = frozenset({b"host", b"content-length", b"expect"})
+# A tenant's key is for the router alone; replicas have no use for it.
+_NOT_FORWARDED_OF_TENANTS: Final = _NOT_FORWARDED | {b"authorization"}
 _AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # Time after which an unused connection is closed.
 _IDLE_S: Final = 30.0
@@ -290,7 +292,8 @@ class UpstreamClient:
         if origin is None:
             origin = self._origins[base] = _origin_of(base)
         method, body = request.method, state.body
-        head = _encode_head(request, origin, len(body))
+        hidden = _NOT_FORWARDED if state.tenant is None else _NOT_FORWARDED_OF_TENANTS
+        head = _encode_head(request, origin, len(body), hidden)
         try:
             connection = self._take_idle(base)
             if connection is not None:
@@ -366,8 +369,10 @@ def _origin_of(base: str) -> _Origin:
     return _Origin(url.host, url.port, tls, header)
 
 
-def _encode_head(request: web.BaseRequest, origin: _Origin, body_bytes: int) -> bytes:
-    """Return the head of a request to a replica.
+def _encode_head(
+    request: web.BaseRequest, origin: _Origin, body_bytes: int, hidden: frozenset[bytes]
+) -> bytes:
+    """Return the head of a request to a replica, without the hidden headers.
 
     Raises:
         APIError: 400 if the path cannot be forwarded.
@@ -377,7 +382,7 @@ def _encode_head(request: web.BaseRequest, origin: _Origin, body_bytes: int) -> 
     if not path.isascii() or not path.isprintable() or " " in path:
         raise bad_request("the request's path cannot be forwarded")
     lines = [f"{request.method} {path} HTTP/1.1".encode(), b"Host: " + origin.header]
-    forwarded = end_to_end(request.raw_headers, also=_NOT_FORWARDED)
+    forwarded = end_to_end(request.raw_headers, also=hidden)
     lines += [b"%b: %b" % header for header in forwarded]
     if body_bytes or request.method == "POST":
         lines.append(b"Content-Length: %d" % body_bytes)

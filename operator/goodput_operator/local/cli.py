@@ -118,6 +118,7 @@ def run_up(options: UpOptions, commands_type: type[Commands] = Commands) -> int:
                 grace_ns=options.grace_ns,
                 environment=os.environ.copy(),
                 api_key_file=options.api_key_file,
+                tenants=options.tenants,
             )
             control = _control(service, options, commands.token, reporter)
             try:

@@ -78,6 +78,7 @@ class Commands:
         grace_ns: time for running requests to finish after SIGTERM.
         environment: environment variables that the processes inherit.
         api_key_file: file of the keys that clients must send; None if no key is required.
+        tenants: file of the tenants, whose keys the router requires; None without tenants.
     """
 
     service: str
@@ -89,6 +90,7 @@ class Commands:
     grace_ns: int
     environment: Mapping[str, str] = field(repr=False)
     api_key_file: Path | None = None
+    tenants: Path | None = None
 
     def fetch(self) -> Command:
         """Return the command that fetches the weights of a real model before replicas start."""
@@ -104,8 +106,9 @@ class Commands:
 
     def router(self, name: str, *, port: int, admin_port: int) -> Command:
         """Return the command of the router on these ports; 0 stands for any free port."""
-        ports = ("--port", str(port), "--admin-port", str(admin_port))
-        return self._command("router", name, "--upstreams", str(self.workspace.upstreams), *ports)
+        tenants = () if self.tenants is None else ("--tenants", str(self.tenants.absolute()))
+        options = ("--port", str(port), "--admin-port", str(admin_port), *tenants)
+        return self._command("router", name, "--upstreams", str(self.workspace.upstreams), *options)
 
     def _model(self) -> tuple[str, ...]:
         """Return the option with the model's path."""

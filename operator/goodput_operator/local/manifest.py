@@ -176,6 +176,8 @@ def _ignored_fields(service: LLMService, *, emulated: bool) -> Iterator[tuple[st
         yield "spec.engine.startupDeadlineSeconds", "use --ready-timeout"
     yield from _ignored_pod_fields("spec.engine", spec.engine)
     yield from _ignored_pod_fields("spec.router", spec.router)
+    if spec.router.tenants_secret is not None:
+        yield "spec.router.tenantsSecret", "use --tenants"
     if spec.suspend:
         yield "spec.suspend", "a local service runs until it is stopped"
     if spec.control.prometheus is not None:

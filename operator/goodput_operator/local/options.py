@@ -41,6 +41,7 @@ class UpOptions:
         liveness_timeout_ns: time of failed liveness checks after which a process is killed.
         grace_ns: time for running requests to finish when the service stops.
         api_key_file: file of the keys that clients must send; None if no key is required.
+        tenants: file of the tenants, whose keys the router requires; None without tenants.
         gate: manifest of the baseline of a gate; None to serve `manifest` without a gate.
     """
 
@@ -57,6 +58,7 @@ class UpOptions:
     liveness_timeout_ns: int
     grace_ns: int
     api_key_file: Path | None = None
+    tenants: Path | None = None
     gate: Path | None = None
 
 
@@ -129,6 +131,10 @@ def make_parser() -> CommandParser:
         "--api-key-file", type=Path, metavar="FILE",
         help="require one of the keys in this file, one per line, as bearer token for OpenAI's API",
     )  # fmt: skip
+    parser.add_argument(
+        "--tenants", type=Path, metavar="FILE",
+        help="require a key of one of these tenants, and divide overloaded replicas fairly",
+    )  # fmt: skip
     return parser
 
 
@@ -143,6 +149,8 @@ def parse_options(argv: Sequence[str]) -> UpOptions:
     require_two_ports(args, parser)
     if args.device is not None and args.model_path is not None:
         parser.error("--device and --model-path exclude each other; give one")
+    if args.api_key_file is not None and args.tenants is not None:
+        parser.error("--api-key-file and --tenants exclude each other; give one")
     return UpOptions(**{field.name: getattr(args, field.name) for field in fields(UpOptions)})
 
 

@@ -32,7 +32,12 @@ from goodput_core.contract import (
 from goodput_core.spec.codec import encode
 from goodput_operator.kube.objects import ADMIN_PORT, SERVING_PORT
 from goodput_operator.render.runtimes import model_of, server_command
-from goodput_operator.render.secrets import TOKEN_KEY, secret_name
+from goodput_operator.render.secrets import (
+    TENANTS_FILE,
+    TOKEN_KEY,
+    secret_name,
+    tenants_volume,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -258,6 +263,8 @@ def router_pod(
     """
     router = spec.router
     overrides = encode(router.pod)
+    secret = router.tenants_secret
+    tenants = () if secret is None else ("--tenants", TENANTS_FILE)
     pod = _pod_spec(
         owner,
         role=ROLE_ROUTER,
@@ -269,6 +276,7 @@ def router_pod(
             f"{_CONFIG_FOLDER}/{ROUTER_MANIFEST_KEY}",
             "--endpoints",
             f"{owner.namespace}/{owner.names.engines}",
+            *tenants,
             drain_s=router.drain_seconds,
         ),
         env=[{"name": ENV_LLMSERVICE, "value": owner.name}, *overrides.get("env", ())],
@@ -283,6 +291,10 @@ def router_pod(
         overrides=overrides,
     )
     pod["serviceAccountName"] = owner.names.router
+    if secret is not None:
+        volume, mount = tenants_volume(secret, f"{_VOLUME}tenants")
+        pod["volumes"].append(volume)
+        pod["containers"][0]["volumeMounts"].append(mount)
     if "topologySpreadConstraints" not in pod:
         pod["topologySpreadConstraints"] = [
             {

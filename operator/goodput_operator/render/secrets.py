@@ -1,4 +1,4 @@
-"""The admin token of an engine revision, and the Secret that contains it.
+"""The admin token of an engine revision and the Secret that contains it; the mounted tenants.
 
 The operator is allowed to create Secrets, but neither to read nor to delete them. The token is an
 HMAC with the operator's key, so it can be derived again at any time. The Secret is deleted with the
@@ -17,12 +17,25 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ROLE_ENGINE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from goodput_core.spec.workloads import TenantsSecretSpec
     from goodput_operator.render.metadata import Owner
 
-__all__ = ["TOKEN_KEY", "control_token", "secret_name", "secret_of", "token_secret"]
+__all__ = [
+    "TENANTS_FILE",
+    "TOKEN_KEY",
+    "control_token",
+    "secret_name",
+    "secret_of",
+    "tenants_volume",
+    "token_secret",
+]
 
 TOKEN_KEY: Final = "token"  # noqa: S105 - a key's name
 """Key of the Secret under which the token is stored."""
+_TENANTS_FOLDER: Final = "/etc/goodput-tenants"
+_TENANTS_NAME: Final = "tenants"
+TENANTS_FILE: Final = f"{_TENANTS_FOLDER}/{_TENANTS_NAME}"
+"""Path of the file of tenants in routers' pods."""
 _DIGEST_CHARACTERS: Final = 8
 _PURPOSE: Final = b"goodput control token"
 
@@ -83,3 +96,13 @@ def token_secret(owner: Owner, name: str, *, revision: str, revision_uid: str) -
         "metadata": metadata,
         "immutable": True,
     }
+
+
+def tenants_volume(secret: TenantsSecretSpec, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a volume of a Secret with tenants, which only the pod reads, and its mount.
+
+    The mount is a folder, because a file mounted by `subPath` would keep its content.
+    """
+    items = [{"key": secret.key, "path": _TENANTS_NAME}]
+    volume = {"name": name, "secret": {"secretName": secret.name, "items": items}}
+    return volume, {"name": name, "mountPath": _TENANTS_FOLDER, "readOnly": True}
