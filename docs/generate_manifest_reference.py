@@ -54,8 +54,7 @@ dataclasses as this page (`python -m goodput_operator.render.crd` prints it). Th
 cluster rejects the same manifests as Goodput and names the same fields. `kubectl explain
 llmservice.spec.engine` shows the descriptions on this page.
 
-One value is described here but not implemented yet: `Recorded` of `rollout.gate.baseline`. A
-manifest that uses it is rejected with an error that names the field. `file://` is a folder or a
+As the source of a model, `file://` is a folder or a
 GGUF file of this machine, `hf://` [a model of the Hugging Face
 Hub](engine.md#models-of-the-hugging-face-hub), and `pvc://` [a folder of a volume of a
 cluster](operator.md#a-real-model). To emulate a device instead of serving weights, set the source

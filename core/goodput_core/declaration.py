@@ -244,6 +244,17 @@ def records_field(doc: str, **more: Any) -> Any:
     )
 
 
+def recordings_field(doc: str) -> Any:
+    """Declare an optional folder with recordings of `replay ab`, which pods or processes read."""
+    return spec_field(
+        doc,
+        default=None,
+        max_length=512,
+        pattern=rf"^({_CLAIM}(/{_PATH})?|file://{_PATH})$",
+        pattern_hint="be pvc://CLAIM/PATH or file://PATH",
+    )
+
+
 def quantities_field(doc: str) -> Any:
     """Declare a map of resource quantities."""
     return spec_field(

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from goodput_core.errors import UnsupportedError
 from goodput_core.spec.manifest import parse_document, parse_manifest, read_manifest_text
-from goodput_core.spec.support import require_supported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,16 +31,11 @@ def read_manifest(path: Path, *, placement: RouterPolicy | None = None) -> LLMSe
     Raises:
         InputError: the file cannot be read, is too large, or is not YAML.
         SpecError: a field is invalid; the error has the file and the field's path.
-        UnsupportedError: a field requires a feature that is not implemented.
     """
     service = parse_manifest(read_manifest_text(path), source=str(path), yaml=yaml)
     if placement is not None:
         router = replace(service.spec.router, policy=placement)
         service = replace(service, spec=replace(service.spec, router=router))
-    try:
-        require_supported(service)
-    except UnsupportedError as error:
-        raise error.at(str(path)) from error
     return service
 
 

@@ -1,4 +1,4 @@
-"""Fields that this version does not implement are rejected by name."""
+"""Manifests that the engines could not serve are rejected by name."""
 
 from __future__ import annotations
 
@@ -10,39 +10,17 @@ import pytest
 from tests.builders.manifests import llmservice
 
 from goodput_core.errors import ExitCode, SpecError, UnsupportedError
-from goodput_core.spec.choices import ControlMode, Policy, Preemption, RouterPolicy
 from goodput_core.spec.profiles import SHIPPED_PROFILES
 from goodput_core.spec.support import (
     require_mounted_profile,
     require_servable,
-    require_supported,
 )
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
-    from enum import StrEnum
-
     from goodput_core.spec.llmservice import LLMService
 
-
-CHOICES: dict[str, type[StrEnum]] = {
-    "engine__policy": Policy,
-    "engine__preemption": Preemption,
-    "router__policy": RouterPolicy,
-    "control__mode": ControlMode,
-}
-
-
-RECORDED = {"trace": "pvc://traces/prod.parquet", "baseline": "Recorded"}
-
 service = partial(llmservice, "engine")
-
-
-def test_an_unimplemented_feature_is_rejected_by_name() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        require_supported(service(rollout__gate=RECORDED))
-    assert caught.value.path == "spec.rollout.gate.baseline"
-    assert caught.value.exit_code is ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
@@ -61,7 +39,6 @@ def test_real_weights_are_served_where_the_engines_can_get_them(
     source: str, folders: bool, problem: str | None
 ) -> None:
     weights = service(model__source=source)
-    require_supported(weights)
     if problem is None:
         require_servable(weights, folders=folders)
         return
@@ -129,34 +106,31 @@ def test_http_processes_need_cpus_of_the_pod(engine: dict[str, Any], needed: int
     require({**engine, "resources": {"limits": {"cpu": needed}}}, folders=False)
 
 
-def test_an_unsupported_manifest_cannot_be_served() -> None:
-    require_servable(service())
-    with pytest.raises(UnsupportedError):
-        require_servable(service(rollout__gate=RECORDED))
-
-
-def test_pods_cannot_read_a_gates_trace_of_one_machine() -> None:
-    gated = service(rollout__gate={"trace": "file:///srv/prod.parquet"})
+@pytest.mark.parametrize(
+    "gate",
+    [
+        {"trace": "file:///srv/prod.parquet"},
+        {"trace": "sample", "history": "file:///srv/history"},
+    ],
+    ids=["trace", "history"],
+)
+def test_pods_cannot_read_the_files_of_one_machine(gate: dict[str, str]) -> None:
+    gated = service(rollout__gate=gate)
     require_servable(gated, folders=True)
-    with pytest.raises(SpecError, match="is a file of one machine, which pods cannot read"):
+    with pytest.raises(SpecError, match="is on one machine, and pods cannot read it"):
         require_servable(gated)
-    require_servable(service(rollout__gate={"trace": "pvc://traces/prod.parquet"}))
-
-
-def test_every_choice_of_a_manifest_is_supported() -> None:
-    for path, choices in CHOICES.items():
-        for value in choices:
-            require_supported(service(**{path: str(value)}))
+    in_claims = {field: place.replace("file:///", "pvc://") for field, place in gate.items()}
+    require_servable(service(rollout__gate=in_claims))
 
 
 def test_an_error_keeps_its_type_when_it_names_the_file() -> None:
+    wide = service(model__source="pvc://models/chat", engine__tensorParallel=2)
     with pytest.raises(UnsupportedError) as caught:
-        require_supported(service(rollout__gate=RECORDED))
+        require_servable(wide)
+    assert caught.value.exit_code is ExitCode.USAGE
     named = caught.value.at("chat.yaml")
     assert isinstance(named, UnsupportedError)
-    assert str(named).startswith(
-        "chat.yaml: spec.rollout.gate.baseline: Recorded is not implemented yet"
-    )
+    assert str(named).startswith("chat.yaml: spec.engine.tensorParallel: is 2, but")
 
 
 def test_the_table_has_the_profiles_of_the_engine() -> None:
@@ -166,7 +140,6 @@ def test_the_table_has_the_profiles_of_the_engine() -> None:
 
 def test_an_unknown_profile_is_rejected_with_the_list_of_profiles() -> None:
     unknown = service(model__source="emulated://a100")
-    require_supported(unknown)
     with pytest.raises(
         SpecError, match=r"no device profile is called 'a100'; use one of .*unit"
     ) as caught:

@@ -35,6 +35,11 @@ def test_the_fields_of_the_gate_are_arguments_of_the_replay() -> None:
         *(*least, "--pairs", "2", "--max-pairs", "6"),
         *("--window", "600s..900s", "--margin", "1.5%", "--device", "unit"),
     )
+    spread = {**GATE, "pairs": 1, "history": "file:///runs/aa"}
+    pair = ("-f", "old.yaml", "--history", "/runs/aa", "-f", "new.yaml", "--pairs", "1")
+    assert command(spread) == (*least[:2], *pair)
+    recorded = ("--recorded", "/runs/aa", "-f", "new.yaml", "--pairs", "1")
+    assert command({**spread, "baseline": "Recorded"}) == (*least[:2], *recorded)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +47,7 @@ def test_the_fields_of_the_gate_are_arguments_of_the_replay() -> None:
     [
         (None, "spec.rollout.gate", "is required for --gate"),
         ({"trace": "pvc://traces/a"}, "spec.rollout.gate.trace", "is not on this machine"),
+        ({**GATE, "history": "pvc://a/b"}, "spec.rollout.gate.history", "is not on this machine"),
     ],
 )
 def test_a_gate_needs_a_trace_of_this_machine(

@@ -10,6 +10,7 @@ from goodput_core.declaration import (
     Cel,
     CrossFieldRule,
     image_field,
+    recordings_field,
     records_field,
     spec_field,
     trace_field,
@@ -62,6 +63,21 @@ def _check_pairs(gate: GateSpec) -> str | None:
     return f"{gate.pairs} lies outside 2 to maxPairs, {gate.max_pairs}"
 
 
+def _check_history(gate: GateSpec) -> str | None:
+    if gate.baseline is not Baseline.RECORDED or gate.history is not None:
+        return None
+    return "is required, because baseline is Recorded"
+
+
+def _check_recorded_pairs(gate: GateSpec) -> str | None:
+    if gate.baseline is not Baseline.RECORDED or (gate.pairs == 1 and gate.max_pairs is None):
+        return None
+    return (
+        f"is {gate.pairs}; set it to 1 and remove maxPairs, because baseline is Recorded and "
+        "further runs of the candidate would share the conditions of the first"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSpec:
     """The test that a new revision must pass before it serves."""
@@ -74,6 +90,22 @@ class GateSpec:
                 message="must be from 2 to maxPairs",
             ),
             problem=_check_pairs,
+        ),
+        CrossFieldRule(
+            field="history",
+            cel=Cel(
+                rule="self.baseline != 'Recorded' || has(self.history)",
+                message="is required with baseline Recorded",
+            ),
+            problem=_check_history,
+        ),
+        CrossFieldRule(
+            field="pairs",
+            cel=Cel(
+                rule="self.baseline != 'Recorded' || (self.pairs == 1 && !has(self.maxPairs))",
+                message="must be 1, without maxPairs, with baseline Recorded",
+            ),
+            problem=_check_recorded_pairs,
         ),
     )
 
@@ -97,8 +129,14 @@ class GateSpec:
         maximum=MAX_PAIRS,
     )
     baseline: Baseline = spec_field(
-        "Fresh replays a baseline beside the candidate; Recorded uses an earlier run.",
+        "Fresh replays the trace on the stable revision, too, in an engine beside the candidate. "
+        "Recorded compares one run of the candidate with the latest recording in history, and "
+        "needs only one engine.",
         default=Baseline.FRESH,
+    )
+    history: str | None = recordings_field(
+        "Folder with recordings of replay ab of one build with itself, which show the spread "
+        "between runs: pvc://CLAIM/PATH, or file://PATH outside a cluster."
     )
     on_inconclusive: OnInconclusive = spec_field(
         "Action after an inconclusive verdict: Pause keeps the stable revision until a decision, "

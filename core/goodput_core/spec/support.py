@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError, SpecError, UnsupportedError
-from goodput_core.spec.choices import Baseline
 from goodput_core.spec.profiles import (
     SHIPPED_PROFILES,
     is_profile_path,
@@ -24,25 +23,9 @@ __all__ = [
     "require_local",
     "require_mounted_profile",
     "require_servable",
-    "require_supported",
 ]
 
 _HUB_MODEL: Final = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
-
-
-def require_supported(service: LLMService) -> None:
-    """Reject a manifest with a feature that this version does not implement.
-
-    Raises:
-        UnsupportedError: names the field, the feature and the remedy.
-    """
-    gate = service.spec.rollout.gate
-    if gate is not None and gate.baseline is Baseline.RECORDED:
-        raise UnsupportedError(
-            "spec.rollout.gate.baseline",
-            "Recorded is not implemented yet; set it to Fresh, which starts a baseline beside the "
-            "candidate",
-        )
 
 
 def require_computable(spec: LLMServiceSpec) -> None:
@@ -103,19 +86,20 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
             False if they are pods, so that `pvc://` is, and `hf://` needs a revision.
 
     Raises:
-        UnsupportedError: a feature is not implemented (see `require_supported`).
+        UnsupportedError: a feature is not implemented.
         SpecError: the engines cannot get the model; the device profile does not exist, or has
-            another tensor parallelism; pods cannot read the gate's trace, or have too few CPUs for
-            their HTTP processes.
+            another tensor parallelism; pods cannot read the gate's trace or history, or have too
+            few CPUs for their HTTP processes.
     """
-    require_supported(service)
     model, gate = service.spec.model, service.spec.rollout.gate
-    if not folders and gate is not None and gate.trace.startswith("file://"):
-        raise SpecError(
-            "spec.rollout.gate.trace",
-            f"{gate.trace} is a file of one machine, which pods cannot read; copy it to a "
-            "PersistentVolumeClaim and write pvc://CLAIM/PATH",
-        )
+    if not folders and gate is not None:
+        for field, place in (("trace", gate.trace), ("history", gate.history or "")):
+            if place.startswith("file://"):
+                raise SpecError(
+                    f"spec.rollout.gate.{field}",
+                    f"{place} is on one machine, and pods cannot read it; copy it to a "
+                    "PersistentVolumeClaim and write pvc://CLAIM/PATH",
+                )
     if not folders:
         _require_cpus(service.spec.engine)
     if service.spec.engine.runtime.foreign:

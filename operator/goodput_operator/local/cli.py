@@ -22,7 +22,6 @@ from goodput_core.errors import GoodputError, SpecError, UsageError
 from goodput_core.process import raise_open_files
 from goodput_core.signals import StopCause, watch_stop_requests
 from goodput_core.spec.choices import ControlMode
-from goodput_core.spec.support import require_supported
 from goodput_core.units import NS_PER_S
 from goodput_operator.backoff import BackOff
 from goodput_operator.local.commands import HOST, Commands, open_workspace
@@ -154,7 +153,6 @@ def _read_service(options: UpOptions) -> tuple[LLMService, str]:
     if options.model_path is not None:
         service = use_model_path(service, options.model_path)
     try:
-        require_supported(service)
         require_device(service, device=options.device)
     except SpecError as error:
         raise error.at(str(options.manifest)) from error

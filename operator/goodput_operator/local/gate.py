@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import ExitCode, InputError, SpecError
 from goodput_core.slo.targets import format_objective
-from goodput_core.spec.choices import OnInconclusive
+from goodput_core.spec.choices import Baseline, OnInconclusive
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
@@ -35,7 +35,7 @@ def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tup
         baseline: manifest of the baseline.
 
     Raises:
-        SpecError: the manifest has no gate, or its trace is not a file of this machine.
+        SpecError: the manifest has no gate, or its trace or history is not on this machine.
     """
     gate = service.spec.rollout.gate
     if gate is None:
@@ -47,12 +47,19 @@ def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tup
             "spec.rollout.gate.trace",
             f"{gate.trace} is not on this machine; for goodput up, write file://PATH",
         ).at(str(options.manifest))
-    trace = Path(gate.trace.removeprefix(_FILE)).expanduser()
-    command = [
-        *("--trace", str(trace)),
-        *("-f", str(baseline), "-f", str(options.manifest)),
-        *("--pairs", str(gate.pairs)),
-    ]
+    command = ["--trace", _path(gate.trace)]
+    if gate.history is not None and not gate.history.startswith(_FILE):
+        raise SpecError(
+            "spec.rollout.gate.history",
+            f"{gate.history} is not on this machine; for goodput up, write file://PATH",
+        ).at(str(options.manifest))
+    if gate.baseline is Baseline.RECORDED:
+        assert gate.history is not None, "a rule of the gate"
+        command += ["--recorded", _path(gate.history)]
+    else:
+        command += ["-f", str(baseline)]
+        command += [] if gate.history is None else ["--history", _path(gate.history)]
+    command += ["-f", str(options.manifest), "--pairs", str(gate.pairs)]
     if gate.max_pairs is not None:
         command += ["--max-pairs", str(gate.max_pairs)]
     if gate.window is not None:
@@ -64,6 +71,10 @@ def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tup
     if options.model_path is not None:
         command += ["--model-path", options.model_path]
     return tuple(command)
+
+
+def _path(place: str) -> str:
+    return str(Path(place.removeprefix(_FILE)).expanduser())
 
 
 def is_promoted(exit_code: int, gate: GateSpec) -> bool:

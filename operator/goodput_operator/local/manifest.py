@@ -77,7 +77,7 @@ def require_device(service: LLMService, *, device: str | None) -> None:
     The content of a profile's file is validated by the engines.
 
     Args:
-        service: a service that `require_supported` accepts.
+        service: the service.
         device: profile that replaces `spec.model.source`; None to use the source.
 
     Raises:

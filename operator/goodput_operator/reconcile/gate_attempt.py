@@ -23,6 +23,7 @@ from goodput_core.contract import (
 from goodput_core.control import Setpoint
 from goodput_core.errors import SpecError
 from goodput_core.slo.verdict import VerdictKind
+from goodput_core.spec.choices import Baseline
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.spec.rollout import GateSpec
@@ -158,23 +159,22 @@ class GateAttempt:
         if record.invalid and (wait_s := self._retry_s() - now_s) > 0:
             text = f"attempt {record.attempt} follows in {wait_s} s: {record.message}"
             return self._plan(GatePhase.WAITING, text, reason=record.reason, wake_s=wait_s)
-        ready = {role: self._ready(role) for role in _PAIR}
-        baseline, candidate = (ready[role] for role in _PAIR)
-        if baseline is not None and candidate is not None:
-            return self._plan(
-                GatePhase.STARTING,
-                "candidate and baseline are ready",
-                create=Create(body=self._render_job(baseline, candidate)),
-                wake_s=2.0,
-            )
-        return self._wait_for_pair(ready)
+        ready = {role: pod for role in self._roles if (pod := self._ready(role)) is not None}
+        if len(ready) < len(self._roles):
+            return self._wait_for_engines(ready)
+        return self._plan(
+            GatePhase.STARTING,
+            "all engines of the gate are ready",
+            create=Create(body=self._render_job(ready)),
+            wake_s=2.0,
+        )
 
-    def _wait_for_pair(self, ready: Mapping[str, PodView | None]) -> GatePlan:
-        missing = [role for role in _PAIR if ready[role] is None]
+    def _wait_for_engines(self, ready: Mapping[str, PodView]) -> GatePlan:
+        missing = [role for role in self._roles if role not in ready]
         problems = [problem for role in missing for problem in self._problems(role)]
         capacity = next((one for one in problems if _is_capacity(one)), None)
         first = capacity or next(iter(problems), None)
-        text = f"{len(_PAIR) - len(missing)} of {len(_PAIR)} engines of the gate are ready"
+        text = f"{len(ready)} of {len(self._roles)} engines of the gate are ready"
         if first is not None:
             text += f"; {first.message}"
         left_s = self._left_s(*self._deployments())
@@ -188,8 +188,9 @@ class GateAttempt:
             return self._end(GatePhase.PAUSED, GateReason.BASELINE_NOT_READY, deadline)
         return self._end(GatePhase.FAILED, GateReason.PROGRESS_DEADLINE_EXCEEDED, deadline)
 
-    def _render_job(self, baseline: PodView, candidate: PodView) -> dict[str, Any]:
-        pods = {"baseline": _identity(baseline), "candidate": _identity(candidate)}
+    def _render_job(self, engines: Mapping[str, PodView]) -> dict[str, Any]:
+        pods = {role: _identity(pod) for role, pod in engines.items()}
+        revisions = self._config().engines
         return gate_job(
             self.view.owner,
             self.spec,
@@ -198,10 +199,10 @@ class GateAttempt:
             key=self.record.key,
             attempt=self.record.attempt,
             candidate=self.update.name,
-            targets=(
-                _url(baseline, serving_port(self.stable.template)),
-                _url(candidate, serving_port(self.update.template)),
-            ),
+            baseline=self.stable.name,
+            targets=[
+                _url(pod, serving_port(revisions[role].template)) for role, pod in engines.items()
+            ],
             replicas=max(1, self.setpoint.replicas),
             annotations={ANNOTATION_GATE: json.dumps(pods, sort_keys=True)},
         )
@@ -221,8 +222,13 @@ class GateAttempt:
             if labels.items() <= (pod.body["metadata"].get("labels") or {}).items()
         ]
 
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        """Roles of the gate's engines, the baseline first."""
+        return (ROLE_CANDIDATE,) if self.gate.baseline is Baseline.RECORDED else _PAIR
+
     def _deployments(self) -> list[Object]:
-        names = {self.view.owner.names.gate(self.record.key, role) for role in _PAIR}
+        names = {self.view.owner.names.gate(self.record.key, role) for role in self._roles}
         return [child.body for child in self.view.ours("Deployment") if _name(child) in names]
 
     def _problems(self, role: str) -> list[Problem]:
@@ -295,7 +301,7 @@ class GateAttempt:
             or stored.phase != GatePhase.REPLAYING
             or (stored.revision, stored.attempt) != (self.update.name, self.record.attempt)
         ):
-            text = "the trace is sent to candidate and baseline in turn"
+            text = f"the trace is sent to {' and '.join(reversed(self._roles))}"
             pairs = f"0/{self.gate.pairs}"
             return self._plan(GatePhase.REPLAYING, text, pairs=pairs, wake_s=_POLL_S)
         return self._plan(
@@ -316,7 +322,7 @@ class GateAttempt:
             began = None
         if not isinstance(began, dict):
             return f"Job {job['metadata']['name']} lacks the annotation {ANNOTATION_GATE}"
-        for role in _PAIR:
+        for role in self._roles:
             known = began.get(role) or {}
             same = [pod for pod in self._pods(role) if pod.uid == known.get("uid")]
             if not same or same[0].terminating:
@@ -429,7 +435,9 @@ class GateAttempt:
             stored = read_gate_setpoint(child.body, self.record.key)
         return GateConfig(
             key=self.record.key,
-            revisions=(self.stable, self.update),
+            engines={
+                role: self.stable if role == ROLE_BASELINE else self.update for role in self._roles
+            },
             setpoint=stored or self.setpoint,
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.contract import ROLE_BASELINE, ROLE_CANDIDATE, ROLE_ENGINE, ROLE_ROUTER
+from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
 from goodput_operator.reconcile.actions import Delete
 from goodput_operator.reconcile.snapshot import Workload
 from goodput_operator.render.base_resources import base_resources
@@ -254,7 +254,7 @@ def desired_objects(
         revisions: revisions of the service.
         rollout: distribution of the engines.
         setpoint: limits and replicas in force.
-        pair: candidate and baseline of a gate; None without these engines.
+        pair: engines of a gate; None without these engines.
     """
     used = revisions.of_engines(rollout.counts)
     stored = revisions.of_engines({**rollout.counts, revisions.update.name: 0})
@@ -294,5 +294,5 @@ def _gate_deployments(
             key=pair.key,
             progress_deadline_s=progress_deadline_s,
         )
-        for role, revision in zip((ROLE_BASELINE, ROLE_CANDIDATE), pair.revisions, strict=True)
+        for role, revision in pair.engines.items()
     ]

@@ -7,6 +7,7 @@ limits, and a restarted operator continues with the last limits and replicas.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from goodput_operator.render.pods import LIMITS_KEY, ROUTER_MANIFEST_KEY, manife
 from goodput_operator.render.revisions import Revision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_operator.render.metadata import Owner
@@ -51,12 +52,12 @@ class GateConfig:
 
     Args:
         key: key of the gate.
-        revisions: candidate and baseline.
+        engines: revision of each engine by its role; without a baseline if that is recorded.
         setpoint: their limits, which stay those at the start of the gate.
     """
 
     key: str
-    revisions: tuple[Revision, Revision]
+    engines: Mapping[str, Revision]
     setpoint: Setpoint
 
 
@@ -85,7 +86,7 @@ def config_map(
     data[_REPLICAS_KEY] = str(setpoint.replicas)
     if gate is not None:
         manual = replace(spec, control=replace(spec.control, mode=ControlMode.MANUAL))
-        for revision in gate.revisions:
+        for revision in gate.engines.values():
             key = gate_key(manifest_key(revision.name))
             data[key] = _manifest(owner, revision.source, manual)
         data[gate_key(LIMITS_KEY)] = _limits(gate.setpoint)

@@ -17,6 +17,7 @@ from goodput_core.contract import (
     ROLE_REPLAY,
 )
 from goodput_core.slo.targets import format_objective
+from goodput_core.spec.choices import Baseline
 from goodput_operator.kube.objects import ADMIN_PORT, JOB, SERVING_PORT
 from goodput_operator.render.config_map import gate_key
 from goodput_operator.render.pods import LIMITS_KEY, manifest_key
@@ -31,7 +32,7 @@ from goodput_operator.render.replay_pod import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_core.spec.rollout import GateSpec
@@ -132,7 +133,8 @@ def gate_job(
     key: str,
     attempt: int,
     candidate: str,
-    targets: tuple[str, str],
+    baseline: str,
+    targets: Sequence[str],
     replicas: int,
     annotations: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -148,7 +150,9 @@ def gate_job(
         key: key of the gate.
         attempt: number of the attempt.
         candidate: name of the candidate's revision.
-        targets: URLs of baseline and candidate.
+        baseline: name of the stable revision.
+        targets: URLs of baseline and candidate; that of the candidate alone if the baseline is
+            recorded.
         replicas: replicas of the service; one engine gets the share of one of them.
         annotations: annotations of the Job.
     """
@@ -156,6 +160,10 @@ def gate_job(
     command = ["replay", "ab", "--trace", path_in_pod(gate.trace), "--yes", "--slo", SLO_FILE]
     for target in targets:
         command += ["--target", target]
+    if gate.history is not None:
+        is_recorded = gate.baseline is Baseline.RECORDED
+        command += ["--recorded" if is_recorded else "--history", path_in_pod(gate.history)]
+        command += ["--recorded-revision", baseline] if is_recorded else []
     command += ["--pairs", str(gate.pairs)]
     if gate.max_pairs is not None:
         command += ["--max-pairs", str(gate.max_pairs)]

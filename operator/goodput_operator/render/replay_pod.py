@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import FOLDER_CLAIMS, ROLE_REPLAY
 from goodput_core.spec.codec import encode
+from goodput_core.spec.rollout import GateSpec
 from goodput_operator.render.pods import POD_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goodput_core.spec.llmservice import SLOSpec
-    from goodput_core.spec.rollout import GateSpec
     from goodput_core.spec.tracereplay import TraceReplaySpec
     from goodput_operator.render.pods import Installation
 
@@ -44,8 +44,9 @@ _REQUESTS: Final = {"cpu": "500m", "memory": "512Mi"}
 
 
 def claims_of(spec: TraceReplaySpec | GateSpec) -> tuple[str, ...]:
-    """Return the names of the PersistentVolumeClaims of the trace and the records."""
-    found = (_claim(place) for place in (spec.trace, spec.records or ""))
+    """Return the names of the PersistentVolumeClaims of the trace, the records and the history."""
+    history = spec.history if isinstance(spec, GateSpec) else None
+    found = (_claim(place) for place in (spec.trace, spec.records or "", history or ""))
     return tuple(dict.fromkeys(claim for claim in found if claim))
 
 

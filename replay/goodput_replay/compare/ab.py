@@ -7,10 +7,10 @@ number of pairs, or the pairs after which the result is looked at, are fixed bef
 
 from __future__ import annotations
 
-import hashlib
 import random
 import secrets
-from dataclasses import dataclass, replace
+import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective, parse_o
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_replay.child import child_replays
+from goodput_replay.compare.builds import RECORDED, Build, add_build_options, read_builds
 from goodput_replay.compare.gate import GateResult, judge_runs
 from goodput_replay.compare.gate_command import (
     add_output_options,
@@ -40,6 +41,11 @@ from goodput_replay.compare.gate_command import (
     write_outputs,
 )
 from goodput_replay.compare.progress import describe_interval, serving_progress
+from goodput_replay.compare.recorded_baseline import (
+    find_recorded_runs,
+    read_promises,
+    read_recorded_spread,
+)
 from goodput_replay.compare.recording import (
     AB_FILE,
     ABRecording,
@@ -55,20 +61,19 @@ from goodput_replay.result_options import (
     write_comparison,
 )
 from goodput_replay.runs.summary import Summary, read_summary
-from goodput_replay.sending.target import parse_target
 from goodput_replay.storage import upload_folder
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from fractions import Fraction
 
+    from goodput_core.slo.pairs import RunSpread
     from goodput_replay.child import ChildReplays
+    from goodput_replay.compare.runs import LoadedRun
 
 __all__ = ["main", "make_parser", "plan_looks", "plan_orders"]
 
 _PAIRS_BETWEEN_LOOKS: Final = 2
-_SIDES: Final = ("-f", "--target", "--emulate")
 _SET_BY_AB: Final = "is set for each run; remove it"
 _REJECTED: Final = {
     "--salt": _SET_BY_AB,
@@ -77,31 +82,6 @@ _REJECTED: Final = {
     "--force": "cannot be combined with a comparison; name a new folder with --out",
     "--abort-on": "makes a run incomplete, and so the comparison invalid; remove it",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    """One of the two builds.
-
-    Args:
-        name: `baseline` or `candidate`.
-        option: option of `replay` that names it.
-        value: its manifest or URL.
-    """
-
-    name: str
-    option: str
-    value: str
-
-    @property
-    def identity(self) -> str:
-        """Text that is equal for two sides of the same build."""
-        if self.option == "--target":
-            return parse_target(self.value).url
-        try:
-            return hashlib.sha256(Path(self.value).read_bytes()).hexdigest()
-        except OSError as error:
-            raise InputError(f"{self.value}: {error.strerror or 'cannot be read'}") from error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -119,9 +99,14 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"replay ab: {option} {problem}")
     require_folders(given)
     require_outputs(given)
-    if given.history is not None:
-        find_history(given.history)
-    baseline, candidate = _sides(given)
+    baseline, candidate = read_builds(given)
+    recorded = None
+    with reporting_errors(given.result_file, ABResult):
+        if given.history is not None:
+            find_history(given.history)
+        if baseline.option == RECORDED:
+            recorded = find_recorded_runs(given.recorded, given.recorded_revision)[0]
+            given.pairs = 1
     looks = plan_looks(given.pairs, given.max_pairs, virtual=baseline.option == "--emulate")
     margin = DEFAULT_MARGIN if given.margin is None else given.margin
     out: Path = given.out or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-ab"
@@ -134,17 +119,25 @@ def main(argv: Sequence[str]) -> int:
         looks=looks,
         confidence=format_objective(given.confidence or USUAL_CONFIDENCE),
         margin=format_objective(margin),
+        recorded=recorded is not None,
     )
+    read_spread = None if given.history is None else partial(read_history, given.history)
+    if recorded is not None:
+        read_spread = partial(
+            read_recorded_spread, given.recorded, revision=given.recorded_revision
+        )
     console = Console(stderr=True)
     with (
         reporting_errors(given.result_file, ABResult),
         child_replays() as children,
         serving_progress(given.progress, looks[0]) as on_state,
     ):
-        comparison = _PairRecorder(children, arguments, (baseline, candidate), out, console)
+        comparison = _PairRecorder(
+            children, arguments, (baseline, candidate), out, console, recorded=recorded
+        )
         comparison.announce(recording)
         result = comparison.record(
-            recording, margin=margin, history=given.history, on_state=on_state
+            recording, margin=margin, read_spread=read_spread, on_state=on_state
         )
         if given.upload is not None:
             upload_folder(out, given.upload)
@@ -170,7 +163,7 @@ def make_parser() -> CommandParser:
         summary="Replay a trace against two builds in turn, in pairs of runs, and judge the second "
         "build against the first. Other options are those of `replay`, and apply to every run.",
         usage="replay ab --trace TRACE (-f OLD -f NEW | --target OLD --target NEW | "
-        "--emulate OLD --emulate NEW) [OPTION ...]",
+        "--emulate OLD --emulate NEW | --recorded DIR --target NEW) [OPTION ...]",
         examples=(
             "replay ab --trace prod.parquet -f examples/chat.yaml -f examples/qwen.yaml --pairs 4",
             (
@@ -181,21 +174,7 @@ def make_parser() -> CommandParser:
             "replay ab --trace sample -f examples/chat.yaml -f examples/chat.yaml --out history/aa",
         ),
     )
-    group = parser.add_argument_group("builds, the baseline first")
-    for option, metavar, text in (
-        ("--target", "URL", "running server"),
-        ("--emulate", "MANIFEST", "manifest of a service to emulate in virtual time"),
-    ):
-        group.add_argument(option, metavar=metavar, action="append", default=[], help=text)
-    group.add_argument(
-        "-f",
-        "--file",
-        dest="file",
-        metavar="MANIFEST",
-        action="append",
-        default=[],
-        help="manifest of a service to start for each run",
-    )
+    add_build_options(parser)
     group = parser.add_argument_group("pairs")
     group.add_argument(
         "--pairs",
@@ -276,15 +255,18 @@ class _PairRecorder:
         sides: baseline and candidate.
         out: folder of the recording, which must not exist.
         console: console on stderr, for progress.
+        recorded: the baseline's run, which is copied; None to replay the trace on the baseline.
     """
 
     def __init__(
         self,
         children: ChildReplays,
         arguments: Sequence[str],
-        sides: tuple[_Side, _Side],
+        sides: tuple[Build, Build],
         out: Path,
         console: Console,
+        *,
+        recorded: Path | None = None,
     ) -> None:
         self._children = children
         self._arguments = tuple(arguments)
@@ -292,6 +274,7 @@ class _PairRecorder:
         self._same_build = self._baseline.identity == self._candidate.identity
         self._out = out
         self._console = console
+        self._recorded = recorded
 
     def announce(self, recording: ABRecording) -> None:
         """Check the arguments and the targets of both sides, and print the time of the comparison.
@@ -301,7 +284,12 @@ class _PairRecorder:
         """
         seconds = 0.0
         promises = []
-        for side in (self._baseline, self._candidate):
+        sides: tuple[Build, ...] = (self._baseline, self._candidate)
+        if self._recorded is not None:
+            sides = sides[1:]
+            promises.append(read_promises(self._recorded))
+            self._console.print(f"baseline: {self._recorded}", highlight=False, markup=False)
+        for side in sides:
             options = [side.option, side.value, "--dry-run", "--json"]
             if side.option == "--target":  # an error of the second one, before the first run
                 options.append("--test-target")
@@ -321,7 +309,7 @@ class _PairRecorder:
                 f"replay ab: {self._baseline.value} and {self._candidate.value} have different "
                 "SLOs; give both the same classes, targets and objectives"
             )
-        if self._baseline.option == "--emulate":
+        if self._candidate.option == "--emulate" or self._recorded is not None:
             return
         least, most = (
             format_duration(round(pairs * seconds) * NS_PER_S)
@@ -339,7 +327,7 @@ class _PairRecorder:
         recording: ABRecording,
         *,
         margin: Fraction,
-        history: Path | None,
+        read_spread: Callable[[Sequence[LoadedRun]], Mapping[str, RunSpread]] | None,
         on_state: Callable[[ABState], None] | None = None,
     ) -> GateResult:
         """Record pairs until a look decides or the last one is reached.
@@ -347,7 +335,8 @@ class _PairRecorder:
         Args:
             recording: the plan.
             margin: acceptable loss of attainment.
-            history: earlier recordings of one build; None if there are none.
+            read_spread: returns the spread between earlier runs of one build by class, for the
+                judged runs; None if it is unknown.
             on_state: receives the progress after each pair; None if it is not shown, so that pairs
                 between two looks need not be judged.
 
@@ -355,6 +344,8 @@ class _PairRecorder:
             GoodputError: a replay failed.
         """
         orders = plan_orders(recording.looks[-1], random.Random(secrets.randbits(64)))
+        if self._recorded is not None:
+            orders = ["AB"]
         try:
             self._out.mkdir(parents=True)
             write_recording(self._out, recording)
@@ -375,7 +366,7 @@ class _PairRecorder:
                 pairs,
                 margin=margin,
                 confidence=recording.confidence_now(parse_objective(recording.confidence)),
-                history=None if history is None else partial(read_history, history),
+                history=read_spread,
             )
             is_look = number in recording.looks
             if on_state is not None:
@@ -397,16 +388,20 @@ class _PairRecorder:
         )
         valid = True
         for letter in order:
-            side, folder = self._baseline, pair.baseline
+            side, folder = self._baseline, self._out / pair.baseline
             if letter == "B":
-                side, folder = self._candidate, pair.candidate
+                side, folder = self._candidate, self._out / pair.candidate
             with self._console.status(f"pair {number} of {most}: {side.name} …"):
-                summary = self._run(side, self._out / folder, pair.salt)
+                if side is self._baseline and self._recorded is not None:
+                    shutil.copytree(self._recorded, folder)
+                    summary = read_summary(folder)
+                else:
+                    summary = self._run(side, folder, pair.salt)
             self._print_run(number, side, summary)
             valid = valid and summary.validity.valid
         return pair, valid
 
-    def _run(self, side: _Side, folder: Path, salt: str) -> Summary:
+    def _run(self, side: Build, folder: Path, salt: str) -> Summary:
         options = [side.option, side.value, "--out", str(folder), "--json"]
         if side.option != "--emulate":
             # The same prompts twice would hit the prefix cache of one server.
@@ -419,7 +414,7 @@ class _PairRecorder:
             raise Interrupted(f"interrupted; {self._out / AB_FILE} lists the complete pairs")
         return read_summary(folder)
 
-    def _print_run(self, number: int, side: _Side, summary: Summary) -> None:
+    def _print_run(self, number: int, side: Build, summary: Summary) -> None:
         overall = summary.overall
         share = f"{overall.good:,} of {overall.total:,} requests met their targets"
         if not summary.validity.valid:
@@ -437,29 +432,6 @@ def _state_of(result: GateResult, recorded: int, looks: Sequence[int]) -> ABStat
         verdict=result.verdict,
         reason=result.reason.value,
         interval=describe_interval(result),
-    )
-
-
-def _sides(given: argparse.Namespace) -> tuple[_Side, _Side]:
-    """Return baseline and candidate.
-
-    Raises:
-        UsageError: the options do not name two builds of the same kind.
-    """
-    named = [
-        (option, value)
-        for option, values in zip(_SIDES, (given.file, given.target, given.emulate), strict=True)
-        for value in values
-    ]
-    if len(named) != 2 or named[0][0] != named[1][0]:
-        raise UsageError(
-            "replay ab: name two builds with the same option, the baseline first: -f OLD -f NEW, "
-            "--target OLD --target NEW, or --emulate OLD --emulate NEW"
-        )
-    (option, old), (_, new) = named
-    return (
-        _Side(name="baseline", option=option, value=old),
-        _Side(name="candidate", option=option, value=new),
     )
 
 

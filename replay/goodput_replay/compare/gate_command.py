@@ -16,6 +16,7 @@ from goodput_core.slo.gate import DEFAULT_MARGIN
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objective
 from goodput_replay.compare.gate import GateResult, RunPair, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
+from goodput_replay.compare.recorded_baseline import read_recorded_spread
 from goodput_replay.compare.recording import (
     AB_FILE,
     is_recording,
@@ -67,11 +68,13 @@ def main(argv: Sequence[str]) -> int:
         for option in ("history", "margin"):
             if getattr(given, option) is not None:
                 raise UsageError(f"replay gate: --{option} is only supported with --baseline")
+    is_recorded = recording is not None and recording.recorded
+    read_spread = read_recorded_spread if is_recorded else read_history
     result = judge_runs(
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
         confidence=given.confidence or USUAL_CONFIDENCE,
-        history=None if given.history is None else partial(read_history, given.history),
+        history=None if given.history is None else partial(read_spread, given.history),
     )
     write_outputs(result, given)
     if given.serve is not None:

@@ -72,6 +72,7 @@ class ABRecording:
         confidence: one-sided confidence over all looks, as '95%'.
         margin: acceptable loss of attainment, as '1%'.
         pairs: pairs recorded so far.
+        recorded: True if the baseline's run is a copy of an earlier one.
         version: version of this schema.
     """
 
@@ -82,6 +83,7 @@ class ABRecording:
     confidence: str
     margin: str
     pairs: tuple[RecordedPair, ...] = ()
+    recorded: bool = False
     version: str = _VERSION
 
     def confidence_now(self, confidence: Fraction) -> Fraction:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from goodput_operator.control.measures import Measures
 
 GATE = {"gate": {"trace": "pvc://traces/prod.parquet", "baseline": "Recorded"}}
+WIDE = {"model": {"source": "pvc://models/chat"}, "engine": {"tensorParallel": 2}}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,8 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet", "baseline": "Recorded"}}
         ({"minReplicas": 9, "maxReplicas": 2}, "InvalidSpec", "spec.minReplicas: 9 is above"),
         ({"engine": {"policy": "magic"}}, "InvalidSpec", "spec.engine.policy: must be one of"),
         ({"model": None}, "InvalidSpec", "spec.model: is required"),
-        ({"rollout": GATE}, "NotBuilt", "spec.rollout.gate.baseline: Recorded is not"),
+        ({"rollout": GATE}, "InvalidSpec", "spec.rollout.gate.history: is required, because"),
+        (WIDE, "NotBuilt", "spec.engine.tensorParallel: is 2, but real models"),
         (
             {"model": {"source": "hf://a/b"}},
             "InvalidSpec",
@@ -65,6 +67,7 @@ GATE = {"gate": {"trace": "pvc://traces/prod.parquet", "baseline": "Recorded"}}
         "an unknown value",
         "a missing field",
         "a gate",
+        "several devices",
         "weights",
         "a folder",
         "weights on several devices",

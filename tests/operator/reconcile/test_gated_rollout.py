@@ -521,6 +521,71 @@ def test_a_damaged_record_begins_the_gate_again(gated: Cluster, text: str) -> No
     assert gate_of(gated)["phase"] == "Failed"
 
 
+def test_a_history_is_mounted_and_passed_to_the_comparison(gated: Cluster) -> None:
+    gated.update_spec(rollout={"gate": {**GATE, "history": "pvc://history/aa"}})
+    change(gated)
+    pod = until_job(gated)["spec"]["template"]["spec"]
+    command = " ".join(pod["containers"][0]["command"])
+    assert "--history /var/lib/goodput/claims/history/aa --pairs 4" in command
+    mounts = {one["mountPath"]: one for one in pod["containers"][0]["volumeMounts"]}
+    assert mounts["/var/lib/goodput/claims/history"]["readOnly"]
+
+
+def recorded_gate(cluster: Cluster) -> dict[str, Any]:
+    """Change the service under a gate with a recorded baseline, and return its Job."""
+    gate = {**GATE, "baseline": "Recorded", "pairs": 1, "history": "pvc://history/aa"}
+    cluster.update_spec(rollout={"gate": gate})
+    change(cluster)
+    return until_job(cluster)
+
+
+def test_a_recorded_baseline_needs_only_one_engine(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    command = recorded_gate(gated)["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert [list(d.values()) for d in trials(gated).values()] == [[], [1]]
+    assert command.count("--target") == 1
+    text = " ".join(command)
+    recorded = f"--recorded /var/lib/goodput/claims/history/aa --recorded-revision {stable}"
+    assert f"{recorded} --pairs 1" in text
+    assert "gate-limits.json" in gated.objects["ConfigMap", "chat-config"]["data"]
+    gated.end_job(PASS)
+    gated.settle()
+    assert gated.status["currentRevision"] == gated.status["updateRevision"] != stable
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+
+
+def test_a_recorded_baseline_without_room_for_the_candidate_waits(gated: Cluster) -> None:
+    gated.full = {"candidate"}
+    gate = {**GATE, "baseline": "Recorded", "pairs": 1, "history": "pvc://history/aa"}
+    gated.update_spec(rollout={"gate": gate})
+    change(gated)
+    for _ in range(5):
+        gated.reconcile()
+    assert gated.condition("RolloutPaused") == ("True", "InsufficientCapacity")
+    assert "0 of 1 engines of the gate are ready" in gated.message("RolloutPaused")
+
+
+def test_a_lost_candidate_beside_a_recorded_baseline_voids_the_attempt(gated: Cluster) -> None:
+    recorded_gate(gated)
+    delete_pod(gated, "candidate")
+    gated.end_job(FAIL)
+    gated.reconcile()
+    assert "of the candidate was replaced" in gate_of(gated)["message"]
+    until_job(gated)
+
+
+def test_another_baseline_begins_another_gate_and_removes_the_engine_of_the_first(
+    gated: Cluster,
+) -> None:
+    change(gated)
+    until_job(gated)
+    fresh = trials(gated)
+    assert len(fresh["baseline"]) == 1
+    recorded_gate(gated)
+    assert not trials(gated)["baseline"]
+    assert trials(gated)["candidate"].keys().isdisjoint(fresh["candidate"])
+
+
 STEPS: dict[str, Callable[[Cluster], object]] = {
     "reconcile": lambda cluster: None,
     "kill operator": lambda cluster: cluster.restart_operator(),
@@ -540,6 +605,12 @@ STEPS: dict[str, Callable[[Cluster], object]] = {
     "other rules": lambda cluster: cluster.update_spec(
         rollout={"gate": {**GATE, "pairs": 1 + cluster.counter % 8}}
     ),
+    "recorded": lambda cluster: cluster.update_spec(
+        rollout={"gate": {**GATE, "baseline": "Recorded", "pairs": 1, "history": "pvc://h/aa"}}
+    ),
+    "lose the Job": lambda cluster: lose_job(cluster),  # noqa: PLW0108 - defined below
+    "suspend": lambda cluster: cluster.update_spec(suspend=True),
+    "resume": lambda cluster: cluster.update_spec(suspend=None),
     "lose status": lambda cluster: cluster.status.clear(),
     "scale up": lambda cluster: cluster.update_spec(replicas=3),
     "scale down": lambda cluster: cluster.update_spec(replicas=2),
@@ -562,6 +633,12 @@ def end_job(cluster: Cluster, message: str | None) -> None:
         cluster.end_job(message)
 
 
+def lose_job(cluster: Cluster) -> None:
+    """Delete all Jobs with their pods."""
+    for job in cluster.jobs():
+        cluster.remove("Job", job["metadata"]["name"])
+
+
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(st.sampled_from(tuple(STEPS)), max_size=40), final=st.sampled_from([PASS, FAIL])
@@ -579,10 +656,12 @@ def test_the_service_keeps_its_capacity_and_the_gate_converges_after_any_disturb
         before = len(cluster.engines(ready=True))
         cluster.reconcile()
         serving = len(cluster.engines(ready=True))
-        assert serving >= min(before, replicas), "no serving engine is lost"
+        suspended = cluster.spec.get("suspend", False)
+        assert suspended or serving >= min(before, replicas), "no serving engine is lost"
         assert len(cluster.jobs()) <= 1
         served |= {e["metadata"]["labels"]["goodput.dev/revision"] for e in cluster.engines()}
     cluster.full.clear()
+    cluster.update_spec(suspend=None)
     for _ in range(40):
         end_job(cluster, final)
         cluster.reconcile()

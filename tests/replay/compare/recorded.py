@@ -47,6 +47,7 @@ def chat_run(
     ttft_ms: float = 100,
     lag_ms: float = 0,
     slo: SLOClasses = CHAT,
+    revision: str = "",
     **changes: Any,
 ) -> Path:
     """Record an even load of class chat and return the folder.
@@ -67,6 +68,7 @@ def chat_run(
         ttft_ms: TTFT of the others.
         lag_ms: send lag of every request.
         slo: classes of the run.
+        revision: revision that served every request.
         changes: fields of the run's info.
     """
     total = seconds * per_s
@@ -95,7 +97,8 @@ def chat_run(
         rows_planned=total - len(absent),
         warmup_rows=0,
     )
-    write_run(folder, replace(info, **changes), records)
+    served = [replace(record, revision=revision) for record in records]
+    write_run(folder, replace(info, **changes), served)
     return folder
 
 

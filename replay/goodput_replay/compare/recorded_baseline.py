@@ -1,0 +1,144 @@
+"""A recorded baseline: the latest of several earlier runs of one build, beside a new run.
+
+Two runs of different days differ by more than the two runs of a pair, because machines and their
+neighbours change. The replicate is therefore the recording: one run of each counts, and the spread
+is that between recordings, not that within their pairs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from goodput_core.errors import InputError
+from goodput_core.slo.pairs import RunSpread
+from goodput_replay.compare.recording import find_history
+from goodput_replay.compare.runs import (
+    LoadedRun,
+    difference_between,
+    load_run,
+    missed_shares,
+    read_checked_summary,
+)
+from goodput_replay.runs.records import open_records, read_batches
+from goodput_replay.runs.summary import read_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["find_recorded_runs", "read_promises", "read_recorded_spread"]
+
+_LEAST: Final = 3
+"""One run is the baseline, and two others are the fewest that have a spread."""
+_LATEST: Final = 30
+"""Recordings that are read; older ones say little about the machines of today."""
+
+
+def find_recorded_runs(folder: Path, revision: str | None) -> list[Path]:
+    """Return one run of each recording, the latest first.
+
+    Recordings that are invalid or incomplete, and those of other revisions, are left out.
+
+    Args:
+        folder: a folder of recordings of `replay ab` of one build with itself.
+        revision: revision that must have served the runs; only the part after the last hyphen
+            counts, so that a copy of a service under another name can be recorded. None if any
+            revision may have.
+
+    Raises:
+        InputError: fewer than three recordings are left, or one compares two builds.
+    """
+    found: list[tuple[str, Path]] = []
+    problems: list[str] = []
+    for one, recording in find_history(folder):
+        for pair in recording.pairs[:1]:
+            run = one / pair.baseline
+            try:
+                summary = read_checked_summary(run)
+                problem = "" if summary.validity.valid else f"{run} is invalid"
+                problem = problem or _served_by_others(run, revision)
+            except InputError as error:
+                problem = str(error)
+            if problem:
+                problems.append(problem)
+            else:
+                found.append((summary.run.started_at, run))
+    _require_enough(folder, len(found), problems)
+    return [run for _, run in sorted(found, reverse=True)[:_LATEST]]
+
+
+def read_recorded_spread(
+    folder: Path, judged: Sequence[LoadedRun], *, revision: str | None = None
+) -> dict[str, RunSpread]:
+    """Return the spread between the recordings by class, without the run that is judged.
+
+    Args:
+        folder: see `find_recorded_runs`.
+        judged: the judged runs, at least one; recordings of other requests are left out.
+        revision: see `find_recorded_runs`.
+
+    Raises:
+        InputError: see `find_recorded_runs`; or fewer than two recordings fit.
+    """
+    known = {(run.summary.run.started_at, run.summary.records_digest) for run in judged}
+    runs: list[LoadedRun] = []
+    problems: list[str] = []
+    for path in find_recorded_runs(folder, revision):
+        summary = read_checked_summary(path)
+        if difference := difference_between(judged[0].summary, summary):
+            problems.append(f"{path} is of other requests: {difference}")
+        elif (identity := (summary.run.started_at, summary.records_digest)) not in known:
+            known.add(identity)
+            runs.append(load_run(path))
+    _require_enough(folder, len(runs) + 1, problems)
+    missed = {name: missed_shares(runs, name) for run in runs for name in run.class_names}
+    return {
+        name: RunSpread(
+            # The difference of two runs has twice the variance of one.
+            variance=2 * statistics.variance(shares),
+            degrees=len(shares) - 1,
+            missed=statistics.fmean(shares),
+        )
+        for name, shares in missed.items()
+        if len(shares) > 1
+    }
+
+
+def read_promises(run: Path) -> list[Any]:
+    """Return the classes of a run's SLO as `replay --dry-run --json` prints them."""
+    return [msgspec.to_builtins(promise) for promise in read_summary(run).promises]
+
+
+def _require_enough(folder: Path, count: int, problems: Sequence[str]) -> None:
+    """Reject a folder with too few recordings.
+
+    Raises:
+        InputError: names the first recording that was left out, and why.
+    """
+    if count >= _LEAST:
+        return
+    left_out = f"; {len(problems)} more were left out: {problems[0]}" if problems else ""
+    raise InputError(
+        f"{folder}: a recorded baseline needs {_LEAST} recordings of one build with itself, made "
+        f"at different times, and there are {count}{left_out}"
+    )
+
+
+def _served_by_others(run: Path, revision: str | None) -> str:
+    """Return a sentence about the revisions that served a run; empty if it is the expected one."""
+    if revision is None:
+        return ""
+    names = Counter[str]()
+    with open_records(run) as opened:
+        for batch in read_batches(opened, ["revision"]):
+            for one in batch["revision"].value_counts().to_pylist():
+                names[str(one["values"] or "")] += one["counts"]
+    del names[""]  # requests without a response
+    if not names:
+        return f"{run} does not name the revision that served it"
+    others = [name for name in names if name.rpartition("-")[2] != revision.rpartition("-")[2]]
+    return f"{run} was served by revision {others[0]}, not {revision}" if others else ""

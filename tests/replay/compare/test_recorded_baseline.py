@@ -1,0 +1,177 @@
+"""A recorded baseline: its latest run is compared, and the spread is that between recordings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.replay.compare.recorded import chat_run
+
+from goodput_core.errors import InputError, UsageError
+from goodput_replay.compare import ab
+from goodput_replay.compare.gate_command import main as judge
+from goodput_replay.compare.recorded_baseline import find_recorded_runs, read_promises
+from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+STABLE = "chat-0a1b2c3d"
+WINDOW_S = 120
+SIDES = {"baseline": "baseline", "candidate": "candidate"}
+
+
+def record(folder: Path, name: str, missed: int, **changes: Any) -> Path:
+    """Record a build with itself; the first run missed this number of its 1,200 requests."""
+    run = folder / name / "baseline"
+    chat_run(run, missed=spread(missed), seconds=WINDOW_S, **{"revision": STABLE, **changes})
+    write_recording(folder / name, recording(RecordedPair(order="AB", salt="s", **SIDES)))
+    return folder / name
+
+
+def spread(missed: int) -> range:
+    """Return evenly spread numbers of requests."""
+    return range(0, 1200, 1200 // missed)
+
+
+def recording(*pairs: RecordedPair, recorded: bool = False) -> ABRecording:
+    return ABRecording(
+        baseline="http://chat",
+        candidate="http://new" if recorded else "http://chat",
+        same_build=not recorded,
+        looks=(1,),
+        confidence="95%",
+        margin="1%",
+        pairs=pairs,
+        recorded=recorded,
+    )
+
+
+def compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, nights: Sequence[int], candidate: int
+) -> dict[str, Any]:
+    """Judge a candidate against the first of some nights; numbers are missed requests."""
+    history = tmp_path / "history"
+    for number, missed in enumerate(nights):
+        record(history, f"night-{number}", missed)
+    out = tmp_path / "out"
+    shutil.copytree(history / "night-0" / "baseline", out / "baseline")
+    chat_run(out / "candidate", missed=spread(candidate), seconds=WINDOW_S)
+    pair = RecordedPair(order="AB", salt="s", **SIDES)
+    write_recording(out, recording(pair, recorded=True))
+    judge([str(out), "--history", str(history), "--json"])
+    (chat,) = json.loads(capsys.readouterr().out)["classes"]
+    check: dict[str, Any] = next(one for one in chat["checks"] if one["rule"] == "difference")
+    return check
+
+
+@pytest.mark.parametrize(
+    ("nights", "candidate", "verdict"),
+    [
+        ((2, 2, 1, 3, 2, 2), 2, "PASS"),
+        ((2, 2, 1, 3, 2, 2), 60, "FAIL"),
+        # Nights that differ by more than the margin prove neither that nor its opposite.
+        ((2, 40, 1, 60, 20, 2), 2, "INCONCLUSIVE"),
+        ((2, 40, 1, 60, 20, 2), 60, "INCONCLUSIVE"),
+        # Two nights besides the baseline are hardly an estimate of a spread.
+        ((2, 1, 6), 2, "INCONCLUSIVE"),
+    ],
+    ids=["alike", "worse", "restless and alike", "restless and worse", "three nights"],
+)
+def test_the_spread_between_nights_decides_what_one_run_can_show(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    nights: Sequence[int],
+    candidate: int,
+    verdict: str,
+) -> None:
+    check = compare(tmp_path, capsys, nights=nights, candidate=candidate)
+    assert check["verdict"] == verdict, check
+
+
+def test_recordings_that_do_not_fit_are_left_out_and_the_error_names_one(tmp_path: Path) -> None:
+    record(tmp_path, "a", 1)
+    record(tmp_path, "other", 1, revision="chat-ffffffff")
+    record(tmp_path, "copy", 1, revision="test-0a1b2c3d")
+    record(tmp_path, "silent", 1, revision="")
+    record(tmp_path, "late", 1, lag_ms=90)
+    (tmp_path / "running").mkdir()
+    write_recording(tmp_path / "running", recording())
+    with pytest.raises(InputError, match=r"needs 3 recordings .* there are 2; 3 more were left"):
+        find_recorded_runs(tmp_path, STABLE)
+    last = record(tmp_path, "last", 1)
+    found = find_recorded_runs(tmp_path, STABLE)
+    names = {run.parent.name for run in found}
+    assert names == {"a", "copy", last.name}
+    starts = [json.loads((run / "summary.json").read_text())["run"]["started_at"] for run in found]
+    assert starts == sorted(starts, reverse=True), "the latest is first"
+    assert {run.parent.name for run in find_recorded_runs(tmp_path, None)} == {
+        *names,
+        "other",
+        "silent",
+    }
+
+
+def test_recordings_of_other_requests_are_no_spread(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for side in SIDES.values():
+        chat_run(out / side, seconds=60)
+    write_recording(out, recording(RecordedPair(order="AB", salt="s", **SIDES), recorded=True))
+    for number in range(3):
+        record(tmp_path / "history", f"night-{number}", 1)
+    with pytest.raises(InputError, match="is of other requests: the length of the window differs"):
+        judge([str(out), "--history", str(tmp_path / "history"), "--json"])
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "needs one new build"),
+        (("--emulate", "a.yaml"), "needs one new build"),
+        (("-f", "a.yaml", "-f", "b.yaml"), "needs one new build"),
+        (("-f", "a.yaml", "--pairs", "4"), "--pairs cannot be combined with --recorded"),
+        (("-f", "a.yaml", "--max-pairs", "4"), "--max-pairs cannot be combined"),
+        (("-f", "a.yaml", "--history", "h"), "--history cannot be combined"),
+    ],
+    ids=["no build", "virtual time", "two builds", "pairs", "looks", "a history"],
+)
+def test_options_that_do_not_fit_a_recorded_baseline_are_rejected(
+    tmp_path: Path, options: Sequence[str], words: str
+) -> None:
+    for number in range(3):
+        record(tmp_path / "h", f"night-{number}", 1)
+    given = [str(tmp_path / "h") if word == "h" else word for word in options]
+    with pytest.raises(UsageError, match=words):
+        ab.main(["--trace", "sample", "--recorded", str(tmp_path / "h"), *given])
+
+
+def test_too_few_recordings_end_the_command_with_a_result_before_any_run(tmp_path: Path) -> None:
+    record(tmp_path / "h", "night-0", 1)
+    words = ["--trace", "sample", "--recorded", str(tmp_path / "h"), "-f", "absent.yaml"]
+    with pytest.raises(InputError, match="there are 1"):
+        ab.main([*words, "--result-file", str(tmp_path / "result"), "--out", str(tmp_path / "o")])
+    assert "needs 3 recordings" in (tmp_path / "result").read_text(encoding="utf-8")
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_slo_of_a_recording_is_compared_with_that_of_the_plan(tmp_path: Path) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text("classes: [{name: chat, ttftMs: 500, tpotMs: 50, objective: 99%}]\n")
+    words = ["--rate", "1/s", "--duration", "2s", "--input-tokens", "9"]
+    words += ["--output-tokens", "9", "--slo", str(slo), "--target", "http://chat"]
+    done = subprocess.run(
+        [sys.executable, "-m", "goodput_core", "replay", *words, "--dry-run", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run = record(tmp_path, "night", 1) / "baseline"
+    assert read_promises(run) == json.loads(done.stdout)["promises"]
