@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "Emit",
     "Push",
     "WriteStatus",
+    "without_fields",
 ]
 
 
@@ -143,3 +144,17 @@ class Decision:
     changes: tuple[Change, ...] = ()
     foreign: tuple[tuple[str, str], ...] = ()
     control_decision: ServiceDecision | None = None
+
+
+def without_fields(status: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:
+    """Return a status without some fields.
+
+    Args:
+        status: the status.
+        paths: `FIELD`, or `FIELD.FIELD` for a part of one.
+    """
+    kept = {name: value for name, value in status.items() if name not in paths}
+    for name, _, part in (path.partition(".") for path in paths):
+        if part and name in kept:
+            kept[name] = {key: value for key, value in kept[name].items() if key != part}
+    return kept

@@ -34,6 +34,7 @@ from goodput_operator.reconcile.actions import (
     Emit,
     Push,
     WriteStatus,
+    without_fields,
 )
 from goodput_operator.render.secrets import TOKEN_KEY, control_token
 
@@ -57,7 +58,9 @@ _MAX_FIELDS: Final = 5
 """Maximum number of fields per manager that one Event names."""
 _CONCURRENT_PUSHES: Final = 16
 _ALL_FIELDS: Final = ((),)
-_LEARNT_NOT_DECLARED: Final = re.compile(r"\.status\.learnt(\.\w+)?: field not declared in")
+_NOT_DECLARED: Final = re.compile(
+    r"\.status\.(?:(learnt|gate)(?:\.\w+)?|(summary\.gate)): field not declared in"
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -301,11 +304,12 @@ class Applier:
         }
         # Forced, because the operator is the only writer of the status.
         response = await self._client.apply(LLMSERVICE, body, force=True, subresource="status")
-        if isinstance(response, FailedCall) and _LEARNT_NOT_DECLARED.search(response.message):
-            # The definition in the cluster is of a version without this optional field, or without
-            # a part of it.
-            record.stores_learnt = False
-            status = {name: value for name, value in action.status.items() if name != "learnt"}
+        # The definition in the cluster may be of a version without an optional field, or without a
+        # part of it.
+        found = _NOT_DECLARED.findall(response.message) if isinstance(response, FailedCall) else ()
+        if found:
+            record.undeclared |= {whole or part for whole, part in found}
+            status = without_fields(action.status, record.undeclared)
             response = await self._client.apply(
                 LLMSERVICE, {**body, "status": status}, force=True, subresource="status"
             )

@@ -38,6 +38,7 @@ from goodput_operator.reconcile.actions import (
     Delete,
     Push,
     WriteStatus,
+    without_fields,
 )
 from goodput_operator.reconcile.attainment import judge_attainment
 from goodput_operator.reconcile.drift import find_repairs
@@ -99,13 +100,25 @@ def decide(snapshot: Snapshot, installation: Installation) -> Decision:
         return Decision(actions=(), memory=snapshot.memory, wake_at_ns=None)
     view = view_of(snapshot)
     parsed = snapshot.memory.spec
-    spec = parsed[1] if parsed and parsed[0] == view.generation else _parse_spec(snapshot.service)
+    if (
+        parsed
+        and parsed[0] == view.generation
+        and _has_gate(snapshot.service) == (parsed[1].rollout.gate is not None)
+    ):
+        spec: LLMServiceSpec | Problem = parsed[1]
+    else:
+        spec = _parse_spec(snapshot.service)
     if isinstance(spec, Problem):
         conditions = rejected_conditions(view, spec)
         return _finish(
             snapshot, view, conditions, None, actions=[], memory=snapshot.memory, wakes=[]
         )
     return _reconcile(snapshot, view, spec, installation)
+
+
+def _has_gate(service: Object) -> bool:
+    """True if the spec has a gate; an API server may drop it without another generation."""
+    return bool(((service.get("spec") or {}).get("rollout") or {}).get("gate"))
 
 
 def _parse_spec(service: Object) -> LLMServiceSpec | Problem:
@@ -212,9 +225,7 @@ def _reconcile(
             view.status.get("learnt") or {},
             now_ns=now_ns,
             unix_s=snapshot.unix_s,
-        )
-        if snapshot.stores_learnt
-        else None,
+        ),
         unmeasured_engines=_unmeasured_engines(view, next_memory),
     )
     next_memory = replace(
@@ -258,7 +269,10 @@ def _finish(
 ) -> Decision:
     """Add the status write and the Events to the other actions."""
     stored, now_ns, reported = view.status, snapshot.now_ns, snapshot.memory.reported
-    status = status_of(view, conditions, status_input, at=format_time(snapshot.unix_s))
+    status = without_fields(
+        status_of(view, conditions, status_input, at=format_time(snapshot.unix_s)),
+        snapshot.undeclared,
+    )
     due_ns = write_due_ns(status, stored, written_ns=memory.status_written_ns, now_ns=now_ns)
     if due_ns == now_ns:
         actions.append(WriteStatus(status=status))
@@ -270,7 +284,8 @@ def _finish(
     changes = () if step is None else step.changes
     if status_input is not None:
         gate = status_input.gate
-        actions += events.of_gate(stored.get("gate") or {}, gate.status)
+        if "gate" not in snapshot.undeclared:  # otherwise nothing shows what was reported
+            actions += events.of_gate(stored.get("gate") or {}, gate.status)
         actions += events.of_revisions(
             stored,
             update=status_input.update,

@@ -17,6 +17,7 @@ from goodput_operator.reconcile.gate_attempt import GateAttempt, obsolete_object
 from goodput_operator.reconcile.gate_plan import (
     GatePhase,
     GatePlan,
+    GateReason,
     GateRecord,
     gate_status,
     read_record,
@@ -62,6 +63,10 @@ def plan_gate(
         setpoint: limits and replicas in force.
     """
     gate, record = spec.rollout.gate, read_record(update)
+    if gate is None and record is not None and stable is not None and stable.name != update.name:
+        plan = _hold_without_gate(snapshot, view, update.name, stable.name, record)
+        if plan is not None:
+            return plan
     if gate is None or stable is None or stable.name == update.name:
         passed = record is not None and record.phase(gate) is GatePhase.PASSED
         return GatePlan(
@@ -77,7 +82,11 @@ def plan_gate(
         key = record.key  # a rollout that has begun is not judged again
     if record is None or record.key != key:
         record = GateRecord(
-            key=key, baseline=stable.name, started=snapshot.unix_s, since=snapshot.unix_s
+            key=key,
+            baseline=stable.name,
+            started=snapshot.unix_s,
+            since=snapshot.unix_s,
+            generation=view.generation,
         )
         status = gate_status(update.name, record, gate, message="the gate begins")
         return GatePlan(
@@ -87,11 +96,13 @@ def plan_gate(
             status=status,
             wake_after_s=1.0,
         )
+    current = replace(record, generation=view.generation)
     phase = record.phase(gate)
     job = job_name(view.owner, key, record.attempt)
     if phase is not None:
         return GatePlan(
             target=update.name if phase is GatePhase.PASSED else stable.name,
+            record=current if phase is not GatePhase.PASSED and current != record else None,
             deletes=obsolete_objects(view, None, job),
             status=gate_status(update.name, record, gate),
         )
@@ -103,29 +114,75 @@ def plan_gate(
         installation=installation,
         update=update,
         stable=stable,
-        record=record,
+        record=current,
         setpoint=setpoint,
     )
     if spec.suspend:
         return attempt.suspend()
     plan = attempt.decide()
+    if plan.record is None and current != record:
+        plan = replace(plan, record=current)
     # The pods of the pair name the ControllerRevision, which owns the Secret with their token.
     return plan if stored else replace(plan, pair=None, create=None)
+
+
+def _hold_without_gate(
+    snapshot: Snapshot, view: View, update: str, stable: str, record: GateRecord
+) -> GatePlan | None:
+    """Keep the stable revision if the gate vanished without a change of the spec.
+
+    An API server with a definition of another version drops fields that it does not know, and
+    leaves the generation of the spec unchanged. A person who removes the gate changes it.
+
+    Returns:
+        None if the update revision may serve without the gate.
+    """
+    key = _digest(snapshot.service, update=update, stable=stable, gate=None)
+    if record.reason == GateReason.NOT_STORED:
+        vanished, held = record.key == key, record
+    else:
+        vanished = record.phase(None) is not GatePhase.PASSED
+        vanished = vanished and record.generation == view.generation
+        held = replace(
+            record,
+            key=key,
+            verdict=None,
+            ended=GatePhase.PAUSED,
+            reason=GateReason.NOT_STORED,
+            message=(
+                "spec.rollout.gate vanished without a change of the spec, because the definition "
+                "of LLMService in the cluster is of a version that lacks it; install that of the "
+                "operator's version and apply the gate again, or set the annotation "
+                f"{ANNOTATION_RETRY} to roll out without it"
+            ),
+        )
+    if not vanished:
+        return None
+    return GatePlan(
+        target=stable,
+        record=None if held is record else held,
+        deletes=obsolete_objects(view, None, None),
+        status=gate_status(update, held, None),
+    )
 
 
 def _key_of(
     service: Object, spec: LLMServiceSpec, gate: GateSpec, *, update: str, stable: str
 ) -> str:
     """Return the key of a gate: with another one, the gate begins again."""
-    rules, metadata = encode(gate), service["metadata"]
+    rules = encode(gate)
     # It changes what follows from the verdict, not the verdict.
     rules.pop("onInconclusive", None)
+    return _digest(service, update=update, stable=stable, gate=rules, slo=encode(spec.slo))
+
+
+def _digest(service: Object, *, update: str, stable: str, **rules: object) -> str:
+    metadata = service["metadata"]
     parts = {
         "service": metadata["uid"],
         "candidate": update,
         "baseline": stable,
-        "gate": rules,
-        "slo": encode(spec.slo),
         "retry": str((metadata.get("annotations") or {}).get(ANNOTATION_RETRY, "")),
+        **rules,
     }
     return digest_of(parts, _KEY_CHARACTERS)

@@ -57,6 +57,8 @@ class GateReason(StrEnum):
     """The pod of the Job did not start within the progress deadline."""
     NO_VERDICT = "GateInvalid"
     """No attempt gave a valid measurement."""
+    NOT_STORED = "GateNotStored"
+    """The API server no longer stores the gate, because the definition is of another version."""
     NO_IMAGE = "NoReplayImage"
     """Neither the gate nor the installation names an image for replays."""
 
@@ -69,6 +71,9 @@ class GateRecord:
     baseline: str = spec_field("The stable revision.")
     started: int = spec_field("Start of the gate, in seconds since 1970.", minimum=0)
     since: int = spec_field("Start of the current wait, in seconds since 1970.", minimum=0)
+    generation: int = spec_field(
+        "Last known generation of the spec with this gate.", default=0, minimum=0
+    )
     attempt: int = spec_field("Number of the current attempt.", default=1, minimum=1)
     invalid: int = spec_field("Attempts that gave no verdict.", default=0, minimum=0)
     verdict: VerdictKind | None = spec_field("The verdict; absent before it.", default=None)

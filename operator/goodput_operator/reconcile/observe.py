@@ -40,7 +40,7 @@ class ServiceRecord:
             read.
         written: the service as the API server returned it after our last status write; None once
             the cache has this version.
-        stores_learnt: False once the API server has rejected `status.learnt`.
+        undeclared: optional fields of the status that the API server has rejected.
     """
 
     uid: str
@@ -49,7 +49,7 @@ class ServiceRecord:
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     foreign: dict[tuple[str, str], Object] = field(default_factory=dict)
     written: Object | None = None
-    stores_learnt: bool = True
+    undeclared: frozenset[str] = frozenset()
 
 
 class Collector(Protocol):
@@ -117,7 +117,7 @@ class Observer:
             memory=record.memory,
             failures=record.failures,
             delayed=record.delayed,
-            stores_learnt=record.stores_learnt,
+            undeclared=record.undeclared,
             gate_state=await self._gate_state(pods),
         )
 

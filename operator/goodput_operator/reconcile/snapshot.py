@@ -156,8 +156,8 @@ class Snapshot:
         failures: messages of the last reconciliation's rejected actions by kind and name; the kind
             is "Secret" for a `CreateToken` and "Pod" for a `Push`.
         delayed: messages of the last reconciliation's temporarily failed actions, by kind and name.
-        stores_learnt: False if the definition in the cluster is of a version without
-            `status.learnt`.
+        undeclared: optional fields of the status that the definition in the cluster lacks, because
+            it is of another version: `learnt`, `gate` or `summary.gate`.
         gate_state: progress that the pod of a gate's Job reported; None if none was read.
     """
 
@@ -170,7 +170,7 @@ class Snapshot:
     memory: Memory = field(default_factory=Memory)
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    stores_learnt: bool = True
+    undeclared: frozenset[str] = frozenset()
     gate_state: ABState | None = None
 
 

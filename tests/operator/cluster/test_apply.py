@@ -330,21 +330,33 @@ async def test_the_complete_status_is_written_to_the_uid_of_the_service_and_reme
     assert outcome.failures == {}, "a deleted service has no conditions"
 
 
-@pytest.mark.parametrize("field", [".status.learnt", ".status.learnt.burstTime"])
-async def test_under_an_earlier_definition_the_status_is_written_without_what_was_learnt(
-    bench: Any, field: str
+@pytest.mark.parametrize(
+    ("fields", "undeclared"),
+    [
+        ((".status.learnt",), {"learnt"}),
+        ((".status.learnt.burstTime",), {"learnt"}),
+        ((".status.gate.attempt", ".status.gate.pairs"), {"gate"}),
+        ((".status.gate", ".status.summary.gate"), {"gate", "summary.gate"}),
+    ],
+    ids=["learnt", "a part of learnt", "parts of a gate", "a gate and its column"],
+)
+async def test_under_an_earlier_definition_the_status_is_written_without_fields_that_it_lacks(
+    bench: Any, fields: Sequence[str], undeclared: set[str]
 ) -> None:
     path = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
     bench.server.put(path, SERVICE)
-    message = f"failed to create typed patch object: {field}: field not declared in schema"
+    rejected = "\n".join(f"{field}: field not declared in schema" for field in fields)
+    message = f"failed to create typed patch object: errors:\n{rejected}"
     bench.server.rejections["PATCH", f"{path}/status"] = (500, {"message": message})
     record = ServiceRecord(uid=UID)
-    status = {"replicas": 2, "learnt": {"startupSeconds": [3]}}
+    gate = {"summary": {"gate": "Replaying", "phase": "Gating"}, "gate": {"attempt": 1}}
+    status = {"replicas": 2, "learnt": {"startupSeconds": [3]}, **gate}
     await carry_out(bench, WriteStatus(status=status), record=record)
-    assert not record.stores_learnt
+    assert record.undeclared == undeclared
     first, second = (body["status"] for body in bench.server.bodies[-2:])
-    assert "learnt" in first
-    assert second == {"replicas": 2}
+    assert first == status
+    assert second.keys() == status.keys() - undeclared
+    assert ("gate" in second["summary"]) == ("summary.gate" not in undeclared)
 
 
 async def test_pushes_run_concurrently_and_their_failures_are_stored_by_pod(bench: Any) -> None:

@@ -154,7 +154,7 @@ async def test_a_snapshot_states_that_the_definition_lacks_a_field(harness: Harn
     harness.actions = (WriteStatus(status={"learnt": {}}),)
     await harness.reconciler.reconcile(KEY)
     await harness.reconciler.reconcile(KEY)
-    assert [snapshot.stores_learnt for snapshot in harness.seen] == [True, False]
+    assert [set(snapshot.undeclared) for snapshot in harness.seen] == [set(), {"learnt"}]
 
 
 async def test_a_snapshot_contains_the_service_and_its_labelled_objects(harness: Harness) -> None:

@@ -78,7 +78,7 @@ class Cluster:
     delayed: dict[tuple[str, str], str] = field(default_factory=dict)
     now_ns: int = 10_000 * NS_PER_S
     window: ServiceWindow = field(default_factory=ServiceWindow)
-    stores_learnt: bool = True
+    undeclared: frozenset[str] = frozenset()
     generation: int = 1
     counter: int = 0
     events: list[Emit] = field(default_factory=list)
@@ -175,7 +175,7 @@ class Cluster:
             memory=self.memory,
             failures=self.failures,
             delayed=self.delayed,
-            stores_learnt=self.stores_learnt,
+            undeclared=self.undeclared,
             gate_state=self.gate_state,
         )
 

@@ -94,7 +94,7 @@ def test_learnt_capacity_and_start_up_times_outlive_the_operator(running: Cluste
 def test_a_definition_without_learnt_capacity_gets_no_write_that_changes_nothing(
     running: Cluster,
 ) -> None:
-    running.stores_learnt = False
+    running.undeclared = frozenset({"learnt"})
     running.update_spec(**AUTO)
     running.settle()
     running.memory = replace(running.memory, startups_ns=(40 * NS_PER_S,))

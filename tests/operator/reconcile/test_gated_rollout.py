@@ -586,6 +586,64 @@ def test_another_baseline_begins_another_gate_and_removes_the_engine_of_the_firs
     assert trials(gated)["candidate"].keys().isdisjoint(fresh["candidate"])
 
 
+@pytest.mark.parametrize("ends", [None, FAIL, INCONCLUSIVE])
+def test_a_gate_that_the_api_server_drops_holds_the_revision(
+    gated: Cluster, ends: str | None
+) -> None:
+    (stable,) = gated.deployments()
+    change(gated)
+    until_job(gated)
+    if ends is not None:
+        gated.end_job(ends)
+        gated.settle()
+    gated.update_spec(replicas=3)
+    gated.reconcile()
+    gated.spec = {**gated.spec, "rollout": {}}  # without another generation
+    gated.undeclared = frozenset({"gate", "summary.gate"})
+    gated.restart_operator()
+    gated.settle()
+    assert gated.deployments() == {stable: 3}
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+    assert gated.condition("RolloutPaused") == ("True", "GateNotStored")
+    assert "gate" not in gated.status
+    written = len(gated.written)
+    for _ in range(5):
+        assert not gated.reconcile().actions, "nothing is written again"
+    assert len(gated.written) == written
+    gated.update_spec(replicas=2)
+    gated.settle()
+    assert gated.deployments() == {stable: 2}, "a later change of the spec keeps it held"
+    gated.annotations = {"goodput.dev/retry": "1"}
+    gated.settle()
+    assert list(gated.deployments()) == [gated.status["updateRevision"]] != [stable]
+
+
+def test_a_gate_that_is_stored_again_begins_again(gated: Cluster) -> None:
+    change(gated)
+    until_job(gated)
+    kept, gated.spec = gated.spec, {**gated.spec, "rollout": {}}
+    gated.settle()
+    assert gated.condition("RolloutPaused") == ("True", "GateNotStored")
+    gated.update_spec(**kept)
+    until_job(gated)
+    gated.end_job(PASS)
+    gated.settle()
+    assert gated.status["currentRevision"] == gated.status["updateRevision"]
+
+
+def test_a_status_without_room_for_the_gate_is_written_once(gated: Cluster) -> None:
+    gated.undeclared = frozenset({"gate"})
+    change(gated)
+    for _ in range(12):
+        gated.reconcile()
+    assert "gate" not in gated.status
+    for _ in range(5):
+        assert not gated.reconcile().actions
+    gated.end_job(PASS)
+    gated.settle()
+    assert gated.status["currentRevision"] == gated.status["updateRevision"]
+
+
 STEPS: dict[str, Callable[[Cluster], object]] = {
     "reconcile": lambda cluster: None,
     "kill operator": lambda cluster: cluster.restart_operator(),
@@ -609,6 +667,7 @@ STEPS: dict[str, Callable[[Cluster], object]] = {
         rollout={"gate": {**GATE, "baseline": "Recorded", "pairs": 1, "history": "pvc://h/aa"}}
     ),
     "lose the Job": lambda cluster: lose_job(cluster),  # noqa: PLW0108 - defined below
+    "drop the gate": lambda cluster: cluster.spec.update(rollout={}),
     "suspend": lambda cluster: cluster.update_spec(suspend=True),
     "resume": lambda cluster: cluster.update_spec(suspend=None),
     "lose status": lambda cluster: cluster.status.clear(),
