@@ -195,6 +195,14 @@ class Cluster:
         self.now_ns += STEP_NS
         return decision
 
+    def crash_after(self, writes: int) -> None:
+        """Decide, end the operator after its first writes, and then run Deployments and pods."""
+        for action in decide(self.snapshot(), self.installation).actions[:writes]:
+            self._carry_out(action)
+        self.restart_operator()
+        self.run_deployments()
+        self.now_ns += STEP_NS
+
     def settle(self, most: int = 60) -> int:
         """Reconcile until there is nothing to do; return the number of attempts."""
         for count in range(most):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from goodput_core.replay_job import ABResult, ABState, encode_message
 from goodput_core.slo.verdict import VerdictKind
+from goodput_operator.reconcile.decide import decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -644,8 +645,46 @@ def test_a_status_without_room_for_the_gate_is_written_once(gated: Cluster) -> N
     assert gated.status["currentRevision"] == gated.status["updateRevision"]
 
 
+def test_the_objects_of_a_gate_are_deleted_with_the_service(gated: Cluster) -> None:
+    change(gated)
+    until_job(gated)
+    snapshot = gated.snapshot()
+    snapshot.service["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert decide(snapshot, gated.installation).actions == ()
+    kinds = Counter(kind for kind, _ in gated.objects)
+    assert (kinds["Job"], kinds["Deployment"]) == (1, 4), "router, engines, candidate, baseline"
+    for body in gated.objects.values():
+        [owner] = body["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["controller"]) == ("LLMService", True)
+
+
+@pytest.mark.parametrize("message", [PASS, FAIL, INVALID], ids=["PASS", "FAIL", "INVALID"])
+@pytest.mark.parametrize("writes", [0, 1, 2, 3])
+def test_an_operator_that_ends_after_any_write_reaches_the_same_outcome(
+    gated: Cluster, writes: int, message: str
+) -> None:
+    (stable,) = gated.deployments()
+    change(gated)
+    for _ in range(200):
+        # Each process ends after some writes; the last ones complete a step, or nothing would.
+        for count in (writes, writes, 99):
+            gated.crash_after(count)
+            assert len(gated.engines(ready=True)) >= 2
+            assert len(gated.jobs()) <= 1
+        end_job(gated, message)
+        if gate_of(gated).get("phase") in {"Passed", "Failed", "Paused"}:
+            break
+    gated.settle()
+    phase = {PASS: "Passed", FAIL: "Failed", INVALID: "Paused"}[message]
+    assert gate_of(gated)["phase"] == phase
+    assert (gated.status["currentRevision"] == stable) == (phase != "Passed")
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+
+
 STEPS: dict[str, Callable[[Cluster], object]] = {
     "reconcile": lambda cluster: None,
+    "kill operator after a write": lambda cluster: cluster.crash_after(1),
+    "kill operator after two writes": lambda cluster: cluster.crash_after(2),
     "kill operator": lambda cluster: cluster.restart_operator(),
     "delete candidate": lambda cluster: delete_pod(cluster, "candidate"),
     "delete baseline": lambda cluster: delete_pod(cluster, "baseline"),
