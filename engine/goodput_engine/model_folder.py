@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.errors import InputError
@@ -23,6 +24,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
         InputError: the file is missing, too large, or not a JSON object.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"{path}: is not a regular file; download the model again")
         with path.open("rb") as file:
             data = file.read(_MAX_JSON_BYTES + 1)
     except OSError as error:

@@ -148,7 +148,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = ""
+    content: str | list[TextPart] | None = None
 
     # Honoured by a real model.
     tool_call_id: Annotated[str, msgspec.Meta(max_length=128)] | None = None
@@ -402,7 +402,7 @@ def _reject_tool_message(message: ChatMessage, path: str) -> None:
         field = f"{path}role"
         raise bad_request(f"{field} tool is not supported by an emulated device", field)
     if message.content is None:
-        raise bad_request(f"{path}content is null; send a text", f"{path}content")
+        raise bad_request(f"{path}content is absent or null; send a text", f"{path}content")
 
 
 def _check_metadata(raw: msgspec.Raw) -> None:

@@ -97,7 +97,7 @@ def _message(message: ChatMessage, path: str) -> dict[str, Any]:
     if calls and message.role != "assistant":
         raise bad_request(f"{field} is only valid in a message of the assistant", field)
     if message.content is None and not calls:
-        raise bad_request(f"{path}.content is null; send a text", f"{path}.content")
+        raise bad_request(f"{path}.content is absent or null; send a text", f"{path}.content")
     if calls:
         found["tool_calls"] = [
             {

@@ -221,6 +221,9 @@ def test_an_invalid_completion_is_rejected_by_field(fields: dict[str, Any], para
             {"messages": [{"content": "x"}]}, "messages[0].role", id="a message without role"
         ),
         pytest.param(
+            {"messages": [{"role": "user"}]}, "messages[0].content", id="a message without content"
+        ),
+        pytest.param(
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
             "messages[0].content[0].type",
             id="an image",

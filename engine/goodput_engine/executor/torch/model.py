@@ -215,7 +215,7 @@ class PackedModel:
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_model_tokens: int = getattr(config, "max_position_embeddings", 0)
-        self.stop_ids = _stop_ids(model)
+        self.stop_ids = _stop_ids(model, self.vocab_size)
         self.device: torch.device = model.device
         if not model._supports_attention_backend:  # noqa: SLF001 - transformers has no public name
             raise InputError("transformers has no exchangeable attention for it")
@@ -355,9 +355,13 @@ def _check_windows(config: Any, rules: dict[int, AttentionRule]) -> None:
             raise InputError(f"its layer {layer} does not state the size of its sliding window")
 
 
-def _stop_ids(model: Any) -> frozenset[int]:
-    """Return the ids of the tokens that end an output."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
+def _stop_ids(model: Any, vocab_size: int) -> frozenset[int]:
+    """Return the ids of the tokens that end an output; others than those of a logit end none."""
+    value = model.generation_config.eos_token_id
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        raise InputError(
+            f"its eos_token_id is {str(value)[:100]}, but must be a token id or a list of them; "
+            "correct generation_config.json or config.json"
+        )
+    return frozenset(one for one in ids if 0 <= one < vocab_size)

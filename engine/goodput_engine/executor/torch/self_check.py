@@ -45,6 +45,11 @@ def check_model(model: PackedModel) -> None:
         logits = _packed_logits(model, ids, neighbour_position)[: len(ends)]
         if bool(((logits - expected).abs() <= bound).all()):
             continue
+        if not bool(expected.isfinite().all()):
+            raise InputError(
+                "its logits are not finite numbers; download the weights again, or select a data "
+                "type with a larger range"
+            )
         if neighbour_position is None:
             raise InputError("paged attention does not give the logits of its own attention")
         raise InputError(

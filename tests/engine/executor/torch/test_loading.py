@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,17 @@ def quantize(folder: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
+def make_pipe(folder: Path) -> None:
+    """Replace the configuration by a named pipe, which nothing writes to."""
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
+def change_ends(folder: Path, value: object) -> None:
+    """Set the ids of the tokens that end an output."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+
+
 def run_code(folder: Path) -> None:
     """Add code to the folder that creates a file when it is imported."""
     code = f"open({str(folder / 'executed')!r}, 'w').close()\n"
@@ -168,6 +180,17 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a shard": (cut_shard, "download the model again: b.safetensors has "),
     "a shard elsewhere": (lambda f: write_index(f, a="../../etc/passwd"), "outside the folder"),
     "an empty index": (write_index, "has no weight_map"),
+    "config is a pipe": (make_pipe, "config.json: is not a regular file"),
+    "a weight that is no number": (
+        lambda f: change_weights(f, lambda w: w["lm_head.weight"].fill_(torch.nan)),
+        "its logits are not finite numbers; download the weights again",
+    ),
+    "an end that is a text": (
+        lambda f: change_ends(f, "2"),
+        "its eos_token_id is 2, but must be a token id or a list of them",
+    ),
+    "an end that is a list": (lambda f: change_ends(f, [[2]]), "its eos_token_id is [[2]], but"),
+    "an end that is null": (lambda f: change_ends(f, [2, None]), "its eos_token_id is [2, None]"),
 }
 
 
@@ -283,6 +306,12 @@ def test_broken_code_of_a_folder_is_reported_in_one_sentence(
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(InputError, match=r"transformers cannot load the model: a b$"):
         load_model(folder, allow_remote_code=True)
+
+
+def test_an_end_outside_the_vocabulary_ends_no_output(tmp_path: Path) -> None:
+    make_folder(tmp_path, "Llama")
+    change_ends(tmp_path, [3, -1, VOCABULARY, VOCABULARY - 1, 10**9])
+    assert load_model(tmp_path).stop_ids == {3, VOCABULARY - 1}
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
