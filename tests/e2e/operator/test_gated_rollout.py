@@ -7,7 +7,10 @@ replay a trace from a claim.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +24,6 @@ from tools.e2e.watching import ServingEngines, watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tools.cluster.handle import OwnCluster
     from tools.e2e.installation import ChartRelease
@@ -323,11 +325,43 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
     tell(installation.kubectl("get", "llmsvc"))
 
 
+def record_service(
+    installation: ChartRelease, name: str, storage: Path
+) -> list[subprocess.Popen[str]]:
+    """Start recordings of a service with itself in the folder `history` of the claim.
+
+    There is one more than needed, because a busy machine may make one of them invalid.
+    """
+    url, slo = installation.url(name), storage / "slo.json"
+    slo.write_text(json.dumps(SLO), encoding="utf-8")
+    words: tuple[str, ...] = (
+        "ab",
+        "--trace",
+        str(storage / "trace.parquet"),
+        "--window",
+        f"0s..{WINDOW_S}s",
+    )
+    words += ("--target", url, "--target", url, "--slo", str(slo), "--yes", "--pairs", "1")
+    return [
+        subprocess.Popen(
+            installation.client_command(
+                str(Path(sys.executable).parent / "replay"),
+                *(*words, "--out", str(storage / "history" / f"night-{night}")),
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for night in range(4)
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_only_lost_requests_fail_a_change_and_nothing_else_does(
+def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engine(
     installation: ChartRelease,
     gated: Callable[..., None],
+    storage: Path,
     tell: Callable[[str], None],
 ) -> None:
     gated("traceless", "returned", trace="pvc://gates/absent.parquet")
@@ -352,6 +386,7 @@ def test_only_lost_requests_fail_a_change_and_nothing_else_does(
     installation.wait_settled("returned")
     assert installation.status("returned")["currentRevision"] == stable
     assert not gate_of(installation, "returned")
+    recordings = record_service(installation, "returned", storage)
 
     paused = wait_phase(installation, "traceless", "Paused", timeout_s=150)
     tell(paused["message"])
@@ -390,3 +425,18 @@ def test_only_lost_requests_fail_a_change_and_nothing_else_does(
         assert "exceeded quota: no-pair" in message
     finally:
         installation.kubectl("delete", "resourcequota", "no-pair")
+
+    for recording in recordings:
+        output, _ = recording.communicate(timeout=120)
+        tell(output)
+    recorded = {"baseline": "Recorded", "history": "pvc://gates/history", "pairs": 1}
+    installation.patch("returned", rollout={"gate": {**recorded, "trace": GATE["trace"]}})
+    wait_for(
+        lambda: [pod for pod in trial_pods(installation, "returned") if "-candidate-" in pod],
+        "the candidate starts",
+    )
+    passed = wait_phase(installation, "returned", "Passed", "Failed", "Paused", timeout_s=120)
+    tell(f"returned: {passed['message']}")
+    assert (passed["phase"], passed["pairs"]) == ("Passed", "1/1"), passed
+    installation.wait_settled("returned")
+    assert installation.status("returned")["currentRevision"] == passed["revision"] != stable
