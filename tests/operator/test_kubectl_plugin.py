@@ -104,6 +104,8 @@ def cluster(tmp_path: Path) -> Path:
         f'echo "$@" >> {tmp_path}/calls\n'
         'case "$*" in\n'
         f'*logs*) cat "{tmp_path}/log" ;;\n'
+        f'*proxy*) cat "{tmp_path}/${{*##*/}}" ;;\n'
+        f'*pods*) cat "{tmp_path}/pods" ;;\n'
         f'*deployments*) cat "{tmp_path}/deployments" ;;\n'
         f'*llmservices.goodput.dev/*) cat "{tmp_path}/service" ;;\n'
         f'*llmservices.goodput.dev*) cat "{tmp_path}/services" ;;\n'
@@ -167,6 +169,17 @@ def test_why_shows_decisions_with_the_inputs_of_the_operators_log(cluster: Path)
     found = json.loads(run(cluster, "why", "chat", "--json").stdout)
     assert [one["inputs"] for one in found["decisions"]] == [INPUTS, None]
     assert found["problem"] is None
+
+
+def test_why_reads_the_log_from_the_oldest_decision_on(cluster: Path) -> None:
+    run(cluster, "why", "chat")
+    calls = (cluster / "calls").read_text()
+    assert " --since-time=2026-11-27T02:29:00+00:00 " in calls
+    decided = {**SERVICE, "status": {}}
+    write(cluster, service=decided)
+    (cluster / "calls").unlink()
+    assert "have not changed anything" in run(cluster, "why", "chat").stderr
+    assert "logs" not in (cluster / "calls").read_text()
 
 
 def test_why_says_that_the_log_cannot_be_read_and_still_shows_decisions(cluster: Path) -> None:
@@ -274,5 +287,37 @@ def test_the_load_is_that_of_the_time_between_two_readings() -> None:
     first, last = (
         {"epoch": "a", "arrivals": n, "outcomes": {"c": {"attained": n}}} for n in (1, 5)
     )
+    assert load_view("chat-0", "engine", {}, {"running": 3}, 1.0)["busy_ratio"] is None
     router = load_view("chat-router", "router", first, last, 2.0)
     assert (router["arrivals_per_s"], router["goodput_per_s"]) == (2, 2)
+
+
+def test_top_reads_other_servers_from_their_metrics_and_names_pods_without_a_load(
+    cluster: Path,
+) -> None:
+    def pod(name: str, role: str, **annotations: str) -> dict[str, Any]:
+        labels = {"goodput.dev/role": role}
+        named = {f"goodput.dev/{key}": value for key, value in annotations.items()}
+        metadata = {"name": name, "namespace": "team", "labels": labels, "annotations": named}
+        return {"metadata": metadata, "status": {"phase": "Running"}}
+
+    pods = [
+        pod("chat-vllm", "engine", runtime="vLLM", metrics=":8000/metrics"),
+        pod("chat-lying", "engine", runtime="vLLM", metrics=":8000/nothing"),
+        pod("chat-other", "engine", runtime="OpenAI"),
+        pod("chat-router", "router"),
+    ]
+    state = {"epoch": "a", "in_flight": 4, "arrivals": 9}
+    write(cluster, pods={"items": pods}, state=state)
+    page = "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\n"
+    (cluster / "metrics").write_text(page, encoding="utf-8")
+    (cluster / "nothing").write_text("<html>", encoding="utf-8")
+    done = run(cluster, "top", "chat", "--json")
+    assert done.returncode == 0, done.stderr
+    router, engine = json.loads(done.stdout)
+    assert (router["pod"], router["in_flight"]) == ("chat-router", 4)
+    assert (engine["pod"], engine["running"], engine["waiting"]) == ("chat-vllm", 3, 2)
+    assert (engine["kv_used_ratio"], engine["busy_ratio"]) == (None, None)
+    assert "chat-lying does not respond with its load\n" in done.stderr
+    assert "chat-other has no metrics page; name one with runtime.metricsPath\n" in done.stderr
+    assert "/pods/chat-vllm:8000/proxy/metrics" in (cluster / "calls").read_text()

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import CommandParser
-from goodput_core.contract import OBJECT_LABEL_ROLE
+from goodput_core.contract import ANNOTATION_METRICS, ANNOTATION_RUNTIME, OBJECT_LABEL_ROLE
 from goodput_core.errors import ExitCode, InputError, UnreachableError
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.text import printable
@@ -18,15 +18,17 @@ from goodput_operator.plugin.views import (
     class_rows,
     condition_rows,
     decision_views,
+    first_decision_time,
     gate_view,
     input_lines,
     load_view,
+    server_state,
     service_view,
 )
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["main", "make_parser"]
 
@@ -181,7 +183,8 @@ def _why(kubectl: Kubectl, given: argparse.Namespace) -> int:
     problem = ""
     log = None
     try:
-        log = kubectl.operator_log(given.operator_namespace)
+        if since := first_decision_time(service):
+            log = kubectl.operator_log(given.operator_namespace, since=since)
     except KubectlError as error:
         problem = (
             f"the inputs of decisions are in the operator's log, which cannot be read: {error}"
@@ -227,13 +230,13 @@ def _gate(kubectl: Kubectl, given: argparse.Namespace) -> int:
 def _top(kubectl: Kubectl, given: argparse.Namespace) -> int:
     service = kubectl.service(given.name, given.namespace)
     namespace = service["metadata"]["namespace"]
-    running = [
-        (pod["metadata"]["name"], pod["metadata"]["labels"][OBJECT_LABEL_ROLE])
+    running = {
+        pod["metadata"]["name"]: pod["metadata"]
         for pod in kubectl.pods(given.name, namespace)
         if (pod.get("status") or {}).get("phase") == "Running"
-    ]
+    }
     # A pod that starts or ends does not respond.
-    first = {pod: one for pod, _ in running if (one := _reading(kubectl, pod, namespace))}
+    first = {pod: one for pod, its in running.items() if (one := _reading(kubectl, its))}
     if running and not first:
         raise UnreachableError(
             f"no engine or router of LLMService {given.name} responds through the API server; "
@@ -241,10 +244,14 @@ def _top(kubectl: Kubectl, given: argparse.Namespace) -> int:
         )
     time.sleep(_BETWEEN_READINGS_S)
     views = []
-    for pod, role in sorted(running, key=lambda one: (one[1] != "router", one[0])):
-        if pod in first and (second := _reading(kubectl, pod, namespace)):
-            (before_s, before), (after_s, after) = first[pod], second
-            views.append(load_view(pod, role, before, after, after_s - before_s))
+    roles = {pod: its["labels"][OBJECT_LABEL_ROLE] for pod, its in running.items()}
+    for pod in sorted(running, key=lambda one: (roles[one] != "router", one)):
+        second = _reading(kubectl, running[pod]) if pod in first else None
+        if second is None:
+            _print_note(_silence(running[pod]))
+            continue
+        (before_s, before), (after_s, after) = first[pod], second
+        views.append(load_view(pod, roles[pod], before, after, after_s - before_s))
     if given.json:
         return _print_json(views)
     if not views:
@@ -261,12 +268,34 @@ def _top(kubectl: Kubectl, given: argparse.Namespace) -> int:
     return ExitCode.PASS
 
 
-def _reading(kubectl: Kubectl, pod: str, namespace: str) -> tuple[float, dict[str, Any]] | None:
+def _reading(
+    kubectl: Kubectl, metadata: Mapping[str, Any]
+) -> tuple[float, Mapping[str, Any]] | None:
+    """Return the time and the state of a pod; None if it does not respond.
+
+    The state of another server than Goodput's engine is read from its metrics page.
+    """
+    pod, namespace = metadata["name"], metadata["namespace"]
+    annotations = metadata.get("annotations") or {}
+    state: Mapping[str, Any]
     try:
-        state = kubectl.state(pod, namespace)
-    except KubectlError:
+        if ANNOTATION_RUNTIME not in annotations:
+            state = kubectl.state(pod, namespace)
+        elif (place := annotations.get(ANNOTATION_METRICS)) is not None:
+            state = server_state(kubectl.page(pod, namespace, place))
+        else:
+            return None
+    except (KubectlError, ValueError):
         return None
     return time.monotonic(), state
+
+
+def _silence(metadata: Mapping[str, Any]) -> str:
+    """Return why the load of a running pod is missing."""
+    annotations = metadata.get("annotations") or {}
+    if ANNOTATION_RUNTIME in annotations and ANNOTATION_METRICS not in annotations:
+        return f"{metadata['name']} has no metrics page; name one with runtime.metricsPath"
+    return f"{metadata['name']} does not respond with its load"
 
 
 def _text(value: Any) -> str:

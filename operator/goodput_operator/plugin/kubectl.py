@@ -25,7 +25,8 @@ __all__ = ["Kubectl", "KubectlError"]
 _RESOURCE: Final = f"{PLURAL_LLMSERVICE}.{CRD_GROUP}"
 _ADMIN_PORT: Final = 9000
 _TIMEOUT_S: Final = 30
-_MAX_LOG_BYTES: Final = 8 << 20
+_MAX_LOG_BYTES: Final = 64 << 20
+_MAX_LOG_LINES: Final = 200_000
 _OPERATOR: Final = "app.kubernetes.io/name=goodput-operator"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -95,14 +96,26 @@ class Kubectl:
 
     def state(self, pod: str, namespace: str) -> dict[str, Any]:
         """Return `/control/state` of an engine or a router, through the API server."""
-        proxy = f"/api/v1/namespaces/{namespace}/pods/{pod}:{_ADMIN_PORT}/proxy"
-        return _decode(self._run("get", "--raw", f"{proxy}{PATH_CONTROL_STATE}"))
+        return _decode(self.page(pod, namespace, f":{_ADMIN_PORT}{PATH_CONTROL_STATE}"))
 
-    def operator_log(self, namespace: str | None) -> list[dict[str, Any]]:
-        """Return the latest events of the operators' logs.
+    def page(self, pod: str, namespace: str, place: str) -> str:
+        """Return a page of a pod, through the API server.
+
+        Args:
+            pod: name of the pod.
+            namespace: its namespace.
+            place: port and path, such as `:8000/metrics`.
+        """
+        port, slash, path = place.partition("/")
+        proxy = f"/api/v1/namespaces/{namespace}/pods/{pod}{port}/proxy"
+        return self._run("get", "--raw", f"{proxy}{slash}{path}")
+
+    def operator_log(self, namespace: str | None, *, since: str) -> list[dict[str, Any]]:
+        """Return the events of the operators' logs since a time.
 
         Args:
             namespace: namespace of the operator; None to search for it.
+            since: the time, in the format of RFC 3339.
         """
         if namespace is None:
             found = self._json("get", "deployments", "--all-namespaces", "-l", _OPERATOR)["items"]
@@ -113,8 +126,13 @@ class Kubectl:
             namespaces = [namespace]
         events = []
         for one in namespaces:
-            words = ("logs", "-n", one, "-l", _OPERATOR, "--tail=-1", "--prefix=false")
-            text = self._run(*words, f"--limit-bytes={_MAX_LOG_BYTES}", "--container=operator")
+            # A limit of bytes keeps the oldest ones, so it only bounds the memory.
+            text = self._run(
+                *("logs", "-n", one, "-l", _OPERATOR, "--prefix=false", "--container=operator"),
+                f"--since-time={since}",
+                f"--tail={_MAX_LOG_LINES}",
+                f"--limit-bytes={_MAX_LOG_BYTES}",
+            )
             events += [event for line in text.splitlines() if (event := _event(line)) is not None]
         return events
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
@@ -16,13 +17,16 @@ __all__ = [
     "class_rows",
     "condition_rows",
     "decision_views",
+    "first_decision_time",
     "gate_view",
     "input_lines",
     "load_view",
+    "server_state",
     "service_view",
 ]
 
 _EVENT_DECISION: Final = "decision"
+_BEFORE_DECISION: Final = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,13 @@ def decision_views(
     return views
 
 
+def first_decision_time(service: Mapping[str, Any]) -> str | None:
+    """Return a time just before the oldest decision of the status; None without a decision."""
+    decisions = (service.get("status") or {}).get("decisions") or ()
+    times = [datetime.fromisoformat(one["at"]) for one in decisions]
+    return (min(times) - _BEFORE_DECISION).isoformat() if times else None
+
+
 def input_lines(inputs: Mapping[str, Any]) -> list[str]:
     """Return the inputs of a decision as sentences, the most important first."""
     lines = []
@@ -197,7 +208,10 @@ def load_view(
     restarted = before.get("epoch") != after.get("epoch")
 
     def rate(name: str) -> float | None:
-        return None if restarted else (after.get(name, 0) - before.get(name, 0)) / seconds
+        if restarted or name not in after:
+            return None
+        change: float = after[name] - before.get(name, 0)
+        return change / seconds
 
     view: dict[str, Any] = {"pod": pod, "role": role, "draining": after.get("draining")}
     if role == "router":
@@ -217,6 +231,26 @@ def load_view(
         "max_num_seqs": after.get("max_num_seqs"),
         "busy_ratio": None if busy_ns is None else busy_ns / NS_PER_S,
         "output_tokens_per_s": rate("output_tokens"),
+    }
+
+
+def server_state(page: str) -> dict[str, Any]:
+    """Return the load of another server than Goodput's engine from its metrics page.
+
+    Raises:
+        ValueError: the page has no known metrics.
+    """
+    from goodput_operator.control.server_pages import decode_server  # noqa: PLC0415 - heavy
+
+    counters = decode_server(page.encode())
+    state = counters.state
+    return {
+        "epoch": counters.epoch,
+        "running": state.running,
+        "waiting": state.waiting,
+        "output_tokens": state.output_tokens,
+        "kv_total_blocks": state.kv_total_blocks,
+        "kv_free_blocks": state.kv_free_blocks,
     }
 
 
