@@ -26,6 +26,10 @@ def command(gate: dict[str, Any] | None, *more: str) -> tuple[str, ...]:
     return gate_command(options, llmservice(rollout={"gate": gate}), Path("old.yaml"))
 
 
+def test_the_sample_trace_is_on_every_machine() -> None:
+    assert command({"trace": "sample"})[:2] == ("--trace", "sample")
+
+
 def test_the_fields_of_the_gate_are_arguments_of_the_replay() -> None:
     least = ("--trace", "/traces/prod.parquet", "-f", "old.yaml", "-f", "new.yaml")
     assert command(GATE) == (*least, "--pairs", "4")

@@ -24,6 +24,8 @@ __all__ = ["gate_command", "is_promoted", "run_gate"]
 
 _VERDICTS: Final = (ExitCode.PASS, ExitCode.FAIL, ExitCode.INCONCLUSIVE, ExitCode.INVALID)
 _FILE: Final = "file://"
+_SAMPLE: Final = "sample"
+"""The trace that is installed with the package."""
 
 
 def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tuple[str, ...]:
@@ -42,10 +44,10 @@ def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tup
         raise SpecError(
             "spec.rollout.gate", "is required for --gate; name a trace with trace: file://PATH"
         ).at(str(options.manifest))
-    if not gate.trace.startswith(_FILE):
+    if gate.trace != _SAMPLE and not gate.trace.startswith(_FILE):
         raise SpecError(
             "spec.rollout.gate.trace",
-            f"{gate.trace} is not on this machine; for goodput up, write file://PATH",
+            f"{gate.trace} is not on this machine; for goodput up, write file://PATH or sample",
         ).at(str(options.manifest))
     command = ["--trace", _path(gate.trace)]
     if gate.history is not None and not gate.history.startswith(_FILE):
