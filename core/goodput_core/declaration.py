@@ -298,8 +298,13 @@ def exactly_one_of(*attributes: str) -> CrossFieldRule:
     return CrossFieldRule(field="", cel=Cel(rule=rule, message=message), problem=problem)
 
 
-def claim_path_rule(attribute: str) -> CrossFieldRule:
-    """Declare that a `pvc://` text names a claim, and that its path stays within the claim."""
+def claim_path_rule(attribute: str, *, optional: bool = False) -> CrossFieldRule:
+    """Declare that a `pvc://` text names a claim, and that its path stays within the claim.
+
+    Args:
+        attribute: the field.
+        optional: True if the field may be absent.
+    """
     message = (
         "must be pvc://CLAIM/PATH, with the name of a PersistentVolumeClaim and a path without the "
         "segments . and .."
@@ -308,15 +313,16 @@ def claim_path_rule(attribute: str) -> CrossFieldRule:
 
     def problem(value: Any) -> str | None:
         source = getattr(value, attribute)
-        if not source.startswith("pvc://"):
+        if source is None or not source.startswith("pvc://"):
             return None
         if re.search(_CLAIM_PATH, source) and not re.search(_DOT_SEGMENT, source):
             return None
         return f"{message}, not {source[:80]!r}"
 
+    absent = f"!has(self.{name}) || " if optional else ""
     cel = Cel(
-        rule=f"!self.{name}.startsWith('pvc://') || (self.{name}.matches(r'{_CLAIM_PATH}') && "
-        f"!self.{name}.matches(r'{_DOT_SEGMENT}'))",
+        rule=f"{absent}!self.{name}.startsWith('pvc://') || "
+        f"(self.{name}.matches(r'{_CLAIM_PATH}') && !self.{name}.matches(r'{_DOT_SEGMENT}'))",
         message=message,
     )
     return CrossFieldRule(field=name, cel=cel, problem=problem)

@@ -49,8 +49,17 @@ def test_real_weights_are_served_where_the_engines_can_get_them(
     assert source in str(caught.value)
 
 
-def test_pods_serve_a_revision_of_the_hub() -> None:
-    require_servable(service(model__source="hf://a/b", model__revision="c0ffee"))
+def test_pods_serve_a_commit_of_the_hub() -> None:
+    require_servable(service(model__source="hf://a/b", model__revision="c0ffee" * 6 + "beef"))
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "c0ffee", "C0FFEE" * 6 + "BEEF"])
+def test_a_revision_that_can_move_is_rejected_in_pods_only(revision: str) -> None:
+    moving = service(model__source="hf://a/b", model__revision=revision)
+    require_servable(moving, folders=True)
+    with pytest.raises(SpecError, match=f"{revision!r} is a tag, a branch or a part") as caught:
+        require_servable(moving)
+    assert caught.value.path == "spec.model.revision"
 
 
 def test_a_folder_in_the_home_directory_can_be_served() -> None:

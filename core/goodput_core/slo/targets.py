@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.declaration import Cel, dns_label_field, spec_field
 from goodput_core.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "MAX_PRIORITY",
@@ -17,6 +20,7 @@ __all__ = [
     "SLOClass",
     "Targets",
     "format_objective",
+    "margin_field",
     "parse_confidence",
     "parse_margin",
     "parse_objective",
@@ -140,17 +144,28 @@ def format_objective(objective: Fraction) -> str:
 
 def percentage_field(doc: str, *, example: str) -> Any:
     """Declare an optional share above 0% and below 100%, decoded to an exact fraction."""
+    cel = Cel(
+        rule="!self.startsWith('100') && self.matches('[1-9]')",
+        message="must lie above 0% and below 100%",
+    )
+    return _share_field(doc, example=example, parse=parse_objective, cel=cel)
+
+
+def margin_field(doc: str, *, example: str) -> Any:
+    """Declare an optional share from 0% to below 100%, decoded to an exact fraction."""
+    cel = Cel(rule="!self.startsWith('100')", message="must be at least 0% and below 100%")
+    return _share_field(doc, example=example, parse=parse_margin, cel=cel)
+
+
+def _share_field(doc: str, *, example: str, parse: Callable[[str], Fraction], cel: Cel) -> Any:
     return spec_field(
         doc,
         default=None,
         max_length=11,
         pattern=_PERCENTAGE,
         pattern_hint=f"be a percentage such as {example}",
-        parse=parse_objective,
-        cel=Cel(
-            rule="!self.startsWith('100') && self.matches('[1-9]')",
-            message="must lie above 0% and below 100%",
-        ),
+        parse=parse,
+        cel=cel,
     )
 
 

@@ -88,7 +88,7 @@ class ModelSpec:
     )
     revision: str | None = spec_field(
         "The commit of hf:// weights. A tag or a branch (default: main) is resolved at each start "
-        "of an engine, which logs its commit. Required for hf:// in a cluster.",
+        "of an engine, which logs its commit. In a cluster, hf:// requires a commit.",
         default=None,
         min_length=1,
         max_length=128,

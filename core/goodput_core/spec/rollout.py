@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from goodput_core.declaration import (
     Cel,
     CrossFieldRule,
+    claim_path_rule,
     image_field,
     recordings_field,
     records_field,
@@ -16,7 +17,7 @@ from goodput_core.declaration import (
     trace_field,
 )
 from goodput_core.slo.pairs import MAX_PAIRS, USUAL_PAIRS
-from goodput_core.slo.targets import percentage_field
+from goodput_core.slo.targets import margin_field
 from goodput_core.spec.choices import Baseline, OnInconclusive
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 
@@ -107,11 +108,14 @@ class GateSpec:
             ),
             problem=_check_recorded_pairs,
         ),
+        claim_path_rule("trace"),
+        claim_path_rule("records", optional=True),
+        claim_path_rule("history", optional=True),
     )
 
     trace: str = trace_field("The trace to replay", files=True)
     window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
-    margin: Fraction | None = percentage_field(
+    margin: Fraction | None = margin_field(
         "Largest accepted loss of attainment against the baseline, such as '1%'; default: 1%.",
         example="'1%'",
     )

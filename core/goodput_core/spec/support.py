@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _HUB_MODEL: Final = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 def require_computable(spec: LLMServiceSpec) -> None:
@@ -83,7 +84,7 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
     Args:
         service: the service.
         folders: True if the engines are processes of this machine, so that `file://` is accepted.
-            False if they are pods, so that `pvc://` is, and `hf://` needs a revision.
+            False if they are pods, so that `pvc://` is, and `hf://` needs a commit.
 
     Raises:
         UnsupportedError: a feature is not implemented.
@@ -106,12 +107,8 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
         _require_weights(service.spec, folders=folders)
     if model.scheme in ({"file", "hf"} if folders else {"hf", "pvc"}):
         require_computable(service.spec)
-        if not folders and model.scheme == "hf" and model.revision is None:
-            raise SpecError(
-                "spec.model.revision",
-                f"is required for {model.source} in a cluster, because pods start at different "
-                "times and must get the same weights; set it to a commit of the model",
-            )
+        if not folders and model.scheme == "hf":
+            _require_commit(model)
         return
     if folders:
         require_local(model)
@@ -152,6 +149,26 @@ def _require_cpus(engine: EngineSpec) -> None:
             "spec.engine.httpProcesses",
             f"{processes} HTTP processes and {rest} need {needed} CPUs, but spec.engine.resources "
             f"has {float(cpus):g}; lower it, or raise the CPUs",
+        )
+
+
+def _require_commit(model: ModelSpec) -> None:
+    """Reject weights of the Hub that are not those of one commit.
+
+    A tag or a branch can move, and a revision of a service must not change by a start of a pod.
+    """
+    reason = "because pods start at different times and must get the same weights"
+    if model.revision is None:
+        raise SpecError(
+            "spec.model.revision",
+            f"is required for {model.source} in a cluster, {reason}; set it to a commit of the "
+            "model",
+        )
+    if not _COMMIT.fullmatch(model.revision):
+        raise SpecError(
+            "spec.model.revision",
+            f"must be a commit of {model.source} in a cluster (40 hexadecimal digits), {reason}; "
+            f"{model.revision!r} is a tag, a branch or a part of a commit",
         )
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from goodput_core.declaration import (
     Cel,
     CrossFieldRule,
+    claim_path_rule,
     dns_label_field,
     exactly_one_of,
     image_field,
@@ -101,6 +102,8 @@ class TraceReplaySpec:
             ),
             problem=_check_slo,
         ),
+        claim_path_rule("trace"),
+        claim_path_rule("records"),
     )
 
     trace: str = trace_field("The trace")

@@ -87,7 +87,11 @@ def test_the_admission_policy_rejects_a_model_that_pods_cannot_get(
         installation.patch("admitted", model={"source": source})
     with pytest.raises(ClusterError, match=r"spec\.model\.revision: is required for hf://"):
         installation.patch("admitted", model={"source": "hf://Qwen/Qwen3-8B"})
-    installation.patch("admitted", model={"source": "hf://Qwen/Qwen3-8B", "revision": "abc"})
+    model = {"source": "hf://Qwen/Qwen3-8B", "revision": "main"}
+    with pytest.raises(ClusterError, match="a commit of the model, 40 hexadecimal digits"):
+        installation.patch("admitted", model=model)
+    commit = "b968826d9c46dd6066d109eabc6255188de91218"
+    installation.patch("admitted", model={**model, "revision": commit})
 
 
 def chart_options(namespace: str, *images: str) -> tuple[str, ...]:

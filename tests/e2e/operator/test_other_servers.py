@@ -30,6 +30,7 @@ WINDOW_S: Final = 22
 PER_S: Final = 5
 SCALED: Final = {"vllm": "old", "vllm-slow": "slow"}
 """Scaled services and their metrics pages: of an older version, and without a response."""
+COMMIT: Final = "b968826d9c46dd6066d109eabc6255188de91218"
 HIGH: Final = 4
 """Requests per second; one replica completes about 2.6 of (64, 24) tokens, too slowly."""
 LENGTHS: Final = (64, 24)
@@ -74,7 +75,7 @@ def services(
         for number in range(PER_S * WINDOW_S)
     )
     write_rows(folder / "trace.parquet", rows)
-    model = {"source": "hf://Qwen/Qwen3-8B", "revision": "abc"}
+    model = {"source": "hf://Qwen/Qwen3-8B", "revision": COMMIT}
     target = {"name": "interactive", "ttftMs": 2000, "tpotMs": 60, "objective": "40%"}
     for name, page in SCALED.items():
         installation.apply(

@@ -91,6 +91,8 @@ INVALID = [
     ({"trace": "pvc://Traces/prod.parquet"}, "spec.trace: must be"),
     ({"trace": "pvc://traces"}, "spec.trace: must be"),
     ({"records": "sample"}, "spec.records: must be"),
+    ({"trace": "pvc://traces/../a"}, "spec.trace: must be pvc://CLAIM/PATH"),
+    ({"records": "pvc://runs/./a"}, "spec.records: must be pvc://CLAIM/PATH"),
     ({"target": {}}, "spec.target: must have either service or url"),
     ({"target": {"service": "chat", "url": "http://a"}}, "spec.target: must have either"),
     ({"target": {"url": "http://llm:8000"}}, "spec.slo: is required with target.url"),
