@@ -61,6 +61,7 @@ class DataType(StrEnum):
     FLOAT64 = "float64"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    AUTO = "auto"
 
 
 class SamplingSource(StrEnum):

@@ -156,8 +156,8 @@ class RealModelSpec:
     """Computation of a real model: data type, memory and threads of a replica."""
 
     dtype: DataType | None = spec_field(
-        "Data type of the weights and of the KV cache. Default: float32 on a CPU, bfloat16 on a "
-        "GPU.",
+        "Data type of the weights and of the KV cache. auto is bfloat16 on a GPU and on a CPU that "
+        "computes it faster, else float32. Default: float32 on a CPU, bfloat16 on a GPU.",
         default=None,
     )
     max_model_tokens: int | None = spec_field(

@@ -121,7 +121,8 @@ def add_dtype_argument(group: argparse._ActionsContainer) -> None:
     """Add the option for the data type, which also a conversion of the weights needs."""
     group.add_argument(
         "--dtype", choices=list(DataType),
-        help="data type of weights and KV cache (float32 on a CPU, bfloat16 on a GPU)",
+        help="data type of weights and KV cache (float32 on a CPU, bfloat16 on a GPU); auto is "
+        "bfloat16 also on a CPU that computes it faster",
     )  # fmt: skip
 
 
@@ -166,7 +167,9 @@ def choose_model(
         settings = _settings(spec.engine.real_model) | given
         if settings["threads"] is None and http_processes > 1:
             settings["threads"] = max(1, len(os.sched_getaffinity(0)) - http_processes)
-        weights = weights_source(spec.model, dtype=settings["dtype"])
+        # A file is converted before the processor is measured.
+        dtype = None if settings["dtype"] == DataType.AUTO else settings["dtype"]
+        weights = weights_source(spec.model, dtype=dtype)
         for name in _TRUST:
             if weights and name in given:
                 raise UsageError(

@@ -211,7 +211,7 @@ class SDPAttention:
             skipped = oldest // block_size
             table = batch.block_table[row, skipped : -(-num_keys // block_size)]
             num_read = num_keys - skipped * block_size
-            out[start:end] = _attend_one(
+            out[start:end] = self._attend_chunk(
                 q[start:end].transpose(0, 1),
                 keys[table].flatten(0, 1)[:num_read].transpose(0, 1),
                 values[table].flatten(0, 1)[:num_read].transpose(0, 1),
@@ -227,6 +227,12 @@ class SDPAttention:
                 enable_gqa=q.shape[1] != keys.shape[2],
             )[:, :, 0]
         return out
+
+    def _attend_chunk(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: AttentionRule
+    ) -> torch.Tensor:
+        """Return the attention of one sequence; see `_attend_one`."""
+        return _attend_one(q, keys, values, rule)
 
 
 def _attend_one(

@@ -42,6 +42,7 @@ _PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _PICKLED_WEIGHTS: Final = "pytorch_model.bin"
 _PICKLED_INDEX: Final = "pytorch_model.bin.index.json"
 _SAFE: Final = ".safetensors"
+_DTYPES: Final = tuple(one for one in DataType if one is not DataType.AUTO)
 _MAX_DETAIL: Final = 300
 # Data types of weights that are not quantized.
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
@@ -64,8 +65,8 @@ def load_model(
 
     Args:
         folder: a folder with `config.json` and weights in the format safetensors.
-        dtype: a name of `DataType`, to which the weights are converted; None for float32 on a CPU
-            and bfloat16 on a GPU.
+        dtype: a name of `DataType` other than `auto`, to which the weights are converted; None for
+            float32 on a CPU and bfloat16 on a GPU.
         device: where the model is computed.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
         adapter: computes the attention; None for that of `choose_attention`.
@@ -78,8 +79,8 @@ def load_model(
     """
     if dtype is None:
         dtype = "float32" if device.type == "cpu" else "bfloat16"
-    if dtype not in set(DataType):
-        raise InputError(f"the data type {dtype!r} is not one of {', '.join(DataType)}")
+    if dtype not in _DTYPES:
+        raise InputError(f"the data type {dtype!r} is not one of {', '.join(_DTYPES)}")
     config = read_json_object(folder / _CONFIG)
     executes_code = allow_remote_code and "auto_map" in config
     _check_architecture(folder, config, executes_code=executes_code)

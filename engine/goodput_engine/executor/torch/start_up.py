@@ -15,12 +15,23 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from goodput_core.contract import ENV_CACHE
 from goodput_core.errors import InputError
+from goodput_core.spec.choices import DataType
 from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.executor.base import LoadedModel
+from goodput_engine.executor.torch.cpu_choices import (
+    AttentionSizes,
+    choose_cpu_attention,
+    choose_cpu_dtype,
+    find_compiler,
+    run_probe,
+)
 from goodput_engine.executor.torch.executor import TorchExecutor
+from goodput_engine.executor.torch.flex_attention import FlexAttention
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
+from goodput_engine.executor.torch.measured_choices import MeasuredChoices, processor
 from goodput_engine.executor.torch.memory import PeakMemory, available_bytes, free_bytes
 from goodput_engine.executor.torch.model import PackedRow
 from goodput_engine.executor.torch.padded_decodes import (
@@ -32,8 +43,9 @@ from goodput_engine.executor.torch.roofline import measure_roofline
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from goodput_engine.executor.torch.attention import AttentionAdapter
     from goodput_engine.executor.torch.grammar import Grammars
     from goodput_engine.executor.torch.model import PackedModel
     from goodput_engine.messages import Configure, ModelFolder
@@ -57,6 +69,8 @@ _CPU_PERCENT: Final = 50
 _GPU_PERCENT: Final = 90
 
 
+# Kubernetes sets it in all pods.
+_IN_POD: Final = "KUBERNETES_SERVICE_HOST"
 # Needs a package that only outputs with a grammar need.
 _GRAMMAR: Final = "goodput_engine.executor.torch.grammar"
 
@@ -103,14 +117,24 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
     torch.set_num_threads(threads)
     folder = Path(settings.path)
     began_ns = time.monotonic_ns()
+    choices = MeasuredChoices(_choices_folder(os.environ), processor(threads))
+    dtype, why_dtype = settings.dtype, None
+    if dtype == DataType.AUTO:
+        dtype = None
+        if device.type == "cpu":
+            measured = choose_cpu_dtype(choices)
+            dtype, why_dtype = measured.name, measured.reason
     model = load_model(
         folder,
-        dtype=settings.dtype,
+        dtype=dtype,
         device=device,
         max_model_tokens=settings.max_model_tokens,
         allow_pickle_weights=settings.allow_pickle_weights,
         allow_remote_code=settings.allow_remote_code,
     )
+    why_attention = None
+    if device.type == "cpu":
+        model.adapter, why_attention = _choose_attention(model, config, threads, choices)
     loaded_ns = time.monotonic_ns()
     first_step = _take_first_step(model, config, settings.block_size)
     kv_blocks, host_blocks = _size_pools(
@@ -144,7 +168,9 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         longest_step_ns=first_step.ns_per_token * config.max_token_budget,
         facts={
             "dtype": str(model.geometry.dtype).removeprefix("torch."),
+            **({"dtype_choice": why_dtype} if why_dtype else {}),
             "attention": model.adapter.name,
+            **({"attention_choice": why_attention} if why_attention else {}),
             **(
                 {"threads": threads, "weights": "packed" if model.packed_weights else "plain"}
                 if device.type == "cpu"
@@ -163,6 +189,36 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
             "load_seconds": _seconds(loaded_ns - began_ns),
             "warm_up_seconds": _seconds(ready_ns - loaded_ns),
         },
+    )
+
+
+def _choices_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of the measured choices."""
+    return Path(environment.get(ENV_CACHE) or "~/.cache/goodput").expanduser() / "choices"
+
+
+def _choose_attention(
+    model: PackedModel, config: Configure, threads: int, choices: MeasuredChoices
+) -> tuple[AttentionAdapter, str]:
+    """Return the faster attention for a CPU, and the reason."""
+    if _IN_POD in os.environ:
+        # Each new pod would wait for the measurement again.
+        return model.adapter, "not measured in a pod"
+    geometry = model.geometry
+    sizes = AttentionSizes(
+        num_heads=model.model.config.get_text_config().num_attention_heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        dtype=str(geometry.dtype).removeprefix("torch."),
+        threads=threads,
+    )
+    return choose_cpu_attention(
+        sizes,
+        choices,
+        largest_chunk=min(config.max_token_budget, model.max_model_tokens),
+        compiler=find_compiler(),
+        probe=run_probe,
+        make_flex=FlexAttention,
     )
 
 

@@ -1,0 +1,213 @@
+"""Data type and attention of a CPU are measured once, and then kept for this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
+
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from goodput_engine.executor.torch.attention import AttentionRule, SDPAttention
+from goodput_engine.executor.torch.cpu_choices import (
+    AttentionSizes,
+    AttentionTimes,
+    choose_cpu_attention,
+    choose_cpu_dtype,
+    run_probe,
+)
+from goodput_engine.executor.torch.flex_attention import FlexAttention
+from goodput_engine.executor.torch.measured_choices import (
+    MeasuredChoice,
+    MeasuredChoices,
+    processor,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+SIZES = AttentionSizes(num_heads=9, num_kv_heads=3, head_dim=64, dtype="float32", threads=1)
+FLEX_IS_FASTER = AttentionTimes(sdpa_ns=1_000, flex_ns=800)
+FLEX_IS_SLOWER = AttentionTimes(sdpa_ns=1_000, flex_ns=990)
+
+
+def not_compiled() -> FlexAttention:
+    """Return an adapter whose kernel is not compiled, which takes ten seconds."""
+    adapter = FlexAttention(flex_attention)
+    adapter.warm_up = lambda *_: None  # type: ignore[method-assign]
+    return adapter
+
+
+class GivenTimes:
+    """Returns times in place of a measurement, and counts its calls."""
+
+    def __init__(self, times: AttentionTimes | str) -> None:
+        self.calls = 0
+        self._times = times
+
+    def __call__(self, sizes: AttentionSizes) -> AttentionTimes:
+        self.calls += 1
+        if isinstance(self._times, AttentionTimes):
+            return self._times
+        raise RuntimeError(self._times)
+
+
+def choose(
+    probe: GivenTimes,
+    choices: MeasuredChoices,
+    sizes: AttentionSizes = SIZES,
+    *,
+    chunk: int = 512,
+    compiler: str | None = "/usr/bin/g++",
+) -> tuple[str, str]:
+    adapter, reason = choose_cpu_attention(
+        sizes,
+        choices,
+        largest_chunk=chunk,
+        compiler=compiler,
+        probe=probe,
+        make_flex=not_compiled,
+    )
+    return adapter.name, reason
+
+
+@pytest.mark.parametrize(
+    ("times", "name", "reason"),
+    [
+        pytest.param(FLEX_IS_FASTER, "torch-flex", "80 % of the time of SDPA", id="faster"),
+        pytest.param(FLEX_IS_SLOWER, "torch-sdpa", "99 % of the time of SDPA", id="within noise"),
+        pytest.param("FlexAttention fails: x", "torch-sdpa", "FlexAttention fails", id="broken"),
+    ],
+)
+def test_the_faster_attention_is_chosen_and_measured_only_once(
+    tmp_path: Path, times: AttentionTimes | str, name: str, reason: str
+) -> None:
+    probe = GivenTimes(times)
+    for _ in range(2):
+        found, why = choose(probe, MeasuredChoices(tmp_path / "new", {"processor": "x"}))
+        assert found == name
+        assert reason in why
+    assert probe.calls == 1
+
+
+def test_another_model_or_machine_is_measured_anew(tmp_path: Path) -> None:
+    probe = GivenTimes(FLEX_IS_FASTER)
+    one = MeasuredChoices(tmp_path, {"torch": "2.13"})
+    choose(probe, one)
+    choose(probe, one, replace(SIZES, num_heads=12))
+    choose(probe, MeasuredChoices(tmp_path, {"torch": "2.14"}))
+    assert probe.calls == 3
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"name": 3}', "[]", "\x00" * 20_000])
+def test_a_damaged_entry_is_measured_and_replaced(tmp_path: Path, content: str) -> None:
+    choices = MeasuredChoices(tmp_path, {})
+    choose(GivenTimes(FLEX_IS_FASTER), choices)
+    (entry,) = tmp_path.glob("attention-*.json")
+    entry.write_text(content)
+    probe = GivenTimes(FLEX_IS_SLOWER)
+    assert choose(probe, choices)[0] == "torch-sdpa"
+    assert choose(probe, choices)[0] == "torch-sdpa"
+    assert probe.calls == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement_at_each_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    probe = GivenTimes(FLEX_IS_FASTER)
+    for folder in (tmp_path / "file" / "choices", None):
+        assert choose(probe, MeasuredChoices(folder, {}))[0] == "torch-flex"
+    assert probe.calls == 2
+
+
+def test_nothing_is_measured_where_flex_attention_cannot_pay(tmp_path: Path) -> None:
+    probe, choices = GivenTimes(FLEX_IS_FASTER), MeasuredChoices(tmp_path, {})
+    assert choose(probe, choices, compiler=None) == (
+        "torch-sdpa",
+        "no C++ compiler for FlexAttention",
+    )
+    double = replace(SIZES, dtype="float64")
+    small = replace(SIZES, head_dim=16)
+    assert choose(probe, choices, double)[0] == "torch-sdpa"
+    assert choose(probe, choices, small)[0] == "torch-sdpa"
+    assert choose(probe, choices, chunk=255)[0] == "torch-sdpa"
+    assert probe.calls == 0
+
+
+def test_a_measurement_has_a_time_limit() -> None:
+    with pytest.raises(RuntimeError, match=r"^FlexAttention was not compiled within 0\.05 s$"):
+        run_probe(SIZES, limit_s=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("num_queries", "num_keys", "rule", "flex"),
+    [
+        (256, 256, AttentionRule(scale=0.3), True),
+        (500, 777, AttentionRule(scale=0.3), True),
+        (500, 777, AttentionRule(scale=0.3, window=900), True),
+        (300, 777, AttentionRule(scale=0.3), False),
+        (255, 777, AttentionRule(scale=0.3), False),
+        (1, 777, AttentionRule(scale=0.3), False),
+        (500, 777, AttentionRule(scale=0.3, window=600), False),
+        (500, 777, AttentionRule(scale=0.3, softcap=3.0), False),
+    ],
+)
+def test_flex_attention_equals_sdpa_and_computes_only_large_chunks(
+    num_queries: int, num_keys: int, rule: AttentionRule, flex: bool
+) -> None:
+    calls: list[int] = []
+
+    def counted(*arguments: object, **options: object) -> object:
+        calls.append(1)
+        return flex_attention(*arguments, **options)
+
+    q, keys, values = (
+        torch.randn(tokens, heads, 8, dtype=torch.float64).transpose(0, 1)
+        for tokens, heads in ((num_queries, 6), (num_keys, 2), (num_keys, 2))
+    )
+    out = FlexAttention(counted)._attend_chunk(q, keys, values, rule)
+    assert bool(calls) == flex
+    expected = SDPAttention()._attend_chunk(q, keys, values, rule)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+def ticking(float32_ns: int, bfloat16_ns: int) -> Callable[[], int]:
+    """Return a clock by which each product of a data type takes a given time."""
+    products = {"done": 0, "now": 0}
+
+    def clock() -> int:
+        # Two calls for each of 15 products, first of float32.
+        products["now"] += float32_ns if products["done"] < 30 else bfloat16_ns
+        products["done"] += 1
+        return products["now"]
+
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("bfloat16_ns", "name", "percent"), [(500, "bfloat16", 50), (990, "float32", 99)]
+)
+def test_the_data_type_is_bfloat16_only_where_it_is_faster(
+    tmp_path: Path, bfloat16_ns: int, name: str, percent: int
+) -> None:
+    choices = MeasuredChoices(tmp_path, processor(1))
+    expected = MeasuredChoice(
+        name=name, reason=f"bfloat16 takes {percent} % of the time of float32"
+    )
+    assert choose_cpu_dtype(choices, clock=ticking(1_000, bfloat16_ns)) == expected
+    # The other outcome is not measured any more.
+    assert choose_cpu_dtype(choices, clock=ticking(1_000, 100)) == expected
+
+
+def test_the_machine_is_described_by_its_processor_and_torch() -> None:
+    machine = processor(3)
+    assert machine["torch"] == torch.__version__
+    assert machine["threads"] == 3
+    assert machine["processor"] or machine["flags"]
