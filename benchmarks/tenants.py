@@ -5,7 +5,7 @@ tenant floods at ten times its share. The router's own decisions (`goodput_core.
 the emulated fleet. For every load the table has the requests that met their targets: alone, beside
 the flood without shares, and beside it with shares. The loads differ in the lengths of the flood's
 requests and in its beginning, in weights, and in the number of floods. The law was tuned on the
-loads marked with *; the others were chosen before and not looked at.
+loads marked with *. The others were added later; the law was tuned on similar ones.
 
     python -m benchmarks.tenants
     python -m benchmarks.tenants --quick    # one load, in seconds
