@@ -24,6 +24,7 @@ _FIRST_FILES: Final = (
     "test_local_control.py",
     "test_control_on_cluster.py",
     "test_gated_rollout.py",
+    "test_other_servers.py",
 )
 
 

