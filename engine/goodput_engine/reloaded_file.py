@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from goodput_core.errors import InputError
@@ -91,8 +92,9 @@ class ReloadedFile(Generic[_Content]):
         """
         try:
             with self._path.open("rb") as file:
+                # A change during the read must differ from this, so that it is read the next time.
+                stat = os.fstat(file.fileno())
                 data = file.read(self._limit_bytes + 1)
-            stat = self._path.stat()
         except OSError as error:
             raise InputError(f"{self._path}: {error.strerror}; {self._remedy}") from error
         try:
