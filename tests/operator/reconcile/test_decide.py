@@ -121,7 +121,7 @@ def edit_rendered_field(body: dict[str, Any]) -> None:
     elif kind == "PodDisruptionBudget":
         body["spec"]["maxUnavailable"] = "50%"
     else:
-        body["metadata"]["labels"].pop("goodput.dev/llmservice")
+        body["metadata"]["labels"].pop("goodput.dev/llmservice", None)
 
 
 @pytest.mark.parametrize(("kind", "name"), CHILDREN, ids=[f"{k}-{n}" for k, n in CHILDREN])
