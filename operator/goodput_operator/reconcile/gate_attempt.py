@@ -181,7 +181,8 @@ class GateAttempt:
         if left_s > 0:
             reason = GateReason.INSUFFICIENT_CAPACITY if capacity is not None else ""
             return self._plan(GatePhase.STARTING, text, reason=reason, wake_s=left_s)
-        deadline = f"{text}, and spec.rollout.progressDeadlineSeconds has passed"
+        # Kubernetes ends its own messages with a full stop.
+        deadline = f"{text.removesuffix('.')}, and spec.rollout.progressDeadlineSeconds has passed"
         if capacity is not None:
             return self._end(GatePhase.PAUSED, GateReason.INSUFFICIENT_CAPACITY, deadline)
         if ROLE_BASELINE in missing:

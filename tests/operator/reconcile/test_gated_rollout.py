@@ -404,10 +404,21 @@ def test_a_candidate_that_never_starts_fails_after_the_deadline(gated: Cluster) 
     change(gated)
     gated.decide()
     gated.broken = {gated.status["updateRevision"]}
+    gated.reconcile()
+    gated.reconcile()
+    (candidate,) = gated.deployments("candidate")
+    late = {
+        "type": "Progressing",
+        "status": "False",
+        "reason": "ProgressDeadlineExceeded",
+        "message": f'ReplicaSet "{candidate}-1" has timed out progressing.',
+    }
+    gated.objects["Deployment", candidate]["status"]["conditions"] = [late]
     for _ in range(20):
         gated.reconcile()
     gated.settle()
     assert gate_of(gated)["phase"] == "Failed"
+    assert "timed out progressing, and spec.rollout.progressDead" in gate_of(gated)["message"]
     assert gated.condition("RolloutPaused") == ("True", "ProgressDeadlineExceeded")
     assert gated.status["failedRevision"] == gated.status["updateRevision"]
 
