@@ -153,6 +153,7 @@ def _reconcile(
         installation,
         update=revisions.update,
         stable=revisions.engines.get(stable_revision(view, revisions) or ""),
+        known=revisions.engines.values(),
         stored=revisions.update.name in revisions.uids,
         setpoint=setpoint,
     )

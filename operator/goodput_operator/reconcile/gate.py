@@ -26,6 +26,8 @@ from goodput_operator.render.gate import job_name
 from goodput_operator.render.metadata import digest_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from goodput_core.control import Setpoint
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_core.spec.rollout import GateSpec
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["plan_gate"]
 
 _KEY_CHARACTERS: Final = 8
+_MAX_RETRY: Final = 64
+"""Length above which a digest replaces a value of the annotation goodput.dev/retry."""
+_MAX_RETRIES: Final = 100
+"""Number of handled values of the annotation that a record keeps."""
 
 
 def plan_gate(
@@ -47,6 +53,7 @@ def plan_gate(
     *,
     update: Revision,
     stable: Revision | None,
+    known: Iterable[Revision],
     stored: bool,
     setpoint: Setpoint,
 ) -> GatePlan:
@@ -59,24 +66,32 @@ def plan_gate(
         installation: images and platform settings.
         update: revision of the spec.
         stable: revision that serves; None before the first one serves.
+        known: stored revisions of the service, whose records have the handled retries.
         stored: True if the ControllerRevision of the update revision exists.
         setpoint: limits and replicas in force.
     """
     gate, record = spec.rollout.gate, read_record(update)
+    retries = _handled_retries(snapshot.service, record, known)
     if gate is None and record is not None and stable is not None and stable.name != update.name:
-        plan = _hold_without_gate(snapshot, view, update.name, stable.name, record)
+        plan = _hold_without_gate(
+            snapshot, view, record, retries, update=update.name, stable=stable.name
+        )
         if plan is not None:
             return plan
     if gate is None or stable is None or stable.name == update.name:
         passed = record is not None and record.phase(gate) is GatePhase.PASSED
+        # A retry ends the hold for good, also if its annotation is removed during the rollout.
+        held = record is not None and record.reason == GateReason.NOT_STORED
+        released = replace(record, retries=retries) if record is not None and held else record
         return GatePlan(
             target=update.name,
+            record=None if released == record else released,
             deletes=obsolete_objects(view, None, None),
             status=gate_status(update.name, record, gate)
             if record is not None and passed
             else None,
         )
-    key = _key_of(snapshot.service, spec, gate, update=update.name, stable=stable.name)
+    key = _key_of(snapshot.service, spec, gate, retries, update=update.name, stable=stable.name)
     rolls = any(engine.revision == update.name for engine in view.workloads(ROLE_ENGINE))
     if record is not None and record.phase(gate) is GatePhase.PASSED and rolls:
         key = record.key  # a rollout that has begun is not judged again
@@ -87,6 +102,7 @@ def plan_gate(
             started=snapshot.unix_s,
             since=snapshot.unix_s,
             generation=view.generation,
+            retries=retries,
         )
         status = gate_status(update.name, record, gate, message="the gate begins")
         return GatePlan(
@@ -96,7 +112,7 @@ def plan_gate(
             status=status,
             wake_after_s=1.0,
         )
-    current = replace(record, generation=view.generation)
+    current = replace(record, generation=view.generation, retries=retries)
     phase = record.phase(gate)
     job = job_name(view.owner, key, record.attempt)
     if phase is not None:
@@ -127,7 +143,13 @@ def plan_gate(
 
 
 def _hold_without_gate(
-    snapshot: Snapshot, view: View, update: str, stable: str, record: GateRecord
+    snapshot: Snapshot,
+    view: View,
+    record: GateRecord,
+    retries: tuple[str, ...],
+    *,
+    update: str,
+    stable: str,
 ) -> GatePlan | None:
     """Keep the stable revision if the gate vanished without a change of the spec.
 
@@ -137,7 +159,7 @@ def _hold_without_gate(
     Returns:
         None if the update revision may serve without the gate.
     """
-    key = _digest(snapshot.service, update=update, stable=stable, gate=None)
+    key = _digest(snapshot.service, retries, update=update, stable=stable, gate=None)
     if record.reason == GateReason.NOT_STORED:
         vanished, held = record.key == key, record
     else:
@@ -146,6 +168,7 @@ def _hold_without_gate(
         held = replace(
             record,
             key=key,
+            retries=retries,
             verdict=None,
             ended=GatePhase.PAUSED,
             reason=GateReason.NOT_STORED,
@@ -153,7 +176,7 @@ def _hold_without_gate(
                 "spec.rollout.gate vanished without a change of the spec, because the definition "
                 "of LLMService in the cluster is of a version that lacks it; install that of the "
                 "operator's version and apply the gate again, or set the annotation "
-                f"{ANNOTATION_RETRY} to roll out without it"
+                f"{ANNOTATION_RETRY} to a new value to roll out without it"
             ),
         )
     if not vanished:
@@ -166,23 +189,52 @@ def _hold_without_gate(
     )
 
 
+def _handled_retries(
+    service: Object, record: GateRecord | None, known: Iterable[Revision]
+) -> tuple[str, ...]:
+    """Return the handled values of the annotation goodput.dev/retry, a new one as the last.
+
+    A removed annotation is no new value, and neither is one that any gate of the service handled.
+
+    Args:
+        service: the service.
+        record: record of the gate; None before its start.
+        known: stored revisions of the service.
+    """
+    records = [found for revision in known if (found := read_record(revision)) is not None]
+    handled = tuple(dict.fromkeys(value for one in records for value in one.retries))
+    value = str((service["metadata"].get("annotations") or {}).get(ANNOTATION_RETRY) or "")
+    if len(value) > _MAX_RETRY:
+        value = digest_of({"retry": value}, _MAX_RETRY)
+    if value and value not in handled:
+        return (*handled, value)[-_MAX_RETRIES:]
+    return handled[-_MAX_RETRIES:] if record is None else record.retries
+
+
 def _key_of(
-    service: Object, spec: LLMServiceSpec, gate: GateSpec, *, update: str, stable: str
+    service: Object,
+    spec: LLMServiceSpec,
+    gate: GateSpec,
+    retries: tuple[str, ...],
+    *,
+    update: str,
+    stable: str,
 ) -> str:
     """Return the key of a gate: with another one, the gate begins again."""
     rules = encode(gate)
     # It changes what follows from the verdict, not the verdict.
     rules.pop("onInconclusive", None)
-    return _digest(service, update=update, stable=stable, gate=rules, slo=encode(spec.slo))
+    return _digest(service, retries, update=update, stable=stable, gate=rules, slo=encode(spec.slo))
 
 
-def _digest(service: Object, *, update: str, stable: str, **rules: object) -> str:
-    metadata = service["metadata"]
+def _digest(
+    service: Object, retries: tuple[str, ...], *, update: str, stable: str, **rules: object
+) -> str:
     parts = {
-        "service": metadata["uid"],
+        "service": service["metadata"]["uid"],
         "candidate": update,
         "baseline": stable,
-        "retry": str((metadata.get("annotations") or {}).get(ANNOTATION_RETRY, "")),
+        "retry": retries[-1] if retries else "",
         **rules,
     }
     return digest_of(parts, _KEY_CHARACTERS)

@@ -67,12 +67,17 @@ class GateReason(StrEnum):
 class GateRecord:
     """Progress and outcome of a gate, as stored on the ControllerRevision of the candidate."""
 
-    key: str = spec_field("Digest of the compared revisions and of the gate's rules.")
+    key: str = spec_field(
+        "Digest of the compared revisions, the gate's rules and the last handled retry."
+    )
     baseline: str = spec_field("The stable revision.")
     started: int = spec_field("Start of the gate, in seconds since 1970.", minimum=0)
     since: int = spec_field("Start of the current wait, in seconds since 1970.", minimum=0)
     generation: int = spec_field(
         "Last known generation of the spec with this gate.", default=0, minimum=0
+    )
+    retries: tuple[str, ...] = spec_field(
+        "Handled values of the annotation goodput.dev/retry, the latest last.", default=()
     )
     attempt: int = spec_field("Number of the current attempt.", default=1, minimum=1)
     invalid: int = spec_field("Attempts that gave no verdict.", default=0, minimum=0)

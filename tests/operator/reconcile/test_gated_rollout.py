@@ -201,6 +201,73 @@ def test_a_changed_spec_or_the_annotation_begins_another_gate(gated: Cluster) ->
     assert gated.status["currentRevision"] == first["revision"]
 
 
+RETRY = "goodput.dev/retry"
+
+
+@pytest.mark.parametrize("ends", [FAIL, INCONCLUSIVE], ids=["failed", "paused"])
+def test_only_a_new_value_of_the_annotation_repeats_an_ended_gate(
+    gated: Cluster, ends: str
+) -> None:
+    gated.annotations = {RETRY: "1"}
+    judge(gated, ends)
+    ended = gate_of(gated)
+    for new in ("2", "x" * 5000):
+        gated.annotations = {RETRY: new}
+        until_job(gated)
+        gated.end_job(ends)
+        gated.settle()
+        assert gate_of(gated)["startedAt"] > ended["startedAt"]
+        ended = gate_of(gated)
+    jobs = gated.jobs()
+    for value in (None, "1", "2", "", "x" * 5000):
+        gated.annotations = {} if value is None else {RETRY: value}
+        gated.restart_operator()
+        gated.status = {}
+        gated.settle()
+        assert (gate_of(gated), gated.jobs()) == (ended, jobs), value
+    gated.annotations = {RETRY: "3"}
+    until_job(gated)
+
+
+def test_a_removed_annotation_does_not_begin_a_running_gate_again(gated: Cluster) -> None:
+    gated.annotations = {RETRY: "1"}
+    change(gated)
+    job = until_job(gated)["metadata"]["name"]
+    gated.annotations = {}
+    assert until_job(gated)["metadata"]["name"] == job
+
+
+def test_a_value_that_another_revision_used_does_not_repeat_a_failed_gate(gated: Cluster) -> None:
+    judge(gated, FAIL)
+    judge(gated, FAIL, "orca")
+    gated.annotations = {RETRY: "1"}
+    until_job(gated)
+    gated.end_job(FAIL)
+    gated.settle()
+    change(gated)
+    gated.settle()
+    assert (gate_of(gated)["phase"], gated.jobs()) == ("Failed", [])
+
+
+def test_a_record_of_an_earlier_version_learns_the_value_it_was_begun_with(
+    gated: Cluster,
+) -> None:
+    gated.annotations = {RETRY: "1"}
+    judge(gated, FAIL)
+    ended, update = gate_of(gated), gated.status["updateRevision"]
+
+    def forget(body: dict[str, Any]) -> None:
+        record = json.loads(body["metadata"]["annotations"]["goodput.dev/gate"])
+        assert record.pop("retries") == ["1"]
+        body["metadata"]["annotations"]["goodput.dev/gate"] = json.dumps(record)
+
+    gated.edit("ControllerRevision", update, forget)
+    gated.settle()
+    gated.annotations = {}
+    gated.settle()
+    assert gate_of(gated) == ended
+
+
 @pytest.mark.parametrize(
     ("action", "phase", "condition", "serves"),
     [
@@ -626,6 +693,8 @@ def test_a_gate_that_the_api_server_drops_holds_the_revision(
     gated.settle()
     assert gated.deployments() == {stable: 2}, "a later change of the spec keeps it held"
     gated.annotations = {"goodput.dev/retry": "1"}
+    gated.reconcile(ready=0)
+    gated.annotations = {}
     gated.settle()
     assert list(gated.deployments()) == [gated.status["updateRevision"]] != [stable]
 
@@ -710,6 +779,7 @@ STEPS: dict[str, Callable[[Cluster], object]] = {
     "retry": lambda cluster: cluster.annotations.update(
         {"goodput.dev/retry": str(cluster.counter)}
     ),
+    "remove retry": lambda cluster: cluster.annotations.clear(),
     "other rules": lambda cluster: cluster.update_spec(
         rollout={"gate": {**GATE, "pairs": 1 + cluster.counter % 8}}
     ),
