@@ -39,11 +39,12 @@ def container_of(model: dict[str, Any] = HUB, **engine: Any) -> dict[str, Any]:
     return container
 
 
-def test_a_user_argument_precedes_those_of_the_preset_and_follows_its_defaults() -> None:
-    # The last occurrence of an option applies.
-    command = command_of(runtime=runtime(args=["--host", "::", "--max-num-batched", "1"]))
-    assert command.index("::") > command.index("0.0.0.0")
-    assert command.index("--max-num-batched") < command.index("--max-num-batched-tokens")
+@pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
+def test_a_user_argument_precedes_those_of_the_preset(kind: str) -> None:
+    # The last occurrence of an option applies, and both servers accept abbreviations.
+    command = command_of(runtime=runtime(kind, args=["--hos", "::1", "--max", "1"]))
+    assert command.index("--hos") < command.index("--host")
+    assert command.index("--max") < command.index("--served-model-name")
 
 
 @pytest.mark.parametrize("kind", [RuntimeKind.VLLM, RuntimeKind.SGLANG])

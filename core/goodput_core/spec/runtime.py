@@ -15,29 +15,26 @@ from goodput_core.declaration import Cel, CrossFieldRule, spec_field
 from goodput_core.spec.choices import RuntimeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["PRESET_OPTIONS", "RuntimeSpec"]
+__all__ = ["PRESET_OPTIONS", "REFUSED_OPTIONS", "RuntimeSpec"]
 
 _MAX_ARGS: Final = 64
 _MAX_ARG: Final = 4096
 _PRESETS: Final = (RuntimeKind.VLLM, RuntimeKind.SGLANG)
 
 PRESET_OPTIONS: Final[Mapping[RuntimeKind, tuple[str, ...]]] = {
-    # Of `vllm serve` 0.33. Without its statistics, the metrics page has no values; with TLS,
-    # neither probes nor routers reach the server.
+    # Of `vllm serve` 0.33.
     RuntimeKind.VLLM: (
         "--model",
         "--revision",
         "--served-model-name",
+        "--host",
         "--port",
         "--max-num-batched-tokens",
         "--max-num-seqs",
         "--tensor-parallel-size",
         "-tp",
-        "--disable-log-stats",
-        "--ssl-keyfile",
-        "--ssl-certfile",
     ),
     # Of `sglang.launch_server` 0.5.
     RuntimeKind.SGLANG: (
@@ -45,6 +42,7 @@ PRESET_OPTIONS: Final[Mapping[RuntimeKind, tuple[str, ...]]] = {
         "--model-path",
         "--revision",
         "--served-model-name",
+        "--host",
         "--port",
         "--chunked-prefill-size",
         "--max-running-requests",
@@ -52,24 +50,38 @@ PRESET_OPTIONS: Final[Mapping[RuntimeKind, tuple[str, ...]]] = {
         "--tp-size",
         "--tp",
         "--enable-metrics",
-        "--ssl-keyfile",
-        "--ssl-certfile",
     ),
 }
-"""Options that a preset sets or that would make a server unusable; `args` must not contain them."""
+"""Options that a preset sets; `args` must not contain them."""
+
+_NO_HTTP: Final = "starts a server that neither probes nor routers reach"
+_HTTPS: Final = "makes the server expect HTTPS, but probes and routers send HTTP"
+REFUSED_OPTIONS: Final[Mapping[str, str]] = {
+    "--uds": _NO_HTTP,
+    "--headless": _NO_HTTP,
+    "--grpc": _NO_HTTP,
+    "--grpc-mode": _NO_HTTP,
+    "--api-key": "makes the server reject requests without the key; use spec.router.tenantsSecret",
+    "--config": "reads options from a file that the operator does not see; write them in args",
+    "--ssl-keyfile": _HTTPS,
+    "--ssl-certfile": _HTTPS,
+    "--disable-log-stats": "leaves the metrics page without values",
+    "--": "ends the options, so those of the preset have no effect",
+}
+"""Options with which a server of a preset is of no use, and why; `args` must not contain them."""
 
 
-def _option_pattern(kind: RuntimeKind) -> str:
+def _option_pattern(options: Iterable[str]) -> str:
     # Both servers accept '_' in place of '-' within an option.
     names = "|".join(
         "-" * (len(option) - len(option.lstrip("-"))) + option.lstrip("-").replace("-", "[-_]")
-        for option in PRESET_OPTIONS[kind]
+        for option in options
     )
     return f"^({names})(=|$)"
 
 
 def _preset_rule(kind: RuntimeKind) -> CrossFieldRule:
-    pattern = _option_pattern(kind)
+    pattern = _option_pattern(PRESET_OPTIONS[kind])
 
     def problem(runtime: RuntimeSpec) -> str | None:
         if runtime.kind is not kind:
@@ -86,6 +98,16 @@ def _preset_rule(kind: RuntimeKind) -> CrossFieldRule:
         message=f"must not contain options that the preset of kind {kind.value} sets",
     )
     return CrossFieldRule(field="args", cel=cel, problem=problem)
+
+
+def _check_refused(runtime: RuntimeSpec) -> str | None:
+    if runtime.kind not in _PRESETS:
+        return None
+    for arg in runtime.args:
+        if re.search(_REFUSED, arg):
+            option = arg.partition("=")[0].strip()
+            return f"{option!r} {REFUSED_OPTIONS[option.replace('_', '-')]}; see docs/runtimes.md"
+    return None
 
 
 def _check_first(runtime: RuntimeSpec) -> str | None:
@@ -110,6 +132,14 @@ _ARGS_FIRST: Final = Cel(
     rule="!(self.kind in ['vLLM', 'SGLang']) || !has(self.args) || self.args.size() == 0 || "
     "self.args[0].startsWith('-')",
     message="must begin with an option, because the preset names the model",
+)
+# A rule of its own, because the API server limits the cost of each rule.
+_REFUSED: Final = _option_pattern(REFUSED_OPTIONS)
+_ARGS_REFUSED: Final = Cel(
+    rule="!(self.kind in ['vLLM', 'SGLang']) || !has(self.args) || "
+    f"!self.args.exists(a, a.matches('{_REFUSED}'))",
+    message="must not contain options with which probes, routers or the operator cannot use the "
+    "server, such as --uds, --headless, --api-key or --config",
 )
 _IMAGE_REQUIRED: Final = Cel(
     rule="self.kind == 'Goodput' || has(self.image)",
@@ -139,6 +169,7 @@ class RuntimeSpec:
         CrossFieldRule(field="kind", cel=_NOTHING_ELSE, problem=_check_goodput),
         CrossFieldRule(field="args", cel=_ARGS_FIRST, problem=_check_first),
         *(_preset_rule(kind) for kind in _PRESETS),
+        CrossFieldRule(field="args", cel=_ARGS_REFUSED, problem=_check_refused),
     )
 
     kind: RuntimeKind = spec_field(

@@ -1,7 +1,8 @@
 """Commands of other servers than Goodput's engine: the presets of vLLM and SGLang.
 
-Options that `goodput_core.spec.runtime` reserves follow the user's arguments, because the last
-occurrence of an option applies. The others precede them, so that a user can replace them.
+The options of a preset follow the user's arguments, because the last occurrence of an option
+applies. `goodput_core.spec.runtime` refuses them in these arguments, but both servers also accept
+abbreviations.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def _vllm(service: str, spec: LLMServiceSpec) -> list[str]:
     engine = spec.engine
     return [
         *("vllm", "serve", model_of(spec.model)),
-        *("--host", "0.0.0.0"),  # noqa: S104 - all addresses of the pod
         *engine.runtime.args,
         *_revision(spec.model),
         *("--served-model-name", service),
+        *("--host", "0.0.0.0"),  # noqa: S104 - all addresses of the pod
         *("--port", str(engine.runtime.serving_port)),
         *("--max-num-batched-tokens", str(engine.token_budget.initial)),
         *("--max-num-seqs", str(engine.max_num_seqs)),
@@ -76,11 +77,11 @@ def _sglang(service: str, spec: LLMServiceSpec) -> list[str]:
     engine = spec.engine
     return [
         *("python3", "-m", "sglang.launch_server"),
-        *("--host", "0.0.0.0"),  # noqa: S104 - all addresses of the pod
         *engine.runtime.args,
         *("--model-path", model_of(spec.model)),
         *_revision(spec.model),
         *("--served-model-name", service),
+        *("--host", "0.0.0.0"),  # noqa: S104 - all addresses of the pod
         *("--port", str(engine.runtime.serving_port)),
         *("--chunked-prefill-size", str(engine.token_budget.initial)),
         *("--max-running-requests", str(engine.max_num_seqs)),
