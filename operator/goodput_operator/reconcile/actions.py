@@ -132,6 +132,7 @@ class Decision:
         memory: memory for the next reconciliation.
         wake_at_ns: time of the next reconciliation; None to wait for a change.
         changes: changes that the control laws apply or recommend, for metrics and the log.
+        rollout: Events of gates and rollouts among the actions, for the log.
         foreign: kind and name of objects that have one of our names but that the service does not
             control. They are not watched, so the next observation reads them again.
         control_decision: decision of the control laws with its inputs, for the log; None if no
@@ -142,6 +143,7 @@ class Decision:
     memory: Memory
     wake_at_ns: int | None
     changes: tuple[Change, ...] = ()
+    rollout: tuple[Emit, ...] = ()
     foreign: tuple[tuple[str, str], ...] = ()
     control_decision: ServiceDecision | None = None
 

@@ -36,6 +36,7 @@ from goodput_operator.reconcile.actions import (
     CreateToken,
     Decision,
     Delete,
+    Emit,
     Push,
     WriteStatus,
     without_fields,
@@ -283,16 +284,18 @@ def _finish(
     actions += events.of_conditions(conditions, stored)
     step = None if status_input is None else status_input.step
     changes = () if step is None else step.changes
+    rollout: list[Emit] = []
     if status_input is not None:
         gate = status_input.gate
         if "gate" not in snapshot.undeclared:  # otherwise nothing shows what was reported
-            actions += events.of_gate(stored.get("gate") or {}, gate.status)
-        actions += events.of_revisions(
+            rollout += events.of_gate(stored.get("gate") or {}, gate.status)
+        rollout += events.of_revisions(
             stored,
             update=status_input.update,
             current=status_input.rollout.current,
             holds=gate.holds,
         )
+        actions += rollout
         actions += events.of_changes(changes)
         unmeasured = () if snapshot.measures is None else snapshot.measures.unmeasured
         actions += events.of_rejections(snapshot.failures, reported.rejecting)
@@ -302,6 +305,7 @@ def _finish(
         memory=memory,
         wake_at_ns=min(wakes, default=None),
         changes=changes,
+        rollout=tuple(rollout),
         control_decision=None if step is None else step.decision,
     )
 

@@ -107,12 +107,14 @@ def of_gate(stored: Mapping[str, Any], new: GateStatus | None) -> Iterator[Emit]
     if new.reason == capacity and old.get("reason") != capacity and new.phase not in _GATE_ENDS:
         yield Emit(warning=True, reason=capacity, message=str(new.message))
     if new.phase in _GATE_ENDS and old.get("phase") != new.phase:
-        interval = f"; {new.interval}" if new.interval else ""
-        report = f"; report: {new.report}" if new.report else ""
+        passed = new.phase == GatePhase.PASSED
+        kept = "" if passed else f"{new.baseline} keeps serving instead of "
+        report = f"report: {new.report}" if new.report else None
+        details = [(new.message or "").removesuffix("."), new.interval, report]
         yield Emit(
-            warning=new.phase != GatePhase.PASSED,
+            warning=not passed,
             reason=_GATE_ENDS[GatePhase(new.phase)],
-            message=f"{new.revision}: {new.message}{interval}{report}",
+            message=f"{kept}{new.revision}: {'; '.join(filter(None, details))}",
         )
 
 

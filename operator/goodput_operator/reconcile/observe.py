@@ -11,6 +11,7 @@ from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import trim
 from goodput_operator.kube.client import FailedCall
 from goodput_operator.kube.objects import KINDS, Object, admin_url, controlled_by
+from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.snapshot import Memory, Snapshot
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class ServiceRecord:
             read.
         written: the service as the API server returned it after our last status write; None once
             the cache has this version.
+        rollout: Events of gates and rollouts of the last decision, which are logged once.
         undeclared: optional fields of the status that the API server has rejected.
     """
 
@@ -49,6 +51,7 @@ class ServiceRecord:
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     foreign: dict[tuple[str, str], Object] = field(default_factory=dict)
     written: Object | None = None
+    rollout: tuple[Emit, ...] = ()
     undeclared: frozenset[str] = frozenset()
 
 

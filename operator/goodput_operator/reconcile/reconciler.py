@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from goodput_operator.reconcile.observe import Collector, Observer
     from goodput_operator.reconcile.snapshot import Snapshot
 
-__all__ = ["EVENT_DECISION", "Reconciler"]
+__all__ = ["EVENT_DECISION", "EVENT_ROLLOUT", "Reconciler"]
 
 EVENT_DECISION: Final = "decision"
 """Log event of each change that the control laws apply or recommend, with its inputs."""
+EVENT_ROLLOUT: Final = "rollout"
+"""Log event of each step of a gate or rollout, with the reason and message of its Event."""
 _log = logging.getLogger(__name__)
 
 
@@ -95,6 +97,12 @@ class Reconciler:
         )
         self._metrics.count_decisions(key, decision.changes)
         self._log_decisions(key, decision)
+        for emit in decision.rollout:
+            if emit not in record.rollout:
+                level = logging.WARNING if emit.warning else logging.INFO
+                fields = {"reason": emit.reason, "detail": emit.message}
+                _log.log(level, EVENT_ROLLOUT, extra={**_service_fields(key), **fields})
+        record.rollout = decision.rollout
         for event, messages, last_messages in (
             ("rejected", outcome.failures, record.failures),
             ("delayed", outcome.delayed, record.delayed),

@@ -28,12 +28,12 @@ from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import LLMServiceSpec
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import Cache, key_of, service_of, trim
-from goodput_operator.reconcile.actions import Action, Apply, Decision, WriteStatus
+from goodput_operator.reconcile.actions import Action, Apply, Decision, Emit, WriteStatus
 from goodput_operator.reconcile.apply import Applier
 from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
-from goodput_operator.reconcile.reconciler import EVENT_DECISION, Reconciler
+from goodput_operator.reconcile.reconciler import EVENT_DECISION, EVENT_ROLLOUT, Reconciler
 from goodput_operator.reconcile.snapshot import Memory
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Harness:
         self.lists = 0
         self.actions: tuple[Action, ...] = ()
         self.changes: tuple[Change, ...] = ()
+        self.rollout: tuple[Emit, ...] = ()
         self.foreign: tuple[tuple[str, str], ...] = ()
         self.law: ServiceDecision | None = None
         self.seen: list[Snapshot] = []
@@ -121,6 +122,7 @@ class Harness:
             memory=remembered,
             wake_at_ns=42,
             changes=self.changes,
+            rollout=self.rollout,
             foreign=self.foreign,
             control_decision=self.law,
         )
@@ -318,6 +320,23 @@ async def test_a_decision_is_logged_with_its_inputs_as_json(
     assert inputs["replicas"] == {ReplicaPhase.READY.value: 1}
     assert inputs["interval_seconds"] == 10
     assert inputs["replica_law"]["current"] == 1
+
+
+async def test_each_step_of_a_gate_is_logged_once(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = Emit(warning=False, reason="GateStarted", message="b is compared with a")
+    failed = Emit(warning=True, reason="GateFailed", message="a keeps serving instead of b: slow")
+    with caplog.at_level(logging.INFO, logger="goodput_operator"):
+        for harness.rollout in ((started,), (started,), (), (failed,)):
+            await harness.reconciler.reconcile(KEY)
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    assert {(line["message"], line["namespace"], line["llmservice"]) for line in lines} == {
+        (EVENT_ROLLOUT, *KEY)
+    }
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    steps = [(line["reason"], line["detail"]) for line in lines]
+    assert steps == [(one.reason, one.message) for one in (started, failed)]
 
 
 async def test_a_written_status_is_observed_before_the_watch_delivers_it(

@@ -82,6 +82,7 @@ class Cluster:
     generation: int = 1
     counter: int = 0
     events: list[Emit] = field(default_factory=list)
+    rollout: list[Emit] = field(default_factory=list)
     pushed: list[Push] = field(default_factory=list)
     written: list[tuple[str, str]] = field(default_factory=list)
 
@@ -185,6 +186,7 @@ class Cluster:
         self.failures, self.delayed = {}, {}
         for action in decision.actions:
             self._carry_out(action)
+        self.rollout += decision.rollout
         self.memory = decision.memory
         return decision
 
