@@ -103,10 +103,18 @@ class RunObserver:
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await child.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        except TimeoutError:
+            await _kill(child)
+            # The run is complete without its display, so its verdict and exit code stay.
+            self._console.print(
+                f"warning: the process that shows the run did not end within {_CLOSE_S:g} s and "
+                "was killed; the run itself is complete",
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
+            )
+        except asyncio.CancelledError:
+            await _kill(child)
             raise
 
     async def wait_ready(self) -> None:
@@ -186,3 +194,9 @@ class RunObserver:
             return
         with suppress(ConnectionError, RuntimeError):
             child.stdin.write(data)
+
+
+async def _kill(child: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        child.kill()
+    await child.wait()
