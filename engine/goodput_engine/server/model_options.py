@@ -103,7 +103,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
     )  # fmt: skip
     if serves:
         group.add_argument(
-            "--sampling-defaults", choices=list(SamplingSource),
+            "--sampling-defaults", choices=[one.value for one in SamplingSource],
             help="source of temperature and other fields that a request leaves out: the model's "
             "generation_config.json (model, the default), or OpenAI's API (openai)",
         )  # fmt: skip
@@ -120,7 +120,7 @@ def add_model_path_argument(group: argparse._ActionsContainer) -> None:
 def add_dtype_argument(group: argparse._ActionsContainer) -> None:
     """Add the option for the data type, which also a conversion of the weights needs."""
     group.add_argument(
-        "--dtype", choices=list(DataType),
+        "--dtype", choices=[one.value for one in DataType],
         help="data type of weights and KV cache (float32 on a CPU, bfloat16 on a GPU); auto is "
         "bfloat16 also on a CPU that computes it faster",
     )  # fmt: skip

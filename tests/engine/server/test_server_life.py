@@ -346,7 +346,12 @@ def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
         ),
         pytest.param(["--memory-utilization", "96%"], {}, "in 1 to 95", id="too much memory"),
         pytest.param(["--memory-utilization", "0.5"], {}, "for example 50%", id="no percentage"),
-        pytest.param(["--dtype", "int4"], {}, "invalid choice: 'int4'", id="a data type"),
+        pytest.param(
+            ["--dtype", "int4"],
+            {},
+            "invalid choice: 'int4' (choose from 'float32', 'float64'",
+            id="a data type",
+        ),
         pytest.param(
             [], {"source": "file://chat"}, "'chat' is not an absolute path", id="a relative folder"
         ),
