@@ -7,7 +7,10 @@ allowed. Pickled weights are read by torch's restricted unpickler, which execute
 from __future__ import annotations
 
 import json
+import logging
 import struct
+from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
@@ -30,6 +33,8 @@ from goodput_engine.executor.torch.self_check import check_model
 from goodput_engine.model_folder import read_json_object
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from goodput_engine.executor.torch.attention import AttentionAdapter
 
 __all__ = ["load_model"]
@@ -44,6 +49,19 @@ _PICKLED_INDEX: Final = "pytorch_model.bin.index.json"
 _SAFE: Final = ".safetensors"
 _DTYPES: Final = tuple(one for one in DataType if one is not DataType.AUTO)
 _MAX_DETAIL: Final = 300
+_MAX_VALUE: Final = 100
+_MAX_REPORTS: Final = 1_000
+# Fields of a configuration that are at least 1 in every architecture that has them.
+_SIZES: Final = frozenset(
+    {
+        "head_dim",
+        "hidden_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "vocab_size",
+    }
+)
 # Data types of weights that are not quantized.
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 # A file of weights begins with the length of its header, a JSON object.
@@ -89,35 +107,32 @@ def load_model(
     disable_progress_bar()
     # The grouped product of experts has no kernel for float64.
     experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
-    try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=executes_code
-            ),
-            dtype=getattr(torch, dtype),
-            local_files_only=True,
-            trust_remote_code=executes_code,
-            use_safetensors=files[0].suffix == _SAFE,
-            weights_only=True,
-            ignore_mismatched_sizes=True,  # reported below, by name
-            output_loading_info=True,
-            **experts,
-        )
-    except Exception as error:  # transformers raises many types for an invalid folder
-        raise InputError(
-            f"{folder}: transformers cannot load the model: {_one_line(error)}"
-        ) from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise InputError(
-            f"{folder}: the weights do not have {missing[0]}; download the model again"
-        )
-    for name, found, expected in sorted(info["mismatched_keys"]):
-        raise InputError(
-            f"{folder}: {name} has the shape {list(found)} in the weights and {list(expected)} by "
-            f"{_CONFIG}; download the model again"
-        )
+    with _reports_if_loaded():
+        try:
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=AutoConfig.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=executes_code
+                ),
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                trust_remote_code=executes_code,
+                use_safetensors=files[0].suffix == _SAFE,
+                weights_only=True,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                output_loading_info=True,
+                **experts,
+            )
+        except Exception as error:  # transformers raises many types for an invalid folder
+            field = _invalid_field(config, error)
+            if field is not None:
+                raise InputError(
+                    f"{folder}: {_CONFIG}: {field}; download the model again"
+                ) from error
+            raise InputError(
+                f"{folder}: transformers cannot load the model: {_one_line(error)}"
+            ) from error
+        _check_loaded(folder, info)
     try:
         adapter = adapter or choose_attention(device, getattr(torch, dtype))
         network = loaded.to(device).eval()
@@ -135,6 +150,63 @@ def load_model(
         name = config["model_type"]
         raise InputError(f"{folder}: this {name} model cannot be served: {error}") from error
     return model
+
+
+@contextmanager
+def _reports_if_loaded() -> Iterator[None]:
+    """Print the reports of transformers only if the block succeeds: an error is one sentence."""
+    logger = logging.getLogger("transformers")
+    handlers, held = logger.handlers, MemoryHandler(_MAX_REPORTS, flushLevel=logging.CRITICAL + 1)
+    logger.handlers = [held]
+    try:
+        yield
+    finally:
+        logger.handlers = handlers
+    for record in held.buffer:
+        logger.handle(record)
+
+
+def _invalid_field(config: Mapping[str, Any], error: Exception) -> str | None:
+    """Return the field of a configuration that explains an error, and its problem; None if none.
+
+    The configuration is searched only after the error, because an architecture may accept values
+    that others do not.
+    """
+    for path, name, value in _fields(config):
+        shown = f"{path} is {repr(value)[:_MAX_VALUE]}"
+        if name in _SIZES and isinstance(value, int) and value < 1:
+            return f"{shown}, but must be at least 1"
+        if not isinstance(value, str):
+            continue
+        if isinstance(error, KeyError) and error.args == (value,):
+            return f"{shown}, which transformers does not know"
+        is_type = isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype)
+        if name in {"dtype", "torch_dtype"} and not is_type:
+            return f"{shown}, which is not a data type of torch"
+    return None
+
+
+def _fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield the path, the name and the value of each field, also of those in objects."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", name, value
+
+
+def _check_loaded(folder: Path, info: Mapping[str, Any]) -> None:
+    """Reject weights that do not have the names and shapes of the configuration."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise InputError(
+            f"{folder}: the weights do not have {missing[0]}; download the model again"
+        )
+    for name, found, expected in sorted(info["mismatched_keys"]):
+        raise InputError(
+            f"{folder}: {name} has the shape {list(found)} in the weights and {list(expected)} by "
+            f"{_CONFIG}; download the model again"
+        )
 
 
 def _check_architecture(folder: Path, config: dict[str, Any], *, executes_code: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,23 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "integers": (quantize, "has the data type I8, and quantized weights are not implemented yet"),
     "impossible config": (
         lambda f: change_config(f, hidden_size=-1),
-        "transformers cannot load the model",
+        "config.json: hidden_size is -1, but must be at least 1; download the model again",
+    ),
+    "no heads": (
+        lambda f: change_config(f, num_attention_heads=0),
+        "config.json: num_attention_heads is 0, but must be at least 1",
+    ),
+    "an unknown rope": (
+        lambda f: change_config(f, rope_parameters={"rope_type": "bogus", "rope_theta": 1e4}),
+        "config.json: rope_parameters.rope_type is 'bogus', which transformers does not know",
+    ),
+    "an unknown activation": (
+        lambda f: change_config(f, hidden_act="bogus"),
+        "config.json: hidden_act is 'bogus', which transformers does not know",
+    ),
+    "an unknown data type": (
+        lambda f: change_config(f, dtype="float8"),
+        "config.json: dtype is 'float8', which is not a data type of torch",
     ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "download the model"),
     "pickled": (pickle_weights, "pytorch_model.bin are pickled"),
@@ -195,18 +212,35 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_folder_is_refused_with_one_sentence(tmp_path: Path, name: str) -> None:
+def test_a_broken_folder_is_refused_with_one_sentence(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     make_folder(tmp_path, "Llama")
     load_model(tmp_path)
     breaking, message = BROKEN[name]
     breaking(tmp_path)
+    capfd.readouterr()
     with pytest.raises(InputError) as caught:
         load_model(tmp_path)
     text = str(caught.value)
     assert text.startswith(str(tmp_path))
     assert message in text
+    assert capfd.readouterr() == ("", "")  # without the report of transformers
     assert "\n" not in text
     assert not (tmp_path / "executed").exists()
+
+
+def test_the_report_on_weights_that_are_not_used_is_still_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path, "Llama")
+    change_weights(tmp_path, lambda weights: weights.update(surplus=torch.ones(1)))
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [handler])
+    load_model(tmp_path)
+    assert any("surplus" in record.getMessage() for record in records)
 
 
 def test_code_beside_a_known_architecture_is_not_executed(tmp_path: Path) -> None:
