@@ -113,6 +113,9 @@ def test_an_invalid_template_is_rejected_when_it_is_loaded(source: str) -> None:
 _NESTED = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}"
 )
+_DOUBLED = (
+    "{% set n = namespace(x=?) %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +136,24 @@ _NESTED = (
         pytest.param(
             "{% for a in range(90000) %}{{ 'abcdefgh' * 10000 }}{% endfor %}", id="a large output"
         ),
+        pytest.param(_DOUBLED.replace("?", "'a' * 99").replace("+", "~"), id="a doubled text"),
+        pytest.param(_DOUBLED.replace("?", "'a' * 99"), id="a doubled sum of texts"),
+        pytest.param(_DOUBLED.replace("?", "[0]"), id="a doubled list"),
+        pytest.param(
+            "{% set n = namespace(x=[]) %}{% for a in range(90000) %}"
+            "{% set n.x = n.x + ['abcdefgh' * 100000] %}{% endfor %}",
+            id="many long texts",
+        ),
+        pytest.param("{{ messages | tojson(indent=999999999) }}", id="a large indent"),
+        pytest.param("{{ messages | tojson(indent='a' * 999999) }}", id="a long indent"),
+        pytest.param("{{ 'a' | center(9999999999) }}", id="a wide filter"),
+        pytest.param("{{ ['a'] | map('center', 9999999999) | list }}", id="a mapped filter"),
+        pytest.param("{{ 'a'.ljust(9999999999) }}", id="a wide method"),
+        pytest.param("{{ '{:>9999999999}'.format('a') }}", id="a wide format"),
+        pytest.param("{{ '{:>{}}'.format('a', 9999999999) }}", id="a computed width"),
+        pytest.param("{{ '%9999999999d' % 1 }}", id="a wide number"),
+        pytest.param("{{ '%*d' | format(9999999999, 1) }}", id="a computed width of a number"),
+        pytest.param("{{ [1] | batch(9999999999, 'a') | list }}", id="a wide batch"),
     ],
 )
 def test_an_endless_template_ends(source: str) -> None:
@@ -140,6 +161,27 @@ def test_an_endless_template_ends(source: str) -> None:
     with pytest.raises(InputError, match=r"chat template .*(fails|writes|invalid)"):
         render(source)
     assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        pytest.param("{{ 'a' ~ 1 ~ none ~ nothing }}", "a1None", id="joined values"),
+        pytest.param("{{ 1 + 2 * 3 % 4 }}{{ [1] + [2] }}", "3[1, 2]", id="numbers and lists"),
+        pytest.param("{{ '%-5s|%05.1f' % ('a', 2) }}", "a    |002.0", id="widths"),
+        pytest.param("{{ '{:>3}|{a:02d}'.format('a', a=1) }}", "  a|01", id="a format"),
+        pytest.param("{{ '%s: %d' | format('a', 1) }}", "a: 1", id="a filter for formats"),
+        pytest.param("{{ [1] | tojson(indent=4) }}", "[\n    1\n]", id="indented JSON"),
+        pytest.param(
+            "{% macro f(x) %}{{ caller(x + 'b') }}{% endmacro %}"
+            "{% call(y) f('a') %}[{{ y ~ 'c' }}]{% endcall %}",
+            "[abc]",
+            id="a block that is called",
+        ),
+    ],
+)
+def test_operators_have_their_usual_results(source: str, prompt: str) -> None:
+    assert render(source) == prompt
 
 
 def test_ten_thousand_messages_are_rendered() -> None:
