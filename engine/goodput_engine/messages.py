@@ -353,8 +353,8 @@ class Rejected(_Message, frozen=True, kw_only=True):
     Args:
         rid: the request's number.
         reason: "queue_full", "memory_full", "unattainable", "too_long", "draining" or "invalid"
-            for a request that was not admitted; "displaced", "late" or "out_of_memory" for a
-            removed one.
+            for a request that was not admitted; "displaced", "late", "out_of_memory" or
+            "not_finite" for a removed one, and "invalid" if its grammar permits no further token.
         detail: one sentence for the client.
         retry_after_s: seconds after which to retry; 0 if a retry cannot help.
     """

@@ -229,12 +229,8 @@ class EngineCore:
         result = self._executor.collect(now_ns)
         if result is not None:
             ready_ns = result.at_ns
-            for rid, detail in result.failed.items():
-                self._fail(
-                    Rejected(rid=rid, reason="out_of_memory", detail=detail, retry_after_s=1)
-                )
-            for rid, detail in result.invalid.items():
-                self._fail(Rejected(rid=rid, reason="invalid", detail=detail))
+            for rid, failure in result.failed.items():
+                self._fail(Rejected(rid=rid, **failure._asdict()))
             outcome = self.scheduler.commit(self._plans.popleft(), result, ready_ns)
         while (plan := self.scheduler.plan(ready_ns)) is not None:
             self._plans.append(plan)

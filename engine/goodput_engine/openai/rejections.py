@@ -6,6 +6,7 @@ has the same errors as one over HTTP.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from goodput_engine.openai.errors import APIError, bad_request, overloaded, too_long, unavailable
@@ -21,7 +22,8 @@ _MAX_RETRY_AFTER_S: Final = 60
 def rejection_error(rejected: Rejected) -> APIError:
     """Return the error of a request that the engine core rejected or removed.
 
-    It is a 429 or a 503 if a retry can help, and a 400 if the request is invalid.
+    It is a 429 or a 503 if a retry can help, a 400 if the request is invalid, and a 500 if the
+    model is damaged.
     """
     if rejected.reason == "too_long":
         return too_long(rejected.detail)
@@ -29,6 +31,8 @@ def rejection_error(rejected: Rejected) -> APIError:
         return unavailable("the engine is stopping; use another replica", "draining")
     if rejected.reason == "out_of_memory":
         return unavailable(rejected.detail, "out_of_memory")
+    if rejected.reason == "not_finite":
+        return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, rejected.detail, code="logits_not_finite")
     if rejected.retry_after_s:
         return overloaded(rejected.detail, max(1, min(rejected.retry_after_s, _MAX_RETRY_AFTER_S)))
     # Only an output with a grammar becomes invalid after its admission.

@@ -26,6 +26,7 @@ __all__ = [
     "Copy",
     "Join",
     "Progress",
+    "RequestFailure",
     "StepBuilder",
     "StepOutcome",
     "StepPlan",
@@ -147,6 +148,14 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class RequestFailure(NamedTuple):
+    """The reason why a request cannot continue; see `Rejected` in `goodput_engine.messages`."""
+
+    reason: str
+    detail: str
+    retry_after_s: int = 0
+
+
 class StepResult(NamedTuple):
     """The result of a plan: one token for each request that sampled in it (docs/adr/0006).
 
@@ -159,10 +168,7 @@ class StepResult(NamedTuple):
             scheduler does not read them.
         logprobs: log-probabilities of the tokens of requests with this option. The scheduler does
             not read them.
-        failed: requests for which the memory is too small, with the reason. Their tokens are
-            missing.
-        invalid: requests that cannot continue with their own options, with the reason. Their tokens
-            are missing.
+        failed: requests that cannot continue. Their tokens are missing.
     """
 
     plan_id: int
@@ -171,8 +177,7 @@ class StepResult(NamedTuple):
     stopped: Mapping[int, str]
     token_ids: Mapping[int, int] = MappingProxyType({})
     logprobs: Mapping[int, TokenLogprobs] = MappingProxyType({})
-    failed: Mapping[int, str] = MappingProxyType({})
-    invalid: Mapping[int, str] = MappingProxyType({})
+    failed: Mapping[int, RequestFailure] = MappingProxyType({})
 
 
 class Progress(NamedTuple):

@@ -30,7 +30,7 @@ from goodput_engine.executor.torch.sampling import (
     Sampler,
 )
 from goodput_engine.messages import ExecutorInput, SamplingOptions
-from goodput_engine.scheduler.plan import StepResult
+from goodput_engine.scheduler.plan import RequestFailure, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -231,9 +231,8 @@ class TorchExecutor:
             following, _ = self._plans[0]
             if self._can_follow(started):
                 self._started = self._start(following, started)
-        failed: dict[int, str] = {}
-        invalid: dict[int, str] = {}
-        sampled = self._finish(started, failed, invalid)
+        failed: dict[int, RequestFailure] = {}
+        sampled = self._finish(started, failed)
         stopped = {
             rid: "stop"
             for rid, token in sampled.items()
@@ -251,7 +250,6 @@ class TorchExecutor:
                 rid: token.logprobs for rid, token in sampled.items() if token.logprobs is not None
             },
             failed=failed,
-            invalid=invalid,
         )
 
     def _start(self, plan: StepPlan, before: _StartedStep | None) -> _StartedStep:
@@ -303,25 +301,28 @@ class TorchExecutor:
         return all(self._sequences[rid].grammar is None for rid in started.rids)
 
     def _finish(
-        self, started: _StartedStep, failed: dict[int, str], invalid: dict[int, str]
+        self, started: _StartedStep, failed: dict[int, RequestFailure]
     ) -> dict[int, SampledToken]:
-        """Return the tokens of a step; for the other arguments, see `_compute_parts`."""
+        """Return the tokens of a step; for the other argument, see `_compute_parts`."""
         if started.chosen is not None:
-            return self._read(started.rids, started.chosen, invalid)
+            return self._read(started.rids, started.chosen, failed)
         work = [(rid, self._with_last_token(rid, row)) for rid, row in started.work]
-        return self._compute_parts(work, failed, invalid) if work else {}
+        return self._compute_parts(work, failed) if work else {}
 
     def _read(
-        self, rids: list[int], chosen: ChosenTokens, invalid: dict[int, str]
+        self, rids: list[int], chosen: ChosenTokens, failed: dict[int, RequestFailure]
     ) -> dict[int, SampledToken]:
-        """Return the tokens of requests, without those that `invalid` gets."""
+        """Return the tokens of requests, without those that `failed` gets or that failed before."""
         sampled = dict(zip(rids, chosen.read(), strict=True))
         for rid in rids:
             sequence = self._sequences[rid]
-            grammar = None if sequence.ended else sequence.grammar
-            if grammar is not None and (problem := grammar.problem()) is not None:
+            if sequence.failed:  # in an earlier step, whose tokens were read after this one began
+                del sampled[rid]
+                continue
+            failure = None if sequence.ended else _failure(sequence, sampled[rid])
+            if failure is not None:
                 sequence.failed = True
-                invalid[rid] = f"response_format: the output cannot continue: {problem}"
+                failed[rid] = failure
                 del sampled[rid]
         return sampled
 
@@ -383,14 +384,14 @@ class TorchExecutor:
         return work, late
 
     def _compute_parts(
-        self, work: _Work, failed: dict[int, str], invalid: dict[int, str]
+        self, work: _Work, failed: dict[int, RequestFailure]
     ) -> dict[int, SampledToken]:
         """Compute the parts of a step for which the memory is too small, one after the other.
 
         Args:
             work: the tokens.
-            failed: gets the requests for which the memory is too small even alone, with the reason.
-            invalid: gets the requests whose grammar permits no further token, with the reason.
+            failed: gets the requests that cannot continue, among them those for which the memory
+                is too small even alone.
         """
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -398,10 +399,14 @@ class TorchExecutor:
         if halves is None:
             rid = work[0][0]
             self._sequences[rid].failed = True
-            failed[rid] = "the device has too little free memory for this request"
+            failed[rid] = RequestFailure(
+                "out_of_memory",
+                "the device has too little free memory for this request",
+                retry_after_s=1,
+            )
             return {}
         first, second = halves
-        return self._compute(first, failed, invalid) | self._compute(second, failed, invalid)
+        return self._compute(first, failed) | self._compute(second, failed)
 
     def _sampled_rows(self, rids: list[int], unread: Mapping[int, int]) -> list[SampledRow]:
         """Return the options of the rows that sample, with the masks of their grammars."""
@@ -425,9 +430,7 @@ class TorchExecutor:
                 rows[at] = one.restrict(words)
         return rows
 
-    def _compute(
-        self, work: _Work, failed: dict[int, str], invalid: dict[int, str]
-    ) -> dict[int, SampledToken]:
+    def _compute(self, work: _Work, failed: dict[int, RequestFailure]) -> dict[int, SampledToken]:
         """Compute tokens, and return the next token of each row that samples.
 
         For the arguments, see `_compute_parts`.
@@ -437,12 +440,26 @@ class TorchExecutor:
             return {}
         try:
             chosen = self._choose(work, None, {})
-            return self._read([rid for rid, row in work if row.samples], chosen, invalid)
+            return self._read([rid for rid, row in work if row.samples], chosen, failed)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
         # Outside of the handler, whose exception holds the tensors of the failed attempt.
-        return self._compute_parts(work, failed, invalid)
+        return self._compute_parts(work, failed)
+
+
+def _failure(sequence: _TokenSequence, token: SampledToken) -> RequestFailure | None:
+    """Return the reason why a sampled token cannot be used; None if it can."""
+    if not token.is_finite:
+        return RequestFailure(
+            "not_finite",
+            "the model's logits for this request are not finite numbers; check its weights, or "
+            "select a data type with a larger range",
+        )
+    problem = None if sequence.grammar is None else sequence.grammar.problem()
+    if problem is None:
+        return None
+    return RequestFailure("invalid", f"response_format: the output cannot continue: {problem}")
 
 
 def _halves(work: _Work) -> tuple[_Work, _Work] | None:

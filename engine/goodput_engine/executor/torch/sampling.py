@@ -48,10 +48,17 @@ _SECOND_FACTOR: Final = -1028477387  # 0xc2b2ae35 as int32
 
 
 class SampledToken(NamedTuple):
-    """The token of one row; None instead of log-probabilities if the row has no such option."""
+    """The token of one row.
+
+    Args:
+        token_id: the token.
+        logprobs: its log-probabilities; None if the row has no such option.
+        is_finite: False if a logit of the row is NaN or infinite, so that the token is arbitrary.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None
+    is_finite: bool = True
 
 
 class RequestSampling:
@@ -147,7 +154,9 @@ class Sampler:
             _apply_bias(logits, rows)
             self._stop_ids.ban(logits, rows)
             _apply_masks(logits, rows)
-            chosen = torch.empty(len(rows), dtype=torch.long, device=logits.device)
+            # A NaN is the largest logit of its row, for `max` as for `argmax`.
+            largest, chosen = logits.max(-1)
+            is_finite = largest < torch.inf
             whole: list[int] = []
             prefixed: list[int] = []
             for at, row in enumerate(rows):
@@ -155,8 +164,6 @@ class Sampler:
                     options = row.sampling.options
                     limited = options.top_k > 0 or options.top_p < 1
                     (prefixed if limited else whole).append(at)
-            if len(whole) + len(prefixed) < len(rows):
-                chosen = logits.argmax(-1)
             if whole or prefixed:
                 keys = self._keys(rows, logits.device)
                 self._prepare(logits)
@@ -164,7 +171,7 @@ class Sampler:
                 self._sample_prefixes(logits, rows, prefixed, keys, chosen)
             if counted is not None:
                 self._penalties.add(counted, chosen)
-            return ChosenTokens(chosen, raw)
+            return ChosenTokens(chosen, is_finite, raw)
 
     def _prepare(self, logits: torch.Tensor) -> None:
         """Compute the hashes of all token ids."""
@@ -246,15 +253,17 @@ class ChosenTokens:
         ids: int64 `[num_rows]` on the device.
     """
 
-    def __init__(self, ids: torch.Tensor, raw: _RawLogits) -> None:
+    def __init__(self, ids: torch.Tensor, is_finite: torch.Tensor, raw: _RawLogits) -> None:
         self.ids = ids
+        self._is_finite = is_finite
         self._raw = raw
 
     def read(self) -> list[SampledToken]:
         """Wait for the device, and return the tokens."""
         with torch.inference_mode():
-            ids = self.ids.tolist()
-            return list(map(SampledToken, ids, self._raw.logprobs(ids)))
+            # One copy from the device, not two.
+            ids, is_finite = torch.stack((self.ids, self._is_finite)).tolist()
+            return list(map(SampledToken, ids, self._raw.logprobs(ids), map(bool, is_finite)))
 
 
 class _RawLogits:

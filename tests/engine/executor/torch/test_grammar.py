@@ -152,6 +152,22 @@ def test_an_output_that_the_parser_gives_up_fails_alone(model: GrammarModel) -> 
     assert 10 <= int(model.text(bench, good)) <= 99
 
 
+def test_logits_that_are_not_finite_do_not_blame_the_grammar(model: GrammarModel) -> None:
+    bench = model.bench("vllm", Preemption.RECOMPUTE)
+    bad = bench.submit(4, 20, grammar=GRAMMARS[2])
+    weights = model.model.packed.model.get_input_embeddings().weight
+    with torch.no_grad():
+        row = weights[bench.submits[bad].executor.token_ids[0]]
+        before = row.clone()
+        row.fill_(torch.nan)
+        try:
+            bench.finish()
+        finally:
+            row.copy_(before)
+    assert bench.rejected == {bad: "not_finite"}
+    assert bench.token_ids[bad] == []
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
