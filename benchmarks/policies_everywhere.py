@@ -22,6 +22,7 @@ preemption mode `hybrid` keeps over 1 % less than the better of `swap` and `reco
     python -m benchmarks.policies_everywhere
     python -m benchmarks.policies_everywhere --azure azure.parquet --mooncake mooncake.parquet
     python -m benchmarks.policies_everywhere --cells textbook,chat/1.2x --seeds 5 --json
+    python -m benchmarks.policies_everywhere --checks plateau --wide --seeds 12
     python -m benchmarks.policies_everywhere --quick  # in a minute, as in CI
 
 With the few seeds of `--quick`, the rule is that no mean difference is below −2 %.
@@ -50,7 +51,7 @@ from benchmarks.comparison.arguments import names_of, positive_count
 from benchmarks.comparison.cells import Kept, run_cell
 from benchmarks.comparison.design import FACTORS, cell_of, read_knees, settings, textbook_cells
 from benchmarks.comparison.loads import MIXES, offered
-from benchmarks.comparison.plateau import curves, plateau_mixes
+from benchmarks.comparison.plateau import curves, plateau_series
 from benchmarks.comparison.policies_view import (
     draw,
     show_cells,
@@ -210,27 +211,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: path for name, path in (("azure", args.azure), ("mooncake", args.mooncake)) if path
     }
     knees = read_knees()
-    cells, modes, mixes = design(paths), mode_cells(knees), plateau_mixes()
+    cells, modes = design(paths), mode_cells(knees)
+    series = plateau_series(paths, wide=args.wide)
     if args.quick:
-        cells, modes, mixes = quick_cells(cells), modes[::6], mixes[:1]
+        cells, modes, series = quick_cells(cells), modes[::6], series[:1]
     if args.cells:
         parts = args.cells.split(",")
         cells, modes = (
             [cell for cell in some if any(part in cell.name for part in parts)]
             for some in (cells, modes)
         )
-        mixes = [mix for mix in mixes if any(part in f"plateau/{mix}" for part in parts)]
+        series = [one for one in series if any(part in f"plateau/{one.name}" for part in parts)]
     if args.list:
-        print(
-            "\n".join([*(cell.name for cell in (*cells, *modes)), *map("plateau/{}".format, mixes)])
-        )
+        names = [*(cell.name for cell in (*cells, *modes)), *(f"plateau/{s.name}" for s in series)]
+        print("\n".join(names))
         return 0
     policies = list(QUICK_POLICIES) if args.quick else args.policies
     if Policy.SLO not in policies:
         policies.append(Policy.SLO)
     if len(policies) == 1:
         parser.error("--policies: name a policy with which slo is compared")
-    if not (cells or modes or mixes):
+    if not (cells or modes or series):
         parser.error(f"--cells: no cell has a name with {args.cells!r}; --list prints all names")
     count = QUICK_SEEDS if args.quick else args.seeds
     seeds = range(args.first_seed, args.first_seed + count)
@@ -258,7 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 pool,
                 knees,
                 few,
-                mixes=mixes,
+                series=series,
+                paths=paths,
                 factors=QUICK_FACTORS if args.quick else FACTORS,
                 policies=policies if args.plot else (Policy.SLO,),
             )
@@ -317,6 +319,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=positive_count, default=2, help="processes (%(default)s)")
     parser.add_argument(
         "--bound", action="store_true", help="compare with the clairvoyant bound too, on few seeds"
+    )
+    parser.add_argument(
+        "--wide",
+        action="store_true",
+        help="plateau: hidden lengths, other arrivals, two and four replicas and the traces too",
     )
     parser.add_argument("--whole", action="store_true", help="no policy is dropped early")
     parser.add_argument(

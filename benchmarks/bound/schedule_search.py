@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -88,15 +88,16 @@ def best_schedule(
     limits: Limits | None = None,
     replicas: int = 1,
     surplus: Sequence[float] | None = None,
+    start: Collection[int] = (),
     seed: int = 1,
     rounds: int | None = None,
 ) -> Schedule:
     """Search a schedule.
 
-    The search begins with all requests, and with those that are worth their price, in orders
-    between that of latest start and that of worth. It then adds requests at random to those in
-    time, and removes some of little worth, everywhere at once. Where arrivals of a period gain by
-    the change, the change is kept.
+    The search begins with all requests, with those that are worth their price, and with those of
+    `start`, in orders between that of latest start and that of worth. It then adds requests at
+    random to those in time, and removes some of little worth, everywhere at once. Where arrivals of
+    a period gain by the change, the change is kept.
 
     Args:
         demands: the requests.
@@ -104,6 +105,7 @@ def best_schedule(
         limits: limits of each replica.
         replicas: number of replicas.
         surplus: value of each request less its price, from the upper bound; None if unknown.
+        start: indices of requests that can probably be served together; empty for none.
         seed: seed of the changes.
         rounds: number of changes; None for a number that falls with the number of requests.
     """
@@ -127,13 +129,13 @@ def best_schedule(
         rounds = min(400, max(20, 60_000 // len(jobs)))
     # A short search from each start, then a long one from the best result.
     found = [
-        (start, _search(start.problem, start.step_tokens, start.served, seed, rounds // 6))
-        for start in _starts(problem)
+        (one, _search(one.problem, one.step_tokens, one.served, seed, rounds // 6))
+        for one in _starts(problem, set(start))
     ]
-    start, served = max(found, key=lambda one: problem.value(one[1]))
-    served = _search(start.problem, start.step_tokens, served, seed + 1, rounds - rounds // 2)
+    best, served = max(found, key=lambda one: problem.value(one[1]))
+    served = _search(best.problem, best.step_tokens, served, seed + 1, rounds - rounds // 2)
     return Schedule(
-        value=problem.value(served), served=frozenset(served), step_tokens=start.step_tokens
+        value=problem.value(served), served=frozenset(served), step_tokens=best.step_tokens
     )
 
 
@@ -152,7 +154,7 @@ class _Start:
     served: set[int]
 
 
-def _starts(problem: _Problem) -> Iterator[_Start]:
+def _starts(problem: _Problem, start: Collection[int]) -> Iterator[_Start]:
     """Yield the best simple schedule of each order of service."""
     sizes = sorted({int(min(size, problem.limits.max_step_tokens)) for size in _STEP_TOKENS})
     for advance_ns in problem.advances():
@@ -161,7 +163,9 @@ def _starts(problem: _Problem) -> Iterator[_Start]:
             for job in problem.jobs
         ]
         chosen = [job for job in moved if problem.worth[job.index] > 0]
-        sets = (chosen, moved) if len(chosen) < len(moved) else (moved,)
+        sets = [chosen, moved] if len(chosen) < len(moved) else [moved]
+        if start:
+            sets.append([job for job in moved if job.index in start])
         tried = [(problem.run(some, size), size) for size in sizes for some in sets]
         served, size = max(tried, key=lambda one: problem.value(one[0]))
         yield _Start(problem=replace(problem, jobs=moved), step_tokens=size, served=served)

@@ -3,27 +3,31 @@
 A plateau holds if, at every load up to four times the knee, the policy keeps at least 97 % of the
 most that it kept at a lower load. Only mixes with one priority level are compared: among several
 levels, a promise of a higher level may cost more than one of a lower level.
+
+A *series* is all loads of a curve. The usual ones have Poisson arrivals, known output lengths and
+one replica. The *wide* ones add hidden lengths, two more arrival processes, two and four replicas,
+and the traces. Each value of a factor occurs with every mix, but not each combination of values.
 """
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.comparison.cells import run_cell
-from benchmarks.comparison.design import FACTORS, poisson_cell
-from benchmarks.comparison.loads import MIXES
+from benchmarks.comparison.design import FACTORS, Setting, cell_of
+from benchmarks.comparison.loads import MIXES, Arrivals
 
-from goodput_core.spec.choices import Policy
+from goodput_core.spec.choices import Policy, Preemption
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from benchmarks.comparison.cells import Cell
 
-__all__ = ["Curve", "Point", "curves", "plateau_cell", "plateau_mixes"]
+__all__ = ["Curve", "Point", "Series", "curves", "plateau_series"]
 
 SHARE: Final = 0.97
 
@@ -46,15 +50,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Kept against offered requests of one mix.
+    """Kept against offered requests of one series.
 
     Args:
-        mix: name of the mix.
+        name: name of the series.
         policy: the policy.
         points: results by load, from the lowest on.
     """
 
-    mix: str
+    name: str
     policy: str
     points: tuple[Point, ...]
 
@@ -74,15 +78,82 @@ class Curve:
         return self.lowest < SHARE
 
 
-def plateau_mixes() -> list[str]:
-    """Return the mixes with a single priority level."""
-    return [name for name, mix in MIXES.items() if len({kind.priority for kind in mix.kinds}) == 1]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The loads of a curve, all with the same duration of arrivals.
+
+    Args:
+        mix: name of a mix or of a trace.
+        arrivals: arrival process; ignored with a trace.
+        replicas: number of replicas.
+        known_lengths: True if the engine knows the output lengths.
+    """
+
+    mix: str
+    arrivals: Arrivals = Arrivals.POISSON
+    replicas: int = 1
+    known_lengths: bool = True
+
+    @property
+    def name(self) -> str:
+        """Unique name: the mix, and the values that are not the usual ones."""
+        parts = [self.mix]
+        if self.arrivals is not Arrivals.POISSON:
+            parts.append(self.arrivals)
+        if self.replicas > 1:
+            parts.append(f"{self.replicas}r")
+        if not self.known_lengths:
+            parts.append("hidden")
+        return "/".join(parts)
+
+    def cell(self, factor: float, knees: Mapping[str, float], paths: Mapping[str, str]) -> Cell:
+        """Return the cell of a load, in multiples of the knee; see `cell_of`."""
+        setting = Setting(
+            mix=self.mix,
+            factor=factor,
+            arrivals=self.arrivals,
+            replicas=self.replicas,
+            preemption=Preemption.HYBRID,
+            known_lengths=self.known_lengths,
+            small_kv=False,
+            slow_swap=False,
+        )
+        return cell_of(setting, knees, paths)
 
 
-def plateau_cell(mix: str, factor: float, knees: Mapping[str, float]) -> Cell:
-    """Return a cell of a curve: Poisson arrivals on one replica, with the same duration each."""
-    cell = poisson_cell(mix, factor, knees, known_lengths=True)
-    return replace(cell, name=f"plateau/{cell.name}")
+_WIDE: Final = (
+    (Arrivals.POISSON, 1, False),
+    (Arrivals.GAMMA, 1, False),
+    (Arrivals.ON_OFF, 1, True),
+    (Arrivals.GAMMA, 2, True),
+    (Arrivals.POISSON, 2, False),
+    (Arrivals.ON_OFF, 4, False),
+    (Arrivals.POISSON, 4, True),
+)
+_WIDE_TRACES: Final = ((1, True), (1, False), (2, False), (4, True))
+
+
+def plateau_series(traces: Iterable[str] = (), *, wide: bool = False) -> list[Series]:
+    """Return the series of the mixes with a single priority level.
+
+    Args:
+        traces: names of traces, which only the wide series have.
+        wide: True to add the wide series.
+    """
+    mixes = [name for name, mix in MIXES.items() if len({kind.priority for kind in mix.kinds}) == 1]
+    series = [Series(mix=mix) for mix in mixes]
+    if wide:
+        series += [
+            Series(mix=mix, arrivals=arrivals, replicas=replicas, known_lengths=known)
+            for mix in mixes
+            for arrivals, replicas, known in _WIDE
+        ]
+        series += [
+            Series(mix=trace, replicas=replicas, known_lengths=known)
+            for trace in traces
+            for replicas, known in _WIDE_TRACES
+        ]
+    return series
 
 
 def curves(
@@ -90,26 +161,37 @@ def curves(
     knees: Mapping[str, float],
     seeds: Sequence[int],
     *,
-    mixes: Sequence[str],
+    series: Sequence[Series],
+    paths: Mapping[str, str],
     factors: Sequence[float] = FACTORS,
     policies: Sequence[str] = (Policy.SLO,),
 ) -> list[Curve]:
-    """Return the curves of these mixes and policies."""
+    """Return the curves of these series and policies.
+
+    Args:
+        pool: runs the cells.
+        knees: rate of the knee of one replica, by `knee_key`.
+        seeds: the seeds.
+        series: the series.
+        paths: Parquet files of the traces, by name.
+        factors: loads in multiples of the knee, from the lowest on.
+        policies: the policies.
+    """
     futures = {
-        (mix, policy, factor): pool.submit(
-            _point, plateau_cell(mix, factor, knees), policy, list(seeds)
+        (one, policy, factor): pool.submit(
+            _point, one.cell(factor, knees, paths), policy, list(seeds)
         )
-        for mix in mixes
+        for one in series
         for policy in policies
         for factor in factors
     }
     return [
         Curve(
-            mix=mix,
+            name=one.name,
             policy=policy,
-            points=tuple(futures[mix, policy, factor].result() for factor in factors),
+            points=tuple(futures[one, policy, factor].result() for factor in factors),
         )
-        for mix in mixes
+        for one in series
         for policy in policies
     ]
 

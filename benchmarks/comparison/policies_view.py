@@ -108,26 +108,27 @@ def show_curves(lines: Sequence[Curve]) -> None:
     """Print the kept requests of `slo` by load."""
     if not lines:
         return
+    width = max(len(line.name) for line in lines)
     print("\noffered → kept per second (admitted in time), by multiples of the knee")
     for line in lines:
         points = "  ".join(
-            f"{p.factor:g}x {p.offered_per_s:.1f}→{p.kept_per_s:.1f} ({p.admitted_kept:.0%})"
+            f"{p.factor:g}x {p.offered_per_s:.1f}→{p.kept_per_s:.1f} ({p.admitted_kept:.1%})"
             for p in line.points
         )
-        print(f"{line.mix:16} {points}  lowest {line.lowest:.1%}{'  broken' * line.broken}")
+        print(f"{line.name:{width}} {points}  lowest {line.lowest:.1%}{'  broken' * line.broken}")
 
 
 def draw(lines: Sequence[Curve], path: Path) -> None:
-    """Draw kept against offered requests, a panel for each mix and a line for each policy."""
+    """Draw kept against offered requests, a panel for each series and a line for each policy."""
     from matplotlib.figure import Figure
 
-    mixes = list(dict.fromkeys(line.mix for line in lines))
-    rows = -(-len(mixes) // 3)
+    names = list(dict.fromkeys(line.name for line in lines))
+    rows = -(-len(names) // 3)
     figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
     panels = figure.subplots(rows, 3, squeeze=False).flatten()
-    for panel, mix in zip(panels, mixes, strict=False):
+    for panel, name in zip(panels, names, strict=False):
         for line in lines:
-            if line.mix == mix:
+            if line.name == name:
                 panel.plot(
                     [point.factor for point in line.points],
                     [point.kept_per_s for point in line.points],
@@ -135,11 +136,11 @@ def draw(lines: Sequence[Curve], path: Path) -> None:
                     label=line.policy,
                     linewidth=2.5 if line.policy == Policy.SLO else 1,
                 )
-        panel.set_title(mix)
+        panel.set_title(name)
         panel.set_xlabel("offered, multiples of the knee")
         panel.set_ylabel("kept requests/s")
         panel.grid(alpha=0.3)
-    for panel in panels[len(mixes) :]:
+    for panel in panels[len(names) :]:
         panel.set_visible(False)
     panels[0].legend(frameon=False, fontsize="x-small")
     figure.savefig(path, dpi=110)

@@ -309,6 +309,23 @@ def served(bound: Bound) -> float:
 TEN_STEPS = Demand(arrival_s=0, prompt_tokens=4, output_tokens=10, e2e_s=0.010)
 
 
+def test_a_search_that_starts_from_a_schedule_is_at_least_as_good() -> None:
+    cell = textbook_cells()[0]
+    demands = demands_of(offered(cell.load, 7))
+    found = best_schedule(demands, cell.fleet.profile(), limits=Limits(max_num_seqs=24), rounds=60)
+    short = [
+        best_schedule(
+            demands,
+            cell.fleet.profile(),
+            limits=Limits(max_num_seqs=24),
+            start=start,
+            rounds=1,
+        )
+        for start in ((), found.served)
+    ]
+    assert short[0].value < found.value <= short[1].value
+
+
 def test_requests_that_share_all_steps_are_all_served_without_a_limit() -> None:
     assert served(clairvoyant_bound([TEN_STEPS] * 5, steps_of())) == 5
 

@@ -12,8 +12,8 @@ from benchmarks.comparison.admitted import Admitted
 from benchmarks.comparison.cells import Cell, Fleet, Kept, planned_requests, run_cell, slo_classes
 from benchmarks.comparison.cells import fleet_settings as cell_settings
 from benchmarks.comparison.design import poisson_cell, read_knees
-from benchmarks.comparison.loads import Load, offered
-from benchmarks.comparison.plateau import Curve, Point
+from benchmarks.comparison.loads import Arrivals, Load, offered
+from benchmarks.comparison.plateau import Curve, Point, Series, plateau_series
 from benchmarks.comparison.preemption_modes import ModeResult, mode_cells
 from benchmarks.comparison.rule import chances_by_mix, compare, judge_cell
 from benchmarks.policies_everywhere import main, serve
@@ -263,7 +263,7 @@ def test_a_plateau_keeps_what_a_lower_load_kept(
     kept_per_s: tuple[float, ...], lowest: float, broken: bool
 ) -> None:
     points = tuple(point(factor, kept) for factor, kept in enumerate(kept_per_s, start=1))
-    curve = Curve(mix="chat", policy="slo", points=points)
+    curve = Curve(name="chat", policy="slo", points=points)
     assert curve.lowest == pytest.approx(lowest)
     assert curve.broken == broken
 
@@ -316,6 +316,30 @@ def test_the_command_lists_every_cell(capsys: pytest.CaptureFixture[str]) -> Non
     names = capsys.readouterr().out.splitlines()
     assert len(set(names)) == len(names)
     assert {"textbook/hybrid", "plateau/chat"} <= set(names)
+
+
+def test_each_value_of_a_wide_series_occurs_with_every_mix() -> None:
+    usual = plateau_series(["azure"])
+    assert {(one.arrivals, one.replicas, one.known_lengths) for one in usual} == {
+        (Arrivals.POISSON, 1, True)
+    }
+    wide = plateau_series(["azure"], wide=True)
+    assert len({one.name for one in wide}) == len(wide)
+    for mix in (one.mix for one in usual):
+        series = [one for one in wide if one.mix == mix]
+        assert {one.replicas for one in series} == {1, 2, 4}
+        assert {one.known_lengths for one in series} == {True, False}
+        assert {one.arrivals for one in series} == {
+            Arrivals.POISSON,
+            Arrivals.GAMMA,
+            Arrivals.ON_OFF,
+        }
+    knees = read_knees()
+    knee = knees["chat/full"]
+    cells = [Series(mix="chat", replicas=2).cell(factor, knees, {}) for factor in (0.5, 4)]
+    assert [cell.load.rate_per_s for cell in cells] == [knee, 8 * knee]
+    assert cells[0].load.horizon_s == cells[1].load.horizon_s
+    assert {cell.fleet.replicas for cell in cells} == {2}
 
 
 def test_weights_reach_the_engine_through_the_classes_of_a_manifest() -> None:

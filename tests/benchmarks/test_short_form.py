@@ -17,5 +17,5 @@ def test_slo_keeps_no_less_than_any_other_policy(
     assert len(document["rule"]) >= 10
     assert not {one["cell"] for one in document["rule"] if one["broken"]}
     assert not {(one["cell"], one["policy"]) for one in document["hybrid"] if one["broken"]}
-    assert not {one["mix"] for one in document["plateau"] if one["broken"]}
+    assert not {one["name"] for one in document["plateau"] if one["broken"]}
     assert code == 0
