@@ -21,6 +21,8 @@ from goodput_core.units import NS_PER_S
 
 __all__ = [
     "MAX_START_SKEW_NS",
+    "REASON_ERROR",
+    "REASON_UNREACHABLE",
     "ABResult",
     "ABState",
     "ReplayResult",
@@ -32,6 +34,10 @@ __all__ = [
 
 MAX_START_SKEW_NS: Final = NS_PER_S
 """Largest difference between the starts of shards; verdicts use the requests of each second."""
+REASON_ERROR: Final = "Error"
+"""Reason of a result without a verdict."""
+REASON_UNREACHABLE: Final = "Unreachable"
+"""Reason of a result without a verdict, because a target or a store could not be reached."""
 _MAX_NS: Final = 2**63 - 1
 _MAX_BYTES: Final = 4096
 """Length to which Kubernetes shortens a termination message."""
@@ -67,7 +73,9 @@ class ReplayResult:
     """The end of a replay or a merge: its verdict, or the error that prevented one."""
 
     verdict: VerdictKind | None = spec_field("The verdict; absent after an error.", default=None)
-    reason: str = spec_field("Reason code of the verdict; `Error` after an error.", max_length=64)
+    reason: str = spec_field(
+        "Reason code of the verdict; `Error` or `Unreachable` after an error.", max_length=64
+    )
     message: str = spec_field("The reason in a sentence.", max_length=_MAX_MESSAGE)
     valid: bool = spec_field("True if the measurement is valid.", default=False)
     requests: int = spec_field("Requests of the window, judged or not.", default=0, minimum=0)
@@ -93,7 +101,9 @@ class ABResult:
     """The end of a comparison: its verdict, or the error that prevented one."""
 
     verdict: VerdictKind | None = spec_field("The verdict; absent after an error.", default=None)
-    reason: str = spec_field("Reason code of the verdict; `Error` after an error.", max_length=64)
+    reason: str = spec_field(
+        "Reason code of the verdict; `Error` or `Unreachable` after an error.", max_length=64
+    )
     message: str = spec_field("The reason in a sentence.", max_length=_MAX_MESSAGE)
     pairs: int = spec_field("Recorded pairs of runs.", default=0, minimum=0)
     interval: str | None = spec_field(

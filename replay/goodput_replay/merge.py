@@ -8,10 +8,8 @@ ended early makes the merged run INVALID: rows were not sent, whatever the other
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from goodput_core.cli import CommandParser
@@ -25,7 +23,7 @@ from goodput_replay.result_options import (
     write_result,
 )
 from goodput_replay.runs.files import SERVER_METRICS_FILE, require_digest
-from goodput_replay.storage import download_folder, is_uri, parse_uri, upload_folder
+from goodput_replay.storage import FolderCopies, upload_folder
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -64,12 +62,12 @@ def main(argv: Sequence[str]) -> int:
         InputError: a folder has no readable run, or the runs are not the shards of one run.
     """
     given = make_parser().parse_args(argv)
-    with reporting_errors(given.result_file), ExitStack() as stack:
-        return _merge(given, stack)
+    with reporting_errors(given.result_file), FolderCopies() as copies:
+        return _merge(given, copies)
 
 
-def _merge(given: Namespace, stack: ExitStack) -> int:
-    folders = _local_folders(given.runs, stack)
+def _merge(given: Namespace, copies: FolderCopies) -> int:
+    folders = [copies.folder(run) for run in given.runs]
     if given.out.resolve() in {folder.resolve() for folder in folders}:
         raise UsageError(f"replay merge: --out {given.out} is one of the shards; name another")
     # Imported after the arguments are parsed, because they load numpy and pyarrow.
@@ -93,24 +91,6 @@ def _merge(given: Namespace, stack: ExitStack) -> int:
             raise UsageError("--gate: the run has no SLO; give one to every shard")
         return summary.verdict.kind.exit_code
     return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
-
-
-def _local_folders(runs: Sequence[str], stack: ExitStack) -> list[Path]:
-    """Return the folders of the shards; those in object storage are copied first."""
-    temporary: Path | None = None
-    folders = []
-    for number, run in enumerate(runs):
-        if not is_uri(run):
-            folders.append(Path(run))
-            continue
-        try:
-            uri = parse_uri(run)
-        except ValueError as error:
-            raise UsageError(f"replay merge: {error}") from error
-        if temporary is None:
-            temporary = Path(stack.enter_context(TemporaryDirectory(prefix="goodput-")))
-        folders.append(download_folder(uri, temporary / f"run-{number}"))
-    return folders
 
 
 def make_parser() -> CommandParser:

@@ -1,4 +1,4 @@
-"""Options of `replay`, `replay merge` and `replay ab` about the place of their results.
+"""Options of `replay` and its subcommands about the place of their results.
 
 A pod reports its result in a file that Kubernetes reads when the container ends, and its run folder
 outlives the pod in object storage.
@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from goodput_core.cli import argument_type
-from goodput_core.errors import GoodputError, InputError
-from goodput_core.replay_job import ABResult, ReplayResult, encode_message
+from goodput_core.errors import GoodputError, InputError, UnreachableError
+from goodput_core.replay_job import (
+    REASON_ERROR,
+    REASON_UNREACHABLE,
+    ABResult,
+    ReplayResult,
+    encode_message,
+)
 from goodput_replay.storage import parse_uri
 
 if TYPE_CHECKING:
@@ -98,7 +104,9 @@ def reporting_errors(
     try:
         yield
     except GoodputError as error:
-        _write(file, result(reason="Error", message=str(error)))
+        is_unreachable = isinstance(error, UnreachableError)
+        reason = REASON_UNREACHABLE if is_unreachable else REASON_ERROR
+        _write(file, result(reason=reason, message=str(error)))
         raise
 
 

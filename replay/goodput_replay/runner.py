@@ -48,7 +48,13 @@ from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer
 from goodput_replay.sessions import open_follow_ups
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_replay.start_time import require_ahead
-from goodput_replay.storage import download_file, is_uri, parse_uri, upload_folder
+from goodput_replay.storage import (
+    download_file,
+    is_uri,
+    parse_uri,
+    require_writable,
+    upload_folder,
+)
 from goodput_traces.format.reader import open_trace
 from goodput_traces.sample import SAMPLE, trace_path
 from goodput_traces.transforms import TransformPlan
@@ -166,6 +172,8 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
     if options.dry_run:
         _test_targets(plan)
         return ExitCode.PASS
+    if options.upload is not None:
+        require_writable(options.upload)
     summary = _run_and_record(plan, fleet)
     write_result(options.result_file, summary)
     if options.arm is not None and plan.share.count > 1:

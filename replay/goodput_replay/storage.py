@@ -9,21 +9,31 @@ URI, because command lines are recorded.
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Final
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import urlsplit
 
-from goodput_core.errors import InputError, UnreachableError
+from goodput_core.errors import InputError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
 
     from pyarrow.fs import FileSystem
 
-__all__ = ["download_file", "download_folder", "is_uri", "parse_uri", "upload_folder"]
+__all__ = [
+    "FolderCopies",
+    "download_file",
+    "download_folder",
+    "is_uri",
+    "parse_uri",
+    "require_writable",
+    "upload_folder",
+]
 
+_PROBE: Final = ".writable"
 _SCHEMES: Final = ("s3", "gs", "file")
 _URI: Final = re.compile(r"([a-z][a-z0-9+.-]*)://\S+")
 
@@ -69,8 +79,13 @@ def download_file(uri: str, folder: Path) -> Path:
     return target
 
 
-def download_folder(uri: str, folder: Path) -> Path:
+def download_folder(uri: str, folder: Path, *, names: Sequence[str] | None = None) -> Path:
     """Copy the objects below a URI into a new folder, and return it.
+
+    Args:
+        uri: the place.
+        folder: the new folder.
+        names: copy only these files, as far as they exist; None for all files.
 
     Raises:
         InputError: there are no objects.
@@ -79,9 +94,67 @@ def download_folder(uri: str, folder: Path) -> Path:
     store, path = _open(uri)
     folder.mkdir(parents=True)
     with _named_errors(uri, "read"):
-        _require_object(uri, store, path)
-        _copy((store, path), (_local(), str(folder)))
+        if names is None:
+            _require_object(uri, store, path)
+            _copy((store, path), (_local(), str(folder)))
+            return folder
+        sources = {f"{path.rstrip('/')}/{name}": folder / name for name in names}
+        found = [info.path for info in store.get_file_info(list(sources)) if info.is_file]
+        for source in found:
+            _copy((store, source), (_local(), str(sources[source])))
+        if not found:
+            _require_object(uri, store, path)
     return folder
+
+
+class FolderCopies:
+    """Copies of folders in object storage, which are removed at the end of the block."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._root: Path | None = None
+        self._copies: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def folder(self, place: str, *, names: Sequence[str] | None = None) -> Path:
+        """Return a folder of this machine, which is copied first if its place is a URI.
+
+        Args:
+            place: a path, or a URI of object storage.
+            names: see `download_folder`.
+
+        Raises:
+            UsageError: the URI is not that of a supported store.
+            InputError: there are no objects.
+            UnreachableError: the store could not be read.
+        """
+        if not is_uri(place):
+            return Path(place)
+        try:
+            uri = parse_uri(place)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if self._root is None:
+            self._root = Path(self._stack.enter_context(TemporaryDirectory(prefix="goodput-")))
+        copy = self._root / f"run-{len(self._copies):04}"
+        self._copies[str(copy)] = _shown(uri)
+        return download_folder(uri, copy, names=names)
+
+    def with_uris(self, text: str) -> str:
+        """Return a text with the URIs of the copied folders instead of their local paths."""
+        for copy, uri in self._copies.items():
+            text = text.replace(copy, uri)
+        return text
 
 
 def upload_folder(folder: Path, uri: str) -> None:
@@ -95,6 +168,25 @@ def upload_folder(folder: Path, uri: str) -> None:
         if store.type_name == "local":  # the others have no folders
             store.create_dir(path, recursive=True)
         _copy((_local(), str(folder)), (store, path))
+
+
+def require_writable(uri: str) -> None:
+    """Write an empty object below a URI, and delete it again.
+
+    A run of hours whose folder is to be copied there must not begin without a bucket or the right
+    to write.
+
+    Raises:
+        UnreachableError: the store could not be written.
+    """
+    store, path = _open(uri)
+    probe = f"{path.rstrip('/')}/{_PROBE}"
+    with _named_errors(uri, "written"):
+        if store.type_name == "local":
+            store.create_dir(path, recursive=True)
+        store.open_output_stream(probe).close()
+    with suppress(OSError):  # the right to delete is not required
+        store.delete_file(probe)
 
 
 def _local() -> FileSystem:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UnreachableError
-from goodput_replay.storage import download_file, download_folder, parse_uri, upload_folder
+from goodput_replay.storage import (
+    download_file,
+    download_folder,
+    parse_uri,
+    require_writable,
+    upload_folder,
+)
 from goodput_traces.sample import sample_path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+CHAT_MANIFEST: Final = Path(__file__).parents[2] / "examples" / "chat.yaml"
 
 
 def test_a_folder_is_the_same_after_upload_and_download(tmp_path: Path) -> None:
@@ -40,6 +46,19 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnreachableError, match=r"file://.*: cannot be written: "):
         upload_folder(tmp_path, f"file://{tmp_path}/file/run")
+
+
+def test_a_store_is_written_to_before_the_run_and_left_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_writable(f"file://{tmp_path}/runs/a")
+    assert not any((tmp_path / "runs/a").iterdir())
+    (tmp_path / "file").write_text("")
+    command = ["replay", "--trace", "sample", "--emulate", str(CHAT_MANIFEST)]
+    command += ["--out", str(tmp_path / "run"), "--upload", f"file://{tmp_path}/file/run"]
+    assert run_command(command) == 64
+    assert f"file://{tmp_path}/file/run: cannot be written: " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists(), "no request was sent"
 
 
 @pytest.mark.parametrize(

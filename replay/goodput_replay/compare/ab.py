@@ -40,7 +40,11 @@ from goodput_replay.compare.gate_command import (
     require_outputs,
     write_outputs,
 )
-from goodput_replay.compare.progress import describe_interval, serving_progress
+from goodput_replay.compare.progress import (
+    describe_interval,
+    result_message,
+    serving_progress,
+)
 from goodput_replay.compare.recorded_baseline import (
     find_recorded_runs,
     read_promises,
@@ -61,7 +65,7 @@ from goodput_replay.result_options import (
     write_comparison,
 )
 from goodput_replay.runs.summary import Summary, read_summary
-from goodput_replay.storage import upload_folder
+from goodput_replay.storage import require_writable, upload_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -136,21 +140,14 @@ def main(argv: Sequence[str]) -> int:
             children, arguments, (baseline, candidate), out, console, recorded=recorded
         )
         comparison.announce(recording)
+        if given.upload is not None:
+            require_writable(given.upload)
         result = comparison.record(
             recording, margin=margin, read_spread=read_spread, on_state=on_state
         )
         if given.upload is not None:
             upload_folder(out, given.upload)
-    write_comparison(
-        given.result_file,
-        ABResult(
-            verdict=result.verdict,
-            reason=result.reason.value,
-            message=result.sentence,
-            pairs=len(result.candidates),
-            interval=describe_interval(result),
-        ),
-    )
+    write_comparison(given.result_file, result_message(result))
     write_outputs(result, given)
     console.print(f"recording: {out}", highlight=False, markup=False, soft_wrap=True)
     return result.exit_code

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from goodput_core.cli import CommandParser
 
-__all__ = ["RECORDED", "Build", "add_build_options", "read_builds"]
+__all__ = ["RECORDED", "Build", "add_build_options", "add_recorded_revision", "read_builds"]
 
 _OPTIONS: Final = ("-f", "--target", "--emulate")
 RECORDED: Final = "--recorded"
@@ -72,7 +72,12 @@ def add_build_options(parser: CommandParser) -> None:
         help="instead of a baseline: folder with recordings of it with itself, made at different "
         "times; the new build is replayed once, and compared with the latest of them",
     )
-    group.add_argument(
+    add_recorded_revision(group)
+
+
+def add_recorded_revision(parser: argparse._ActionsContainer) -> None:
+    """Add the option `--recorded-revision`."""
+    parser.add_argument(
         "--recorded-revision",
         metavar="NAME",
         help="use only recordings that this revision served, by the part of its name after the "

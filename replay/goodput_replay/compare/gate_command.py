@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,21 +13,27 @@ from rich.console import Console
 from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.errors import InputError, UsageError
 from goodput_core.files import is_disk_full, write_output
+from goodput_core.replay_job import ABResult
 from goodput_core.slo.gate import DEFAULT_MARGIN
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_margin, parse_objective
+from goodput_replay.compare.builds import add_recorded_revision
 from goodput_replay.compare.gate import GateResult, RunPair, judge_runs
 from goodput_replay.compare.outputs import junit_xml, markdown, print_result
-from goodput_replay.compare.recorded_baseline import read_recorded_spread
+from goodput_replay.compare.progress import result_message
+from goodput_replay.compare.recorded_baseline import find_recorded_runs, read_recorded_spread
 from goodput_replay.compare.recording import (
     AB_FILE,
     is_recording,
     read_history,
     read_recording,
 )
+from goodput_replay.result_options import add_result_file, reporting_errors, write_comparison
+from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
 from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.named_outputs import require_output
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
+from goodput_replay.storage import FolderCopies, is_uri
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +66,42 @@ def main(argv: Sequence[str]) -> int:
     """
     given = make_parser().parse_args(argv)
     require_outputs(given)
-    pairs, recording = _pairs(given.runs, given.baseline)
+    with reporting_errors(given.result_file, ABResult), FolderCopies() as copies:
+        try:
+            result = _judge(given, copies)
+        except InputError as error:
+            raise InputError(copies.with_uris(str(error))) from error
+    write_comparison(given.result_file, result_message(result))
+    write_outputs(result, given)
+    if given.serve is not None:
+        from goodput_replay.compare.serving import serve_result  # noqa: PLC0415 - loads aiohttp
+
+        serve_result(result, given.serve, Console(stderr=True))
+    return result.exit_code
+
+
+def _judge(given: argparse.Namespace, copies: FolderCopies) -> GateResult:
+    """Judge the named runs.
+
+    Raises:
+        UsageError: the arguments do not fit together.
+        InputError: a run cannot be read, or the runs cannot be compared.
+        UnreachableError: the object storage of a run could not be read.
+    """
+    runs = [_read_place(run, copies) for run in given.runs]
+    baselines = given.baseline and [_read_place(run, copies) for run in given.baseline]
+    if given.recorded is not None:
+        if given.history is not None:
+            raise UsageError("replay gate: --history cannot be combined with --recorded; remove it")
+        if len(runs) > 1 or is_recording(runs[0]):
+            raise UsageError(
+                "replay gate: --recorded needs one run of the candidate, because further runs "
+                "would share the conditions of the first"
+            )
+        baselines = baselines or find_recorded_runs(given.recorded, given.recorded_revision)[:1]
+    elif given.recorded_revision is not None:
+        raise UsageError("replay gate: --recorded-revision is only supported with --recorded")
+    pairs, recording = _pairs(runs, baselines)
     if recording is not None:
         given.margin = parse_margin(recording.margin) if given.margin is None else given.margin
         given.confidence = given.confidence or parse_objective(recording.confidence)
@@ -70,18 +112,28 @@ def main(argv: Sequence[str]) -> int:
                 raise UsageError(f"replay gate: --{option} is only supported with --baseline")
     is_recorded = recording is not None and recording.recorded
     read_spread = read_recorded_spread if is_recorded else read_history
+    history = None if given.history is None else partial(read_spread, given.history)
+    if given.recorded is not None:
+        history = partial(read_recorded_spread, given.recorded, revision=given.recorded_revision)
     result = judge_runs(
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
         confidence=given.confidence or USUAL_CONFIDENCE,
-        history=None if given.history is None else partial(read_spread, given.history),
+        history=history,
     )
-    write_outputs(result, given)
-    if given.serve is not None:
-        from goodput_replay.compare.serving import serve_result  # noqa: PLC0415 - loads aiohttp
+    return replace(
+        result,
+        sentence=copies.with_uris(result.sentence),
+        candidates=tuple(map(copies.with_uris, result.candidates)),
+        baselines=tuple(map(copies.with_uris, result.baselines)),
+        warnings=tuple(map(copies.with_uris, result.warnings)),
+    )
 
-        serve_result(result, given.serve, Console(stderr=True))
-    return result.exit_code
+
+def _read_place(place: str, copies: FolderCopies) -> Path:
+    """Return the folder of a run or of a recording; one in object storage is copied first."""
+    folder = copies.folder(place, names=(SUMMARY_FILE, RECORDS_FILE, AB_FILE))
+    return copies.folder(place) if is_uri(place) and is_recording(folder) else folder
 
 
 def make_parser() -> CommandParser:
@@ -90,10 +142,11 @@ def make_parser() -> CommandParser:
         "replay gate",
         summary="Judge a build by its recorded runs: PASS, FAIL, INCONCLUSIVE or INVALID. With "
         "--baseline, the build must also not lose more than the margin against the baseline.",
-        usage="replay gate RUN [RUN ...] [--baseline RUN [RUN ...]] [OPTION ...]",
+        usage="replay gate RUN [RUN ...] [--baseline RUN [RUN ...] | --recorded DIR] [OPTION ...]",
         examples=(
             "replay gate runs/candidate",
             "replay gate runs/b-1 runs/b-2 --baseline runs/a-1 runs/a-2 --margin 0.5%",
+            "replay gate runs/candidate --recorded history",
             "replay gate runs/ab --junit gate.xml --markdown gate.md",
             "replay gate runs/ab --serve 127.0.0.1:8080",
         ),
@@ -102,19 +155,28 @@ def make_parser() -> CommandParser:
         "runs",
         metavar="RUN",
         nargs="+",
-        type=Path,
-        help="folder of a run of the candidate, or one folder of `replay ab`",
+        help="folder of a run of the candidate, or one folder of `replay ab`; or its place in "
+        "object storage, such as s3://BUCKET/PATH",
     )
     parser.add_argument(
         "--baseline",
         metavar="RUN",
         nargs="+",
         action="extend",
-        type=Path,
-        help="runs of the baseline, one for each run of the candidate, in the same order",
+        help="runs of the baseline, one for each run of the candidate, in the same order; folders "
+        "or places in object storage",
     )
+    parser.add_argument(
+        "--recorded",
+        metavar="DIR",
+        type=Path,
+        help="folder with recordings of the baseline with itself, made at different times; one run "
+        "of the candidate is compared with the latest of them, or with that of --baseline",
+    )
+    add_recorded_revision(parser)
     add_rule_options(parser)
     add_output_options(parser)
+    add_result_file(parser)
     parser.add_argument(
         "--serve",
         metavar="HOST:PORT",

@@ -1,7 +1,7 @@
-"""Serve the progress of `replay ab` over HTTP while it records, for the operator of a gate.
+"""The progress of `replay ab`, served over HTTP while it records, and the result of a gate.
 
-The recording process only waits for its child processes, so a thread answers one request after the
-other. Everything it reads is bounded in size and time.
+The operator reads both. The recording process only waits for its child processes, so a thread
+answers one request after the other. Everything it reads is bounded in size and time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import PATH_GATE_STATE
 from goodput_core.errors import UsageError
-from goodput_core.replay_job import ABState
+from goodput_core.replay_job import ABResult, ABState
 from goodput_core.slo.gate import GateRule, cut_points
 from goodput_core.spec.codec import encode
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from goodput_replay.compare.gate import GateResult
 
-__all__ = ["describe_interval", "serving_progress"]
+__all__ = ["describe_interval", "result_message", "serving_progress"]
 
 _REQUEST_S: Final = 2.0
 
@@ -49,6 +49,17 @@ def describe_interval(result: GateResult) -> str | None:
                 )
                 return f"{one.name}: {middle} points ({lower} … {upper})"
     return None
+
+
+def result_message(result: GateResult) -> ABResult:
+    """Return the result of a gate for `--result-file`."""
+    return ABResult(
+        verdict=result.verdict,
+        reason=result.reason.value,
+        message=result.sentence,
+        pairs=len(result.candidates),
+        interval=describe_interval(result),
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.replay.conftest import INFO
 
 from goodput_core.dispatch import run_command
 from goodput_core.errors import InputError, UsageError
+from goodput_core.replay_job import decode_ab_result
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.compare.compare_command import main as compare
 from goodput_replay.compare.gate import RunPair, judge_runs
@@ -906,3 +908,85 @@ def test_files_are_written_if_the_reader_of_the_output_has_ended(
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
     assert junit.read_bytes().endswith(b"</testsuites>\n")
+
+
+def store(folder: Path, *runs: Path) -> str:
+    """Copy runs into a folder that stands for object storage, and return its URI."""
+    for run in runs:
+        shutil.copytree(run, folder / run.name)
+    return f"file://{folder}"
+
+
+def test_runs_in_object_storage_are_named_by_their_places(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [chat_run(tmp_path / name, seconds=120) for name in ("new", "old")]
+    local = gate([str(runs[0]), "--baseline", str(runs[1])], capsys)
+    uri = store(tmp_path / "store", *runs)
+    arguments = [f"{uri}/new", "--baseline", f"{uri}/old", "--result-file", str(tmp_path / "r")]
+    code, result = gate(arguments, capsys)
+    assert (result["candidates"], result["baselines"]) == ([f"{uri}/new"], [f"{uri}/old"])
+    assert (code, result["classes"]) == (local[0], local[1]["classes"])
+    message = decode_ab_result((tmp_path / "r").read_text(encoding="utf-8"))
+    assert message is not None
+    assert (message.verdict, message.reason, message.pairs) == (
+        "INCONCLUSIVE", "SinglePair", 1,
+    )  # fmt: skip
+    assert message.interval == "chat: 0.00 points (−0.23 … +0.23)"
+    assert not list(Path(tempfile.gettempdir()).glob("goodput-*/run-*")), "the copies are removed"
+
+
+def damage(run: Path, kind: str) -> None:
+    """Make a run unusable as a baseline."""
+    summary = run / SUMMARY_FILE
+    if kind == "absent":
+        shutil.rmtree(run)
+    elif kind == "no records":
+        (run / RECORDS_FILE).unlink()
+    elif kind == "no summary":
+        summary.unlink()
+    elif kind == "other file":
+        summary.write_bytes(b"\x00\xff{")
+    elif kind == "other records":
+        (run / RECORDS_FILE).write_bytes(b"PAR1" + b"\x00" * 64 + b"PAR1")
+    else:
+        content = json.loads(summary.read_text(encoding="utf-8"))
+        if kind == "other format":
+            content["version"] = "99"
+        elif kind == "other trace":
+            content["trace"]["digest"] = "sha256:" + "00" * 32
+        elif kind == "other SLO":
+            content["promises"][0]["ttft_ms"] = 501
+        summary.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("absent", "{uri}/old: no such object"),
+        ("no records", "{uri}/old/records.parquet: "),
+        ("no summary", "{uri}/old/summary.json: "),
+        ("other file", "{uri}/old/summary.json: "),
+        ("other records", "{uri}/old/records.parquet: "),
+        ("other format", "{uri}/old/summary.json: "),
+        ("other trace", "{uri}/new and {uri}/old cannot be compared: the trace differs"),
+        ("other SLO", "{uri}/new and {uri}/old cannot be compared: ttft_ms of chat differs"),
+    ],
+)
+def test_an_unusable_baseline_is_one_sentence_and_no_verdict(
+    tmp_path: Path, kind: str, words: str
+) -> None:
+    runs = [chat_run(tmp_path / name, seconds=30) for name in ("new", "old")]
+    uri = store(tmp_path / "store", *runs)
+    damage(tmp_path / "store/old", kind)
+    result = tmp_path / "result"
+    code = run_command(
+        ["replay", "gate", f"{uri}/new", "--baseline", f"{uri}/old", "--result-file", str(result)]
+    )
+    assert code == 64
+    message = decode_ab_result(result.read_text(encoding="utf-8"))
+    assert message is not None
+    assert (message.verdict, message.reason) == (None, "Error")
+    assert message.message.startswith(words.format(uri=uri)), message.message
+    assert "/goodput-" not in message.message, "no path of a copy"
+    assert "\n" not in message.message

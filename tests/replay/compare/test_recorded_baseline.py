@@ -175,3 +175,43 @@ def test_the_slo_of_a_recording_is_compared_with_that_of_the_plan(tmp_path: Path
     )
     run = record(tmp_path, "night", 1) / "baseline"
     assert read_promises(run) == json.loads(done.stdout)["promises"]
+
+
+def test_the_gate_compares_one_run_with_the_latest_recording_or_with_a_named_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(6):
+        record(tmp_path / "history", f"night-{number}", 2)
+    run = str(chat_run(tmp_path / "new", missed=spread(3), seconds=WINDOW_S))
+    named = str(chat_run(tmp_path / "old", missed=spread(4), seconds=WINDOW_S))
+    recorded = [run, "--recorded", str(tmp_path / "history"), "--json"]
+    assert judge(recorded) == 0
+    latest = find_recorded_runs(tmp_path / "history", None)[0]
+    found = json.loads(capsys.readouterr().out)
+    assert found["baselines"] == [str(latest)]
+    assert judge([*recorded, "--baseline", named]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["baselines"] == [named]
+    assert found["classes"][0]["difference"] == pytest.approx(1 / 1200, abs=1e-6)
+    # The same pair without the recordings shows nothing about the spread between runs.
+    assert judge([run, "--baseline", named, "--json"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("run", "run"), "--recorded needs one run of the candidate"),
+        (("ab",), "--recorded needs one run of the candidate"),
+        (("run", "--history", "h"), "--history cannot be combined with --recorded"),
+    ],
+    ids=["two runs", "a recording", "a history"],
+)
+def test_options_of_the_gate_that_do_not_fit_recordings_are_rejected(
+    tmp_path: Path, options: Sequence[str], words: str
+) -> None:
+    record(tmp_path, "ab", 1)
+    given = [str(tmp_path / word) if word in {"run", "ab", "h"} else word for word in options]
+    with pytest.raises(UsageError, match=words):
+        judge([*given, "--recorded", str(tmp_path)])
+    with pytest.raises(UsageError, match="only supported with --recorded"):
+        judge([str(tmp_path), "--recorded-revision", "chat-0a1b2c3d"])
