@@ -1,8 +1,8 @@
 """One gate without an outcome: start its engines, compare them in a Job, and follow its attempts.
 
 An attempt without a verdict is repeated: an invalid measurement, a lost pod of the Job, and a
-replaced engine. A candidate that crashes is not replaced by another pod, so it is judged by the
-requests that it lost.
+replaced engine. A candidate that crashes is not replaced by another pod, so the requests that it
+lost can fail it. If they do not, the attempt is repeated, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ from goodput_operator.reconcile.gate_plan import (
     GateRecord,
     gate_status,
 )
-from goodput_operator.reconcile.problems import Problem, ProblemReason, problems_of_workload
+from goodput_operator.reconcile.problems import (
+    Problem,
+    ProblemReason,
+    describe_unready,
+    has_run,
+    problems_of_workload,
+)
 from goodput_operator.reconcile.snapshot import Snapshot, View
 from goodput_operator.render.config_map import GateConfig, read_gate_setpoint
 from goodput_operator.render.gate import gate_job, job_name, serving_port
@@ -68,9 +74,6 @@ _PAIR: Final = (ROLE_BASELINE, ROLE_CANDIDATE)
 _BACKOFF_S: Final = 10
 _MAX_MESSAGE: Final = 1500
 _POLL_S: Final = 10.0
-_CAPACITY: Final = frozenset(
-    {ProblemReason.QUOTA_EXCEEDED, ProblemReason.REFUSED, ProblemReason.UNSCHEDULABLE}
-)
 _OUTCOMES: Final = {
     VerdictKind.PASS: GatePhase.PASSED,
     VerdictKind.FAIL: GatePhase.FAILED,
@@ -172,11 +175,11 @@ class GateAttempt:
     def _wait_for_engines(self, ready: Mapping[str, PodView]) -> GatePlan:
         missing = [role for role in self._roles if role not in ready]
         problems = [problem for role in missing for problem in self._problems(role)]
-        capacity = next((one for one in problems if _is_capacity(one)), None)
-        first = capacity or next(iter(problems), None)
+        capacity = next((one for one in problems if one.is_capacity), None)
+        pods = [pod for role in missing for pod in self._pods(role)]
         text = f"{len(ready)} of {len(self._roles)} engines of the gate are ready"
-        if first is not None:
-            text += f"; {first.message}"
+        if cause := describe_unready(problems if capacity is None else [capacity], pods):
+            text += f"; {cause}"
         left_s = self._left_s(*self._deployments())
         if left_s > 0:
             reason = GateReason.INSUFFICIENT_CAPACITY if capacity is not None else ""
@@ -187,6 +190,8 @@ class GateAttempt:
             return self._end(GatePhase.PAUSED, GateReason.INSUFFICIENT_CAPACITY, deadline)
         if ROLE_BASELINE in missing:
             return self._end(GatePhase.PAUSED, GateReason.BASELINE_NOT_READY, deadline)
+        if not any(map(has_run, pods)):
+            return self._end(GatePhase.PAUSED, GateReason.CANDIDATE_NOT_STARTED, deadline)
         return self._end(GatePhase.FAILED, GateReason.PROGRESS_DEADLINE_EXCEEDED, deadline)
 
     def _render_job(self, engines: Mapping[str, PodView]) -> dict[str, Any]:
@@ -256,8 +261,8 @@ class GateAttempt:
         """Follow the Job to its result."""
         pods = pods_of(self.snapshot.pods, job["metadata"]["name"])
         result = ab_result_of(pods)
-        if lost := self._lost(job):
-            return self._repeat(lost, result)
+        if disturbance := self._disturbance(job, result):
+            return self._repeat(disturbance, None)
         if result is not None and result.verdict in _OUTCOMES:
             return self._judge(result, _OUTCOMES[result.verdict])
         if result is not None:
@@ -314,8 +319,8 @@ class GateAttempt:
             wake_s=_POLL_S,
         )
 
-    def _lost(self, job: Object) -> str:
-        """Return why a pod of the pair is not the one that the Job began with; empty if it is."""
+    def _disturbance(self, job: Object, result: ABResult | None) -> str:
+        """Return what voids the result, without one the attempt; empty if nothing does."""
         annotations = job["metadata"].get("annotations") or {}
         try:
             began = json.loads(annotations.get(ANNOTATION_GATE, ""))
@@ -328,9 +333,12 @@ class GateAttempt:
             same = [pod for pod in self._pods(role) if pod.uid == known.get("uid")]
             if not same or same[0].terminating:
                 return f"pod {known.get('name')} of the {role} was replaced during the comparison"
-            # A candidate that ends by itself is judged by the requests that it lost.
-            if role == ROLE_BASELINE and _identity(same[0]) != known:
-                return f"the container of the baseline, {same[0].name}, was restarted"
+            # Requests that a crashed candidate lost can fail it, but a crash between two runs loses
+            # none, and must not pass.
+            judged = result is None or result.verdict is VerdictKind.FAIL
+            if not (judged and role == ROLE_CANDIDATE) and _identity(same[0]) != known:
+                exited = describe_unready((), same) or f"pod {same[0].name}"
+                return f"the container of the {role} was restarted: {exited}"
         return ""
 
     # --- outcomes -------------------------------------------------------------------------
@@ -487,8 +495,3 @@ def _url(pod: PodView, port: int) -> str:
 def _created_s(body: Object) -> int:
     created = body["metadata"].get("creationTimestamp")
     return 0 if created is None else int(datetime.fromisoformat(created).timestamp())
-
-
-def _is_capacity(problem: Problem) -> bool:
-    """True if a quota or the nodes lack room, and not if a volume is missing."""
-    return problem.reason in _CAPACITY and "persistentvolumeclaim" not in problem.message

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.contract import KIND_LLMSERVICE, ROLE_ENGINE, ROLE_ROUTER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from goodput_core.spec.status import GateStatus
     from goodput_operator.reconcile.snapshot import PodView, View, Workload
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Problem",
     "ProblemReason",
+    "describe_unready",
+    "has_run",
     "name_conflict",
     "problems_of",
     "problems_of_workload",
@@ -57,6 +59,9 @@ class ProblemReason(StrEnum):
     """The API server, or an admission webhook, is temporarily unavailable."""
 
 
+_CAPACITY: Final = frozenset(
+    {ProblemReason.QUOTA_EXCEEDED, ProblemReason.REFUSED, ProblemReason.UNSCHEDULABLE}
+)
 _SEVERITY: Final = {reason: index for index, reason in enumerate(ProblemReason)}
 _WAITING: Final[Mapping[str, ProblemReason]] = {
     "ErrImagePull": ProblemReason.IMAGE_PULL_FAILED,
@@ -87,6 +92,11 @@ class Problem:
     def stalls(self) -> bool:
         """True if only a person or another system can solve the problem."""
         return self.reason not in {ProblemReason.UNSCHEDULABLE, ProblemReason.RETRYING}
+
+    @property
+    def is_capacity(self) -> bool:
+        """True if a quota or the nodes lack room, and not if a volume is missing."""
+        return self.reason in _CAPACITY and "persistentvolumeclaim" not in self.message
 
 
 def name_conflict(foreign: Iterable[tuple[str, str]]) -> list[Problem]:
@@ -173,6 +183,36 @@ def _pod_problems(pod: PodView) -> Iterator[Problem]:
         if reason is ProblemReason.CRASH_LOOPING:
             message = _describe_exit(container) or message
         yield _problem(reason, f"pod {pod.name}: {message}")
+
+
+def has_run(pod: PodView) -> bool:
+    """True if a container of the pod runs or has ended, so that its image and volumes are there."""
+    return any(
+        container.get("restartCount")
+        or (container.get("state") or {}).keys() & {"running", "terminated"}
+        for container in (pod.body.get("status") or {}).get("containerStatuses") or ()
+    )
+
+
+def describe_unready(problems: Sequence[Problem], pods: Iterable[PodView]) -> str:
+    """Return the likeliest cause that pods are not ready; empty if none is known.
+
+    A container that was just restarted is no problem, but says more than an exceeded deadline.
+
+    Args:
+        problems: problems of the pods and their Deployments, the most severe first.
+        pods: the pods.
+    """
+    late = ProblemReason.PROGRESS_DEADLINE_EXCEEDED
+    known = [problem.message for problem in problems if problem.reason is not late]
+    known += [f"pod {pod.name}: {text}" for pod in pods if (text := _last_exit(pod))]
+    known += [problem.message for problem in problems if problem.reason is late]
+    return next(iter(known), "")
+
+
+def _last_exit(pod: PodView) -> str:
+    containers = (pod.body.get("status") or {}).get("containerStatuses") or ()
+    return next(filter(None, map(_describe_exit, containers)), "")
 
 
 def _describe_exit(container: Mapping[str, Any]) -> str:

@@ -389,20 +389,74 @@ def restart_container(cluster: Cluster, role: str) -> None:
             ]
 
 
-def test_a_candidate_that_crashes_is_judged_and_a_baseline_that_crashes_is_not(
-    gated: Cluster,
+@pytest.mark.parametrize(
+    ("role", "message", "voids"),
+    [
+        ("baseline", PASS, True),
+        ("baseline", FAIL, True),
+        ("candidate", PASS, True),
+        ("candidate", INCONCLUSIVE, True),
+        ("candidate", ERROR, True),
+        ("candidate", FAIL, False),
+    ],
+    ids=[
+        "baseline, PASS",
+        "baseline, FAIL",
+        "candidate, PASS",
+        "candidate, INCONCLUSIVE",
+        "candidate, error",
+        "candidate, FAIL",
+    ],
+)
+def test_a_crash_of_the_pair_voids_the_attempt_unless_the_lost_requests_fail_the_candidate(
+    gated: Cluster, role: str, message: str, voids: bool
 ) -> None:
     change(gated)
     until_job(gated)
-    restart_container(gated, "baseline")
-    gated.end_job(PASS)
+    restart_container(gated, role)
     gated.reconcile()
-    assert "the container of the baseline" in gate_of(gated)["message"]
+    assert role == "baseline" or gate_of(gated)["phase"] == "Replaying"
+    if gate_of(gated)["phase"] == "Replaying":
+        gated.end_job(message)
+    if not voids:
+        gated.settle()
+        assert gate_of(gated)["phase"] == "Failed"
+        assert gate_of(gated).get("attempt", 1) == 1
+        return
+    gated.reconcile()
+    assert f"the container of the {role} was restarted" in gate_of(gated)["message"]
+    assert gate_of(gated)["reason"] == "GateInvalid"
     until_job(gated)
-    restart_container(gated, "candidate")
-    gated.end_job(FAIL)
+    gated.end_job(PASS)
     gated.settle()
-    assert gate_of(gated)["phase"] == "Failed"
+    assert (gate_of(gated)["phase"], gate_of(gated)["attempt"]) == ("Passed", 2)
+
+
+def test_a_candidate_that_crashes_in_every_attempt_is_paused_and_not_failed(
+    gated: Cluster,
+) -> None:
+    change(gated)
+    for _ in range(3):
+        until_job(gated)
+        for pod in gated.pods.values():
+            if pod["metadata"]["labels"]["goodput.dev/role"] == "candidate":
+                [status] = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
+                killed = {"exitCode": 137, "reason": "OOMKilled"}
+                pod["status"]["containerStatuses"] = [
+                    {
+                        "name": "engine",
+                        "restartCount": status["restartCount"] + 1,
+                        "state": {"running": {}},
+                        "lastState": {"terminated": killed},
+                    }
+                ]
+        gated.end_job(PASS)
+        gated.reconcile()
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Paused"
+    assert "the engine was killed because it ran out of memory" in gate_of(gated)["message"]
+    assert gated.condition("RolloutPaused") == ("True", "GateInvalid")
+    assert "failedRevision" not in gated.status
 
 
 def test_a_spec_changed_in_the_middle_begins_the_gate_of_the_new_revision(gated: Cluster) -> None:
@@ -468,7 +522,46 @@ def test_room_that_appears_in_time_lets_the_gate_continue(gated: Cluster) -> Non
     assert [e.reason for e in gated.events].count("InsufficientCapacity") == 1
 
 
-def test_a_candidate_that_never_starts_fails_after_the_deadline(gated: Cluster) -> None:
+RUNNING: dict[str, Any] = {"name": "engine", "restartCount": 0, "state": {"running": {}}}
+CRASHED: dict[str, Any] = {
+    "name": "engine",
+    "restartCount": 4,
+    "state": {"running": {}},
+    "lastState": {
+        "terminated": {"exitCode": 64, "message": "error: /devices/x.yaml: no such file"}
+    },
+}
+UNPULLED: dict[str, Any] = {
+    "name": "engine",
+    "restartCount": 0,
+    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image: x:2"}},
+}
+UNKNOWN: dict[str, Any] = {
+    "name": "engine",
+    "restartCount": 0,
+    "state": {"waiting": {"reason": "PodInitializing"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("container", "phase", "reason", "cause"),
+    [
+        (RUNNING, "Failed", "ProgressDeadlineExceeded", "timed out progressing"),
+        (
+            CRASHED,
+            "Failed",
+            "ProgressDeadlineExceeded",
+            "the engine exited with code 64: error: /devices/x.yaml: no such file",
+        ),
+        (UNPULLED, "Paused", "CandidateNotStarted", "no such image: x:2"),
+        (UNKNOWN, "Paused", "CandidateNotStarted", "timed out progressing"),
+        (None, "Paused", "CandidateNotStarted", "timed out progressing"),
+    ],
+    ids=["running", "crashed", "image not pulled", "initializing", "node lost"],
+)
+def test_only_a_candidate_that_ran_fails_after_the_deadline(
+    gated: Cluster, container: dict[str, Any] | None, phase: str, reason: str, cause: str
+) -> None:
     gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
     gated.settle()
     change(gated)
@@ -476,21 +569,25 @@ def test_a_candidate_that_never_starts_fails_after_the_deadline(gated: Cluster) 
     gated.broken = {gated.status["updateRevision"]}
     gated.reconcile()
     gated.reconcile()
-    (candidate,) = gated.deployments("candidate")
+    (name,) = gated.deployments("candidate")
     late = {
         "type": "Progressing",
         "status": "False",
         "reason": "ProgressDeadlineExceeded",
-        "message": f'ReplicaSet "{candidate}-1" has timed out progressing.',
+        "message": f'ReplicaSet "{name}-1" has timed out progressing.',
     }
-    gated.objects["Deployment", candidate]["status"]["conditions"] = [late]
+    gated.objects["Deployment", name]["status"]["conditions"] = [late]
+    for pod in gated.pods.values():
+        if container is not None and pod["metadata"]["labels"]["goodput.dev/role"] == "candidate":
+            pod["status"]["containerStatuses"] = [container]
     for _ in range(20):
         gated.reconcile()
     gated.settle()
-    assert gate_of(gated)["phase"] == "Failed"
-    assert "timed out progressing, and spec.rollout.progressDead" in gate_of(gated)["message"]
-    assert gated.condition("RolloutPaused") == ("True", "ProgressDeadlineExceeded")
-    assert gated.status["failedRevision"] == gated.status["updateRevision"]
+    assert gate_of(gated)["phase"] == phase
+    assert f"{cause}, and spec.rollout.progressDeadlineSeconds" in gate_of(gated)["message"]
+    assert gated.condition("RolloutPaused") == ("True", reason)
+    assert ("failedRevision" in gated.status) == (phase == "Failed")
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
 
 
 def test_a_baseline_that_never_starts_does_not_fail_the_candidate(gated: Cluster) -> None:
