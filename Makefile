@@ -96,8 +96,8 @@ e2e: export GOODPUT_VALUES := $(abspath $(VALUES))
 # Two workers would install two operators with the same cluster-wide objects.
 e2e: WORKERS := 0
 else
-# These tests wait for more than half of the time: three workers take 12 minutes, two take 17.
-e2e: WORKERS := 3
+# These tests wait for more than half of the time.
+e2e: WORKERS := 4
 endif
 
 e2e: $(VENV)/.dev ## end-to-end tests on local processes and a cluster (KUBECONFIG=FILE [VALUES=FILE] selects one)
