@@ -10,7 +10,7 @@ import pytest
 from tests.builders.manifests import llmservice
 
 from goodput_core.errors import ExitCode, SpecError, UnsupportedError
-from goodput_core.spec.profiles import SHIPPED_PROFILES
+from goodput_core.spec.profiles import SHIPPED_BLOCK_SIZE, SHIPPED_PROFILES, memory_problem
 from goodput_core.spec.support import (
     require_mounted_profile,
     require_servable,
@@ -145,6 +145,59 @@ def test_an_error_keeps_its_type_when_it_names_the_file() -> None:
 def test_the_table_has_the_profiles_of_the_engine() -> None:
     shipped = {name: load_profile(name).tensor_parallel for name in list_profiles()}
     assert dict(SHIPPED_PROFILES) == shipped
+    assert {load_profile(name).block_size for name in shipped} == {SHIPPED_BLOCK_SIZE}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            {"model__source": "emulated://unit", "engine__tokenBudget": {"min": 8}},
+            "is 8, less than one KV block of the device profile unit; set at least 16",
+        ),
+        (
+            {"model__source": "file:///chat", "engine__tokenBudget": {"min": 15}},
+            r"is 15, less than one KV block of the model \(spec.engine.realModel.blockSize\); set ",
+        ),
+        (
+            {
+                "model__source": "file:///chat",
+                "engine__tokenBudget": {"min": 64},
+                "engine__realModel": {"blockSize": 128},
+            },
+            "is 64, less than one KV block of the model .*; set at least 128",
+        ),
+    ],
+    ids=["a profile", "a model", "large blocks"],
+)
+def test_a_token_budget_below_one_block_is_rejected(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem) as caught:
+        require_servable(service(**fields), folders=True)
+    assert caught.value.path == "spec.engine.tokenBudget.min"
+    fields["engine__tokenBudget"] = {"min": 128}
+    require_servable(service(**fields), folders=True)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "context", "budget", "fits"),
+    [
+        (1, 10**6, 64, False),
+        (31, 10**6, 64, False),
+        (32, 10**6, 64, True),
+        (32, 10**6, 1024, False),
+        (64, 10**6, 1024, True),
+        (4, 65, 64, True),
+        (4, 66, 64, False),
+        (4, 66, 1024, False),
+    ],
+)
+def test_kv_memory_holds_a_small_request_a_smallest_step_or_the_context(
+    blocks: int, context: int, budget: int, fits: bool
+) -> None:
+    problem = memory_problem(
+        kv_blocks=blocks, block_size=16, context_tokens=context, min_budget=budget
+    )
+    assert (problem is None) == fits
 
 
 def test_an_unknown_profile_is_rejected_with_the_list_of_profiles() -> None:

@@ -168,6 +168,27 @@ def test_a_real_model_has_more_time_to_become_ready(tmp_path: Path) -> None:
             "",
             "{path}: spec.model.source: pvc://weights/chat is a volume of a cluster; give",
         ),
+        (
+            ("min: 256", "min: 8"),
+            "",
+            "{path}: spec.engine.tokenBudget.min: is 8, less than one KV block of the device pro",
+        ),
+        (
+            ("min: 256", "min: 8"),
+            "unit",
+            "{path}: spec.engine.tokenBudget.min: is 8, less than one KV block of the device pro",
+        ),
+        (("min: 256", "min: 8"), "{file}", "{path}: spec.engine.tokenBudget.min: is 8, less than"),
+        (
+            ("", ""),
+            "{file}",
+            "{file}: 20 KV blocks of 16 tokens hold 320 tokens, too few for one request; the memor",
+        ),
+        (
+            ("llama-3-8b-h100", "{file}"),
+            "",
+            "{file}: 20 KV blocks of 16 tokens hold 320 tokens, too few for one request; the memor",
+        ),
     ],
     ids=[
         "an unknown device",
@@ -177,6 +198,11 @@ def test_a_real_model_has_more_time_to_become_ready(tmp_path: Path) -> None:
         "an unknown source",
         "no file of the source",
         "a claim",
+        "a budget below one block",
+        "a budget below one block of the device",
+        "a budget below one block of the file",
+        "little memory of the device",
+        "little memory of the source",
     ],
 )
 def test_a_profile_that_engines_cannot_load_is_rejected_before_processes_start(
@@ -186,12 +212,19 @@ def test_a_profile_that_engines_cannot_load_is_rejected_before_processes_start(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = manifest(tmp_path, lambda text: text.replace(*change))
-    options = ["--device", device] if device else []
+    file = tmp_path / "small.yaml"
+    numbers = {"kv_blocks": 20, "block_size": 16, "max_model_tokens": 4096}
+    values = "".join(
+        f"  {name}: {{value: {value}, from: a test}}\n" for name, value in numbers.items()
+    )
+    file.write_text(f"numbers:\n{values}", encoding="utf-8")
+    old, new = change
+    path = manifest(tmp_path, lambda text: text.replace(old, new.format(file=file)))
+    options = ["--device", device.format(file=file)] if device else []
     assert run_command(["up", "-f", path, "--port", "0", *options]) == 64
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"error: {error.format(path=path)}")
+    assert err.startswith(f"error: {error.format(path=path, file=file)}")
     assert err.count("\n") == 1
 
 

@@ -1,7 +1,8 @@
 """The device profiles that ship with the engine, and files with profiles of users.
 
 The operator and `goodput up` do not import the engine, but must reject a profile that the engine
-would reject. This module knows names, tensor parallelism and files; the engine reads the content.
+would reject. This module knows names, tensor parallelism, files, and what the memory of a device
+must hold; the engine reads the content.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "SHIPPED_BLOCK_SIZE",
     "SHIPPED_PROFILES",
+    "block_problem",
     "is_profile_path",
+    "memory_problem",
     "read_profile_file",
     "require_shipped",
     "require_tensor_parallel",
@@ -38,8 +42,13 @@ SHIPPED_PROFILES: Final[Mapping[str, int]] = MappingProxyType(
 
 The operator does not import the engine, so the values are repeated here; a test compares them with
 the profiles."""
+SHIPPED_BLOCK_SIZE: Final = 16
+"""Tokens per KV block of every shipped profile; a test compares it with the profiles."""
 _FILE_SUFFIXES: Final = (".yaml", ".yml")
 _MAX_BYTES: Final = 64 * 1024
+# Tokens of a small request: a prompt of 256 tokens, and the 256 output tokens that a scheduling
+# policy expects before outputs have ended.
+_REQUEST_TOKENS: Final = 512
 
 
 def is_profile_path(name: str) -> bool:
@@ -97,3 +106,40 @@ def require_tensor_parallel(tensor_parallel: int, *, profile: str, expected: int
             f"is {tensor_parallel}, but the device profile {profile} has {expected}; set it to "
             f"{expected} or use another profile",
         )
+
+
+def block_problem(budget: int, *, block_size: int, device: str) -> str | None:
+    """Return the error of a token budget that is less than one KV block; None if it is not.
+
+    Args:
+        budget: tokens per step.
+        block_size: tokens per KV block.
+        device: what has these blocks, in words.
+    """
+    if budget >= block_size:
+        return None
+    return f"is {budget}, less than one KV block of {device}; set at least {block_size}"
+
+
+def memory_problem(
+    *, kv_blocks: int, block_size: int, context_tokens: int, min_budget: int
+) -> str | None:
+    """Return the error of KV memory that is too small for one request; None if it suffices.
+
+    A server does not know its requests in advance. It must hold one of 512 tokens, one whose prompt
+    fills a step of the smallest token budget, or one that fills the context if that is shorter.
+
+    Args:
+        kv_blocks: number of KV blocks.
+        block_size: tokens per KV block.
+        context_tokens: limit of prompt and output together.
+        min_budget: the value of `spec.engine.tokenBudget.min`.
+    """
+    held, needed = kv_blocks * block_size, max(_REQUEST_TOKENS, min_budget)
+    # The last output token needs no KV memory.
+    if held + 1 >= min(context_tokens, needed):
+        return None
+    return (
+        f"{kv_blocks} KV blocks of {block_size} tokens hold {held} tokens, too few for one "
+        f"request; the memory must hold {needed}, or the complete context if that is shorter"
+    )

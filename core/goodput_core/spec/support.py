@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError, SpecError, UnsupportedError
 from goodput_core.spec.profiles import (
+    SHIPPED_BLOCK_SIZE,
     SHIPPED_PROFILES,
+    block_problem,
     is_profile_path,
     require_shipped,
     require_tensor_parallel,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from goodput_core.spec.workloads import EngineSpec
 
 __all__ = [
+    "require_block_budget",
     "require_computable",
     "require_local",
     "require_mounted_profile",
@@ -60,6 +63,22 @@ def require_computable(spec: LLMServiceSpec) -> None:
         )
 
 
+def require_block_budget(engine: EngineSpec, *, block_size: int, device: str) -> None:
+    """Reject a smallest token budget that is less than one KV block.
+
+    Args:
+        engine: `spec.engine` of the manifest.
+        block_size: tokens per KV block.
+        device: what has these blocks, in words.
+
+    Raises:
+        SpecError: names the smallest valid budget.
+    """
+    problem = block_problem(engine.token_budget.min, block_size=block_size, device=device)
+    if problem is not None:
+        raise SpecError("spec.engine.tokenBudget.min", problem)
+
+
 def require_local(model: ModelSpec) -> None:
     """Reject a `pvc://` source on a machine that does not mount the claim.
 
@@ -89,10 +108,11 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
     Raises:
         UnsupportedError: a feature is not implemented.
         SpecError: the engines cannot get the model; the device profile does not exist, or has
-            another tensor parallelism; pods cannot read the gate's trace or history, or have too
-            few CPUs for their HTTP processes.
+            another tensor parallelism; the smallest token budget is less than one KV block; pods
+            cannot read the gate's trace or history, or have too few CPUs for their HTTP processes.
     """
     model, gate = service.spec.model, service.spec.rollout.gate
+    engine = service.spec.engine
     if not folders and gate is not None:
         for field, place in (("trace", gate.trace), ("history", gate.history or "")):
             if place.startswith("file://"):
@@ -102,13 +122,19 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
                     "PersistentVolumeClaim and write pvc://CLAIM/PATH",
                 )
     if not folders:
-        _require_cpus(service.spec.engine)
-    if service.spec.engine.runtime.foreign:
+        _require_cpus(engine)
+    if engine.runtime.foreign:
         _require_weights(service.spec, folders=folders)
     if model.scheme in ({"file", "hf"} if folders else {"hf", "pvc"}):
         require_computable(service.spec)
         if not folders and model.scheme == "hf":
             _require_commit(model)
+        if not engine.runtime.foreign:
+            require_block_budget(
+                engine,
+                block_size=engine.real_model.block_size,
+                device="the model (spec.engine.realModel.blockSize)",
+            )
         return
     if folders:
         require_local(model)
@@ -125,9 +151,10 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
     except InputError as error:
         raise SpecError("spec.model.source", str(error)) from error
     require_tensor_parallel(
-        service.spec.engine.tensor_parallel,
-        profile=model.name,
-        expected=SHIPPED_PROFILES[model.name],
+        engine.tensor_parallel, profile=model.name, expected=SHIPPED_PROFILES[model.name]
+    )
+    require_block_budget(
+        engine, block_size=SHIPPED_BLOCK_SIZE, device=f"the device profile {model.name}"
     )
 
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from goodput_core.errors import InputError, SpecError, UnsupportedError
-from goodput_core.spec.profiles import require_tensor_parallel
+from goodput_core.spec.profiles import block_problem, memory_problem, require_tensor_parallel
 from goodput_engine.device.load import list_profiles, load_profile
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMServiceSpec
+    from goodput_core.spec.workloads import EngineSpec
     from goodput_engine.device.profile import DeviceProfile
 
-__all__ = ["budget_problem", "choose_device", "device_facts", "model_facts"]
+__all__ = ["budget_problem", "choose_device", "device_facts", "model_facts", "require_memory"]
 
 
 def choose_device(
@@ -66,12 +67,34 @@ def choose_device(
 
 def budget_problem(tokens: int, profile: DeviceProfile) -> str | None:
     """Return the error of a token budget that is too small for a device; None if it is valid."""
-    if tokens >= profile.block_size:
-        return None
-    return (
-        f"is {tokens}, less than one KV block of the device profile {profile.name}; set at least "
-        f"{profile.block_size}"
+    return block_problem(
+        tokens, block_size=profile.block_size, device=f"the device profile {profile.name}"
     )
+
+
+def require_memory(engine: EngineSpec, *, name: str, profile: DeviceProfile) -> None:
+    """Reject a device whose KV memory holds no request that a server must expect.
+
+    A replay knows its requests, and compares them with the device instead.
+
+    Args:
+        engine: `spec.engine` of the manifest.
+        name: name or path of the profile.
+        profile: the profile.
+
+    Raises:
+        InputError: names the profile and the remedy.
+    """
+    problem = memory_problem(
+        kv_blocks=profile.kv_blocks,
+        block_size=profile.block_size,
+        context_tokens=profile.max_model_tokens,
+        min_budget=engine.token_budget.min,
+    )
+    if problem is not None:
+        raise InputError(
+            f"{name}: {problem}; raise kv_blocks of the device profile, or lower max_model_tokens"
+        )
 
 
 def device_facts(profile: DeviceProfile) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, ENV_REPLICA, ENV_REVISION
 from goodput_core.errors import UsageError
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.build import configuration
-from goodput_engine.device.choice import choose_device, device_facts, model_facts
+from goodput_engine.device.choice import choose_device, device_facts, model_facts, require_memory
 from goodput_engine.logs import configure_logging
 from goodput_engine.manifest_file import read_manifest
 from goodput_engine.server.lifecycle import serve
@@ -134,6 +134,7 @@ def _make_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
     model = choose_model(args, service.spec, source=source, http_processes=processes)
     if model is None:
         device, profile = choose_device(service.spec, device=args.device, source=source)
+        require_memory(engine, name=device, profile=profile)
         facts = device_facts(profile)
     else:
         device, facts = model.path, model_facts(model.name)

@@ -13,14 +13,16 @@ from goodput_core.errors import InputError, SpecError
 from goodput_core.spec.manifest import parse_manifest, read_manifest_text
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.spec.profiles import (
+    SHIPPED_BLOCK_SIZE,
     SHIPPED_PROFILES,
     is_profile_path,
+    memory_problem,
     read_profile_file,
     require_shipped,
     require_tensor_parallel,
 )
 from goodput_core.spec.rollout import RolloutSpec
-from goodput_core.spec.support import require_servable
+from goodput_core.spec.support import require_block_budget, require_servable
 from goodput_core.spec.workloads import EngineSpec, RealModelSpec
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def use_model_path(service: LLMService, path: str) -> LLMService:
 def require_device(service: LLMService, *, device: str | None) -> None:
     """Reject a device profile that the engines could not load, before any of them starts.
 
-    The content of a profile's file is validated by the engines.
+    Of a profile's file, only the memory is read here. The engines validate all of it.
 
     Args:
         service: the service.
@@ -82,10 +84,13 @@ def require_device(service: LLMService, *, device: str | None) -> None:
 
     Raises:
         UnsupportedError: the model cannot be served, and no device replaces it.
-        InputError: the profile of `device` does not exist, or its file cannot be read.
+        InputError: the profile of `device` does not exist, or its file cannot be read; or the KV
+            memory of a file's profile is too small for one request.
         SpecError: the model's folder does not exist; or the profile of `spec.model.source` does
-            not, or has another tensor parallelism.
+            not, or has another tensor parallelism; or the smallest token budget is less than one KV
+            block.
     """
+    engine = service.spec.engine
     if device is None:
         require_servable(service, folders=True)
         name = service.spec.model.name
@@ -99,20 +104,53 @@ def require_device(service: LLMService, *, device: str | None) -> None:
                 )
         elif service.spec.model.scheme == "emulated" and is_profile_path(name):
             try:
-                read_profile_file(Path(name))
+                content = read_profile_file(Path(name))
             except InputError as error:
                 raise SpecError("spec.model.source", str(error)) from error
+            _require_memory(engine, content, path=name)
         return
     try:
         if is_profile_path(device):
-            read_profile_file(Path(device))
-            return
-        require_shipped(device)
+            content = read_profile_file(Path(device))
+        else:
+            require_shipped(device)
     except InputError as error:
         raise InputError(f"--device: {error}") from error
+    if is_profile_path(device):
+        _require_memory(engine, content, path=device)
+        return
     require_tensor_parallel(
-        service.spec.engine.tensor_parallel, profile=device, expected=SHIPPED_PROFILES[device]
+        engine.tensor_parallel, profile=device, expected=SHIPPED_PROFILES[device]
     )
+    require_block_budget(
+        engine, block_size=SHIPPED_BLOCK_SIZE, device=f"the device profile {device}"
+    )
+
+
+def _require_memory(engine: EngineSpec, content: bytes, *, path: str) -> None:
+    """Reject a profile's file whose KV blocks fit neither the token budget nor one request.
+
+    A file without valid numbers is accepted, because the engines report what is wrong with it.
+    """
+    try:
+        numbers = yaml.safe_load(content)["numbers"]
+        found = [numbers[name]["value"] for name in ("kv_blocks", "block_size", "max_model_tokens")]
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError, LookupError):
+        return
+    if not all(isinstance(number, int) and number > 0 for number in found):
+        return
+    kv_blocks, block_size, context_tokens = found
+    require_block_budget(engine, block_size=block_size, device=f"the device profile {path}")
+    problem = memory_problem(
+        kv_blocks=kv_blocks,
+        block_size=block_size,
+        context_tokens=context_tokens,
+        min_budget=engine.token_budget.min,
+    )
+    if problem is not None:
+        raise InputError(
+            f"{path}: {problem}; raise kv_blocks of the device profile, or lower max_model_tokens"
+        )
 
 
 def computes_model(service: LLMService, *, device: str | None) -> bool:

@@ -340,6 +340,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...], str]] = {
         ("--max-model-tokens", "129"),
         f"its context has {CONTEXT} tokens, so the limit must be 1 to {CONTEXT}, not 129",
     ),
+    "fewer blocks than a request needs": (
+        lambda _: None,
+        ("--kv-blocks", "7"),
+        ": 7 KV blocks of 16 tokens hold 112 tokens, too few for one request; the memory must hold",
+    ),
     "more blocks than memory": (
         lambda _: None,
         ("--kv-blocks", "99999999"),

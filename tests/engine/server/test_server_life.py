@@ -400,6 +400,21 @@ def test_a_profile_of_two_devices_is_rejected_for_one(
     assert "spec.engine.tensorParallel: is 1, but the device profile unit has 2" in error
 
 
+@pytest.mark.parametrize("blocks", [1, 20, 31])
+def test_a_device_whose_memory_holds_no_request_is_rejected(
+    run_engine: RunEngine, tmp_path: Path, blocks: int
+) -> None:
+    profile = resources.files("goodput_engine.device").joinpath("profiles/unit.yaml").read_text()
+    small = tmp_path / "small.yaml"
+    small.write_text(profile.replace("{value: 4096, from", f"{{value: {blocks}, from"))
+    error = sentence(run_engine("--device", str(small)), 64)
+    assert error == (
+        f"error: {small}: {blocks} KV blocks of 16 tokens hold {16 * blocks} tokens, too few for "
+        "one request; the memory must hold 512, or the complete context if that is shorter; raise "
+        "kv_blocks of the device profile, or lower max_model_tokens"
+    )
+
+
 def test_a_device_may_replace_real_weights(start_engine: StartEngine) -> None:
     assert start_engine("--device", "unit", source="hf://Qwen/Qwen3-8B").url
 

@@ -18,6 +18,7 @@ import torch
 from goodput_core.contract import ENV_CACHE
 from goodput_core.errors import InputError
 from goodput_core.spec.choices import DataType
+from goodput_core.spec.profiles import memory_problem
 from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.executor.base import LoadedModel
 from goodput_engine.executor.torch.cpu_choices import (
@@ -300,11 +301,19 @@ def _size_pools(
     block_bytes = block_size * model.geometry.bytes_per_token
     free = max(0, free_bytes(model.device) - working_bytes)
     affordable = free * percent // 100 // block_bytes
+    chosen = kv_blocks is not None
     if kv_blocks is None:
         longest = -(-model.max_model_tokens // block_size)
         # More blocks than all running requests can fill would stay unused.
         kv_blocks = min(affordable, longest * config.max_num_seqs)
-        if kv_blocks * block_size < min(model.max_model_tokens, config.min_token_budget):
+    problem = memory_problem(
+        kv_blocks=kv_blocks,
+        block_size=block_size,
+        context_tokens=model.max_model_tokens,
+        min_budget=config.min_token_budget,
+    )
+    if not chosen:
+        if problem is not None:
             raise InputError(
                 f"{settings.path}: {_gib(free)} of memory is left beside the weights and a step of "
                 f"{config.max_token_budget} tokens, and {percent}% of it holds "
@@ -317,6 +326,11 @@ def _size_pools(
             f"only {_gib(free)} of memory is left beside the weights and a step of "
             f"{config.max_token_budget} tokens; lower spec.engine.realModel.kvBlocks or "
             "--kv-blocks"
+        )
+    elif problem is not None:
+        raise InputError(
+            f"{settings.path}: {problem}; raise spec.engine.realModel.kvBlocks or --kv-blocks, or "
+            "lower spec.engine.realModel.maxModelTokens or --max-model-tokens"
         )
     swap_blocks = config.swap_space_bytes // block_bytes if with_swap else 0
     if on_cpu:
