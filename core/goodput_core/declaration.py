@@ -244,14 +244,19 @@ def records_field(doc: str, **more: Any) -> Any:
     )
 
 
-def recordings_field(doc: str) -> Any:
-    """Declare an optional folder with recordings of `replay ab`, which pods or processes read."""
+def recordings_field(doc: str, *, files: bool = False) -> Any:
+    """Declare an optional folder with recordings of `replay ab`, which pods or processes read.
+
+    Args:
+        doc: the description.
+        files: True to accept `file://PATH`, too.
+    """
     return spec_field(
         doc,
         default=None,
         max_length=512,
-        pattern=rf"^({_CLAIM}(/{_PATH})?|file://{_PATH})$",
-        pattern_hint="be pvc://CLAIM/PATH or file://PATH",
+        pattern=rf"^({_CLAIM}(/{_PATH})?{f'|file://{_PATH}' if files else ''})$",
+        pattern_hint=f"be pvc://CLAIM/PATH{' or file://PATH' if files else ''}",
     )
 
 

@@ -88,6 +88,8 @@ def main(argv: list[str]) -> int:
     status = replay["status"]
     verdict = VerdictKind(status["verdict"])
     sys.stdout.write(f"{verdict} ({printable(status['reason'])}) {printable(status['message'])}\n")
+    if interval := status.get("interval"):
+        sys.stdout.write(f"against the baseline: {printable(interval)}\n")
     if report := status.get("report"):
         sys.stdout.write(f"report: {printable(report)}\n")
     return exit_code_of(replay)

@@ -140,7 +140,8 @@ class GateSpec:
     )
     history: str | None = recordings_field(
         "Folder with recordings of replay ab of one build with itself, which show the spread "
-        "between runs: pvc://CLAIM/PATH, or file://PATH outside a cluster."
+        "between runs: pvc://CLAIM/PATH, or file://PATH outside a cluster.",
+        files=True,
     )
     on_inconclusive: OnInconclusive = spec_field(
         "Action after an inconclusive verdict: Pause keeps the stable revision until a decision, "

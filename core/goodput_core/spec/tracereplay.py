@@ -13,11 +13,12 @@ from goodput_core.declaration import (
     dns_label_field,
     exactly_one_of,
     image_field,
+    recordings_field,
     records_field,
     spec_field,
     trace_field,
 )
-from goodput_core.slo.targets import format_objective, percentage_field
+from goodput_core.slo.targets import format_objective, margin_field, percentage_field
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.llmservice import SLOSpec, TokenSecretSpec
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
@@ -63,9 +64,15 @@ def _check_confidence(gate: ReplayGateSpec) -> str | None:
     return f"{format_objective(gate.confidence)} is below 50%"
 
 
+def _check_margin(gate: ReplayGateSpec) -> str | None:
+    if gate.margin is None or gate.compares:
+        return None
+    return "needs baseline or history"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayGateSpec:
-    """The objectives decide the condition `Passed`."""
+    """The objectives, and the difference to a baseline, decide the condition `Passed`."""
 
     RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
         CrossFieldRule(
@@ -76,11 +83,42 @@ class ReplayGateSpec:
             ),
             problem=_check_confidence,
         ),
+        CrossFieldRule(
+            field="margin",
+            cel=Cel(
+                rule="!has(self.margin) || has(self.baseline) || has(self.history)",
+                message="needs baseline or history",
+            ),
+            problem=_check_margin,
+        ),
+        claim_path_rule("baseline", optional=True),
+        claim_path_rule("history", optional=True),
     )
 
     confidence: Fraction | None = percentage_field(
         "One-sided confidence of the verdict, such as '99%'; default: 95%.", example="'99%'"
     )
+    baseline: str | None = records_field(
+        "Folder of an earlier run of the same requests, such as the status.report of a "
+        "TraceReplay: pvc://CLAIM/PATH, s3://BUCKET/PATH or gs://BUCKET/PATH. The replay must not "
+        "lose more attainment against it than the margin. One pair of runs shows nothing about the "
+        "spread between runs, so only history lets it pass. Default: the latest recording in "
+        "history.",
+        default=None,
+    )
+    margin: Fraction | None = margin_field(
+        "Largest accepted loss of attainment against the baseline, such as '1%'; default: 1%.",
+        example="'1%'",
+    )
+    history: str | None = recordings_field(
+        "Folder with recordings of replay ab of the baseline with itself, made at different times, "
+        "which show the spread between runs: pvc://CLAIM/PATH."
+    )
+
+    @property
+    def compares(self) -> bool:
+        """True if the replay is compared with a baseline."""
+        return self.baseline is not None or self.history is not None
 
 
 def _check_slo(spec: TraceReplaySpec) -> str | None:
@@ -130,7 +168,8 @@ class TraceReplaySpec:
         "Latency objectives by class; default: those of the target service.", default=None
     )
     gate: ReplayGateSpec | None = spec_field(
-        "Judge the replay by its objectives; without this field, Passed stays Unknown.",
+        "Judge the replay by its objectives, and against a baseline if there is one; without this "
+        "field, Passed stays Unknown.",
         default=None,
     )
     shards: int = spec_field(
@@ -179,7 +218,7 @@ class TraceReplayStatus:
         "Generation of the spec that the status describes.", default=None, minimum=0
     )
     phase: str | None = spec_field(
-        "Pending, Arming, Running, Merging or Finished.", default=None, max_length=32
+        "Pending, Arming, Running, Merging, Comparing or Finished.", default=None, max_length=32
     )
     armed: str | None = spec_field("Armed shards and all shards.", default=None, max_length=32)
     start_time: str | None = spec_field(
@@ -197,6 +236,11 @@ class TraceReplayStatus:
     )
     message: str | None = spec_field(
         "Reason of the verdict, in a sentence.", default=None, max_length=3000
+    )
+    interval: str | None = spec_field(
+        "Difference to the baseline in the class that decided, with its bounds.",
+        default=None,
+        max_length=160,
     )
     requests: int | None = spec_field("Requests of the window.", default=None, minimum=0)
     report: str | None = spec_field(

@@ -45,8 +45,15 @@ def true_condition(job: Object, kind: str) -> Mapping[str, Any] | None:
 
 
 def terminated_of(pod: Object) -> Mapping[str, Any]:
-    """Return the end of the pod's container; empty if it has not ended."""
-    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+    """Return the end of the pod's container, or of an init container that failed; else empty."""
+    if ended := _ended(pod, "containerStatuses"):
+        return ended
+    failed = _ended(pod, "initContainerStatuses")
+    return failed if failed.get("exitCode") else {}
+
+
+def _ended(pod: Object, field: str) -> Mapping[str, Any]:
+    for container in (pod.get("status") or {}).get(field) or ():
         if ended := (container.get("state") or {}).get("terminated"):
             return dict(ended)
     return {}
@@ -58,10 +65,16 @@ def _stopped_then_ended_at(pod: Object) -> tuple[bool, str, str]:
     return "deletionTimestamp" in metadata, str(ended), str(metadata["name"])
 
 
-def result_of(pods: Sequence[Object]) -> ReplayResult | None:
-    """Return the verdict in a pod's termination message; None if there is none."""
+def result_of(pods: Sequence[Object], *, initial: bool = False) -> ReplayResult | None:
+    """Return the verdict in a pod's termination message; None if there is none.
+
+    Args:
+        pods: pods of a Job.
+        initial: True for the message of the init container.
+    """
     for pod in pods:
-        result = decode_message(str(terminated_of(pod).get("message") or ""))
+        ended = _ended(pod, "initContainerStatuses") if initial else terminated_of(pod)
+        result = decode_message(str(ended.get("message") or ""))
         if result is not None and result.verdict is not None:
             return result
     return None

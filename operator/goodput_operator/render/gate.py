@@ -178,7 +178,7 @@ def gate_job(
         command += ["--rate-scale", f"1/{replicas}"]
     command += output_options(report_place(gate, candidate, key, attempt))
     command += ["--result-file", RESULT_FILE, "--progress", f"[$(POD_IP)]:{ADMIN_PORT}"]
-    pod = replay_pod(gate, installation, command)
+    pod = replay_pod(gate, installation, command, reads=(gate.trace, gate.history))
     container = pod["containers"][0]
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     container["env"] = [{"name": "POD_IP", "valueFrom": address}, *container["env"]]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import FOLDER_CLAIMS, ROLE_REPLAY
 from goodput_core.spec.codec import encode
-from goodput_core.spec.rollout import GateSpec
 from goodput_operator.render.pods import POD_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goodput_core.spec.llmservice import SLOSpec
+    from goodput_core.spec.rollout import GateSpec
     from goodput_core.spec.tracereplay import TraceReplaySpec
     from goodput_operator.render.pods import Installation
 
@@ -43,10 +43,9 @@ _EXIT_S: Final = 30
 _REQUESTS: Final = {"cpu": "500m", "memory": "512Mi"}
 
 
-def claims_of(spec: TraceReplaySpec | GateSpec) -> tuple[str, ...]:
-    """Return the names of the PersistentVolumeClaims of the trace, the records and the history."""
-    history = spec.history if isinstance(spec, GateSpec) else None
-    found = (_claim(place) for place in (spec.trace, spec.records or "", history or ""))
+def claims_of(*places: str | None) -> tuple[str, ...]:
+    """Return the names of the PersistentVolumeClaims of some places; None for one without."""
+    found = (_claim(place or "") for place in places)
     return tuple(dict.fromkeys(claim for claim in found if claim))
 
 
@@ -89,14 +88,19 @@ def _claim(place: str) -> str:
 
 
 def replay_pod(
-    spec: TraceReplaySpec | GateSpec, installation: Installation, command: Sequence[str]
+    spec: TraceReplaySpec | GateSpec,
+    installation: Installation,
+    command: Sequence[str],
+    *,
+    reads: Sequence[str | None],
 ) -> dict[str, Any]:
     """Render the spec of a pod that runs a command of the replay image to its end.
 
     Args:
-        spec: image, resources and other fields of the pod, and the claims that it mounts.
+        spec: image, resources and other fields of the pod, and the place of its records.
         installation: images and platform settings.
         command: words after `goodput`.
+        reads: places that the command reads; None for one that it has not.
     """
     overrides = encode(spec.pod)
     pull_policy = installation.image_pull_policy
@@ -105,7 +109,7 @@ def replay_pod(
     tmp = {"name": "goodput-tmp", "mountPath": "/tmp"}  # noqa: S108 - the pod's own
     volumes: list[dict[str, Any]] = [{"name": "goodput-tmp", "emptyDir": {}}]
     mounts: list[dict[str, Any]] = [tmp]
-    for number, claim in enumerate(claims_of(spec)):
+    for number, claim in enumerate(claims_of(*reads, spec.records)):
         read_only = {} if claim == _claim(spec.records or "") else {"readOnly": True}
         volume = f"goodput-claim-{number}"
         source = {"claimName": claim, **read_only}

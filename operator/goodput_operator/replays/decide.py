@@ -2,7 +2,7 @@
 
 A replay ends with exactly one outcome, and every wait has a deadline. The phases follow from the
 objects that exist: no Job (Pending), a Job of shards without a start (Arming), with one (Running),
-and a Job that merges (Merging).
+and a second Job that merges (Merging) or compares the run with a baseline (Comparing).
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import OBJECT_LABEL_PRODUCTION
-from goodput_core.errors import SpecError
-from goodput_core.replay_job import MAX_START_SKEW_NS, ReplayResult, decode_message
+from goodput_core.errors import ExitCode, SpecError
+from goodput_core.replay_job import (
+    MAX_START_SKEW_NS,
+    REASON_UNREACHABLE,
+    ABResult,
+    ReplayResult,
+    decode_message,
+)
+from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import SLOSpec
 from goodput_core.spec.tracereplay import TraceReplaySpec
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_operator.kube.jobs import (
+    ab_result_of,
     describe_unarmed,
     failure_of,
     pods_of,
@@ -34,6 +42,7 @@ from goodput_operator.kube.objects import (
     is_ready,
 )
 from goodput_operator.reconcile.actions import Create, Delete
+from goodput_operator.render.replay_pod import claims_of
 from goodput_operator.replays.actions import (
     CreateReplayToken,
     PostStart,
@@ -155,7 +164,8 @@ def _refusal(snapshot: ReplaySnapshot, spec: TraceReplaySpec) -> ReplayOutcome |
                 f'LLMService with {OBJECT_LABEL_PRODUCTION}: "false"',
             )
     if spec.shards > 1:
-        for name, modes in snapshot.claims.items():
+        for name in claims_of(spec.trace, spec.records):
+            modes = snapshot.claims.get(name)
             written = spec.records.startswith(f"pvc://{name}/") or spec.records == f"pvc://{name}"
             needed = {"ReadWriteMany"} if written else {"ReadWriteMany", "ReadOnlyMany"}
             if modes is not None and not needed.intersection(modes):
@@ -193,7 +203,12 @@ def _follow_shards(
     installation: Installation,
 ) -> ReplayDecision:
     pods = pods_of(snapshot.pods, run.shards_job)
+    compares = spec.gate is not None and spec.gate.compares
     if spec.shards == 1 and (result := result_of(pods)) is not None:
+        if compares and result.verdict is not VerdictKind.INVALID:
+            status = running_status(snapshot, "Comparing", "the run is compared with its baseline")
+            create = Create(body=merge_job(run, spec, installation))
+            return ReplayDecision(actions=(create, *write_status(snapshot, status)))
         return finish(snapshot, spec, _judged(run, result))
     if failed := failure_of(job, pods):
         return finish(snapshot, spec, _shard_failure(snapshot, spec, job, failed))
@@ -327,14 +342,33 @@ def _follow_merge(
     snapshot: ReplaySnapshot, spec: TraceReplaySpec, run: ReplayRun, job: Object
 ) -> ReplayDecision:
     pods = pods_of(snapshot.pods, run.merge_job)
-    if (result := result_of(pods)) is not None:
-        return finish(snapshot, spec, _judged(run, result))
-    if true_condition(job, "Failed") or true_condition(job, "Complete"):
-        messages = [str(terminated_of(pod).get("message") or "") for pod in pods]
-        results = [decode_message(message) for message in messages]
+    compares = spec.gate is not None and spec.gate.compares
+    # A comparison follows the merge in an init container, or the run of the only shard.
+    merged = result_of(pods, initial=True)
+    if not compares:
+        judged = result_of(pods)
+    else:
+        compared = ab_result_of(pods)
+        if compared is not None and compared.verdict is not None:
+            whole = merged or result_of(pods_of(snapshot.pods, run.shards_job))
+            return finish(snapshot, spec, _compared(run, compared, whole))
+        judged = None if merged is None or merged.valid else merged
+    if judged is not None:
+        return finish(snapshot, spec, _judged(run, judged))
+    ends = [terminated_of(pod) for pod in pods]
+    results = [decode_message(str(ended.get("message") or "")) for ended in ends]
+    is_permanent = any(
+        ended.get("exitCode") == ExitCode.USAGE
+        and result is not None
+        and result.reason != REASON_UNREACHABLE
+        for ended, result in zip(ends, results, strict=True)
+    )
+    if is_permanent or true_condition(job, "Failed") or true_condition(job, "Complete"):
+        messages = [str(ended.get("message") or "") for ended in ends]
         errors = [result.message for result in results if result is not None]
         text = next(iter([*errors, *filter(None, messages)]), "its pods left no message")
-        return finish(snapshot, spec, invalid("MergeFailed", f"Job {run.merge_job}: {text}"))
+        reason = "ComparisonFailed" if compares and (merged or spec.shards == 1) else "MergeFailed"
+        return finish(snapshot, spec, invalid(reason, f"Job {run.merge_job}: {text}"))
     return ReplayDecision()
 
 
@@ -348,6 +382,19 @@ def _judged(run: ReplayRun, result: ReplayResult) -> ReplayOutcome:
         reason=result.reason,
         message=result.message[:MAX_MESSAGE],
         requests=result.requests,
+        report=run.report,
+    )
+
+
+def _compared(run: ReplayRun, compared: ABResult, whole: ReplayResult | None) -> ReplayOutcome:
+    """Return the outcome of a comparison; `whole` is the verdict on the run alone, if known."""
+    assert compared.verdict is not None, "only results with a verdict are judged"
+    return ReplayOutcome(
+        verdict=compared.verdict,
+        reason=compared.reason,
+        message=compared.message[:MAX_MESSAGE],
+        interval=compared.interval,
+        requests=None if whole is None else whole.requests,
         report=run.report,
     )
 

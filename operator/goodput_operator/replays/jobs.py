@@ -1,4 +1,7 @@
-"""The Jobs of a TraceReplay: an Indexed Job of the shards, and a Job that merges their records.
+"""The Jobs of a TraceReplay: an Indexed Job of the shards, and a Job that judges their records.
+
+The second Job merges the records of several shards, and compares the run with a baseline if the
+gate has one. A replay of one shard without a baseline has no second Job.
 
 Pods comply with the restricted Pod Security Standard and have no token for the API server.
 """
@@ -36,13 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from goodput_core.spec.llmservice import SLOSpec
-    from goodput_core.spec.tracereplay import TraceReplaySpec
+    from goodput_core.spec.tracereplay import ReplayGateSpec, TraceReplaySpec
     from goodput_operator.kube.objects import Object
     from goodput_operator.render.pods import Installation
 
 __all__ = ["ReplayRun", "merge_job", "shards_job", "token_secret"]
 
 _API_KEY: Final = "GOODPUT_TARGET_KEY"
+_MERGE_CONTAINER: Final = "merge"
 _MERGE_DEADLINE_S: Final = 3600
 _MERGE_RETRIES: Final = 2
 
@@ -146,7 +150,7 @@ def shards_job(
 
     A failed pod fails the Job and is never replaced: its requests must not be sent twice.
     """
-    pod = replay_pod(spec, installation, _shard_command(run, spec))
+    pod = replay_pod(spec, installation, _shard_command(run, spec), reads=(spec.trace,))
     container = pod["containers"][0]
     container["env"] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -178,12 +182,35 @@ def shards_job(
 
 
 def merge_job(run: ReplayRun, spec: TraceReplaySpec, installation: Installation) -> dict[str, Any]:
-    """Render the Job that merges the records of the shards and reports the verdict."""
-    shards = [path_in_pod(run.place(f"shard-{index}")) for index in range(spec.shards)]
-    command = ["replay", "merge", *shards, *output_options(run.place("merged")), "--force"]
-    pod = replay_pod(spec, installation, [*command, "--result-file", RESULT_FILE])
+    """Render the Job that merges the records of several shards, or compares the run, or both."""
+    gate = spec.gate
+    reads = () if gate is None else (gate.baseline, gate.history)
+    commands = [_merge_command(run)] if run.shards > 1 else []
+    if gate is not None and gate.compares:
+        commands.append(_gate_command(run, gate))
+    pod = replay_pod(spec, installation, commands[-1], reads=reads)
+    if len(commands) > 1:
+        merge = {"name": _MERGE_CONTAINER, "command": ["goodput", *commands[0]]}
+        pod["initContainers"] = [pod["containers"][0] | merge]
     job = {"backoffLimit": _MERGE_RETRIES, "activeDeadlineSeconds": _MERGE_DEADLINE_S}
     return _job(run, run.merge_job, job, pod, {})
+
+
+def _merge_command(run: ReplayRun) -> list[str]:
+    shards = [path_in_pod(run.place(f"shard-{index}")) for index in range(run.shards)]
+    command = ["replay", "merge", *shards, *output_options(run.place("merged")), "--force"]
+    return [*command, "--result-file", RESULT_FILE]
+
+
+def _gate_command(run: ReplayRun, gate: ReplayGateSpec) -> list[str]:
+    command = ["replay", "gate", path_in_pod(run.report)]
+    for option, place in (("--baseline", gate.baseline), ("--recorded", gate.history)):
+        if place is not None:
+            command += [option, path_in_pod(place)]
+    for option, share in (("--margin", gate.margin), ("--confidence", gate.confidence)):
+        if share is not None:
+            command += [option, format_objective(share)]
+    return [*command, "--result-file", RESULT_FILE]
 
 
 def _shard_command(run: ReplayRun, spec: TraceReplaySpec) -> list[str]:

@@ -129,7 +129,9 @@ class ReplayReconciler:
         claims: dict[str, tuple[str, ...] | None] = {}
         unread = ""
         if not jobs:
-            for name in claims_of(spec):
+            gate = spec.gate
+            compared = () if gate is None else (gate.baseline, gate.history)
+            for name in claims_of(spec.trace, spec.records, *compared):
                 response = await self._client.read(CLAIM, key.namespace, name)
                 if not isinstance(response, FailedCall):
                     claims[name] = tuple((response.get("spec") or {}).get("accessModes") or ())

@@ -36,7 +36,7 @@ FINISHED: Final = "Finished"
 PASSED: Final = "Passed"
 """True if every objective was met, False if one was not, else Unknown."""
 MAX_MESSAGE: Final = 2000
-_PHASES: Final = ("Pending", "Arming", "Running", "Merging", "Finished")
+_PHASES: Final = ("Pending", "Arming", "Running", "Merging", "Comparing", "Finished")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class ReplayOutcome:
         verdict: the verdict.
         reason: reason code of the verdict, or of the failure.
         message: the reason in a sentence.
+        interval: difference to the baseline with its bounds; None without a comparison.
         requests: requests of the window; None if nothing was judged.
         report: place of the judged run; None if there is none.
     """
@@ -54,6 +55,7 @@ class ReplayOutcome:
     verdict: VerdictKind
     reason: str
     message: str
+    interval: str | None = None
     requests: int | None = None
     report: str | None = None
 
@@ -95,6 +97,8 @@ def finish(
             _condition_status(snapshot, PASSED, passed, passed_reason, passed_message),
         ],
     }
+    if outcome.interval is not None:
+        status["interval"] = outcome.interval
     if outcome.requests is not None:
         status["requests"] = outcome.requests
     if outcome.report is not None:

@@ -1,8 +1,11 @@
-"""A TraceReplay in the cluster: its verdict, a lost shard, and a trace that does not exist."""
+"""A TraceReplay in the cluster: its verdict, its baseline, a lost shard, and a missing trace."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +13,6 @@ from tools.e2e.installation import conditions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tools.cluster.handle import OwnCluster
     from tools.e2e.installation import ChartRelease
@@ -27,7 +29,7 @@ SLO = {
 def records(
     installation: ChartRelease, own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """A folder that the claims `records` (ReadWriteMany) and `single` (ReadWriteOnce) keep."""
+    """The folder of all claims: `records` is ReadWriteMany, and `single` is ReadWriteOnce."""
     folder = tmp_path_factory.mktemp("records")
     folder.chmod(0o777)
     volumes = []
@@ -64,7 +66,7 @@ def target(installation: ChartRelease, records: Path) -> Iterator[str]:
     installation.kubectl("delete", "llmservice", "replayed")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def replay(installation: ChartRelease, target: str) -> Callable[..., None]:
     """Create a TraceReplay with three shards."""
 
@@ -97,11 +99,24 @@ def finished(installation: ChartRelease, name: str, timeout_s: int = 120) -> dic
     return status
 
 
-def test_three_shards_against_a_service_are_judged_as_one_run(
-    installation: ChartRelease, replay: Callable[..., None], records: Path
-) -> None:
+@pytest.fixture(scope="module")
+def passing(installation: ChartRelease, replay: Callable[..., None]) -> dict[str, Any]:
+    """Return the status of a finished replay; two others that are compared with it have started.
+
+    One of them has two shards and the baseline, the other names a folder that does not exist.
+    """
     replay("passing")
     status = finished(installation, "passing")
+    gate = {"baseline": status["report"], "margin": "5%"}
+    replay("compared", shards=2, gate=gate)
+    replay("alone", shards=1, gate={**gate, "baseline": "pvc://records/runs/absent"})
+    return status
+
+
+def test_three_shards_against_a_service_are_judged_as_one_run(
+    installation: ChartRelease, passing: dict[str, Any], records: Path
+) -> None:
+    status = passing
     assert (status["verdict"], status["reason"]) == ("PASS", "Attained"), status
     assert (status["phase"], status["armed"]) == ("Finished", "3/3")
     assert conditions_of(installation.get("tracereplay", "passing"))["Passed"] == "True"
@@ -129,6 +144,40 @@ def test_a_lost_shard_makes_the_replay_invalid_and_is_not_sent_again(
     assert conditions_of(installation.get("tracereplay", "lost"))["Passed"] == "Unknown"
     assert {pod["metadata"]["name"] for pod in installation.get(*labels)["items"]} <= pods
     installation.wait("delete", "job/lost-shards", timeout_s=60)
+
+
+def test_a_run_is_compared_with_an_earlier_one_by_the_rule_of_the_gate(
+    installation: ChartRelease, passing: dict[str, Any], records: Path, tell: Callable[[str], None]
+) -> None:
+    status = finished(installation, "compared")
+    tell(f"compared: {status['reason']}: {status['message']} {status['interval']}")
+    run, earlier = (
+        records / one["report"].removeprefix("pvc://records/") for one in (status, passing)
+    )
+    judged = judge(run, "--baseline", str(earlier), "--margin", "5%")
+    assert (status["verdict"], status["reason"]) == (judged["verdict"], judged["reason"])
+    assert status["message"] == judged["sentence"]
+    assert "against the baseline in one pair of runs" in status["message"]
+    assert status["interval"].startswith("interactive: ")
+    assert status["requests"] == passing["requests"]
+    status = finished(installation, "alone")
+    tell(f"alone: {status['reason']}: {status['message']}")
+    assert (status["verdict"], status["reason"]) == ("INVALID", "ComparisonFailed"), status
+    assert "claims/records/runs/absent/summary.json: " in status["message"]
+    assert conditions_of(installation.get("tracereplay", "alone"))["Passed"] == "Unknown"
+
+
+def judge(run: Path, *options: str) -> dict[str, Any]:
+    """Return the result of `replay gate` on a run."""
+    program = str(Path(sys.executable).parent / "replay")
+    done = subprocess.run(
+        [program, "gate", str(run), *options, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def test_a_replay_that_cannot_start_ends_with_the_reason(

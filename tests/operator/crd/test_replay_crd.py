@@ -83,7 +83,12 @@ def test_a_short_manifest_has_the_documented_defaults() -> None:
     )  # fmt: skip
     gated = decode(TraceReplaySpec, {**VALID, "gate": {"confidence": "99%"}}, "spec")
     assert gated.gate is not None
-    assert gated.gate.confidence == Fraction(99, 100)
+    assert (gated.gate.confidence, gated.gate.compares) == (Fraction(99, 100), False)
+    none = decode(
+        TraceReplaySpec, {**VALID, "gate": {"margin": "0%", "history": "pvc://runs"}}, "spec"
+    )
+    assert none.gate is not None
+    assert (none.gate.margin, none.gate.compares) == (Fraction(0), True)
 
 
 INVALID = [
@@ -98,6 +103,15 @@ INVALID = [
     ({"target": {"url": "http://llm:8000"}}, "spec.slo: is required with target.url"),
     ({"shards": 101}, "spec.shards: must lie in 1 to 100"),
     ({"gate": {"confidence": "5%"}}, "spec.gate.confidence: 5% is below 50%"),
+    ({"gate": {"margin": "1%"}}, "spec.gate.margin: needs baseline or history"),
+    (
+        {"gate": {"margin": "100%", "baseline": "pvc://runs/a"}},
+        "spec.gate.margin: '100%' is out of bounds",
+    ),
+    ({"gate": {"baseline": "runs/a"}}, "spec.gate.baseline: must be pvc://CLAIM/PATH"),
+    ({"gate": {"baseline": "pvc://runs/../a"}}, "spec.gate.baseline: must be pvc://CLAIM/PATH"),
+    ({"gate": {"history": "s3://runs/a"}}, "spec.gate.history: must be pvc://CLAIM/PATH"),
+    ({"gate": {"history": "pvc://runs/./a"}}, "spec.gate.history: must be pvc://CLAIM/PATH"),
     ({"window": {"startSeconds": 9, "endSeconds": 9}}, "spec.window.startSeconds: 9 is not before"),
     ({"baseline": "runs/a"}, "spec.baseline: unknown field"),
 ]

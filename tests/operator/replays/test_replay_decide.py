@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from goodput_core.replay_job import ReplayResult, ShardState, encode_message
+from goodput_core.replay_job import ABResult, ReplayResult, ShardState, encode_message
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.kube.objects import format_time
@@ -76,7 +76,9 @@ def job(name: str, **conditions: str) -> dict[str, Any]:
     }
 
 
-def pod(owner: str, index: int, *, ended: ReplayResult | str | None = None, code: int = 0) -> Any:
+def pod(
+    owner: str, index: int, *, ended: ReplayResult | ABResult | str | None = None, code: int = 0
+) -> Any:
     """Return a pod of a Job: armed, or ended with a termination message."""
     ready = {"type": "Ready", "status": "True" if ended is None else "False"}
     status: dict[str, Any] = {"podIP": f"10.0.0.{index}", "conditions": [ready]}
@@ -442,6 +444,114 @@ def test_a_failed_merge_is_no_verdict_on_the_service(
     pods = () if ended is None else (pod("night-merge", 0, ended=ended, code=70),)
     decision = run(merging(*pods, Failed="BackoffLimitExceeded"))
     assert outcome(decision)[:3] == ("INVALID", "MergeFailed", text)
+
+
+# --- Comparing ------------------------------------------------------------------------------
+
+COMPARED = ABResult(
+    verdict=VerdictKind.FAIL,
+    reason="WorseThanBaseline",
+    message="chat: −5.00 points",
+    pairs=1,
+    interval="chat: −5.00 points (−6.00 … −4.00)",
+)
+GATE = {"baseline": "pvc://old/july", "margin": "1%"}
+
+
+def comparing(*, shards: int, ended: Any, code: int, init: Any = None, **conditions: str) -> Any:
+    """Return a snapshot in which the second Job of a compared replay has this pod."""
+    last = pod("night-merge", 0, ended=ended, code=code)
+    if init is not None:
+        [merged] = pod("night-merge", 0, ended=init)["status"]["containerStatuses"]
+        last["status"]["initContainerStatuses"] = [merged]
+        if code and ended is None:
+            merged["state"]["terminated"]["exitCode"] = code
+            last["status"]["containerStatuses"] = [{"state": {"waiting": {}}}]
+    first = pod("night-shards", 0, ended=PASSING)
+    return snapshot(
+        replay=replay(shards=shards, gate=GATE),
+        jobs=(job("night-shards", Complete="x"), job("night-merge", **conditions)),
+        pods=(first, last) if shards == 1 else (last,),
+    )
+
+
+def test_a_valid_run_of_one_shard_is_compared_and_an_invalid_one_is_not() -> None:
+    given = snapshot(
+        replay=replay(shards=1, gate=GATE),
+        jobs=(job("night-shards"),),
+        pods=(pod("night-shards", 0, ended=PASSING),),
+    )
+    create, status = run(given).actions
+    assert isinstance(create, Create)
+    assert isinstance(status, WriteStatus)
+    command = create.body["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[:3] == ["goodput", "replay", "gate"]
+    assert status.status["phase"] == "Comparing"
+    late = replace(PASSING, verdict=VerdictKind.INVALID, reason="ClientLag", valid=False)
+    ended = pod("night-shards", 0, ended=late, code=3)
+    assert outcome(run(replace(given, pods=(ended,))))[:2] == ("INVALID", "ClientLag")
+
+
+@pytest.mark.parametrize(
+    ("shards", "init"), [(1, None), (3, PASSING)], ids=["one shard", "merged shards"]
+)
+def test_the_verdict_of_the_comparison_is_that_of_the_replay(
+    shards: int, init: ReplayResult | None
+) -> None:
+    decision = run(comparing(shards=shards, ended=COMPARED, code=1, init=init))
+    expected = ("FAIL", "WorseThanBaseline", "chat: −5.00 points", "False")
+    assert outcome(decision) == expected
+    status = written(decision)
+    assert (status["interval"], status["requests"]) == (COMPARED.interval, 9)
+    assert status["report"].endswith("merged" if shards > 1 else "shard-0")
+
+
+def test_a_merge_before_the_comparison_is_no_verdict_unless_it_is_invalid() -> None:
+    running = comparing(shards=3, ended=None, code=0, init=PASSING)
+    assert run(running) == ReplayDecision()
+    invalid = replace(PASSING, verdict=VerdictKind.INVALID, reason="Incomplete", valid=False)
+    decision = run(comparing(shards=3, ended=None, code=3, init=invalid))
+    assert outcome(decision)[:2] == ("INVALID", "Incomplete")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"shards": 1, "code": 64, "ended": "Error"}, "ComparisonFailed"),
+        ({"shards": 3, "code": 64, "ended": "Error", "init": PASSING}, "ComparisonFailed"),
+        ({"shards": 3, "code": 64, "ended": None, "init": "Error"}, "MergeFailed"),
+        # Object storage may respond again.
+        ({"shards": 1, "code": 64, "ended": "Unreachable"}, None),
+        ({"shards": 1, "code": 64, "ended": "Unreachable", "Failed": "x"}, "ComparisonFailed"),
+        ({"shards": 1, "code": 70, "ended": "Error"}, None),
+        ({"shards": 1, "code": 137, "ended": "Killed", "Failed": "x"}, "ComparisonFailed"),
+    ],
+)
+def test_an_unusable_baseline_is_invalid_and_never_a_fail(
+    fields: dict[str, Any], reason: str | None
+) -> None:
+    def message(text: str | None) -> ABResult | ReplayResult | str | None:
+        return ABResult(reason=text, message="no run") if text in {"Error", "Unreachable"} else text
+
+    given = {**fields, "ended": message(fields["ended"])}
+    if fields.get("init") == "Error":
+        given["init"] = ReplayResult(reason="Error", message="no run")
+    decision = run(comparing(**given))
+    if reason is None:
+        assert decision == ReplayDecision()
+        return
+    verdict, found, text, passed = outcome(decision)
+    assert (verdict, found, passed) == ("INVALID", reason, "Unknown")
+    assert text in {"Job night-merge: no run", "Job night-merge: Killed"}
+
+
+def test_the_claims_of_a_comparison_must_exist_and_need_not_be_shared() -> None:
+    compared = replay(gate={**GATE, "history": "pvc://nights"})
+    claims = {"traces": ("ReadOnlyMany",), "records": ("ReadWriteMany",), "old": ("ReadWriteOnce",)}
+    missing = run(snapshot(replay=compared, claims={**claims, "nights": None}))
+    assert written(missing)["conditions"][0]["reason"] == "ClaimNotFound"
+    started = run(snapshot(replay=compared, claims={**claims, "nights": ("ReadWriteOnce",)}))
+    assert any(isinstance(action, Create) for action in started.actions)
 
 
 def test_a_job_of_another_object_is_left_alone() -> None:

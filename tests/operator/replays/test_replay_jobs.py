@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.operator.crd.test_replay_crd import SLO, VALID
@@ -13,11 +14,16 @@ from goodput_core.spec.tracereplay import TraceReplaySpec
 from goodput_operator.render.pods import Installation
 from goodput_operator.render.replay_pod import claims_of
 from goodput_operator.replays.jobs import ReplayRun, merge_job, shards_job
+from goodput_replay.compare.gate_command import make_parser
 from goodput_replay.options import ReplayOptions, parse_options
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 INSTALLATION = Installation(
     engine_image="e:1", router_image="r:1", replay_image="replay:1", fs_group=1000
 )
+KEY = {"name": "AWS_ACCESS_KEY_ID", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
 REPLAY = {
     "metadata": {"name": "night", "namespace": "team", "uid": "0123456789abcdef"},
 }
@@ -90,7 +96,8 @@ def test_the_token_and_the_key_of_the_target_are_references_to_secrets() -> None
 
 def test_a_claim_is_mounted_once_and_read_only_unless_it_gets_the_records() -> None:
     fields = {"trace": "pvc://data/a.parquet", "records": "pvc://data/runs"}
-    assert claims_of(spec_of(**fields)) == ("data",)
+    spec = spec_of(**fields)
+    assert claims_of(spec.trace, spec.records, None) == ("data",)
     [mount] = [m for m in container(shards(**fields))["volumeMounts"] if "claim" in m["name"]]
     assert mount == {"name": "goodput-claim-0", "mountPath": "/var/lib/goodput/claims/data"}
     separate = shards(trace="pvc://traces/a.parquet", records="pvc://runs")
@@ -107,6 +114,53 @@ def test_a_claim_is_mounted_once_and_read_only_unless_it_gets_the_records() -> N
     command = container(merge(shards=2))["command"]
     assert command[3:5] == [f"s3://runs/nightly/night-01234567/shard-{index}" for index in (0, 1)]
     assert command[command.index("--upload") + 1] == "s3://runs/nightly/night-01234567/merged"
+
+
+GATE = {"baseline": "pvc://old/july", "margin": "0.5%", "confidence": "99%"}
+
+
+def gate_options(one: dict[str, Any]) -> Namespace:
+    """Parse the command of the container that compares, as the pod does."""
+    words = one["command"]
+    assert words[:3] == ["goodput", "replay", "gate"]
+    return make_parser().parse_args(words[3:])
+
+
+def test_a_run_of_one_shard_is_compared_by_the_command_of_the_gate() -> None:
+    job = merge(gate={**GATE, "history": "pvc://nights/aa"}, records="pvc://runs/x")
+    assert "initContainers" not in job["spec"]["template"]["spec"]
+    given = gate_options(container(job))
+    claims = "/var/lib/goodput/claims"
+    assert given.runs == [f"{claims}/runs/x/night-01234567/shard-0"]
+    assert given.baseline == [f"{claims}/old/july"]
+    assert str(given.recorded) == f"{claims}/nights/aa"
+    assert (given.margin, given.confidence) == (Fraction(1, 200), Fraction(99, 100))
+    assert str(given.result_file) == "/dev/termination-log"
+    mounts = {
+        mount["mountPath"]: mount.get("readOnly", False)
+        for mount in container(job)["volumeMounts"]
+        if "claim" in mount["name"]
+    }
+    # The comparison does not need the trace, and the shards do not need the baseline.
+    assert mounts == {f"{claims}/old": True, f"{claims}/nights": True, f"{claims}/runs": False}
+    sending = container(shards(gate=GATE, records="pvc://runs/x"))
+    assert not any("old" in mount["mountPath"] for mount in sending["volumeMounts"])
+
+
+def test_several_shards_are_merged_before_the_run_is_compared() -> None:
+    job = merge(shards=2, gate={"history": "pvc://nights"}, pod={"env": [KEY]})
+    pod = job["spec"]["template"]["spec"]
+    [first] = pod["initContainers"]
+    assert first["command"] == container(merge(shards=2))["command"]
+    given = gate_options(container(job))
+    assert given.runs == ["s3://runs/nightly/night-01234567/merged"]
+    assert given.baseline is None
+    # Both read object storage, and leave a result of their own.
+    for one in (first, container(job)):
+        assert KEY in one["env"]
+        assert one["terminationMessagePath"] == "/dev/termination-log"
+        assert one["securityContext"]["readOnlyRootFilesystem"] is True
+    assert first["name"] != container(job)["name"]
 
 
 def test_options_of_a_store_stay_behind_the_folder_of_the_shard() -> None:
