@@ -65,6 +65,7 @@ class ArrivalSample:
         finished: lengths of the requests that finished.
         in_flight: requests that have not ended.
         ready: routable replicas.
+        missed: ended requests that missed a target.
     """
 
     at_ns: int
@@ -73,6 +74,7 @@ class ArrivalSample:
     finished: LengthMix
     in_flight: int = 0
     ready: int = 0
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

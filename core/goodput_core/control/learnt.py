@@ -292,6 +292,16 @@ class Capacities:
         )
         return within.fewest_for(self.learnt.peak_per_s * self.predicted.device_s)
 
+    def fewest_for_queue(
+        self,
+        load: float,  # noqa: ARG002 - the engine orders or drops late requests
+        waiting: int,  # noqa: ARG002 - as above
+        replicas: int,  # noqa: ARG002 - as above
+        startup_ns: int,  # noqa: ARG002 - as above
+    ) -> int:
+        """Return the fewest replicas that also serve a long queue; 0 if it is no demand."""
+        return 0
+
     def fewest_for(self, load: float, *, usable: float = 1.0) -> int:
         """Return the fewest replicas that sustain a load with a share of their capacity."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.control.capacity import ReplicaCapacity
 from goodput_core.control.demand import LONG_NS
 from goodput_core.control.learnt import Capacities
-from goodput_core.control.slo_window import TargetStatus
+from goodput_core.control.slo_window import WINDOW_NS, TargetStatus
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -44,9 +44,13 @@ REQUEST_UNITS: Final = ReplicaCapacity(device_s=1.0, spread=1.0, batch=0, feasib
 _TRIAL_GROWTH: Final = 1.25
 """Growth of a replica's load that a trial with fewer replicas may cause, or that of one replica
 fewer if it is more. Slack means that the targets were also met a fifth tighter."""
+_TRIAL_SHARE: Final = 0.9
+"""Share of the load that is known to be too much, an upper bound, up to which a trial may go."""
 _MOST_OCCUPIED: Final = 0.9
 """Share of the batch and of the KV cache that must not be exceeded in such a trial."""
 _RECENT_NS: Final = 60 * NS_PER_S
+_FALL_NS: Final = WINDOW_NS + _RECENT_NS
+"""Time after which a lower load is the one of all requests that are judged."""
 _SPAN_NS: Final = 20 * NS_PER_S
 _ERRORS: Final = 2.0
 """Standard errors between a rate and its upper bound."""
@@ -54,6 +58,8 @@ _LIGHTER: Final = 2 / 3
 """Requests are lighter if their mean prompt and their mean output are at most this share."""
 _FEWEST_LENGTHS: Final = 50
 """Means of fewer requests are not compared."""
+_LEAST_DRAIN_S: Final = 120.0
+"""Replicas are not added to serve a queue sooner than this."""
 _ALONE: Final = 0.5
 """Requests of one replica below which a missed TTFT has another cause than the load."""
 _NEARLY_ALONE: Final = 2.0
@@ -92,6 +98,19 @@ class ObservedCapacities(Capacities):
             return 0
         return max(1, math.ceil(load / (self.of(1) * usable) - 1e-9))
 
+    def fewest_for_queue(self, load: float, waiting: int, replicas: int, startup_ns: int) -> int:
+        """Return the fewest replicas that serve a load and a queue that outlasts a start-up.
+
+        Such a server runs requests in the order of their arrival, so every request is late until
+        the queue is served. 0 if no load is known to be too much, or the queue ends sooner.
+        """
+        most = self.of(1)
+        if not waiting or math.isinf(most):
+            return 0
+        startup_s = max(startup_ns / NS_PER_S, _LEAST_DRAIN_S)
+        left = waiting - (replicas * most - load) * startup_s
+        return self.fewest_for(load + left / startup_s) if left > 0 else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentLoad:
@@ -102,11 +121,34 @@ class RecentLoad:
         highest_per_s: upper bound of the arrivals per second in the busiest twenty seconds.
         ended_per_s: upper bound of the requests that ended per second in twenty seconds with the
             present replicas, which is what they complete if they are saturated; 0 if not known.
+        replicas: the fewest routable replicas of the last five minutes, above 0, which may have
+            served the requests that ended; 0 if there were none.
+        missed: True if requests that ended in the last twenty seconds missed a target.
+        drains: True if clearly fewer requests are in flight than a minute ago.
+        falls: True if clearly fewer requests arrive than in the busiest of the minutes before.
     """
 
     in_flight: float
     highest_per_s: float
     ended_per_s: float
+    replicas: int
+    missed: bool
+    drains: bool
+    falls: bool
+
+    def load_at_miss(self, demand: Demand) -> float | None:
+        """Return an upper bound of the load of one replica that misses targets; None if not known.
+
+        Requests are judged when they end, minutes after they arrived under a load that may have
+        fallen since. While a queue drains, the load of the replicas is what they complete.
+        """
+        if not self.missed or not self.replicas or self.falls:
+            return None
+        if self.drains:
+            return self.ended_per_s / self.replicas or None
+        highest = max(demand.upper, self.highest_per_s)
+        # Under overload, replicas complete fewer requests than arrive.
+        return min(highest, self.ended_per_s or highest) / self.replicas
 
     def is_alone(self, budget: TokenBudgetDecision, *, replicas: int) -> bool:
         """True if a replica has too few requests for more replicas to meet the missed target."""
@@ -125,12 +167,12 @@ def recent_load(samples: Sequence[ArrivalSample], now_ns: int) -> RecentLoad:
     inside = [s for s in samples if s.at_ns > now_ns - _RECENT_NS]
     highest = ended = 0.0
     for end in range(1, len(inside) + 1):
-        begin = _begin_of_span(inside, end)
+        begin = _begin_of_span(inside, end, _SPAN_NS)
         span = inside[begin:end]
         seconds = sum(s.interval_ns for s in span) / NS_PER_S
         arrived = sum(s.requests for s in span)
         highest = max(highest, _upper(arrived) / seconds)
-        before = _begin_of_span(inside, begin)
+        before = _begin_of_span(inside, begin, _SPAN_NS)
         if before == 0 or {s.ready for s in inside[before:end]} != {inside[-1].ready}:
             continue  # too short, or with other replicas
         old, mid, new = (inside[i - 1].in_flight for i in (before, begin, end))
@@ -140,13 +182,36 @@ def recent_load(samples: Sequence[ArrivalSample], now_ns: int) -> RecentLoad:
         if 2 * mid >= new > 0 and not grows:
             ended = max(ended, _upper(served) / seconds)
     in_flight = sum(s.in_flight for s in inside) / len(inside) if inside else 0.0
-    return RecentLoad(in_flight=in_flight, highest_per_s=highest, ended_per_s=ended)
+    return RecentLoad(
+        in_flight=in_flight,
+        highest_per_s=highest,
+        ended_per_s=ended,
+        replicas=min(
+            (s.ready for s in samples if s.ready and s.at_ns > now_ns - LONG_NS), default=0
+        ),
+        missed=any(s.missed for s in inside[_begin_of_span(inside, len(inside), _SPAN_NS) :]),
+        drains=bool(inside) and _upper(inside[-1].in_flight) < inside[0].in_flight,
+        falls=_falls([s for s in samples if s.at_ns > now_ns - _FALL_NS]),
+    )
 
 
-def _begin_of_span(samples: Sequence[ArrivalSample], end: int) -> int:
-    """Return the first of the samples of the twenty seconds before `samples[end]`."""
+def _falls(samples: Sequence[ArrivalSample]) -> bool:
+    """True if the last minute has clearly fewer arrivals than the busiest minute."""
+    rates: list[tuple[float, float]] = []
+    for end in range(1, len(samples) + 1):
+        span = samples[_begin_of_span(samples, end, _RECENT_NS) : end]
+        seconds = sum(s.interval_ns for s in span) / NS_PER_S
+        arrived = sum(s.requests for s in span)
+        rates.append(
+            ((arrived - _ERRORS * math.sqrt(arrived)) / seconds, _upper(arrived) / seconds)
+        )
+    return bool(rates) and rates[-1][1] < max(lower for lower, _ in rates)
+
+
+def _begin_of_span(samples: Sequence[ArrivalSample], end: int, span_ns: int) -> int:
+    """Return the first of the samples of the time before `samples[end]`."""
     begin = end
-    while begin > 0 and samples[begin - 1].at_ns > samples[end - 1].at_ns - _SPAN_NS:
+    while begin > 0 and samples[begin - 1].at_ns > samples[end - 1].at_ns - span_ns:
         begin -= 1
     return begin
 
@@ -191,7 +256,7 @@ def fewest_observed(
     if ready > 1 and budget.slack_ns >= min(LONG_NS, params.stabilization_ns) > 0:
         growth = max(ready / (ready - 1), _TRIAL_GROWTH)
         if _has_room(observation, params, growth):
-            known = max(known, min(growth * load / ready, capacities.of(current)))
+            known = max(known, min(growth * load / ready, _TRIAL_SHARE * capacities.of(current)))
     if not known:
         return current
     return min(current, max(1, math.ceil(load / known - 1e-9)))

@@ -226,6 +226,12 @@ def observe_replicas(
             needed = capacities.fewest_for(demand.risen)  # add enough for the mean
         if not idle:
             needed = max(needed, capacities.fewest_for_peaks())
+        needed = max(
+            needed,
+            capacities.fewest_for_queue(
+                demand.likely, observation.waiting, observation.desired_replicas, startup_ns
+            ),
+        )
         expected = max(needed, capacities.fewest_for(demand.likely + growth) if growth else 0)
         if isinstance(capacities, ObservedCapacities):
             fewest = fewest_observed(capacities, demand, observation, budget, params)
@@ -336,6 +342,7 @@ def _add_interval(
             finished=traffic.finished,
             in_flight=traffic.in_flight,
             ready=len(observation.ready),
+            missed=sum(max(c.ttft.missed, c.tpot.missed) for c in observation.classes),
         )
         samples = (*samples, arrivals)
         blocks, burstiness = blocks.add(

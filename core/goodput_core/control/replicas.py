@@ -55,7 +55,7 @@ class ReplicaReason(StrEnum):
     NOT_LOAD = "NotLoad"
     """A target is missed at a low load, so more replicas would not help."""
     QUEUE_DRAINING = "QueueDraining"
-    """A target is missed, but the queue is getting shorter."""
+    """A target is missed, but the queue is getting shorter, or the load that caused it has gone."""
     INFEASIBLE = "Infeasible"
     """A single request alone exceeds the TPOT target."""
     FEWER_SUFFICE = "FewerSuffice"
@@ -181,9 +181,7 @@ def _failed_load(inputs: ReplicaInputs, reason: ReplicaReason) -> float | None:
         return None
     if overloaded and recent.is_alone(inputs.budget, replicas=ready):
         return None
-    highest = max(demand.upper, recent.highest_per_s)
-    # Under overload, a replica completes fewer requests than arrive.
-    return min(highest, recent.ended_per_s or highest) / ready
+    return recent.load_at_miss(demand)
 
 
 _Outcome = tuple[int, ReplicaReason]
@@ -247,6 +245,8 @@ def _missed(inputs: ReplicaInputs) -> _Outcome | None:
     demand, ready = inputs.demand, len(inputs.observation.ready)
     if isinstance(inputs.capacities, ObservedCapacities):
         not_load = inputs.recent.is_alone(inputs.budget, replicas=ready)
+        if not not_load and (inputs.recent.falls or not inputs.recent.missed):
+            return inputs.current, ReplicaReason.QUEUE_DRAINING
     else:
         not_load = (
             demand is not None

@@ -15,7 +15,8 @@ import pytest
 from tests.core.control.conftest import LENGTHS
 
 from goodput_core.control import ReplicaReason, ServiceObservation, Signal
-from goodput_core.control.observed import are_lighter
+from goodput_core.control.demand import ArrivalSample, estimate_demand
+from goodput_core.control.observed import REQUEST_UNITS, RecentLoad, are_lighter, recent_load
 from goodput_core.histogram import LengthMix
 from goodput_core.units import NS_PER_S
 
@@ -230,3 +231,48 @@ def test_shorter_prompts_with_equal_outputs_are_not_lighter() -> None:
     assert not are_lighter(LengthMix.of_requests([(100, 0, 90)] * 60), heavy)
     assert not are_lighter(LengthMix.of_requests([(600, 0, 60)] * 20), heavy)
     assert not are_lighter(heavy, None)
+
+
+def traffic(*spans: tuple[int, int, int, int]) -> list[ArrivalSample]:
+    """Return minutes of arrivals in ten seconds, requests in flight, ready replicas and misses."""
+    return [
+        ArrivalSample(
+            at_ns=(10 * number + 10) * NS_PER_S,
+            interval_ns=10 * NS_PER_S,
+            requests=requests,
+            finished=LengthMix(),
+            in_flight=in_flight,
+            ready=ready,
+            missed=missed,
+        )
+        for number, (requests, in_flight, ready, missed) in enumerate(
+            span for span in spans for _ in range(6)
+        )
+    ]
+
+
+def load_at_miss(samples: list[ArrivalSample]) -> tuple[RecentLoad, float | None]:
+    now_ns = samples[-1].at_ns
+    load = recent_load(samples, now_ns)
+    return load, load.load_at_miss(estimate_demand(samples, REQUEST_UNITS, now_ns))
+
+
+def test_misses_after_the_load_has_fallen_say_nothing_about_the_lower_load() -> None:
+    busy = (50, 200, 4, 20)
+    _, load = load_at_miss(traffic(busy, busy, busy))
+    assert load is not None
+    assert 1.2 < load < 1.7
+    fallen, load = load_at_miss(traffic(busy, busy, (5, 20, 4, 5)))
+    assert fallen.falls
+    assert load is None
+
+
+def test_a_miss_with_more_replicas_than_before_is_attributed_to_the_fewer() -> None:
+    _, load = load_at_miss(traffic((50, 200, 1, 20), (50, 200, 4, 20)))
+    assert load is not None
+    assert load > 5
+
+
+def test_misses_of_a_minute_ago_are_no_reason_to_change() -> None:
+    _, load = load_at_miss(traffic((50, 200, 4, 20), (50, 200, 4, 0)))
+    assert load is None
