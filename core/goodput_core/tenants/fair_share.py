@@ -172,7 +172,8 @@ class FairShare:
 
         Args:
             tenant: name of the tenant.
-            pressure: expected wait for a first token, divided by the tightest target of one.
+            pressure: expected wait for a first token, divided by the tightest target of one, or the
+                same for the pace of tokens.
             now_ns: the current time.
         """
         own = self._tenants[tenant]

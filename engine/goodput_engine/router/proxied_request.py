@@ -199,6 +199,17 @@ class ProxiedRequest:
         )
 
     @property
+    def tpot_ns(self) -> float | None:
+        """Mean time per token after the first; None without two tokens."""
+        observer = self.observer
+        if observer is None:
+            timings = self.timings
+            return None if timings is None or timings.tpot_ms is None else timings.tpot_ms * 1e6
+        if observer.tokens < 2 or observer.first_ns is None or observer.last_ns is None:
+            return None
+        return (observer.last_ns - observer.first_ns) / (observer.tokens - 1)
+
+    @property
     def reported_tokens(self) -> tuple[int, int]:
         """Prompt and output tokens, as far as the replica reported plausible numbers."""
         prompt, output = 0, 0

@@ -23,7 +23,7 @@ from goodput_core.contract import (
     METRIC_TENANT_THROTTLED,
     METRIC_TENANT_WEIGHT,
 )
-from goodput_core.tenants.congestion import FirstTokenWait
+from goodput_core.tenants.congestion import FirstTokenWait, TokenPace
 from goodput_core.tenants.fair_share import FairShare
 from goodput_core.tenants.tenant_list import (
     MAX_FILE_BYTES,
@@ -145,6 +145,7 @@ class Tenants(Collector):
         }
         self._class_used_ns: dict[str, int] = {}
         self._wait = FirstTokenWait()
+        self._pace = TokenPace()
         self._observed_wait_ns = 0
         self._observed_ns = 0
         self._share = FairShare({})
@@ -198,7 +199,7 @@ class Tenants(Collector):
             tenant, workload.prompt_tokens, workload.max_output_tokens
         )
         if workload.streamed:
-            self._wait.begin(request, now_ns)
+            self._wait.begin(request, workload.prompt_tokens, now_ns)
 
     def note_start(self, request: ProxiedRequest, now_ns: int) -> None:
         """Record that the response of a request begins."""
@@ -224,6 +225,9 @@ class Tenants(Collector):
         if workload is None:
             return
         self._wait.end(request, now_ns, started=False)
+        target_ns, tpot_ns = request.slo.targets.tpot_ns, request.tpot_ns
+        if target_ns is not None and tpot_ns is not None:
+            self._pace.end(tpot_ns, target_ns, now_ns)
         prompt, output = request.reported_tokens
         if output:
             prompt = prompt or workload.prompt_tokens
@@ -288,7 +292,10 @@ class Tenants(Collector):
         return self._counts.setdefault(OTHER_TENANTS, _TenantCounts()) if counts is None else counts
 
     def _pressure(self, now_ns: int, *, saturated: bool) -> float:
-        """Return the expected wait, divided by the tightest target of the classes in use."""
+        """Return the overload, the larger one of first tokens and of the others.
+
+        That of first tokens is relative to the tightest target of the classes in use.
+        """
         targets_ns = [
             self._targets_ns[name]
             for name, used_ns in self._class_used_ns.items()
@@ -299,4 +306,5 @@ class Tenants(Collector):
             # A response that is not streamed shows its wait when it ends.
             wait_ns = max(wait_ns, self._observed_wait_ns)
         pressure = wait_ns / min(targets_ns, default=_DEFAULT_TARGET_NS)
+        pressure = max(pressure, self._pace.pressure(now_ns))
         return max(1.0, pressure) if saturated else pressure
