@@ -18,6 +18,7 @@ SHARES = Shares(
     chosen=97,
     known=96,
     hidden=91,
+    alone={"a": 60, "b": 50},
     groups={"all, third 1": {"offered": 150}},
 )
 
@@ -30,9 +31,16 @@ SHARES = Shares(
 def test_a_schedule_far_below_the_bound_is_the_reference(
     schedule: float, reference: float, hidden_reference: float
 ) -> None:
-    one = replace(SHARES, schedule=schedule)
+    one = replace(SHARES, schedule=schedule, chosen=90, known=90)
     assert one.reference == reference
     assert one.hidden_reference == hidden_reference
+
+
+def test_a_run_of_slo_with_some_of_the_requests_is_a_schedule_too() -> None:
+    poor = replace(SHARES, schedule=80, chosen=78, known=82)
+    assert poor.reference == 82
+    assert replace(poor, alone={"a": 90, "b": 30}).reference == 90
+    assert replace(poor, alone={"a": 97, "b": 30}).reference == poor.bound
 
 
 @pytest.mark.parametrize(
@@ -58,9 +66,10 @@ def test_nothing_is_missed_where_nothing_can_be_served() -> None:
 
 
 def test_seeds_add_up_by_group() -> None:
-    other = replace(SHARES, known=50, groups={"all, third 2": {"offered": 7}})
+    other = replace(SHARES, known=50, alone={"c": 4}, groups={"all, third 2": {"offered": 7}})
     both = SHARES.plus(other).plus(SHARES)
     assert both.known == 242
+    assert both.alone == {"a": 120, "b": 100, "c": 4}
     assert both.groups == {"all, third 1": {"offered": 300}, "all, third 2": {"offered": 7}}
 
 
@@ -72,6 +81,7 @@ def test_the_command_compares_kept_requests_with_bounds_of_the_same_load(
     (row,) = json.loads(capsys.readouterr().out)
     assert row["known"] <= row["bound"] <= row["offered"]
     assert row["informed"] <= row["bound"] + 1e-6
+    assert row["alone"] == {"interactive": pytest.approx(row["known"], rel=0.05)}
     assert row["chosen"] <= row["schedule"] <= row["bound"]
     assert {name.partition(",")[0] for name in row["groups"]} == {"interactive"}
     counts = row["groups"].values()
