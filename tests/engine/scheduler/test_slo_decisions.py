@@ -288,3 +288,69 @@ def test_no_undecided_request_starts_beside_one_whose_target_can_be_ensured() ->
     bench.step()
     assert short.state is long.state is RequestState.WAITING
     assert set(bench.policy._undecided) == {2, 3}
+
+
+def test_short_prompts_that_share_a_step_are_all_admitted() -> None:
+    bench = SloBench()
+    bench.add(1, 10, tpot_ms=100, outputs=200)
+    bench.step()
+    burst = [bench.add(rid, 10, ttft_ms=8, outputs=10) for rid in range(2, 11)]
+    assert bench.refusals == [None] * 10
+    bench.step()
+    assert all(0 < r.first_token_ns - r.arrival_ns <= 8 * NS_PER_MS for r in burst)
+    more = [bench.add(rid, 10, ttft_ms=8, outputs=10) for rid in range(20, 60)]
+    admitted = [r for r, refusal in zip(more, bench.refusals[10:], strict=True) if refusal is None]
+    assert 9 <= len(admitted) < 40, "100 tokens take 5 ms, and more of them longer"
+    while bench.scheduler.has_work:
+        bench.step()
+    assert all(r.first_token_ns - r.arrival_ns <= 8 * NS_PER_MS for r in admitted)
+
+
+@pytest.mark.parametrize(("ttft_ms", "admitted"), [(5, False), (6, True)])
+def test_a_prompt_of_the_next_step_needs_no_margin(ttft_ms: int, *, admitted: bool) -> None:
+    bench = SloBench()
+    request = bench.add(1, 90, ttft_ms=ttft_ms, outputs=10)
+    assert bench.is_admitted(1) == admitted
+    if admitted:
+        bench.step()
+        assert request.first_token_ns == 5 * NS_PER_MS
+
+
+def test_an_end_to_end_target_leaves_time_for_the_prompts_of_others() -> None:
+    bench = SloBench(left=20)
+    bench.add(1, 10, tpot_ms=100, outputs=1000)
+    bench.step()
+    request = bench.add(2, 90, e2e_ms=1000, outputs=20)
+    prompt = bench.policy._look().prompt(request)
+    end_ns = request.arrival_ns + 1000 * NS_PER_MS
+    assert prompt.due_ns == prompt.last_ns == end_ns - 19 * 5 * NS_PER_MS
+    for epoch in range(1, 200):  # prompts make each step much longer
+        bench.policy._prompt_time.observe(20e6, epoch=epoch)
+    bench.step()
+    prompt = bench.policy._look().prompt(bench.add(3, 90, e2e_ms=1000, outputs=20))
+    rest_ms = (prompt.request.arrival_ns - prompt.due_ns) / NS_PER_MS + 1000
+    assert rest_ms == 2 * 19 * 5, "twice the time of the decodes alone, and not more"
+    assert prompt.last_ns - prompt.request.arrival_ns == (1000 - 19 * 5) * NS_PER_MS
+
+
+def test_a_more_important_prompt_waits_for_one_that_is_due_before_it() -> None:
+    bench = SloBench()
+    low = bench.add(1, 600, ttft_ms=60, outputs=10)
+    high = bench.add(2, 1000, ttft_ms=1000, outputs=10, priority=1)
+    assert bench.refusals == [None, None]
+    while bench.scheduler.has_work:
+        bench.step()
+    assert low.first_token_ns <= 60 * NS_PER_MS, "the other prompt takes 50 ms"
+    assert 0 < high.first_token_ns <= 1000 * NS_PER_MS
+    assert not bench.removed
+
+
+def test_a_more_important_prompt_that_has_little_time_goes_first() -> None:
+    bench = SloBench()
+    low = bench.add(1, 600, ttft_ms=100, outputs=10)
+    high = bench.add(2, 1000, ttft_ms=110, outputs=10, priority=1)
+    assert bench.is_admitted(2)
+    while bench.scheduler.has_work:
+        bench.step()
+    assert 0 < high.first_token_ns <= 60 * NS_PER_MS, "not after the other prompt"
+    assert low.first_token_ns == 0 or low.first_token_ns > high.first_token_ns

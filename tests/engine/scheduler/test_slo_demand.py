@@ -14,13 +14,13 @@ from goodput_engine.scheduler.policies.slo.demand import (
     Stay,
     late_prompts,
 )
-from goodput_engine.scheduler.policies.slo.forecast import Prompt, PromptTime
+from goodput_engine.scheduler.policies.slo.prompts import Prompt, PromptTime
 from goodput_engine.scheduler.request_table import ScheduledRequest
 
 
-def _prompt(rid: int, *, due: int, work: int, level: int = 0) -> Prompt:
+def _prompt(rid: int, *, due: int, work: int, share: int | None = None, level: int = 0) -> Prompt:
     request = ScheduledRequest(rid=rid, arrival_ns=0, input_tokens=1, priority=-level)
-    return Prompt(level, due, rid, work, request)
+    return Prompt(level, due, rid, work, work if share is None else share, due, request)
 
 
 def _late(
@@ -31,11 +31,11 @@ def _late(
 
 
 def _ends(prompts: list[Prompt], begins: int) -> dict[int, float]:
-    """Compute prompts one after another; return the time at which each ends."""
+    """Compute prompts one after another, or together; return the time at which each ends."""
     ends, at = {}, float(begins)
     for prompt in sorted(prompts):
-        at += prompt.work_ns
-        ends[prompt.rid] = at
+        at += prompt.share_ns
+        ends[prompt.rid] = max(at, begins + prompt.work_ns)
     return ends
 
 
@@ -43,8 +43,8 @@ def _simulated(
     prompts: list[Prompt], new: Prompt, *, begins: int, margin: int, share: float
 ) -> list[int] | None:
     before, after = _ends(prompts, begins), _ends([*prompts, new], begins)
-    waits = after[new.rid] - new.work_ns - begins
-    if after[new.rid] + margin > new.due_ns:
+    waits = sum(prompt.share_ns for prompt in prompts if prompt < new)
+    if begins + waits + new.work_ns + margin > new.due_ns:
         return None
     if waits > share * (new.due_ns - new.work_ns - begins):
         return None

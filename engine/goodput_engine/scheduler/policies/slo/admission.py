@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.demand import late_prompts
-from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, is_ensurable
+from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
+from goodput_engine.scheduler.policies.slo.prompts import is_ensurable
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
+    from goodput_engine.scheduler.policies.slo.forecast import Forecast
+    from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
@@ -133,9 +135,11 @@ class SLOAdmission:
             may_wait: False if no more requests may wait for a later decision.
         """
         # Chunks that were planned since the forecast was made shorten the work that is left.
-        forecast.prompts = prompts = _prompts_left(
+        forecast.prompts = _prompts_left(
             forecast, planned=not again and forecast is not self._asked
         )
+        forecast.order_with(request)
+        prompts = forecast.prompts
         if not again:
             self._asked = forecast
         self._step_ns = forecast.step_ns
@@ -333,15 +337,41 @@ class SLOAdmission:
     ) -> list[ScheduledRequest] | None:
         """Return the less important prompts that become late; None if the new one may not."""
         new, begins_ns = claim.new.prompt, forecast.begins_ns
+        is_next = self._is_next(new, prompts, forecast)
         return late_prompts(
             prompts,
             new,
             begins_ns=begins_ns,
             # A step is cut so that a prompt in it ends in time. The rest of the step then takes one
             # more step, which costs the time of its decodes.
-            margin_ns=forecast.token_ns + self._buffer_ns(new, begins_ns),
+            margin_ns=0.0 if is_next else forecast.token_ns + self._buffer_ns(new, begins_ns),
+            is_next=is_next,
             share=1 - self._offered.held_back(claim.rank, begins_ns),
         )
+
+    def _is_next(self, new: Prompt, prompts: Iterable[Prompt], forecast: Forecast) -> bool:
+        """Return True if the next step computes a new prompt and all that precede it, in time."""
+        begins_ns = forecast.begins_ns
+        if new.request.host_blocks:
+            return False
+        within_ns = min(forecast.within_ns, new.due_ns - begins_ns) * SAFETY
+        within_ns = min(within_ns, forecast.longest_ns)
+        tokens, started = forecast.prompt_tokens(new.request), 0
+        for prompt in prompts:
+            started += bool(prompt.request.blocks)
+            if new < prompt:
+                continue
+            if prompt.request.host_blocks:
+                return False
+            tokens += forecast.prompt_tokens(prompt.request)
+            within_ns = min(within_ns, (prompt.due_ns - begins_ns) * SAFETY)
+        # Prompts of the step in flight will decode.
+        before = forecast.all_decodes
+        decodes = max(before.num_decodes, self._view.num_running - started)
+        context = before.decode_context_tokens * decodes // max(1, before.num_decodes)
+        beside = StepShape.of(decodes=decodes, decode_context_tokens=context)
+        step_ns = self._model.step_ns(beside.with_chunk(0, tokens)) * forecast.step_factor
+        return tokens <= self._view.limits.token_budget - decodes and step_ns <= within_ns
 
     def _buffer_ns(self, new: Prompt, begins_ns: int) -> float:
         """Return the buffer of a prompt's class, at most half of the time until it is due."""
@@ -377,7 +407,12 @@ def _prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
     left = [prompt for prompt in forecast.prompts if prompt.request.state in _PROMPT_STATES]
     if not planned:
         return left
-    return [prompt._replace(work_ns=forecast.work_ns(prompt.request)) for prompt in left]
+    return [
+        prompt._replace(
+            work_ns=forecast.work_ns(prompt.request), share_ns=forecast.share_ns(prompt.request)
+        )
+        for prompt in left
+    ]
 
 
 def _preferred(rank: tuple[int, int]) -> tuple[int, int]:

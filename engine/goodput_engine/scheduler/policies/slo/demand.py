@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from goodput_engine.scheduler.policies.slo.forecast import Prompt
+    from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = [
@@ -44,7 +44,13 @@ that relied on shorter pauses, one in ten was late."""
 
 
 def late_prompts(
-    prompts: Sequence[Prompt], new: Prompt, *, begins_ns: int, margin_ns: float, share: float
+    prompts: Sequence[Prompt],
+    new: Prompt,
+    *,
+    begins_ns: int,
+    margin_ns: float,
+    share: float,
+    is_next: bool = False,
 ) -> list[ScheduledRequest] | None:
     """Return the less important requests that a new prompt would make late.
 
@@ -55,6 +61,7 @@ def late_prompts(
         margin_ns: time that must be left before the new prompt is due.
         share: share of the time until the new prompt's latest start that the prompts before it may
             take, above 0, at most 1. The rest is kept for requests that are worth more.
+        is_next: True if the next step computes the new prompt in time.
 
     Returns:
         Those requests. None if the new prompt would be late, or would make a prompt late that is at
@@ -66,16 +73,21 @@ def late_prompts(
     for prompt in prompts:
         if not placed and new < prompt:
             placed = True
-            if not _in_time(new, at_ns - begins_ns, begins_ns, margin_ns, share):
+            if not is_next and not _in_time(new, at_ns - begins_ns, begins_ns, margin_ns, share):
                 return None
-            at_ns += new.work_ns
-        at_ns += prompt.work_ns
+            at_ns += new.share_ns
+        at_ns += prompt.share_ns
         # A prompt that would be late without the new one as well is no reason to refuse it.
-        if placed and at_ns - new.work_ns <= prompt.due_ns < at_ns:
-            if prompt.level <= new.level:
+        alone_ns = max(at_ns - new.share_ns, begins_ns + prompt.work_ns)
+        if placed and alone_ns <= prompt.due_ns < at_ns:
+            if prompt.request.priority >= new.request.priority:
                 return None
             late.append(prompt.request)
-    if not placed and not _in_time(new, at_ns - begins_ns, begins_ns, margin_ns, share):
+    if (
+        not placed
+        and not is_next
+        and not _in_time(new, at_ns - begins_ns, begins_ns, margin_ns, share)
+    ):
         return None
     return late
 

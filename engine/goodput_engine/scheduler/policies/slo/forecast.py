@@ -7,10 +7,11 @@ requests until the next one.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape, largest_prefill
+from goodput_engine.scheduler.policies.slo.prompts import Prompt, all_in_time, is_ensurable
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -26,9 +27,6 @@ __all__ = [
     "SAFETY",
     "TRICKLE_TOKENS",
     "Forecast",
-    "Prompt",
-    "PromptTime",
-    "is_ensurable",
 ]
 
 NEVER_NS: Final = 1 << 62
@@ -45,66 +43,13 @@ _UNLIKELY: Final = 0.05
 """An end-to-end target is lost if not even an output as short as this quantile would meet it."""
 _LEAST_STEP: Final = 3
 """A step with prompts may take as long as this many steps without, so that prompts progress."""
+_MOST_SLOWER: Final = 2.0
+"""The decodes of a new request are planned to take at most this many times the time that they take
+without prompts beside them. Prompts may take more, but need not: steps are cut for decodes."""
 _LATE_WORK: Final = 1.07
 """Prompts take this much longer while late requests get a sixteenth of the steps' time."""
-_REMEMBERED: Final = 1 - 1 / 64
-"""Weight of the earlier steps in a mean over about 64 steps."""
-_STEPS_WITHOUT: Final = 16
-"""The mean starts with so many steps without prompts."""
 _QUANTILES: Final = 16
 """Quantiles are rounded to so many, because each one is computed once and kept."""
-
-
-def is_ensurable(request: ScheduledRequest, model: StepTimeForm) -> bool:
-    """Return True if an idle engine meets the end-to-end target even with the longest output."""
-    if request.targets.e2e_ns is None:
-        return True
-    one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
-    return request.output_limit * model.step_ns(one) <= request.targets.e2e_ns
-
-
-class PromptTime:
-    """The mean time by which prompts make a step with decodes longer.
-
-    Each decoding request gets one token in such a step, so its tokens take this much longer.
-    """
-
-    __slots__ = ("_epoch", "_sum_ns")
-
-    def __init__(self) -> None:
-        self._sum_ns = 0.0
-        self._epoch = 0
-
-    def observe(self, longer_ns: float, *, epoch: int) -> None:
-        """Learn the time of the prompts of a step; `epoch` is its number among steps with decodes.
-
-        Steps that are left out had no prompts.
-        """
-        self._sum_ns = self._sum_ns * _REMEMBERED ** (epoch - self._epoch) + longer_ns
-        self._epoch = epoch
-
-    def mean_ns(self, epoch: int) -> float:
-        """Return the mean until a step with decodes, the latest ones having the largest weight."""
-        total_ns = self._sum_ns * _REMEMBERED ** max(0, epoch - self._epoch)
-        return total_ns * (1 - _REMEMBERED) / (1 - _REMEMBERED ** (epoch + _STEPS_WITHOUT))
-
-
-class Prompt(NamedTuple):
-    """A prompt that can be computed in time. Prompts are computed in the order of these tuples.
-
-    Args:
-        level: its priority, negated.
-        due_ns: time at which its next token is due.
-        rid: the request's rid.
-        work_ns: predicted time of the work that is left.
-        request: the request, running or waiting.
-    """
-
-    level: int
-    due_ns: int
-    rid: int
-    work_ns: float
-    request: ScheduledRequest
 
 
 class Forecast:
@@ -122,7 +67,7 @@ class Forecast:
         undecided: rids of waiting requests that are not admitted yet; they do not count.
 
     Attributes:
-        favoured: as above.
+        favoured, step_factor: as above.
         longest_ns: as above, but long enough to compute prompts.
         token_ns: time of a step with all decodes and no prompts, at least that of one decode.
         pace_ns: mean time between two tokens of a running request, beside the prompts of others.
@@ -134,6 +79,8 @@ class Forecast:
         within_ns: time until the earliest due token of a running request.
         tightest_ns: shortest time between two tokens of a running request that its targets allow.
         lost: requests that cannot meet their targets any more, by rid.
+        by_level: True if prompts are computed by priority, then by due time; False if by due time
+            alone, because all of them can be in time.
         prompts: prompts that can be in time if they start now, in order.
         late: the other waiting requests, oldest first.
     """
@@ -142,9 +89,11 @@ class Forecast:
         "_ensures",
         "_model",
         "_predictor",
+        "_slower",
         "_view",
         "all_decodes",
         "begins_ns",
+        "by_level",
         "favoured",
         "kept_decodes",
         "late",
@@ -153,6 +102,7 @@ class Forecast:
         "pace_ns",
         "prompt_ns",
         "prompts",
+        "step_factor",
         "step_ns",
         "tightest_ns",
         "token_ns",
@@ -175,6 +125,7 @@ class Forecast:
         self._view = view
         self._predictor = predictor
         self._model = model
+        self.step_factor = step_factor
         self._ensures: bool | None = None
         self.favoured = favoured
         self.begins_ns = begins_ns
@@ -182,6 +133,8 @@ class Forecast:
         self.within_ns = self.tightest_ns = NEVER_NS
         self._look_at_running(view, model)
         self.pace_ns = self.token_ns + prompts_ns
+        is_busy = self.all_decodes.num_decodes > 0
+        self._slower = min(self.pace_ns / self.token_ns, _MOST_SLOWER) if is_busy else 1.0
         beside = self.kept_decodes
         most = max(1, view.limits.token_budget - self.all_decodes.num_decodes)
         self.longest_ns = max(longest_ns, _LEAST_STEP * self.token_ns)
@@ -192,6 +145,7 @@ class Forecast:
         self.prompt_ns = self.step_ns / tokens
         if self.lost or favoured is not None:
             self.prompt_ns *= _LATE_WORK
+        self.by_level = True
         self.prompts: list[Prompt] = []
         self.late: list[ScheduledRequest] = []
         self._look_at_prompts(view, undecided)
@@ -231,7 +185,7 @@ class Forecast:
     def is_late(self, request: ScheduledRequest) -> bool:
         """Return True if a prompt cannot be in time even if it starts now."""
         prompt = self.prompt(request)
-        return self.begins_ns + prompt.work_ns > prompt.due_ns
+        return self.begins_ns + prompt.work_ns > prompt.last_ns
 
     def num_learned(self, request: ScheduledRequest) -> float:
         """Return the number of outputs of a request's class that were seen."""
@@ -264,9 +218,14 @@ class Forecast:
 
     def work_ns(self, request: ScheduledRequest) -> float:
         """Return the time until the next token of a prompt without any wait."""
-        tokens = self.prompt_tokens(request)
+        share_ns = self.share_ns(request)
+        return share_ns if request.host_blocks else max(share_ns, self.token_ns)
+
+    def share_ns(self, request: ScheduledRequest) -> float:
+        """Return the time by which a prompt makes the steps of other prompts longer."""
+        computed_ns = self.prompt_tokens(request) * self.prompt_ns
         copied = len(request.host_blocks)
-        return max(tokens * self.prompt_ns, self._view.copy_ns(copied) if copied else self.token_ns)
+        return max(computed_ns, self._view.copy_ns(copied)) if copied else computed_ns
 
     def resume_ns(self, request: ScheduledRequest) -> float:
         """Return the time from the eviction of a running request to its next token.
@@ -284,7 +243,8 @@ class Forecast:
 
     def prompt(self, request: ScheduledRequest) -> Prompt:
         """Return the prompt of a waiting or started request, with the due time of its token."""
-        work_ns = self.work_ns(request)
+        share_ns = self.share_ns(request)
+        work_ns = share_ns if request.host_blocks else max(share_ns, self.token_ns)
         targets, sampled = request.targets, request.base_sampled
         due_ns = NEVER_NS
         if not sampled and targets.ttft_ns is not None:
@@ -296,12 +256,19 @@ class Forecast:
             due_ns = request.first_token_ns + sampled * targets.tpot_ns + max(0, int(ahead_ns))
         if targets.e2e_ns is not None:
             end_ns = request.arrival_ns + targets.e2e_ns
-            safe_ns = end_ns - int(self._rest_ns(request, self._likely(request)))
+            rest_ns = self._rest_ns(request, self._likely(request))
             # A long output would miss the target. If a short one would not, try at once.
-            last_ns = end_ns - int(self._rest_ns(request, _UNLIKELY))
-            soon_ns = int(self.begins_ns + work_ns + 2 * self.step_ns)
-            due_ns = min(due_ns, max(safe_ns, min(last_ns, soon_ns)))
-        return Prompt(-request.priority, due_ns, request.rid, work_ns, request)
+            soon_ns = min(
+                end_ns - int(self._rest_ns(request, _UNLIKELY)),
+                int(self.begins_ns + work_ns + 2 * self.step_ns),
+            )
+            last_ns = min(due_ns, max(end_ns - int(rest_ns), soon_ns))
+            slower = 1.0 if sampled else self._slower
+            due_ns = min(due_ns, max(end_ns - int(rest_ns * slower), soon_ns))
+        else:
+            last_ns = due_ns
+        level = -request.priority if self.by_level else 0
+        return Prompt(level, due_ns, request.rid, work_ns, share_ns, last_ns, request)
 
     def slack_ns(self, request: ScheduledRequest) -> float:
         """Return the time for which a running request may pause and still meet its targets."""
@@ -469,6 +436,28 @@ class Forecast:
             step_ns, gap_ns = min(step_ns, targets.tbt_p99_ns), min(gap_ns, targets.tbt_p99_ns)
         return step_ns, gap_ns
 
+    def order_with(self, new: ScheduledRequest | None) -> None:
+        """Order the prompts by due time if all can be in time so, else by priority first.
+
+        Args:
+            new: a request that may be added; None for none.
+        """
+        priority = self.prompts[0].request.priority if self.prompts else 0
+        others = chain((prompt.request for prompt in self.prompts), (new,) if new else ())
+        if self.by_level and all(other.priority == priority for other in others):
+            return
+        by_due = [prompt._replace(level=0) for prompt in self.prompts]
+        added = [self.prompt(new)._replace(level=0)] if new else []
+        self.by_level = not all_in_time(
+            sorted([*by_due, *added]),
+            self._view,
+            begins_ns=self.begins_ns,
+            token_ns=self.token_ns,
+        )
+        if self.by_level:
+            by_due = [one._replace(level=-one.request.priority) for one in by_due]
+        self.prompts = sorted(by_due)
+
     def _look_at_prompts(self, view: SchedulerView, undecided: Container[int]) -> None:
         """Order the prompts that can be in time, and find the late ones."""
         begins_ns, prompts, late, favoured = self.begins_ns, self.prompts, self.late, self.favoured
@@ -476,7 +465,7 @@ class Forecast:
             if request is favoured or request.rid in self.lost:
                 continue
             prompt = self.prompt(request)
-            if begins_ns + prompt.work_ns > prompt.due_ns:
+            if begins_ns + prompt.work_ns > prompt.last_ns:
                 self.lost[request.rid] = request
             else:
                 prompts.append(prompt)
@@ -487,11 +476,12 @@ class Forecast:
             if (
                 request is favoured
                 or self._has_missed(request, request.base_sampled)
-                or begins_ns + prompt.work_ns > prompt.due_ns
+                or begins_ns + prompt.work_ns > prompt.last_ns
             ):
                 self.lost[request.rid] = request
                 late.append(request)
             else:
                 prompts.append(prompt)
         prompts.sort()
+        self.order_with(None)
         late.sort(key=lambda request: (request.arrival_ns, request.rid))

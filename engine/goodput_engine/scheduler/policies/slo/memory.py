@@ -6,7 +6,9 @@ It keeps the predicted stays of all requests between arrivals, because to count 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_engine.scheduler.policies.slo.demand import (
@@ -17,15 +19,17 @@ from goodput_engine.scheduler.policies.slo.demand import (
     Stay,
     TokensInMemory,
 )
+from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
+    from goodput_engine.scheduler.policies.slo.forecast import Forecast
+    from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["MemoryTest", "NewStay"]
+__all__ = ["MemoryTest", "NewStay", "freed_after"]
 
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
@@ -85,6 +89,18 @@ class _Pool(NamedTuple):
     demand: PoolDemand
     queue: PoolQueue
     held: TokensInMemory
+
+
+def freed_after(forecast: Forecast) -> Callable[[int], float]:
+    """Return a function: the time until the ends of running requests free so many tokens."""
+    ends = forecast.ends()
+    freed = [*accumulate(running.total_tokens for *_, running in ends)]
+
+    def freed_ns(tokens: int) -> float:
+        at = bisect_left(freed, tokens)
+        return ends[at][0] * forecast.pace_ns if at < len(ends) else NEVER_NS
+
+    return freed_ns
 
 
 class MemoryTest:

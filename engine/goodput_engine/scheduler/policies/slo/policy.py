@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.spec.choices import Policy, Preemption
@@ -17,8 +15,9 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     SAFETY,
     TRICKLE_TOKENS,
     Forecast,
-    PromptTime,
 )
+from goodput_engine.scheduler.policies.slo.memory import freed_after
+from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
@@ -26,7 +25,7 @@ from goodput_engine.scheduler.prediction import LearnedLengths
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from goodput_engine.scheduler.plan import StepOutcome
     from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
@@ -209,11 +208,11 @@ class SloPolicy(SchedulingPolicy):
     # --- order -------------------------------------------------------------------------------
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
         """The more urgent prompt first."""
-        return self._urgency(waiting) < self._urgency(prefilling)
+        return self._order(waiting) < self._order(prefilling)
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The most urgent first."""
-        return sorted(prefilling, key=self._urgency)
+        return sorted(prefilling, key=self._order)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
         """Late, then least important requests first, then the least weight lost.
@@ -231,8 +230,13 @@ class SloPolicy(SchedulingPolicy):
             lost = (lost + _LEAST_LOSS * request.weight) / freed
         return group, level, -int(lost * _LOSS_SCALE), due_ns, rid
 
+    def _order(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
+        """Return a sort key of prompts, lower first; see `Forecast.by_level`."""
+        group, level, due_ns, rid = self._urgency(request)
+        return (group, level * self._look().by_level, due_ns, rid)
+
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
-        """Return a sort key, lower first: favoured, in time by latest start, late."""
+        """Return a sort key, lower first: favoured, in time by due time, late."""
         forecast, rid = self._look(), request.rid
         if request is self._favoured:
             return (_FAVOURED, 0, 0, rid)
@@ -254,7 +258,7 @@ class SloPolicy(SchedulingPolicy):
         urgent = self._is_urgent(request, forecast)
         decode_ns = forecast.tokens_left(request) * forecast.pace_ns
         stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
-        freed_ns = self._freed(forecast) if urgent else None
+        freed_ns = freed_after(forecast) if urgent else None
         going: list[ScheduledRequest] = []
         losing: list[ScheduledRequest] = []
         for running in self.view.running():
@@ -274,17 +278,6 @@ class SloPolicy(SchedulingPolicy):
         going.sort(key=self._urgency, reverse=True)
         losing.sort(key=self._urgency, reverse=True)
         return going + losing
-
-    def _freed(self, forecast: Forecast) -> Callable[[int], float]:
-        """Return a function: the time until the ends of running requests free so many tokens."""
-        ends = forecast.ends()
-        freed = [*accumulate(running.total_tokens for *_, running in ends)]
-
-        def freed_ns(tokens: int) -> float:
-            at = bisect_left(freed, tokens)
-            return ends[at][0] * forecast.pace_ns if at < len(ends) else NEVER_NS
-
-        return freed_ns
 
     def _is_urgent(self, request: ScheduledRequest, forecast: Forecast) -> bool:
         """Return True if a prompt is in time only if it starts within a few steps."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from goodput_engine.scheduler.policies.slo.forecast import is_ensurable
+from goodput_engine.scheduler.policies.slo.prompts import is_ensurable
 from goodput_engine.scheduler.request_table import FcfsQueue
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
-    from goodput_engine.scheduler.policies.slo.forecast import Forecast, Prompt
+    from goodput_engine.scheduler.policies.slo.forecast import Forecast
+    from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.prediction import LengthPredictor
     from goodput_engine.scheduler.request_table import ScheduledRequest
 

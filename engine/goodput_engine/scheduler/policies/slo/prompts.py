@@ -1,0 +1,109 @@
+"""Prompts to compute: their due times and work, and whether all of them are in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from goodput_core.steptime import StepShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from goodput_core.steptime import StepTimeForm
+    from goodput_engine.scheduler.policy import SchedulerView
+    from goodput_engine.scheduler.request_table import ScheduledRequest
+
+__all__ = ["Prompt", "PromptTime", "all_in_time", "is_ensurable"]
+
+_EARLY: Final = 0.25
+"""Prompts of a higher level may wait for those that are due before them if this share of the time
+until their due time suffices. More prompts of the higher level may arrive meanwhile."""
+_REMEMBERED: Final = 1 - 1 / 64
+"""Weight of the earlier steps in a mean over about 64 steps."""
+_STEPS_WITHOUT: Final = 16
+"""The mean starts with so many steps without prompts."""
+
+
+def is_ensurable(request: ScheduledRequest, model: StepTimeForm) -> bool:
+    """Return True if an idle engine meets the end-to-end target even with the longest output."""
+    if request.targets.e2e_ns is None:
+        return True
+    one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
+    return request.output_limit * model.step_ns(one) <= request.targets.e2e_ns
+
+
+class Prompt(NamedTuple):
+    """A prompt that can be computed in time. Prompts are computed in the order of these tuples.
+
+    Args:
+        level: its priority, negated; 0 for all while prompts are computed by due time alone.
+        due_ns: time at which its next token is due.
+        rid: the request's rid.
+        work_ns: predicted time of the work that is left, at least that of a step.
+        share_ns: predicted time by which this work makes the steps of other prompts longer. Several
+            short prompts fit into one step.
+        last_ns: the due time if no prompts are computed beside its decodes. After it, the request
+            is lost.
+        request: the request, running or waiting.
+    """
+
+    level: int
+    due_ns: int
+    rid: int
+    work_ns: float
+    share_ns: float
+    last_ns: int
+    request: ScheduledRequest
+
+
+def all_in_time(
+    prompts: Sequence[Prompt], view: SchedulerView, *, begins_ns: int, token_ns: float
+) -> bool:
+    """Return True if all prompts find room now and are in time in this order.
+
+    Args:
+        prompts: the prompts, in order; at least one.
+        view: the scheduler.
+        begins_ns: start of the first prompt.
+        token_ns: time of a step without prompts, which is left as a margin.
+    """
+    waiting = [prompt.request for prompt in prompts if not prompt.request.blocks]
+    needed = sum(-(-request.total_tokens // view.block_size) for request in waiting)
+    places = view.limits.max_num_seqs - view.num_running
+    if needed > view.free_blocks or len(waiting) > places:
+        return False
+    lowest = min(prompt.request.priority for prompt in prompts)
+    ends_ns = float(token_ns)
+    for prompt in prompts:
+        ends_ns += prompt.share_ns
+        # More of a higher level may arrive, and then the others must wait.
+        left_ns = prompt.due_ns - begins_ns
+        if ends_ns > (left_ns if prompt.request.priority == lowest else left_ns * _EARLY):
+            return False
+    return True
+
+
+class PromptTime:
+    """The mean time by which prompts make a step with decodes longer.
+
+    Each decoding request gets one token in such a step, so its tokens take this much longer.
+    """
+
+    __slots__ = ("_epoch", "_sum_ns")
+
+    def __init__(self) -> None:
+        self._sum_ns = 0.0
+        self._epoch = 0
+
+    def observe(self, longer_ns: float, *, epoch: int) -> None:
+        """Learn the time of the prompts of a step; `epoch` is its number among steps with decodes.
+
+        Steps that are left out had no prompts.
+        """
+        self._sum_ns = self._sum_ns * _REMEMBERED ** (epoch - self._epoch) + longer_ns
+        self._epoch = epoch
+
+    def mean_ns(self, epoch: int) -> float:
+        """Return the mean until a step with decodes, the latest ones having the largest weight."""
+        total_ns = self._sum_ns * _REMEMBERED ** max(0, epoch - self._epoch)
+        return total_ns * (1 - _REMEMBERED) / (1 - _REMEMBERED ** (epoch + _STEPS_WITHOUT))
