@@ -6,7 +6,7 @@
 *steady*: all requests decode, and none arrives or ends; blocks are allocated as they fill. *mixed*:
 all outputs are short, and each request that ends is replaced by a new one, so that every step also
 admits requests, prefills chunks and finishes requests. The time of `add` is that of all requests
-that arrive in a step.
+that arrive in a step. All times are CPU times, so other processes of the machine count little.
 
 *of a decode step* is the share of the time that a device needs to decode one token of each running
 request, with their mean context: `llama-3-8b-h100` (`--device`), on which a serving engine such as
@@ -72,7 +72,7 @@ class Load:
             self.step()
 
     def arrive(self) -> int:
-        """Add a request; return the nanoseconds of the call."""
+        """Add a request; return the CPU nanoseconds of the call."""
         self.rid += 1
         prompt = self.random.randint(100, 900)
         limit = self.random.randint(20, 380) if self.mixed else 2000 - prompt
@@ -84,23 +84,23 @@ class Load:
             max_output_tokens=limit,
             block_hashes=[self.rid * 1000 + i for i in range(prompt // 16)],
         )
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         self.scheduler.add(request, self.now_ns)
-        return time.perf_counter_ns() - start
+        return time.thread_time_ns() - start
 
     def step(self) -> tuple[int, int, int]:
-        """Take one step; return the nanoseconds of `add`, `plan` and `commit`."""
+        """Take one step; return the CPU nanoseconds of `add`, `plan` and `commit`."""
         scheduler, plans = self.scheduler, self.plans
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         while (plan := scheduler.plan(self.now_ns)) is not None:
             plans.append(plan)
-        planned = time.perf_counter_ns()
+        planned = time.thread_time_ns()
         oldest = plans.popleft()
         self.now_ns += STEP_NS
         result = StepResult(plan_id=oldest.plan_id, at_ns=self.now_ns, step_ns=STEP_NS, stopped={})
-        middle = time.perf_counter_ns()
+        middle = time.thread_time_ns()
         outcome = scheduler.commit(oldest, result, self.now_ns)
-        end = time.perf_counter_ns()
+        end = time.thread_time_ns()
         ended = sum(progress.finish_reason is not None for progress in outcome.progress)
         add_ns = sum(self.arrive() for _ in range(ended))
         return add_ns, planned - start, end - middle
@@ -125,8 +125,8 @@ def measure(
 ) -> dict[str, Any]:
     """Return the times of one policy, in microseconds: means over the steps of all repeats.
 
-    The slowest twentieth of the steps, in which other processes interrupt this one, is left out of
-    the means.
+    The slowest twentieth of the steps, which other processes disturb most, is left out of the
+    means.
     """
     times: list[tuple[int, int, int]] = []
     decode_ns: list[int] = []

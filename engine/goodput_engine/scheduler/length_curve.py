@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ _NO_HAZARD: Final = 1e-9
 _NO_SURVIVORS: Final = 1e-12
 
 
+@lru_cache(maxsize=_MAX_REMEMBERED)
 def _bin(tokens: float) -> int:
     return int(math.log2(tokens + 1) * _BINS_PER_DOUBLING + 1e-9)
 
@@ -70,17 +72,23 @@ class LengthCurve:
         "_ends",
         "_expected",
         "_exposure",
+        "_falling",
         "_hazard",
         "_is_fitted",
         "_known",
+        "_lineage",
         "_outputs",
         "_parent",
+        "_reached",
         "_survivors",
         "num_ended",
     )
 
     def __init__(self, parent: LengthCurve | None) -> None:
         self._parent = parent
+        older = () if parent is None else parent._lineage  # noqa: SLF001
+        self._lineage: tuple[LengthCurve, ...] = (*older, self)
+        """The curves to which this one shrinks, the most general first, and this one."""
         self._ends = [0.0] * len(_WIDTHS)
         """Outputs that ended in each bin before their limits."""
         self._exposure = [0.0] * len(_WIDTHS)
@@ -100,6 +108,10 @@ class LengthCurve:
         """Share of outputs that are longer than each edge."""
         self._area: list[float] = []
         """Area under the curve up to each edge."""
+        self._falling: list[float] = []
+        """The survivors, negated: an ascending order, which can be searched."""
+        self._reached: dict[int, tuple[float, float]] = {}
+        """Area up to a length, and share of longer outputs, computed since the last fit."""
         self._known: dict[tuple[int, int, float, bool], int] = {}
         """Predictions since the last fit, by bin, limit, share (-1: the mean), and if the client
         stated the limit."""
@@ -177,6 +189,8 @@ class LengthCurve:
             survivors *= left
             self._survivors.append(survivors)
             self._area.append(area)
+        self._falling = [-share for share in self._survivors]
+        self._reached.clear()
 
     # --- predict -----------------------------------------------------------------------------
     def mean(self, age: int, limit: int, *, stated: bool) -> int:
@@ -233,15 +247,21 @@ class LengthCurve:
         left = survivors * (1 - share - exact) / (1 - exact)
         if left <= 0:
             return limit
-        at = min(max(bisect_left(self._survivors, -left, key=float.__neg__) - 1, 0), _LAST)
+        at = min(max(bisect_left(self._falling, -left) - 1, 0), _LAST)
         return math.ceil(_EDGES[at] + math.log(self._survivors[at] / left) / self._hazard[at])
 
     def _at(self, tokens: int) -> tuple[float, float]:
         """Return the area up to a length, and the share of outputs that are longer."""
-        at = min(_bin(tokens), _LAST)
-        hazard, survivors = self.hazard()[at], self._survivors[at]
-        left = math.exp(-hazard * (tokens - _EDGES[at]))
-        return self._area[at] + survivors * (1 - left) / hazard, survivors * left
+        hazards, reached = self.hazard(), self._reached
+        found = reached.get(tokens)
+        if found is None:
+            at = min(_bin(tokens), _LAST)
+            hazard, survivors = hazards[at], self._survivors[at]
+            left = math.exp(-hazard * (tokens - _EDGES[at]))
+            found = self._area[at] + survivors * (1 - left) / hazard, survivors * left
+            if len(reached) < _MAX_REMEMBERED:
+                reached[tokens] = found
+        return found
 
     def _exact(self, survivors: float, limit: int) -> float:
         """Return the chance that the limit of an output is its exact length.
@@ -255,14 +275,20 @@ class LengthCurve:
 
     def _exact_share(self, limit: int) -> float:
         """Return the share of limits of this size that are exact."""
-        if self._parent is None:
-            # On the curve of an unknown load, (t / (n + t))² of the outputs are longer than n.
-            density = 2 * limit * _TYPICAL_TOKENS**2 / (limit + _TYPICAL_TOKENS) ** 3
-            exact, other = _EXACT * density, (1 - _EXACT) * _PROTECTION
-            prior = exact / (exact + other)
-        else:
-            prior = self._parent._exact_share(limit)  # noqa: SLF001
-        return (self._at_limit + _PRIOR_EXACT * prior) / (self._outputs + _PRIOR_EXACT)
+        share = _exact_unknown(limit)
+        for curve in self._lineage:
+            at_limit, outputs = curve._at_limit, curve._outputs  # noqa: SLF001
+            share = (at_limit + _PRIOR_EXACT * share) / (outputs + _PRIOR_EXACT)
+        return share
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED)
+def _exact_unknown(limit: int) -> float:
+    """Return the share of limits of this size that are exact, before anything is known."""
+    # On the curve of an unknown load, (t / (n + t))² of the outputs are longer than n.
+    density = 2 * limit * _TYPICAL_TOKENS**2 / (limit + _TYPICAL_TOKENS) ** 3
+    exact, other = _EXACT * density, (1 - _EXACT) * _PROTECTION
+    return exact / (exact + other)
 
 
 def _expose(exposure: list[float], tokens: int) -> None:

@@ -15,14 +15,13 @@ from goodput_engine.scheduler.policies.slo.demand import late_prompts
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
-from goodput_engine.scheduler.policies.slo.prompts import is_ensurable
+from goodput_engine.scheduler.policies.slo.prompts import Prompt, is_ensurable
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from goodput_engine.scheduler.policies.slo.forecast import Forecast
-    from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
@@ -408,10 +407,16 @@ def _prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
     if not planned:
         return left
     return [
-        prompt._replace(
-            work_ns=forecast.work_ns(prompt.request), share_ns=forecast.share_ns(prompt.request)
+        Prompt(
+            level,
+            due_ns,
+            rid,
+            forecast.work_ns(request),
+            forecast.share_ns(request),
+            last_ns,
+            request,
         )
-        for prompt in left
+        for level, due_ns, rid, _, _, last_ns, request in left
     ]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from heapq import heappop, heappush
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -161,17 +161,21 @@ class PoolDemand:
             places: number of requests that may run.
             reserved: returns the demand, in blocks times ns, that is kept for others until a time.
         """
-        demands = zip(self._times_ns, self._block_ns, self._place_ns, strict=True)
-        return all(
-            place_ns <= places * at_ns and block_ns + reserved(at_ns) <= blocks * at_ns
-            for at_ns, block_ns, place_ns in chain(
-                ((at, *_plus(new, at, b, p)) for at, b, p in demands),
-                (
-                    (at, *_plus(new, at, *self._at(at)))
-                    for at in (new.latest_ns, new.latest_ns + new.length_ns)
-                ),
-            )
-        )
+        latest_ns, length_ns, held = new
+        # Every arrival while memory is short takes this loop: few calls.
+        for at_ns, block_ns, place_ns in zip(
+            self._times_ns, self._block_ns, self._place_ns, strict=True
+        ):
+            if at_ns > latest_ns:
+                used_ns = min(at_ns - latest_ns, length_ns)
+                block_ns, place_ns = block_ns + held * used_ns, place_ns + used_ns  # noqa: PLW2901
+            if place_ns > places * at_ns or block_ns + reserved(at_ns) > blocks * at_ns:
+                return False
+        for at_ns in (latest_ns, latest_ns + length_ns):
+            block_ns, place_ns = _plus(new, at_ns, *self._at(at_ns))
+            if place_ns > places * at_ns or block_ns + reserved(at_ns) > blocks * at_ns:
+                return False
+        return True
 
     def add(self, new: Stay) -> None:
         """Add a request."""
@@ -182,10 +186,11 @@ class PoolDemand:
                 self._times_ns.insert(i, at_ns)
                 self._block_ns.insert(i, block_ns)
                 self._place_ns.insert(i, place_ns)
-        for i, at_ns in enumerate(self._times_ns):
-            self._block_ns[i], self._place_ns[i] = _plus(
-                new, at_ns, self._block_ns[i], self._place_ns[i]
-            )
+        latest_ns, length_ns, held = new
+        for i in range(bisect_right(self._times_ns, latest_ns), len(self._times_ns)):
+            used_ns = min(self._times_ns[i] - latest_ns, length_ns)
+            self._block_ns[i] += held * used_ns
+            self._place_ns[i] += used_ns
 
     def _has_room(self) -> bool:
         """Return True if fewer times are stored than may be."""

@@ -151,7 +151,9 @@ class MemoryTest:
 
         Where no target can be ensured, requests have only a chance, and no margin helps them.
         """
-        if not (forecast.ensures(request) or forecast.ensures_targets):
+        if not (
+            request.targets.e2e_ns is None or forecast.ensures(request) or forecast.ensures_targets
+        ):
             return left
         longer = 1 + _UNSURE / math.sqrt(1 + forecast.num_learned(request))
         return min(math.ceil(left * longer), request.output_limit - request.sampled_tokens)

@@ -168,6 +168,8 @@ class OfferedWork:
         above = [
             (work_ns, self._windows_ns[key]) for key, work_ns in self._work_ns.items() if key > rank
         ]
+        if not above:
+            return lambda horizon_ns: 0.0  # noqa: ARG005 - no work at any time
         span_ns = 1.0 if self._first_ns is None else self._span_ns(now_ns)
 
         def expected(horizon_ns: float) -> float:

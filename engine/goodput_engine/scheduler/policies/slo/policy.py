@@ -236,7 +236,7 @@ class SloPolicy(SchedulingPolicy):
         return (group, level * self._look().by_level, due_ns, rid)
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
-        """Return a sort key, lower first: favoured, in time by due time, late."""
+        """Return a sort key, lower first: favoured, in time by priority and due time, late."""
         forecast, rid = self._look(), request.rid
         if request is self._favoured:
             return (_FAVOURED, 0, 0, rid)
