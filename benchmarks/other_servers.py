@@ -60,7 +60,7 @@ def _mixed(startup_s: int, *levels: tuple[int, float, int]) -> Case:
 CASES: Final = {
     "a large step up and down": _mixed(150, (600, 0.6, 1), (5400, 4.5, 5), (12600, 0.6, 1)),
     "half of the load goes": _mixed(150, (600, 0.6, 1), (5400, 2.6, 3), (12600, 1.3, 2)),
-    "slow starts": _mixed(240, (600, 0.9, 1), (5400, 3.4, 4), (12600, 0.9, 1)),
+    "slow starts": _mixed(240, (600, 0.9, 2), (5400, 3.4, 4), (12600, 0.9, 2)),
     "two steps down": _mixed(60, (600, 0.6, 1), (4200, 3.4, 4), (9600, 1.7, 2), (15000, 0.5, 1)),
     "up after an hour": _mixed(150, (3600, 0.6, 1), (9000, 3.0, 4)),
     "short requests": Case(

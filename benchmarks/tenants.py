@@ -6,7 +6,7 @@ the emulated fleet. For every load the table has the requests that met their tar
 the flood without shares, and beside it with shares. The loads differ in the lengths of the flood's
 requests and in its beginning, in weights, and in the number of floods. The law was tuned on the
 loads marked with *. The others were added later; the law was tuned on similar ones. Those marked
-with + were run before and after the last change of the law only, with the seeds 11 and 12.
+with + were run with the seeds 11 and 12 before and after the last change of the law only.
 
     python -m benchmarks.tenants
     python -m benchmarks.tenants --quick    # one load, in seconds
