@@ -14,6 +14,7 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.attainment import NO_MISSES, Attainment, MissCounts, SecondCounts
@@ -32,7 +33,7 @@ from goodput_core.slo.verdict import (
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from goodput_core.slo.intervals import Interval
 
@@ -85,7 +86,7 @@ class GateCheck:
     Args:
         slo_class: the class.
         rule: the rule.
-        kind: PASS, FAIL or INCONCLUSIVE.
+        kind: PASS, FAIL or INCONCLUSIVE; INVALID if a disturbance could have decided it.
         reason: stable reason.
         sentence: the explanation, without a final period.
         proof: upper bound that proves the FAIL, corrected for the number of checks; None unless
@@ -190,6 +191,7 @@ def decide_gate(
     is_single_run: bool = False,
     is_confounded: bool = False,
     invalid: Sequence[str] = (),
+    doubts: Mapping[tuple[str, GateRule], str] = MappingProxyType({}),
 ) -> GateVerdict:
     """Return the verdict on a candidate.
 
@@ -206,6 +208,8 @@ def decide_gate(
         is_confounded: True if all runs of one build came before those of the other, so that the
             difference includes any drift of the machine.
         invalid: for each invalid run, the reason as the end of a sentence.
+        doubts: checks that a disturbance could have decided, by class and rule, with the
+            disturbance in words. Such a check is INVALID, and does not count for the verdict.
     """
     judged = [c for c in classes if c.candidate.objective is not None]
     without = [c for c in judged if c.candidate.interval is None]
@@ -227,6 +231,7 @@ def decide_gate(
             sharers = failed.get((name, GateRule.DIFFERENCE))
             check = _check_difference(one, intervals.get(name), margin, sharers, confidence)
             checks.append(_reject_order(check) if is_confounded else check)
+    checks = [_doubt(check, doubts.get((check.slo_class, check.rule))) for check in checks]
     kind, reason, sentence = _combine(checks, any_objective=bool(checks or skipped))
     if skipped:
         sentence += f" Classes without a judged request: {', '.join(skipped)}."
@@ -237,6 +242,20 @@ def decide_gate(
         sentence = f"The comparison is invalid: {'; '.join(invalid)}."
     return GateVerdict(
         kind=kind, reason=reason, sentence=sentence, checks=tuple(checks), skipped=skipped
+    )
+
+
+def _doubt(check: GateCheck, doubt: str | None) -> GateCheck:
+    """Return a check that a disturbance could have decided as INVALID."""
+    if doubt is None:
+        return check
+    return replace(
+        check,
+        kind=VerdictKind.INVALID,
+        reason=Reason.INVALID_RUN,
+        sentence=f"{check.slo_class}: {doubt}",
+        proof=None,
+        pairs_to_decide=None,
     )
 
 

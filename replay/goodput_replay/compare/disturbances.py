@@ -1,7 +1,7 @@
 """Disturbances of a comparison: invalid runs, and what could have decided in place of the builds.
 
-A gate judges its runs again without each disturbance. If a check has another verdict then, the
-comparison says nothing about the builds.
+A gate judges its runs again without each disturbance. A check that has another verdict then says
+nothing about the builds.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
@@ -82,7 +83,7 @@ class CheckResult:
     """Verdict on one rule for one class."""
 
     rule: Annotated[GateRule, doc("objective, or difference to the baseline.")]
-    verdict: Annotated[VerdictKind, doc("PASS, FAIL or INCONCLUSIVE.")]
+    verdict: Annotated[VerdictKind, doc("PASS, FAIL, INCONCLUSIVE or INVALID.")]
     reason: Annotated[Reason, doc("Stable reason code for scripts.")]
     sentence: Annotated[str, doc("Human-readable explanation.")]
     proof: Annotated[
@@ -209,7 +210,9 @@ def judge_runs(
     spreads = {} if history is None else history(everything)
 
     def judge(
-        runs: RunPairs, invalid: Sequence[str]
+        runs: RunPairs,
+        invalid: Sequence[str] = (),
+        doubts: Mapping[tuple[str, GateRule], str] = MappingProxyType({}),
     ) -> tuple[GateVerdict, list[GateClass], list[Matching]]:
         matchings = [match(b, candidate) for candidate, b in runs if b is not None]
         evidence = [
@@ -224,6 +227,7 @@ def judge_runs(
             is_single_run=len(runs) == 1 and not first.is_virtual and not matchings,
             is_confounded=_is_confounded(runs),
             invalid=invalid,
+            doubts=doubts,
         )
         return verdict, evidence, matchings
 
@@ -235,13 +239,26 @@ def judge_runs(
     }
     invalid = list(invalid_runs(runs, errors))
     verdict, evidence, matchings = judge(runs, invalid)
+    every: dict[tuple[str, GateRule], str] = {}
     if not invalid:
-        for condition, others in judged_otherwise(runs, errors):
-            if changes := _changes(verdict, judge(others, ())[0], condition):
-                verdict, evidence, matchings = judge(runs, changes)
-                break
+        found = [
+            _changes(verdict, judge(others)[0], condition)
+            for condition, others in judged_otherwise(runs, errors)
+        ]
+        if changes := next(filter(None, found), None):
+            # A check that fails under every condition is enough for FAIL.
+            every = {check: text for one in reversed(found) for check, text in one.items()}
+            verdict, evidence, matchings = judge(runs, doubts=every)
+            if verdict.kind is not VerdictKind.FAIL:
+                verdict, evidence, matchings = judge(runs, list(changes.values()))
     return _build_result(
-        verdict, evidence, runs, matchings, margin=margin, confidence=float(confidence)
+        verdict,
+        evidence,
+        runs,
+        matchings,
+        margin=margin,
+        confidence=float(confidence),
+        doubts=tuple(every.values()) if verdict.kind is VerdictKind.FAIL else (),
     )
 
 
@@ -258,20 +275,24 @@ def _is_confounded(runs: RunPairs) -> bool:
     return max(new) < min(old) or max(old) < min(new)
 
 
-def _changes(verdict: GateVerdict, other: GateVerdict, condition: str) -> list[str]:
-    """Return the checks that have another verdict under a condition, as ends of a sentence."""
+def _changes(
+    verdict: GateVerdict, other: GateVerdict, condition: str
+) -> dict[tuple[str, GateRule], str]:
+    """Return the checks that have another verdict under a condition, with the ends of sentences."""
     # A request may count only in one of them, such as a cancelled one, and a check may be gone.
     kinds = {(check.slo_class, check.rule): check.kind for check in other.checks}
     changed = [
         (check, kinds.get((check.slo_class, check.rule), VerdictKind.INCONCLUSIVE))
         for check in verdict.checks
     ]
-    return [
-        f"{condition}, the {check.rule.value} check of {check.slo_class} would be {kind.value}, "
-        f"not {check.kind.value}"
+    return {
+        (check.slo_class, check.rule): (
+            f"{condition}, the {check.rule.value} check of {check.slo_class} would be "
+            f"{kind.value}, not {check.kind.value}"
+        )
         for check, kind in changed
         if check.kind is not kind
-    ]
+    }
 
 
 def _class_names(first: LoadedRun, runs: Sequence[LoadedRun]) -> list[str]:
@@ -337,6 +358,7 @@ def _build_result(
     *,
     margin: Fraction,
     confidence: float,
+    doubts: Sequence[str],
 ) -> GateResult:
     return GateResult(
         verdict=verdict.kind,
@@ -350,7 +372,10 @@ def _build_result(
         baselines=tuple(str(baseline.folder) for _, baseline in runs if baseline is not None),
         dropped=sum(matching.dropped for matching in matchings),
         classes=tuple(_build_class(one, verdict, matchings, confidence) for one in evidence),
-        warnings=tuple(_warn(runs)),
+        warnings=(
+            *_warn(runs),
+            *(f"{doubt[0].upper()}{doubt[1:]}; this check does not count." for doubt in doubts),
+        ),
     )
 
 

@@ -40,7 +40,12 @@ _ESCAPES: Final = {
     **{ord(mark): f"\\{mark}" for mark in "\\|*_`[]~"},
     **{ord(mark): f"&#{ord(mark)};" for mark in "&<>@#:"},
 }
-_SEVERITY: Final = (VerdictKind.PASS, VerdictKind.INCONCLUSIVE, VerdictKind.FAIL)
+_SEVERITY: Final = (
+    VerdictKind.PASS,
+    VerdictKind.INCONCLUSIVE,
+    VerdictKind.INVALID,
+    VerdictKind.FAIL,
+)
 
 
 def print_result(result: GateResult, console: Console) -> None:

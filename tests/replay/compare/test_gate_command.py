@@ -474,6 +474,37 @@ def test_lag_that_decides_only_over_several_runs_makes_the_comparison_invalid(
     assert "without the client's lag" in result["sentence"]
 
 
+def test_a_check_that_lag_decides_does_not_count_if_another_fails_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The candidate fails the difference only with its lag, and the objective in any case."""
+    runs: dict[str, list[str]] = {"old": [], "new": []}
+    for number in range(4):
+        for place, build in enumerate(("old", "new")[:: 1 if number % 2 else -1]):
+            started = f"2026-03-04T05:{10 * number + 5 * place:02}:00.000000+00:00"
+            folder = chat_run(
+                tmp_path / f"{build}-{number}",
+                missed=range(0, 600, 2),
+                late=range(1, 600, 12) if build == "new" else (),
+                run=replace(INFO.run, started_at=started),
+            )
+            runs[build].append(str(folder))
+    code, result = gate([*runs["new"], "--baseline", *runs["old"]], capsys)
+    assert (code, result["reason"]) == (1, "BelowObjective"), result["sentence"]
+    checks = {check["rule"]: check["verdict"] for check in result["classes"][0]["checks"]}
+    assert checks == {"objective": "FAIL", "difference": "INVALID"}
+    assert "against the baseline" not in result["sentence"]
+    [warning] = result["warnings"]
+    assert warning == (
+        "Without the client's lag, the difference check of chat would be PASS, not FAIL; this "
+        "check does not count."
+    )
+    junit = tmp_path / "junit.xml"
+    assert main([*runs["new"], "--baseline", *runs["old"], "--junit", str(junit)]) == 1
+    assert warning in " ".join(capsys.readouterr().out.split())
+    assert [len(case.findall("error")) for case in ET.parse(junit).iter("testcase")] == [0, 1]
+
+
 def test_a_class_that_could_not_be_judged_is_not_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
