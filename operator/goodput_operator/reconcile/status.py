@@ -186,11 +186,7 @@ def status_of(
             token_budget=_token_budget(inputs),
             current_revision=inputs.rollout.current,
             update_revision=inputs.update,
-            failed_revision=(
-                inputs.update
-                if inputs.gate.phase is GatePhase.FAILED
-                else stored.get("failedRevision")
-            ),
+            failed_revision=_failed_revision(inputs, stored.get("failedRevision")),
             gate=inputs.gate.status,
         )
     )
@@ -289,6 +285,13 @@ def _token_budget(inputs: StatusInput) -> int | None:
     if runtime.foreign and not runtime.has_preset:
         return None
     return inputs.setpoint.bounds.max_tokens
+
+
+def _failed_revision(inputs: StatusInput, stored: str | None) -> str | None:
+    """Return the last revision that its gate rejected, unless it may serve since; None if none."""
+    if inputs.gate.phase is GatePhase.FAILED:
+        return inputs.update
+    return None if stored == inputs.update and not inputs.gate.holds else stored
 
 
 def _summary(

@@ -302,12 +302,26 @@ def test_a_paused_gate_is_decided_by_the_spec_without_another_replay(gated: Clus
     assert not [key for key in created if key[0] == "Job" and key in gated.objects]
 
 
-def test_a_paused_gate_is_left_by_removing_the_gate(gated: Cluster) -> None:
+def test_a_failed_gate_is_left_by_removing_the_gate(gated: Cluster) -> None:
     judge(gated, FAIL)
+    assert "failedRevision" in gated.status
     gated.update_spec(rollout=None)
     gated.settle()
     assert gated.status["currentRevision"] == gated.status["updateRevision"]
     assert gated.condition("RolloutPaused") == ("False", "NotPaused")
+    assert "failedRevision" not in gated.status
+
+
+def test_a_revision_that_passes_after_a_fail_no_longer_counts_as_failed(gated: Cluster) -> None:
+    judge(gated, FAIL)
+    failed = gated.status["failedRevision"]
+    gated.annotations = {"goodput.dev/retry": "1"}
+    until_job(gated)
+    assert gated.status["failedRevision"] == failed, "it is still the last one"
+    gated.end_job(PASS)
+    gated.settle()
+    assert gated.status["currentRevision"] == failed
+    assert "failedRevision" not in gated.status
 
 
 @pytest.mark.parametrize(
