@@ -22,7 +22,7 @@ TESTS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
 
-.PHONY: help setup torch smollm2 plan-smollm2 chat demo test test-torch test-foreign check lint types arch golden e2e cluster cluster-down bench chart picture clean
+.PHONY: help setup torch smollm2 plan-smollm2 chat demo test test-torch test-foreign test-s3 check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,11 @@ test-foreign: $(VENV)/.dev ## install llama_cpp.server and transformers serve (1
 	$(BIN)/python -m tools.foreign
 	@$(BIN)/python -m tools.cluster build
 	GOODPUT_FOREIGN=1 $(BIN)/pytest tests/replay/foreign tests/e2e/operator/test_real_servers_in_pods.py $(TESTS)
+
+test-s3: $(VENV)/.dev ## build an S3 server (two minutes), and test replays in the cluster with it
+	$(BIN)/python -m tools.s3
+	@$(BIN)/python -m tools.cluster build
+	GOODPUT_S3=1 GOODPUT_REQUIRE_CLUSTER=1 $(BIN)/pytest tests/e2e/operator/test_object_storage.py $(TESTS)
 
 check: lint types arch ## lint, types and import contracts
 
