@@ -1,15 +1,25 @@
-"""A TraceReplay in the cluster: its verdict, its baseline, a lost shard, and a missing trace."""
+"""A TraceReplay in the cluster: its verdict, its baseline, a lost shard, and a missing trace.
+
+The CronJobs of the examples are applied, and their Jobs are started by hand.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
+from tools.cluster.handle import wait_for
+from tools.cluster.images import Image
+from tools.cluster.starting import ROOT
 from tools.e2e.installation import conditions_of
+
+from goodput_traces.sample import sample_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +35,12 @@ SLO = {
 }
 
 
+EXAMPLES = ROOT / "examples" / "trace-replay"
+NIGHTS = 4
+"""One recording more than needed, because a busy machine may make one of them invalid."""
+NIGHT_S = 5
+
+
 @pytest.fixture(scope="module")
 def records(
     installation: ChartRelease, own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory
@@ -32,8 +48,14 @@ def records(
     """The folder of all claims: `records` is ReadWriteMany, and `single` is ReadWriteOnce."""
     folder = tmp_path_factory.mktemp("records")
     folder.chmod(0o777)
+    shutil.copy(sample_path(), folder / "prod.parquet")
     volumes = []
-    for claim, mode in (("records", "ReadWriteMany"), ("single", "ReadWriteOnce")):
+    for claim, mode in (
+        ("records", "ReadWriteMany"),
+        ("single", "ReadWriteOnce"),
+        ("traces", "ReadOnlyMany"),
+        ("history", "ReadWriteMany"),
+    ):
         name = f"{installation.namespace}-{claim}"
         shape = {"accessModes": [mode], "storageClassName": ""}
         size = {"storage": "1Gi"}
@@ -100,7 +122,52 @@ def finished(installation: ChartRelease, name: str, timeout_s: int = 120) -> dic
 
 
 @pytest.fixture(scope="module")
-def passing(installation: ChartRelease, replay: Callable[..., None]) -> dict[str, Any]:
+def nights(installation: ChartRelease, own_cluster: OwnCluster, target: str) -> None:
+    """Apply the nightly examples with short windows, and start a Job of each per night."""
+    kubectl = Image(folders=[str(own_cluster.binaries)], path=[str(own_cluster.binaries)])
+    classes = yaml.safe_dump(SLO)
+    documents: list[dict[str, Any]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "slo"},
+            "data": {"slo.yaml": classes},
+        }
+    ]
+    for name in ("nightly-aa-pair", "nightly-replay"):
+        text = (EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8")
+        for old, new in (
+            ("0s..1800s", f"0s..{NIGHT_S}s"),
+            ("http://chat-test", f"http://{target}"),
+            ("service: chat", f"service: {target}"),
+            ("endSeconds: 1800", "endSeconds: 2"),
+            ("s3://traces/", "pvc://traces/"),
+            ("s3://runs/nightly", "pvc://records/nightly"),
+            ("historyLimit: 14", "historyLimit: 2"),
+        ):
+            text = text.replace(old, new)
+        documents += yaml.safe_load_all(text)
+    for document in documents:
+        document["metadata"]["namespace"] = installation.namespace
+        if document["metadata"]["name"] == "nightly-replay" and document["kind"] == "ConfigMap":
+            replay = yaml.safe_load(document["data"]["replay.yaml"])
+            # The Secret of the object storage does not exist here.
+            document["data"]["replay.yaml"] = yaml.safe_dump(
+                {**replay, "spec": {**replay["spec"], "pod": {}}}
+            )
+        if document["kind"] == "CronJob" and document["metadata"]["name"] == "nightly-replay":
+            pod = document["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+            own_cluster.publish({pod["containers"][0]["image"]: kubectl})
+        own_cluster.apply(document)
+    for name in ("nightly-aa-pair", "nightly-replay"):
+        for night in range(NIGHTS):
+            installation.kubectl("create", "job", f"{name}-{night}", f"--from=cronjob/{name}")
+
+
+@pytest.fixture(scope="module")
+def passing(
+    installation: ChartRelease, replay: Callable[..., None], nights: None
+) -> dict[str, Any]:
     """Return the status of a finished replay; two others that are compared with it have started.
 
     One of them has two shards and the baseline, the other names a folder that does not exist.
@@ -165,6 +232,64 @@ def test_a_run_is_compared_with_an_earlier_one_by_the_rule_of_the_gate(
     assert (status["verdict"], status["reason"]) == ("INVALID", "ComparisonFailed"), status
     assert "claims/records/runs/absent/summary.json: " in status["message"]
     assert conditions_of(installation.get("tracereplay", "alone"))["Passed"] == "Unknown"
+
+
+def test_the_nightly_pair_feeds_the_history_of_a_gate(
+    installation: ChartRelease, passing: dict[str, Any], replay: Callable[..., None], records: Path
+) -> None:
+    await_jobs(installation, "nightly-aa-pair")
+    recorded = [path.parent for path in (records / "history").glob("*/ab.json")]
+    assert len(recorded) >= NIGHTS - 1
+    replay(
+        "beside-nights",
+        trace="pvc://traces/prod.parquet",
+        window={"startSeconds": 0, "endSeconds": NIGHT_S},
+        shards=1,
+        gate={"history": "pvc://history/history", "margin": "20%"},
+    )
+    status = finished(installation, "beside-nights")
+    run = records / status["report"].removeprefix("pvc://records/")
+    judged = judge(run, "--recorded", str(records / "history"), "--margin", "20%")
+    assert (status["verdict"], status["reason"]) == (judged["verdict"], judged["reason"]), status
+    assert status["message"] == judged["sentence"]
+    # The recordings show the spread, without which one pair decides nothing.
+    [difference] = [
+        check
+        for one in judged["classes"]
+        for check in one["checks"]
+        if (one["name"], check["rule"]) == ("interactive", "difference")
+    ]
+    assert difference["reason"] != "SinglePair", difference
+
+
+def test_the_nightly_replays_beyond_the_limit_are_deleted(
+    installation: ChartRelease, passing: dict[str, Any]
+) -> None:
+    def nightly() -> list[dict[str, Any]]:
+        items = installation.get("tracereplays")["items"]
+        return [one for one in items if one["metadata"].get("generateName") == "nightly-"]
+
+    await_jobs(installation, "nightly-replay")
+    wait_for(
+        lambda: (
+            len(kept := nightly()) == 2
+            and all(conditions_of(one).get("Finished") == "True" for one in kept)
+        ),
+        "two finished replays are left",
+    )
+    assert {one["spec"]["historyLimit"] for one in nightly()} == {2}
+
+
+def await_jobs(installation: ChartRelease, prefix: str) -> None:
+    """Wait for the end of Jobs; Kubernetes deletes old ones of a CronJob."""
+
+    def active() -> list[str]:
+        jobs = installation.get("jobs")["items"]
+        mine = [one for one in jobs if one["metadata"]["name"].startswith(f"{prefix}-")]
+        ends = {"Complete", "Failed"}
+        return [one["metadata"]["name"] for one in mine if not ends & conditions_of(one).keys()]
+
+    wait_for(lambda: not active(), f"the Jobs {prefix} end")
 
 
 def judge(run: Path, *options: str) -> dict[str, Any]:
