@@ -638,7 +638,9 @@ SERVICE: Final = DashboardSpec(
                     gate=True,
                     queries=(
                         Query(
-                            expr=f"{METRIC_SERVICE_GATE}{{{_SERVICE}}}",
+                            # The label is empty before the first pair of runs.
+                            expr=f"label_replace({METRIC_SERVICE_GATE}{{{_SERVICE}}}, "
+                            '"verdict", "no verdict", "verdict", "")',
                             legend="{{revision}} {{phase}} {{verdict}}",
                         ),
                     ),

@@ -2,8 +2,7 @@
 
 The server has the targets and labels that the chart's PodMonitor and ServiceMonitor give it; Debian
 builds it without the discovery of Kubernetes. During a replay, one class misses its targets. Two
-other services cannot start. The second scrape of an engine, under the role of a gate's candidate
-and baseline, stands for the engines of a gate.
+other services cannot start. Another one has a gated rollout, whose Job loads the pair of engines.
 """
 
 from __future__ import annotations
@@ -46,10 +45,28 @@ CLASSES: Final = [
      "objective": "99%"},
     {"name": "batch", "ttftMs": 30000, "tpotMs": 200, "objective": "95%"},
 ]  # fmt: skip
-RARE: Final = ("goodput_router_retries_total", "goodput_service_gate{")
-"""Metrics without a series here: no request is sent twice, and no rollout has a gate."""
+TRIAL: Final = "trial"
+"""A service with a gated rollout, and without clients."""
+GATE: Final = {
+    "trace": "sample",
+    "window": {"startSeconds": 0, "endSeconds": 22},
+    # More than the tests last, so that the pair is there until its service is deleted.
+    "pairs": 8,
+    "resources": {"requests": {"cpu": "10m"}},
+}
+IDLE: Final = (
+    "Goodput",
+    "Outcomes",
+    "Refused and failed requests",
+    "Queue",
+    "Preemptions",
+    "Tokens per second",
+)
+"""Panels whose figures are zero in a service without clients."""
+RARE: Final = ("goodput_router_retries_total",)
+"""Metrics without a series here: no request is sent twice."""
 NOT_YET: Final = ("GoodputGateFailed", "GoodputRolloutPaused")
-"""Alerts on states that only a gated rollout has."""
+"""Alerts on states that only a gated rollout has at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +85,14 @@ class Monitoring:
         found: list[dict[str, Any]] = response["data"]["result"]
         return found
 
-    def panel_series(self, expr: str) -> list[dict[str, Any]]:
+    def panel_series(self, expr: str, service: str = NAME) -> list[dict[str, Any]]:
         """Return the series of a panel's query, with the values that Grafana would insert."""
         variables = {
-            "$__rate_interval": "20s",
+            # A run on one engine of the pair, and the next one on the other.
+            "$__rate_interval": "20s" if service == NAME else "1m",
             "$__range": "2m",
             "$namespace": self.installation.namespace,
-            "$llmservice": NAME,
+            "$llmservice": service,
         }
         for name, value in variables.items():
             expr = expr.replace(name, value)
@@ -99,11 +117,15 @@ def monitoring(
     control = {"mode": "Auto", "intervalSeconds": 1}
     bounds = {"replicas": None, "minReplicas": 1, "maxReplicas": 2}
     installation.apply(NAME, slo=slo, control=control, **bounds)
+    lenient = [{"name": one["name"], "ttftMs": 10000, "tpotMs": 1000} for one in CLASSES]
+    trial = {"slo": {"classes": lenient}, "rollout": {"gate": GATE}}
+    installation.apply(TRIAL, replicas=1, **trial)
     installation.apply("unpulled", engine={"policy": "sarathi", "image": "example.test/none:1"})
     too_much = {"policy": "sarathi", "resources": {"requests": {"cpu": "1k"}}}
     installation.apply("unscheduled", engine=too_much, replicas=1)
     try:
         installation.wait_settled(NAME)
+        start_gate(installation)
         write_configuration(folder, installation)
         with running_servers(folder, installation):
             monitoring = Monitoring(installation=installation)
@@ -124,11 +146,29 @@ def monitoring(
                 ),
                 "the service misses its objective",
             )
+            steps = PANELS["goodput-service: Step time of the pair"].queries[0].expr
+            wait_for(
+                lambda: len(monitoring.panel_series(steps, TRIAL)) == len(PAIR),
+                "the gate has loaded both engines",
+            )
             yield monitoring
     finally:
-        for name in (NAME, "unpulled", "unscheduled"):
+        for name in (NAME, TRIAL, "unpulled", "unscheduled"):
             installation.kubectl("delete", "llmservice", name, "--wait=false")
-    installation.wait_deleted(NAME)
+    installation.wait_deleted(NAME, TRIAL)
+
+
+def start_gate(installation: ChartRelease) -> None:
+    """Change the service with a gate, and wait for the engines of candidate and baseline."""
+    installation.wait_settled(TRIAL)
+    installation.patch(TRIAL, engine={"policy": "orca"})
+    pods = (
+        "pods",
+        "-l",
+        f"goodput.dev/llmservice={TRIAL},goodput.dev/role in (baseline,candidate)",
+    )
+    wait_for(lambda: len(installation.get(*pods)["items"]) == len(PAIR), "the pair exists")
+    installation.wait("condition=Ready", *pods, timeout_s=60)
 
 
 def write_configuration(folder: Path, installation: ChartRelease) -> None:
@@ -142,14 +182,15 @@ def write_configuration(folder: Path, installation: ChartRelease) -> None:
             "labels": {**names, "container": "c", "endpoint": "admin", **labels},
         }
 
-    (engine,) = installation.pods(NAME, "engine")
-    (router,) = installation.pods(NAME, "router")
-    roles = {"router": router, "engine": engine, "candidate": engine, "baseline": engine}
+    labels = f"goodput.dev/llmservice in ({NAME},{TRIAL})"
+    pods = [
+        (pod, pod["metadata"]["labels"]["goodput.dev/role"])
+        for pod in installation.get("pods", "-l", labels)["items"]
+    ]
+    scraped = ("router", "engine", *PAIR)
     # The relabelling of the chart's PodMonitor: the role is that of the pod.
     drop = [{"action": "labeldrop", "regex": "exported_role"}]
-    services = [target(pod, ADMIN_PORT, role=role) for role, pod in roles.items()]
-    # A process with three roles would be counted three times.
-    once = [{"action": "drop", "source_labels": ["__name__"], "regex": "process_.*"}]
+    services = [target(pod, ADMIN_PORT, role=role) for pod, role in pods if role in scraped]
     operators = [target(pod, 8080) for pod in installation.get(*OPERATOR_PODS)["items"]]
     rules = make_rules(minimum_requests="50", runbooks="https://example.com/runbooks")
     for group in rules["groups"]:
@@ -165,16 +206,7 @@ def write_configuration(folder: Path, installation: ChartRelease) -> None:
             ]
         },
         "scrape_configs": [
-            {
-                "job_name": "services",
-                "static_configs": services[:2],
-                "metric_relabel_configs": drop,
-            },
-            {
-                "job_name": "gate",
-                "static_configs": services[2:],
-                "metric_relabel_configs": drop + once,
-            },
+            {"job_name": "services", "static_configs": services, "metric_relabel_configs": drop},
             {"job_name": "operator", "honor_labels": True, "static_configs": operators},
         ],
     }
@@ -225,11 +257,13 @@ def test_all_targets_are_scraped_and_keep_their_labels(monitoring: Monitoring) -
     exported = monitoring.query('{__name__=~"goodput_.+",exported_namespace!=""}')
     exported += monitoring.query('{__name__=~"goodput_.+",exported_role!=""}')
     assert exported == []
-    roles = monitoring.query("count by (role) (goodput_engine_running_requests)")
-    assert {one["metric"]["role"] for one in roles} == {"engine", "candidate", "baseline"}
-    assert {one["value"][1] for one in roles} == {"1"}
+    roles = monitoring.query("count by (llmservice, role) (goodput_engine_running_requests)")
+    assert {
+        (one["metric"]["llmservice"], one["metric"]["role"], one["value"][1]) for one in roles
+    } == {(NAME, "engine", "1"), *((TRIAL, role, "1") for role in ("engine", *PAIR))}
 
 
+PAIR: Final = ("baseline", "candidate")
 PANELS = {
     f"{spec.uid}: {panel.title}": panel
     for spec in (SERVICE, FLEET)
@@ -243,8 +277,10 @@ def test_every_query_of_a_panel_returns_series(monitoring: Monitoring, panel: Pa
     for query in panel.queries:
         if any(name in query.expr for name in RARE):
             continue
-        series = monitoring.panel_series(query.expr)
+        series = monitoring.panel_series(query.expr, TRIAL if panel.gate else NAME)
         assert series, query.expr
+        if "{{role}}" in query.legend and panel.gate:
+            assert sorted(one["metric"]["role"] for one in series) == list(PAIR)
         named = re.findall(r"{{(\w+)}}", query.legend)
         for one in series:
             assert set(named) <= set(one["metric"]), f"the legend of {query.expr}"
@@ -261,6 +297,31 @@ def test_panels_show_the_counts_of_the_router(monitoring: Monitoring) -> None:
     (router,) = monitoring.installation.pods(NAME, "router")
     outcomes = monitoring.installation.state(router["metadata"]["name"])["outcomes"]
     assert outcomes["interactive"]["missed"] + outcomes["batch"]["attained"] >= 150
+
+
+def test_no_other_panel_and_no_alert_counts_the_pair_of_a_gate(monitoring: Monitoring) -> None:
+    """No client sends to the service of the gate, so its own figures show no request."""
+    pair = monitoring.query(f'goodput_engine_running_requests{{role=~"{"|".join(PAIR)}"}}')
+    pods = {one["metric"]["pod"] for one in pair}
+    assert len(pods) == len(PAIR)
+    loaded = monitoring.panel_series(
+        PANELS[f"{SERVICE.uid}: Output tokens of the pair"].queries[0].expr, TRIAL
+    )
+    assert min(float(one["value"][1]) for one in loaded) > 0
+    for name, panel in PANELS.items():
+        if panel.gate or not name.startswith(f"{SERVICE.uid}: "):
+            continue
+        for query in panel.queries:
+            series = monitoring.panel_series(query.expr, TRIAL)
+            assert not pods & {one["metric"].get("pod") for one in series}, query.expr
+            if panel.title in IDLE:
+                assert {float(one["value"][1]) for one in series} <= {0}, query.expr
+    for group in make_rules(minimum_requests="50")["groups"]:
+        for rule in group["rules"]:
+            if "record" in rule:
+                series = monitoring.query(f'{rule["record"]}{{llmservice="{TRIAL}"}}')
+                assert {float(one["value"][1]) for one in series} <= {0}, rule["record"]
+    assert not monitoring.query(f'ALERTS{{llmservice="{TRIAL}",alertname=~".*Budget.*"}}')
 
 
 def test_every_expression_of_an_alert_returns_series(monitoring: Monitoring) -> None:
