@@ -313,9 +313,10 @@ class _PairRecorder:
             for pairs in (recording.looks[0], recording.looks[-1])
         )
         upper = "" if least == most else f", and at most {most}"
+        first = recording.looks[0]
+        pairs = "1 pair of runs takes" if first == 1 else f"{first} pairs of runs take"
         self._console.print(
-            f"{recording.looks[0]} pairs of runs take at least {least}{upper}, plus the time to "
-            "start services",
+            f"{pairs} at least {least}{upper}, plus the time to start services",
             highlight=False,
         )
 
