@@ -12,7 +12,7 @@ A wheel with compiled code must be unpacked: `python -m zipfile -e msgspec-*.whl
 
 - *decode* and *prefill*: the time of single steps, as a share of the roofline of the model on this
   device, whose read bandwidth and peak of matrix products are measured in the same run; decodes
-  also as replayed CUDA graphs;
+  also as replayed CUDA graphs; the same with flash-attn and blocks of 256 where it is installed;
 - *swap*: the bandwidth of copies between device and host, and the prompt length from which a copy
   out and in takes less time than computing the prompt again;
 - *ragged*: tokens per second on requests of different lengths, beside the continuous batching of
@@ -41,14 +41,18 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from goodput_core.errors import InputError
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
+from goodput_core.spec.choices import AttentionKernel
+from goodput_core.spec.workloads import FLASH_ATTN_BLOCK
 from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from goodput_engine.core.build import build_model_core
 from goodput_engine.executor.base import LoadedModel
-from goodput_engine.executor.torch.attention import choose_attention
+from goodput_engine.executor.torch.adapters import AttentionRequest, probe_attention
+from goodput_engine.executor.torch.attention import SDPAttention
 from goodput_engine.executor.torch.executor import TorchExecutor
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import PackedModel, PackedRow
@@ -198,6 +202,24 @@ def make_model(scale: GpuScale, device: torch.device, dtype: torch.dtype) -> Lla
     return model.eval()
 
 
+def pack(model: Any, request: AttentionRequest | None = None) -> PackedModel:
+    """Return a model with an attention of this machine.
+
+    Args:
+        model: the model of transformers.
+        request: the attention; None for the default.
+
+    Raises:
+        InputError: the attention cannot be used.
+    """
+    packed = PackedModel(model, SDPAttention())
+    probed = probe_attention(
+        request or AttentionRequest(), device=packed.device, dtype=packed.geometry.dtype
+    )
+    packed.adapter, packed.attention_choice = probed.select(packed.geometry.head_dim)
+    return packed
+
+
 def check_outputs(device: torch.device) -> str:
     """Compare greedy outputs in float32 with `generate` on the same device.
 
@@ -209,7 +231,7 @@ def check_outputs(device: torch.device) -> str:
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     model = make_model(TINY, device, torch.float32)
-    packed = PackedModel(model, choose_attention(device, torch.float32))
+    packed = pack(model)
     check_model(packed)
     core = _core(packed, TINY, graphs=True)
     stream = random.Random(5)
@@ -354,21 +376,37 @@ def _wait(device: torch.device) -> None:
 
 
 def measure_steps(
-    packed: PackedModel, scale: GpuScale, roofline: StepRoofline, watch: _Watch
+    packed: PackedModel,
+    scale: GpuScale,
+    roofline: StepRoofline,
+    watch: _Watch,
+    *,
+    title: str = "",
+    block_size: int = BLOCK_SIZE,
 ) -> float:
-    """Measure decodes and prefills; return the seconds of a prompt token in the longest prompt."""
+    """Measure decodes and prefills; return the seconds of a prompt token in the longest prompt.
+
+    Args:
+        packed: the model.
+        scale: size of the measurements.
+        roofline: the limits of the device.
+        watch: gets the rows.
+        title: attention other than the default, whose aims count; empty for the default.
+        block_size: tokens per KV block.
+    """
+    blocks = scale.blocks * BLOCK_SIZE // block_size
     pool = KVPool(
-        packed.geometry, num_blocks=scale.blocks + 1, block_size=BLOCK_SIZE, device=packed.device
+        packed.geometry, num_blocks=blocks + 1, block_size=block_size, device=packed.device
     )
     pool.device_blocks.normal_(0, 0.1)
     padded = _padded(packed, pool, max(scale.decodes))
-    each = -(-scale.context // BLOCK_SIZE)
+    each = -(-scale.context // block_size)
     for number in scale.decodes:
         rows = [
             PackedRow([7], scale.context - 1, range(row * each, (row + 1) * each), samples=True)
             for row in range(number)
         ]
-        if number * each > scale.blocks:
+        if number * each > blocks:
             continue
         shape = StepShape.of(decodes=number, decode_context_tokens=number * scale.context)
         least_ns = roofline.least_ns(shape, number)
@@ -380,14 +418,14 @@ def measure_steps(
             step_ns = _fastest_ns(step, packed.device, scale.repeats)
             share = 100 * least_ns / step_ns
             watch.add(
-                f"decode of {number} at context {scale.context}{name}",
+                f"{title}decode of {number} at context {scale.context}{name}",
                 f"{step_ns / NS_PER_MS:.2f} ms, {share:.0f} % of the roofline",
-                f"{DECODE_AIM} %" if name else "",
-                met=share >= DECODE_AIM if name else None,
+                f"{DECODE_AIM} %" if name and not title else "",
+                met=share >= DECODE_AIM if name and not title else None,
             )
     token_s = 0.0
     for tokens in scale.prompts:
-        row = PackedRow([7] * tokens, 0, range(-(-tokens // BLOCK_SIZE)), samples=True)
+        row = PackedRow([7] * tokens, 0, range(-(-tokens // block_size)), samples=True)
         step_ns = _fastest_ns(
             lambda: packed.compute([row], pool),  # noqa: B023
             packed.device,
@@ -396,12 +434,26 @@ def measure_steps(
         share = 100 * roofline.least_ns(StepShape.of(chunks=[(0, tokens)]), 1) / step_ns
         token_s = step_ns / NS_PER_S / tokens
         watch.add(
-            f"prefill of {tokens}",
+            f"{title}prefill of {tokens}",
             f"{step_ns / NS_PER_MS:.2f} ms, {share:.0f} % of the roofline",
-            f"{PREFILL_AIM} %",
-            met=share >= PREFILL_AIM,
+            "" if title else f"{PREFILL_AIM} %",
+            met=None if title else share >= PREFILL_AIM,
         )
     return token_s
+
+
+def measure_flash_attn(
+    packed: PackedModel, scale: GpuScale, roofline: StepRoofline, watch: _Watch
+) -> None:
+    """Measure the same steps with flash-attn and its blocks, if it is installed."""
+    request = AttentionRequest(kernel=AttentionKernel.FLASH_ATTN, block_size=FLASH_ATTN_BLOCK)
+    try:
+        other = pack(packed.model, request)
+        check_model(other)
+    except InputError as error:
+        watch.add("flash-attn", f"not measured: {error}")
+        return
+    measure_steps(other, scale, roofline, watch, title="flash-attn, ", block_size=FLASH_ATTN_BLOCK)
 
 
 def measure_swap(packed: PackedModel, scale: GpuScale, token_s: float, watch: _Watch) -> None:
@@ -596,7 +648,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     watch.add("device", torch.cuda.get_device_name(device) if on_gpu else "CPU")
     watch.add("outputs in float32", check_outputs(device), "equal", met=True)
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    packed = PackedModel(make_model(scale, device, dtype), choose_attention(device, dtype))
+    packed = pack(make_model(scale, device, dtype))
     watch.add("attention", packed.adapter.name)
     roofline = measure_roofline(packed)
     watch.add(
@@ -605,6 +657,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{roofline.flops_per_s / 1e12:,.2f} TFLOP/s",
     )
     token_s = measure_steps(packed, scale, roofline, watch)
+    _release(device)
+    measure_flash_attn(packed, scale, roofline, watch)
     _release(device)
     measure_swap(packed, scale, token_s, watch)
     _release(device)

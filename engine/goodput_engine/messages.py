@@ -57,6 +57,7 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
         dtype: a name of `goodput_core.spec.choices.DataType`; None for float32 on a CPU and
             bfloat16 on a GPU.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
+        attention: a name of `goodput_core.spec.choices.AttentionKernel`.
         block_size: tokens per KV block.
         kv_blocks: number of KV blocks; None for as many as the memory holds.
         memory_percent: share of the memory that is available after loading that KV blocks and
@@ -73,6 +74,7 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
     source: WeightsSource | None = None
     dtype: str | None = None
     max_model_tokens: int | None = None
+    attention: str = "auto"
     block_size: int = 16
     kv_blocks: int | None = None
     memory_percent: int | None = None

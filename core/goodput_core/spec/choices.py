@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "AttentionKernel",
     "Baseline",
     "BudgetLaw",
     "ControlMode",
@@ -62,6 +63,16 @@ class DataType(StrEnum):
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     AUTO = "auto"
+
+
+class AttentionKernel(StrEnum):
+    """Kernels that compute the attention of a real model."""
+
+    AUTO = "auto"
+    """The first one of the others that the device, the data type and the block size allow."""
+    TRITON = "triton"
+    FLASH_ATTN = "flash-attn"
+    TORCH = "torch"
 
 
 class SamplingSource(StrEnum):

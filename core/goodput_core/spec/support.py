@@ -132,7 +132,7 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
         if not engine.runtime.foreign:
             require_block_budget(
                 engine,
-                block_size=engine.real_model.block_size,
+                block_size=engine.real_model.tokens_per_block,
                 device="the model (spec.engine.realModel.blockSize)",
             )
         return

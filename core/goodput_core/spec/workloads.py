@@ -18,6 +18,7 @@ from goodput_core.declaration import (
     spec_field,
 )
 from goodput_core.spec.choices import (
+    AttentionKernel,
     BudgetLaw,
     DataType,
     LateRequests,
@@ -32,12 +33,16 @@ from goodput_core.spec.runtime import RuntimeSpec
 from goodput_core.units import NS_PER_MS, NS_PER_S
 
 __all__ = [
+    "DEFAULT_BLOCK",
+    "FLASH_ATTN_BLOCK",
     "EngineSpec",
     "RealModelSpec",
     "RouterSpec",
     "SessionAffinitySpec",
     "TenantsSecretSpec",
     "TokenBudgetSpec",
+    "block_size_problem",
+    "default_block_size",
 ]
 
 _MAX_TOKENS: Final = 1_048_576
@@ -151,9 +156,46 @@ _BUDGET_RULE: Final = CrossFieldRule(
 )
 
 
+FLASH_ATTN_BLOCK: Final = 256
+"""The KV blocks of flash-attn have a multiple of so many tokens."""
+DEFAULT_BLOCK: Final = 16
+
+
+def default_block_size(attention: str) -> int:
+    """Return the default of `blockSize` for a name of `AttentionKernel`."""
+    return FLASH_ATTN_BLOCK if attention == AttentionKernel.FLASH_ATTN else DEFAULT_BLOCK
+
+
+def block_size_problem(attention: str, block_size: int | None) -> str | None:
+    """Return the reason why a kernel cannot read KV blocks of a size; None if it can.
+
+    Args:
+        attention: a name of `AttentionKernel`.
+        block_size: tokens per block; None for the default of the kernel.
+    """
+    if attention != AttentionKernel.FLASH_ATTN or (block_size or 0) % FLASH_ATTN_BLOCK == 0:
+        return None
+    return (
+        f"is {block_size}, but flash-attn needs a multiple of {FLASH_ATTN_BLOCK}; set "
+        f"{FLASH_ATTN_BLOCK}, or select another attention"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealModelSpec:
-    """Computation of a real model: data type, memory and threads of a replica."""
+    """Computation of a real model: data type, attention, memory and threads of a replica."""
+
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            field="blockSize",
+            cel=Cel(
+                rule="!has(self.attention) || self.attention != 'flash-attn' || "
+                f"!has(self.blockSize) || self.blockSize % {FLASH_ATTN_BLOCK} == 0",
+                message=f"flash-attn needs a multiple of {FLASH_ATTN_BLOCK}",
+            ),
+            problem=lambda spec: block_size_problem(spec.attention, spec.block_size),
+        ),
+    )
 
     dtype: DataType | None = spec_field(
         "Data type of the weights and of the KV cache. auto is bfloat16 on a GPU and on a CPU that "
@@ -166,8 +208,18 @@ class RealModelSpec:
         minimum=1,
         maximum=_MAX_TOKENS,
     )
-    block_size: int = spec_field(
-        "Tokens per KV block; at most tokenBudget.min.", default=16, minimum=1, maximum=1024
+    attention: AttentionKernel = spec_field(
+        "Kernel of the attention: a Triton kernel or flash-attn on an NVIDIA GPU, or torch. auto "
+        "is torch on a CPU. On a GPU it is flash-attn if that is installed and blockSize is a "
+        "multiple of 256, else triton.",
+        default=AttentionKernel.AUTO,
+    )
+    block_size: int | None = spec_field(
+        "Tokens per KV block; at most tokenBudget.min. flash-attn needs a multiple of 256. "
+        "Default: 16, or 256 if attention is flash-attn.",
+        default=None,
+        minimum=1,
+        maximum=1024,
     )
     kv_blocks: int | None = spec_field(
         "Number of KV blocks. Default: as many as memoryUtilization allows, but not more "
@@ -197,6 +249,11 @@ class RealModelSpec:
         "generation_config.json (model), or OpenAI's API (openai).",
         default=SamplingSource.MODEL,
     )
+
+    @property
+    def tokens_per_block(self) -> int:
+        """`block_size`, or the default of the attention."""
+        return self.block_size or default_block_size(self.attention)
 
     @property
     def memory_percent(self) -> int | None:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.cli import argument_type, parse_whole
 from goodput_core.contract import DISTRIBUTION
 from goodput_core.errors import SpecError, UsageError
-from goodput_core.spec.choices import DataType, SamplingSource
+from goodput_core.spec.choices import AttentionKernel, DataType, SamplingSource
 from goodput_core.spec.support import require_computable, require_local
+from goodput_core.spec.workloads import (
+    DEFAULT_BLOCK,
+    FLASH_ATTN_BLOCK,
+    block_size_problem,
+    default_block_size,
+)
 from goodput_engine.messages import ModelFolder
 from goodput_engine.openai.sampling_fields import OPENAI_DEFAULTS
 from goodput_engine.server.generation_config import read_sampling_defaults
@@ -35,7 +41,6 @@ __all__ = [
     "load_text_settings",
 ]
 
-_DEFAULTS: Final = ModelFolder(path="")
 _MAX_BLOCKS: Final = 100_000_000
 _MAX_TOKENS: Final = 1_048_576
 _MAX_BLOCK_SIZE: Final = 1024
@@ -45,6 +50,7 @@ _MAX_PERCENT: Final = 95
 _OPTIONS: Final = {
     "dtype": "--dtype",
     "max_model_tokens": "--max-model-tokens",
+    "attention": "--attention",
     "block_size": "--block-size",
     "kv_blocks": "--kv-blocks",
     "memory_percent": "--memory-utilization",
@@ -74,8 +80,14 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
         help="limit of prompt and output together (default: that of the model)",
     )  # fmt: skip
     group.add_argument(
+        "--attention", choices=[one.value for one in AttentionKernel],
+        help="kernel of the attention (auto: torch on a CPU; on a GPU flash-attn if that is "
+        f"installed and --block-size is a multiple of {FLASH_ATTN_BLOCK}, else triton)",
+    )  # fmt: skip
+    group.add_argument(
         "--block-size", type=_whole(_MAX_BLOCK_SIZE, "a number of tokens"), metavar="N",
-        help=f"tokens per KV block ({_DEFAULTS.block_size})",
+        help=f"tokens per KV block ({DEFAULT_BLOCK}; {FLASH_ATTN_BLOCK} with --attention "
+        "flash-attn)",
     )  # fmt: skip
     group.add_argument(
         "--kv-blocks", type=_whole(_MAX_BLOCKS, "a number of blocks"), metavar="N",
@@ -165,6 +177,7 @@ def choose_model(
     try:
         require_computable(spec)
         settings = _settings(spec.engine.real_model) | given
+        settings["block_size"] = _block_size(settings["attention"], settings["block_size"])
         if settings["threads"] is None and http_processes > 1:
             settings["threads"] = max(1, len(os.sched_getaffinity(0)) - http_processes)
         # A file is converted before the processor is measured.
@@ -187,11 +200,24 @@ def choose_model(
             raise SpecError(
                 "spec.engine.tokenBudget.min",
                 f"is {spec.engine.token_budget.min}, less than one KV block; set at least "
-                f"{model.block_size}, or lower spec.engine.realModel.blockSize or --block-size",
+                f"{model.block_size}, or lower spec.engine.realModel.blockSize or --block-size"
+                + (", with another attention" if model.attention == "flash-attn" else ""),
             )
     except SpecError as error:
         raise error.at(source) from error
     return model
+
+
+def _block_size(attention: str, block_size: int | None) -> int:
+    """Return the tokens per KV block for a kernel.
+
+    Raises:
+        SpecError: the kernel cannot read blocks of this size.
+    """
+    problem = block_size_problem(attention, block_size)
+    if problem is not None:
+        raise SpecError("spec.engine.realModel.blockSize or --block-size", problem)
+    return block_size or default_block_size(attention)
 
 
 def _settings(real_model: RealModelSpec) -> dict[str, Any]:
@@ -199,6 +225,7 @@ def _settings(real_model: RealModelSpec) -> dict[str, Any]:
     return {
         "dtype": real_model.dtype,
         "max_model_tokens": real_model.max_model_tokens,
+        "attention": real_model.attention,
         "block_size": real_model.block_size,
         "kv_blocks": real_model.kv_blocks,
         "memory_percent": real_model.memory_percent,

@@ -379,6 +379,18 @@ def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
             "spec.engine.tokenBudget.min: is 64, less than one KV block; set at least 128",
             id="large blocks",
         ),
+        pytest.param(
+            ["--attention", "flash-attn"],
+            {"source": "file:///chat"},
+            "spec.engine.tokenBudget.min: is 64, less than one KV block; set at least 256",
+            id="the blocks of flash-attn",
+        ),
+        pytest.param(
+            ["--attention", "flash-attn", "--block-size", "128"],
+            {"source": "file:///chat"},
+            "--block-size: is 128, but flash-attn needs a multiple of 256; set 256, or select",
+            id="blocks that flash-attn cannot read",
+        ),
         pytest.param(["-f", "/nowhere.yaml"], {}, "/nowhere.yaml: no such file", id="no file"),
         pytest.param(["-f", "/dev/null"], {}, "is not a regular file", id="a device"),
         pytest.param(["--host", "no.such.host.invalid"], {}, "cannot listen on", id="a host"),

@@ -1,4 +1,4 @@
-"""Attention over paged keys and values: the protocol of its adapters, and the adapter for CPUs.
+"""Attention over paged keys and values: the protocol of its adapters, and that of torch alone.
 
 The tokens of a step are packed one after another, without padding. An adapter reads keys and
 values only through the block table, and never uses a slot that no token was written to: the pool
@@ -21,7 +21,6 @@ __all__ = [
     "AttentionRule",
     "RaggedBatch",
     "SDPAttention",
-    "choose_attention",
 ]
 
 
@@ -37,11 +36,16 @@ class RaggedBatch:
             queries, or no keys.
         block_table: blocks of each sequence in order, int32 `[num_sequences, max_blocks]`. Entries
             after the last used block are arbitrary.
+        max_queries: upper bound of the queries of a sequence. The host knows both bounds without
+            waiting for the device.
+        max_keys: upper bound of `seqused_k`.
     """
 
     cu_seqlens_q: torch.Tensor
     seqused_k: torch.Tensor
     block_table: torch.Tensor
+    max_queries: int
+    max_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,11 @@ class AttentionAdapter(Protocol):
         """Name for the logs."""
         ...
 
+    @property
+    def block_multiple(self) -> int:
+        """The tokens per KV block are a multiple of this number."""
+        ...
+
     def attend(
         self,
         q: torch.Tensor,
@@ -89,18 +98,6 @@ class AttentionAdapter(Protocol):
             `[num_tokens, num_heads, head_dim]`; zeros for the queries of a sequence without keys.
         """
         ...
-
-
-def choose_attention(device: torch.device, dtype: torch.dtype) -> AttentionAdapter:
-    """Return the adapter that computes this data type fastest on this device."""
-    # Triton multiplies no matrices of float64.
-    if device.type == "cuda" and dtype != torch.float64:
-        from goodput_engine.executor.torch.triton_attention import (  # noqa: PLC0415
-            TritonAttention,
-        )
-
-        return TritonAttention()
-    return SDPAttention()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +161,14 @@ class _PlannedBatch:
     def _group(
         self, rows: list[tuple[int, int, int, int]], seen: list[int], *, longest: int
     ) -> _DecodeGroup:
-        num_keys = torch.tensor([[keys] for *_, keys in rows])
-        counts = torch.tensor([[count] for count in seen])
-        at = torch.arange(longest)[None]
+        device = self.batch.block_table.device
+        num_keys = torch.tensor([[keys] for *_, keys in rows], device=device)
+        counts = torch.tensor([[count] for count in seen], device=device)
+        at = torch.arange(longest, device=device)[None]
         positions = torch.minimum(num_keys - counts + at, num_keys - 1)
         table = self.batch.block_table[[row for row, *_ in rows]]
         return _DecodeGroup(
-            queries=torch.tensor([start for _, start, *_ in rows]),
+            queries=torch.tensor([start for _, start, *_ in rows], device=device),
             blocks=table.gather(1, positions // self.block_size).long(),
             offsets=positions % self.block_size,
             mask=None if seen[0] == longest else (at < counts)[:, None, None],
@@ -186,6 +184,7 @@ class SDPAttention:
     """
 
     name = "torch-sdpa"
+    block_multiple = 1
 
     def __init__(self) -> None:
         self._planned: _PlannedBatch | None = None

@@ -25,7 +25,8 @@ from transformers.utils.logging import disable_progress_bar
 from goodput_core.errors import InputError
 from goodput_core.spec.choices import DataType
 from goodput_core.units import BYTES_PER_GIB
-from goodput_engine.executor.torch.attention import choose_attention
+from goodput_engine.executor.torch.adapters import AttentionRequest, probe_attention
+from goodput_engine.executor.torch.attention import SDPAttention
 from goodput_engine.executor.torch.memory import free_bytes
 from goodput_engine.executor.torch.model import PackedModel
 from goodput_engine.executor.torch.packed_linear import pack_linears
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["load_model"]
 
 _CPU: Final = torch.device("cpu")
+_AUTO: Final = AttentionRequest()
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -75,6 +77,7 @@ def load_model(
     dtype: str | None = None,
     device: torch.device = _CPU,
     max_model_tokens: int | None = None,
+    attention: AttentionRequest = _AUTO,
     adapter: AttentionAdapter | None = None,
     allow_pickle_weights: bool = False,
     allow_remote_code: bool = False,
@@ -87,18 +90,21 @@ def load_model(
             float32 on a CPU and bfloat16 on a GPU.
         device: where the model is computed.
         max_model_tokens: limit of prompt and output tokens together; None for the model's.
-        adapter: computes the attention; None for that of `choose_attention`.
+        attention: the configured attention.
+        adapter: computes the attention instead; None for that of `attention`.
         allow_pickle_weights: True to load pickled weights if the folder has no safetensors.
         allow_remote_code: True to execute the code of the folder if its configuration names some.
 
     Raises:
         InputError: the folder is incomplete, its weights are pickled or larger than the available
-            memory, it needs its own code, or the model does not pass the self-check.
+            memory, it needs its own code, the attention cannot be used, or the model does not
+            pass the self-check.
     """
     if dtype is None:
         dtype = "float32" if device.type == "cpu" else "bfloat16"
     if dtype not in _DTYPES:
         raise InputError(f"the data type {dtype!r} is not one of {', '.join(_DTYPES)}")
+    probed = probe_attention(attention, device=device, dtype=getattr(torch, dtype))
     config = read_json_object(folder / _CONFIG)
     executes_code = allow_remote_code and "auto_map" in config
     _check_architecture(folder, config, executes_code=executes_code)
@@ -134,9 +140,8 @@ def load_model(
             ) from error
         _check_loaded(folder, info)
     try:
-        adapter = adapter or choose_attention(device, getattr(torch, dtype))
         network = loaded.to(device).eval()
-        model = PackedModel(network, adapter, packed_weights=pack_linears(network))
+        model = PackedModel(network, SDPAttention(), packed_weights=pack_linears(network))
         context = model.max_model_tokens
         if max_model_tokens is not None:
             if not 1 <= max_model_tokens <= context:
@@ -145,6 +150,8 @@ def load_model(
                     f"{max_model_tokens}"
                 )
             model.max_model_tokens = max_model_tokens
+        selected, model.attention_choice = probed.select(model.geometry.head_dim)
+        model.adapter = adapter or selected
         check_model(model)
     except InputError as error:
         name = config["model_type"]

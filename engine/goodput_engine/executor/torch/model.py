@@ -194,6 +194,7 @@ class PackedModel:
         model: the model of transformers.
         packed_weights: the argument.
         adapter: the adapter.
+        attention_choice: reason for this adapter, for the log; empty if it was the first one.
         geometry: shape of the keys and values of a token.
         vocab_size: number of logits; every token id is smaller.
         max_model_tokens: limit of prompt and output tokens together, at first the model's own.
@@ -211,6 +212,7 @@ class PackedModel:
         AttentionInterface.register(_IMPLEMENTATION, _paged_attention)
         self.model = model
         self.adapter = adapter
+        self.attention_choice = ""
         self.packed_weights = packed_weights
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
@@ -254,6 +256,8 @@ class PackedModel:
             cu_seqlens_q=upload_list([0, *ends], device, torch.int32),
             seqused_k=upload_list(num_keys, device, torch.int32),
             block_table=upload(block_table, device),
+            max_queries=int(sizes.max()),
+            max_keys=max(num_keys),
         )
         ids = upload_list([[token for row in rows for token in row.token_ids]], device)
         if late is not None:

@@ -153,6 +153,9 @@ class PaddedDecodes:
                 cu_seqlens_q=self._ends[: size + 1],
                 seqused_k=self._num_keys[:size],
                 block_table=self._blocks[:size],
+                # A recorded step is repeated with longer sequences.
+                max_queries=1,
+                max_keys=self._max_blocks * self._pool.block_size,
             )
             return self._model.compute_batch(
                 self._ids[:, :size],

@@ -7,7 +7,7 @@ context. If the logits differ, the outputs of a request would depend on the othe
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["check_model"]
 
 _BLOCK_SIZE: Final = 4
-_CHUNKS: Final = (5, 7, 1, 6, 1, 1)
-"""Sizes of the steps: chunks that begin and end within a block, and decodes."""
+_CHUNKS: Final = (7, 1, 6, 1, 1)
+"""Sizes of the steps after the first, which is longer than one block by a token: chunks that begin
+and end within a block, and decodes."""
 _TOLERANCE: Final = 1e-4
 _LOW_PRECISION_TOLERANCE: Final = 0.05
 """Largest difference of logits, as a share of the largest logit."""
@@ -35,14 +36,16 @@ def check_model(model: PackedModel) -> None:
     Raises:
         InputError: the logits differ; one sentence without the name of the model.
     """
-    length = min(sum(_CHUNKS), model.max_model_tokens)
-    ids = [(7919 * (at + 1)) % model.vocab_size for at in range(length)]
-    ends = [end - 1 for end in accumulate(_CHUNKS) if end <= length]
-    expected = model.reference_logits(ids)[ends]
+    block_size = max(_BLOCK_SIZE, model.adapter.block_multiple)
+    ends = sorted(
+        {min(end, model.max_model_tokens) for end in accumulate((block_size + 1, *_CHUNKS))}
+    )
+    ids = [(7919 * (at + 1)) % model.vocab_size for at in range(ends[-1])]
+    expected = model.reference_logits(ids)[[end - 1 for end in ends]]
     low = torch.finfo(expected.dtype).bits < 32
     bound = (_LOW_PRECISION_TOLERANCE if low else _TOLERANCE) * expected.abs().max()
     for neighbour_position in (None, model.max_model_tokens - 1):
-        logits = _packed_logits(model, ids, neighbour_position)[: len(ends)]
+        logits = _packed_logits(model, ids, ends, block_size, neighbour_position)
         if bool(((logits - expected).abs() <= bound).all()):
             continue
         if not bool(expected.isfinite().all()):
@@ -60,36 +63,37 @@ def check_model(model: PackedModel) -> None:
 
 
 def _packed_logits(
-    model: PackedModel, ids: list[int], neighbour_position: int | None
+    model: PackedModel,
+    ids: list[int],
+    ends: list[int],
+    block_size: int,
+    neighbour_position: int | None,
 ) -> torch.Tensor:
     """Return the logits after the last token of each step.
 
     Args:
         model: the model.
         ids: the prompt.
+        ends: number of its tokens that are computed after each step.
+        block_size: tokens per KV block.
         neighbour_position: position of a token of another request in each step; None to compute
             the prompt alone.
     """
-    blocks = list(range(-(-len(ids) // _BLOCK_SIZE)))
+    blocks = list(range(-(-len(ids) // block_size)))
     pool = KVPool(
         model.geometry,
         num_blocks=len(blocks) + 1,
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
         device=model.device,
     )
     pool.device_blocks.fill_(torch.nan)
     logits: list[torch.Tensor] = []
-    start = 0
-    for size in _CHUNKS:
-        chunk = ids[start : start + size]
-        if not chunk:
-            break
-        rows = [PackedRow(chunk, start, blocks, samples=True)]
+    for start, end in pairwise([0, *ends]):
+        rows = [PackedRow(ids[start:end], start, blocks, samples=True)]
         if neighbour_position is not None:
             # The neighbour sees only itself, so one block suffices at any position.
             rows.append(
                 PackedRow(ids[:1], 0, [len(blocks)], samples=False, shift=neighbour_position)
             )
         logits.append(model.compute(rows, pool))
-        start += len(chunk)
     return torch.cat(logits)

@@ -17,10 +17,11 @@ import torch
 
 from goodput_core.contract import ENV_CACHE
 from goodput_core.errors import InputError
-from goodput_core.spec.choices import DataType
+from goodput_core.spec.choices import AttentionKernel, DataType
 from goodput_core.spec.profiles import memory_problem
 from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.executor.base import LoadedModel
+from goodput_engine.executor.torch.adapters import AttentionRequest
 from goodput_engine.executor.torch.cpu_choices import (
     AttentionSizes,
     choose_cpu_attention,
@@ -130,12 +131,14 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         dtype=dtype,
         device=device,
         max_model_tokens=settings.max_model_tokens,
+        attention=AttentionRequest(
+            kernel=AttentionKernel(settings.attention), block_size=settings.block_size
+        ),
         allow_pickle_weights=settings.allow_pickle_weights,
         allow_remote_code=settings.allow_remote_code,
     )
-    why_attention = None
     if device.type == "cpu":
-        model.adapter, why_attention = _choose_attention(model, config, threads, choices)
+        model.adapter, model.attention_choice = _choose_attention(model, config, threads, choices)
     loaded_ns = time.monotonic_ns()
     first_step = _take_first_step(model, config, settings.block_size)
     kv_blocks, host_blocks = _size_pools(
@@ -171,7 +174,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
             "dtype": str(model.geometry.dtype).removeprefix("torch."),
             **({"dtype_choice": why_dtype} if why_dtype else {}),
             "attention": model.adapter.name,
-            **({"attention_choice": why_attention} if why_attention else {}),
+            **({"attention_choice": model.attention_choice} if model.attention_choice else {}),
             **(
                 {"threads": threads, "weights": "packed" if model.packed_weights else "plain"}
                 if device.type == "cpu"

@@ -74,6 +74,7 @@ class TritonAttention:
     """
 
     name = "triton-paged"
+    block_multiple = 1
 
     def __init__(self, *, splits: int | None = None) -> None:
         self._splits = splits

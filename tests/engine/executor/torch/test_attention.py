@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
 import torch
+from tests.builders.flash_attn_contract import make_varlen_func
 
 from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch, SDPAttention
+from goodput_engine.executor.torch.flash_attention import FlashAttention
 from goodput_engine.executor.torch.kv_pool import KVGeometry, KVPool
 from goodput_engine.executor.torch.triton_attention import TritonAttention
 from goodput_engine.scheduler.plan import Copy
@@ -108,6 +110,8 @@ def build(
         cu_seqlens_q=ends.int().to(DEVICE),
         seqused_k=torch.tensor([num_keys for _, num_keys in rows], dtype=torch.int32).to(DEVICE),
         block_table=table.to(DEVICE),
+        max_queries=max(num_queries for num_queries, _ in rows),
+        max_keys=max(num_keys for _, num_keys in rows),
     )
     rule = AttentionRule(scale=0.7, window=sizes["window"], softcap=sizes["softcap"])
     return q.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), batch, rule
@@ -120,6 +124,13 @@ def build(
         pytest.param(SDPAttention(), torch.float32, 1e-5, id="SDPA in float32"),
         pytest.param(TritonAttention(), torch.float32, 1e-5, id="Triton in float32"),
         pytest.param(TritonAttention(splits=3), torch.float32, 1e-5, id="Triton with shared keys"),
+        pytest.param(
+            FlashAttention(make_varlen_func(page_multiple=1, dtypes=(torch.float64,))),
+            torch.float64,
+            1e-12,
+            id="contract of flash-attn",
+            marks=pytest.mark.skipif(DEVICE == "cuda", reason="only on a CPU"),
+        ),
     ],
 )
 @settings(max_examples=150, deadline=None)

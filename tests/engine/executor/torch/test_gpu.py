@@ -41,6 +41,7 @@ class DeviceCheck:
     """An adapter that checks only where its arguments are."""
 
     name = "check"
+    block_multiple = 1
 
     def attend(
         self,
