@@ -474,6 +474,18 @@ def measure_swap(packed: PackedModel, scale: GpuScale, token_s: float, watch: _W
         both_s += seconds
         name = "device to host" if to_host else "host to device"
         watch.add(f"swap, {name}", f"{copied / seconds / 1e9:.1f} GB/s")
+    half = scale.host_blocks // 2
+    copies = [
+        Copy(rid=0, to_host=to_host, device_blocks=part, host_blocks=part)
+        for to_host, part in ((True, blocks[:half]), (False, blocks[half : 2 * half]))
+    ]
+
+    def copy_both() -> None:
+        for one in copies:
+            pool.copy(one)
+
+    seconds = _fastest_ns(copy_both, packed.device, 3) / NS_PER_S
+    watch.add("swap, both directions at once", f"{copied / seconds / 1e9:.1f} GB/s")
     swap_s = both_s / (scale.host_blocks * BLOCK_SIZE)
     watch.add(
         "swap against recompute",

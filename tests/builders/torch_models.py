@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_core.spec.choices import Preemption
+    from goodput_engine.executor.torch.block_copies import CopyStreams
     from goodput_engine.executor.torch.grammar import Grammars
     from goodput_engine.executor.torch.padded_decodes import StepRecorder
     from goodput_engine.scheduler.plan import TokenLogprobs
@@ -182,6 +183,7 @@ class ModelBench:
         starts_ahead: see `TorchExecutor`.
         decode_sizes: sizes of the padded steps that only decode; empty for ragged ones.
         recorder: records the padded steps.
+        streams: streams of copies. Free blocks then hold what the last request wrote.
         scheduler: further arguments of `make_scheduler`.
 
     Attributes:
@@ -201,6 +203,7 @@ class ModelBench:
         starts_ahead: bool = False,
         decode_sizes: Sequence[int] = (),
         recorder: StepRecorder | None = None,
+        streams: CopyStreams | None = None,
         **scheduler: Any,
     ) -> None:
         self.model = model
@@ -226,7 +229,9 @@ class ModelBench:
             grammars=grammars,
             clock=self.clock,
             starts_ahead=starts_ahead,
+            streams=streams,
         )
+        self._poisons = streams is None
         if decode_sizes:
             self.executor.padded = PaddedDecodes(
                 model.packed, self.executor.pool, sizes=decode_sizes, recorder=recorder
@@ -349,5 +354,7 @@ class ModelBench:
         self.rejected |= {one.rid: one.reason for one in self.core.take_rejected()}
 
     def _poison(self) -> None:
+        if not self._poisons:
+            return
         blank = self.scheduler._kv._blank
         self.executor.pool.device_blocks[blank] = torch.nan

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from goodput_engine.executor.torch.block_copies import CopyStreams
+
     # Its package may be missing.
     from goodput_engine.executor.torch.grammar import Grammars, OutputGrammar  # noqa: TC004
     from goodput_engine.executor.torch.model import PackedModel
@@ -147,6 +149,7 @@ class TorchExecutor:
         num_host_blocks: number of host blocks of the scheduler's pool.
         grammars: compiles the grammars of outputs; None if no request has one.
         clock: returns monotonic nanoseconds.
+        streams: streams of copies; None for those of the device.
         starts_ahead: True to start a queued plan before the tokens of the running one are read. On
             a CPU, which computes at once, their tokens would only be sent later.
 
@@ -166,6 +169,7 @@ class TorchExecutor:
         num_host_blocks: int = 0,
         grammars: Grammars | None = None,
         clock: Callable[[], int],
+        streams: CopyStreams | None = None,
         starts_ahead: bool = False,
     ) -> None:
         self.pool = KVPool(
@@ -174,6 +178,7 @@ class TorchExecutor:
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             device=model.device,
+            streams=streams,
         )
         self._model = model
         self._clock = clock
@@ -287,6 +292,7 @@ class TorchExecutor:
     ) -> ChosenTokens:
         """Compute tokens, and choose the next token of each row that samples."""
         rows = [row for _, row in work]
+        self.pool.before_step(row.blocks for row in rows)
         if self.padded is not None and self.padded.takes(rows):
             logits = self.padded.compute(rows, late)
         elif late is None:

@@ -7,11 +7,17 @@ device and host is one copy per block. The scheduler decides about blocks; this 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from goodput_engine.executor.torch.block_copies import BlockCopies, CudaStreams
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from goodput_engine.executor.torch.block_copies import CopyStreams
     from goodput_engine.scheduler.plan import Copy
 
 __all__ = ["KVGeometry", "KVPool"]
@@ -51,6 +57,7 @@ class KVPool:
         block_size: tokens per block.
         num_host_blocks: number of host blocks for swapped requests.
         device: the device of the model.
+        streams: the streams of the device; None for those of a GPU. A CPU copies at once.
 
     Attributes:
         device_blocks: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`.
@@ -65,6 +72,7 @@ class KVPool:
         block_size: int,
         num_host_blocks: int = 0,
         device: torch.device = _CPU,
+        streams: CopyStreams | None = None,
     ) -> None:
         self.block_size = block_size
         block = (
@@ -81,6 +89,13 @@ class KVPool:
             (num_host_blocks, *block),
             dtype=geometry.dtype,
             pin_memory=device.type == "cuda" and num_host_blocks > 0,
+        )
+        if streams is None and device.type == "cuda":
+            streams = CudaStreams(device)
+        self._copies = (
+            BlockCopies(streams, self.device_blocks, self.host_blocks)
+            if streams is not None and num_host_blocks
+            else None
         )
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,22 +123,21 @@ class KVPool:
         layer_values[blocks, offsets] = values
 
     def copy(self, copy: Copy) -> None:
-        """Copy blocks of a request between device and host memory."""
+        """Copy blocks of a request between device and host memory; a GPU does it later."""
+        if self._copies is not None:
+            self._copies.start(copy)
+            return
         on_device, on_host = list(copy.device_blocks), list(copy.host_blocks)
         if copy.to_host:
-            self._copy(self.device_blocks, on_device, self.host_blocks, on_host)
+            self.host_blocks[on_host] = self.device_blocks[on_device]
         else:
-            self._copy(self.host_blocks, on_host, self.device_blocks, on_device)
+            self.device_blocks[on_device] = self.host_blocks[on_host]
 
-    @staticmethod
-    def _copy(
-        source: torch.Tensor, from_blocks: list[int], target: torch.Tensor, to_blocks: list[int]
-    ) -> None:
-        if source.device == target.device:
-            target[to_blocks] = source[from_blocks]
-            return
-        # One copy for each block: an index would first gather the blocks in a buffer that is not
-        # pinned. All copies are queued before the next step on the device, which therefore neither
-        # reads nor overwrites a block too early.
-        for one, other in zip(from_blocks, to_blocks, strict=True):
-            target[other].copy_(source[one], non_blocking=True)
+    def before_step(self, tables: Iterable[Sequence[int]]) -> None:
+        """Let the next step wait for unfinished copies of its blocks.
+
+        Args:
+            tables: the block tables of its requests.
+        """
+        if self._copies is not None:
+            self._copies.before_step(chain.from_iterable(tables))
