@@ -3,6 +3,8 @@
 Requests of equal lengths are submitted together to the scheduler and the executor that
 `goodput engine` uses, and steps are taken until all have ended. The steps that only decode and
 those that only compute prompts are compared with the least time that the machine needs for them.
+Other work on the machine slows both the steps and the measurement of its limits. The limits are
+therefore measured before and after each batch, and the highest values count for all batches.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import json
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
@@ -24,6 +26,7 @@ from rich.table import Table
 from goodput_core.cli import CommandParser, argument_type, parse_whole
 from goodput_core.errors import UsageError
 from goodput_core.quantiles import quantiles
+from goodput_core.steptime.forms import StepShape
 from goodput_core.text import printable
 from goodput_core.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_model_core, configuration, load_model
@@ -45,6 +48,8 @@ __all__ = ["main", "make_parser"]
 
 _MAX_TOKENS: Final = 1_048_576
 _MAX_REQUESTS: Final = 10_000
+_SHOWN_KINDS: Final = ("decode", "prefill")
+_WHOLE_PERCENT: Final = 100
 _QUANTILES: Final = (Fraction(1, 2), Fraction(99, 100))
 
 
@@ -53,24 +58,23 @@ class _StepTotals:
     """The steps of one kind.
 
     Attributes:
-        steps: number of steps.
         tokens: tokens that they computed.
         step_ns: their times together.
-        least_ns: the least times together.
+        work: shape and number of sampled tokens of each step.
     """
 
-    steps: int = 0
     tokens: int = 0
     step_ns: int = 0
-    least_ns: float = 0.0
+    work: list[tuple[StepShape, int]] = field(default_factory=list)
 
-    def document(self) -> dict[str, Any]:
+    def document(self, roofline: StepRoofline) -> dict[str, Any]:
         """Return the phase as JSON; rates are null without a step."""
+        least_ns = sum(roofline.least_ns(shape, samples) for shape, samples in self.work)
         return {
-            "steps": self.steps,
+            "steps": len(self.work),
             "tokens_per_s": _ratio(self.tokens, self.step_ns / NS_PER_S),
-            "step_ms": _ratio(self.step_ns / NS_PER_MS, self.steps),
-            "roofline_percent": _ratio(100 * self.least_ns, self.step_ns),
+            "step_ms": _ratio(self.step_ns / NS_PER_MS, len(self.work)),
+            "roofline_percent": _ratio(100 * least_ns, self.step_ns),
         }
 
 
@@ -83,8 +87,7 @@ class _Steps:
         mixed: the other steps.
     """
 
-    def __init__(self, roofline: StepRoofline) -> None:
-        self._roofline = roofline
+    def __init__(self) -> None:
         self.decode, self.prefill, self.mixed = _StepTotals(), _StepTotals(), _StepTotals()
 
     def add(self, outcome: StepOutcome) -> None:
@@ -96,10 +99,17 @@ class _Steps:
         if shape.num_decodes in {0, shape.num_tokens}:
             phase = self.decode if shape.num_decodes else self.prefill
         samples = shape.num_decodes + sum(chunk.samples for chunk in outcome.plan.chunks)
-        phase.steps += 1
         phase.tokens += shape.num_tokens
         phase.step_ns += outcome.result.step_ns
-        phase.least_ns += self._roofline.least_ns(shape, samples)
+        phase.work.append((shape, samples))
+
+    def documents(self, roofline: StepRoofline) -> dict[str, Any]:
+        """Return all kinds as JSON, compared with a roofline."""
+        return {
+            "decode": self.decode.document(roofline),
+            "prefill": self.prefill.document(roofline),
+            "mixed": self.mixed.document(roofline),
+        }
 
 
 def main(argv: list[str]) -> int:
@@ -130,11 +140,16 @@ def main(argv: list[str]) -> int:
             f"context of the model has {loaded.max_model_tokens} tokens"
         )
     roofline = loaded.measure_roofline()
-    bench = _Bench(config, loaded, roofline)
-    results = [
-        bench.measure(concurrency, input_tokens=args.input_tokens, output_tokens=args.output_tokens)
-        for concurrency in args.concurrency
-    ]
+    bench = _Bench(config, loaded)
+    measured: list[tuple[dict[str, Any], _Steps]] = []
+    for concurrency in args.concurrency:
+        measured.append(
+            bench.measure(
+                concurrency, input_tokens=args.input_tokens, output_tokens=args.output_tokens
+            )
+        )
+        roofline = roofline.with_higher_rates(loaded.measure_roofline())
+    results = [figures | steps.documents(roofline) for figures, steps in measured]
     if args.json:
         print(json.dumps(_document(loaded, roofline, results), indent=2))  # noqa: T201 - the output
     else:
@@ -184,22 +199,24 @@ class _Bench:
     There is one core for all batches, because the executor follows the changes of its plans.
     """
 
-    def __init__(self, config: Configure, loaded: LoadedModel, roofline: StepRoofline) -> None:
-        self._loaded, self._roofline = loaded, roofline
-        self._steps = _Steps(roofline)
+    def __init__(self, config: Configure, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._steps = _Steps()
         self._core = build_model_core(config, loaded, on_step=self._count)
         # A policy that waits for a complete batch starts an incomplete one.
         self._core.scheduler.end_input()
         self._rids = count()
 
-    def measure(self, concurrency: int, *, input_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Run requests together until all have ended, and return their figures.
+    def measure(
+        self, concurrency: int, *, input_tokens: int, output_tokens: int
+    ) -> tuple[dict[str, Any], _Steps]:
+        """Run requests together until all have ended; return their figures and the steps.
 
         Raises:
             UsageError: the engine rejects a request.
         """
         core = self._core
-        self._steps = steps = _Steps(self._roofline)
+        self._steps = steps = _Steps()
         earlier_preemptions = core.scheduler.stats.preemptions
         start_ns = time.monotonic_ns()
         for _ in range(concurrency):
@@ -217,7 +234,7 @@ class _Bench:
                 last_ns[output.rid] = outputs.at_ns
         seconds = (max(last_ns.values()) - start_ns) / NS_PER_S
         gaps = output_tokens - 1
-        return {
+        figures = {
             "concurrency": concurrency,
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
@@ -228,10 +245,8 @@ class _Bench:
             if gaps
             else None,
             "preemptions": core.scheduler.stats.preemptions - earlier_preemptions,
-            "decode": steps.decode.document(),
-            "prefill": steps.prefill.document(),
-            "mixed": steps.mixed.document(),
         }
+        return figures, steps
 
     def _count(self, outcome: StepOutcome) -> None:
         self._steps.add(outcome)
@@ -311,6 +326,13 @@ def _print(loaded: LoadedModel, roofline: StepRoofline, results: list[dict[str, 
         )
         table.add_row(str(result["concurrency"]), *map(_number, numbers))
     console.print(table)
+    shares = [result[kind]["roofline_percent"] for result in results for kind in _SHOWN_KINDS]
+    if any(share is not None and share > _WHOLE_PERCENT for share in shares):
+        console.print(
+            "Steps were faster than the roofline: other work slowed every measurement of this "
+            "machine's limits. Measure again on an idle machine.",
+            soft_wrap=True,
+        )
 
 
 def _number(value: float | None) -> str:

@@ -10,7 +10,7 @@ Multicore Architectures", 2009.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from goodput_core.units import NS_PER_S
@@ -43,6 +43,14 @@ class StepRoofline:
     flops_per_pair: int
     bytes_per_s: float
     flops_per_s: float
+
+    def with_higher_rates(self, other: StepRoofline) -> StepRoofline:
+        """Return this roofline with the higher of both measurements of each rate."""
+        return replace(
+            self,
+            bytes_per_s=max(self.bytes_per_s, other.bytes_per_s),
+            flops_per_s=max(self.flops_per_s, other.flops_per_s),
+        )
 
     def least_ns(self, shape: StepShape, num_samples: int) -> float:
         """Return the least time of a step.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["measure_roofline"]
 
-_REPEATS: Final = 5
+_REPEATS: Final = 3
 # Larger than any cache, and small beside the weights of a large model.
 _READ_BYTES: Final = 1 << 28
 _PRODUCT_SIDE: Final = {"cpu": 2048, "cuda": 8192}
