@@ -34,6 +34,7 @@ __all__ = [
     "SDPA",
     "AttentionSizes",
     "AttentionTimes",
+    "ProbeTimeoutError",
     "choose_cpu_attention",
     "choose_cpu_dtype",
     "find_compiler",
@@ -81,6 +82,10 @@ class AttentionTimes:
     flex_ns: int
 
 
+class ProbeTimeoutError(RuntimeError):
+    """A measurement took too long, which may be due to other work on the machine."""
+
+
 def choose_cpu_attention(
     sizes: AttentionSizes,
     choices: MeasuredChoices,
@@ -110,6 +115,8 @@ def choose_cpu_attention(
     def measure() -> MeasuredChoice:
         try:
             times = probe(sizes)
+        except ProbeTimeoutError as error:
+            return MeasuredChoice(name=SDPA, reason=str(error), temporary=True)
         except RuntimeError as error:
             return MeasuredChoice(name=SDPA, reason=str(error))
         percent = 100 * times.flex_ns // max(1, times.sdpa_ns)
@@ -140,7 +147,8 @@ def run_probe(sizes: AttentionSizes, *, limit_s: float = _LIMIT_S) -> AttentionT
     """Measure both adapters in a process of its own.
 
     Raises:
-        RuntimeError: FlexAttention cannot be compiled, is wrong, or takes too long; one line.
+        ProbeTimeoutError: it takes too long; one line.
+        RuntimeError: FlexAttention cannot be compiled, or is wrong; one line.
     """
     try:
         result = subprocess.run(
@@ -153,7 +161,7 @@ def run_probe(sizes: AttentionSizes, *, limit_s: float = _LIMIT_S) -> AttentionT
             env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"FlexAttention was not compiled within {limit_s:g} s") from error
+        raise ProbeTimeoutError(f"FlexAttention was not compiled within {limit_s:g} s") from error
     except OSError as error:
         raise RuntimeError(f"FlexAttention was not measured: {error.strerror}") from error
     if result.returncode != 0:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = ["MeasuredChoice", "MeasuredChoices", "processor"]
 
 _MAX_BYTES: Final = 10_000
 _KEY_CHARACTERS: Final = 16
+_TEMPORARY_S: Final = 24 * 60 * 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,13 @@ class MeasuredChoice:
     Args:
         name: the choice.
         reason: the measurement, or the reason why there was none; for the log.
+        temporary: True if another measurement may succeed, such as after a time-out. Such a choice
+            is kept for a day.
     """
 
     name: str
     reason: str
+    temporary: bool = False
 
 
 class MeasuredChoices:
@@ -48,10 +53,18 @@ class MeasuredChoices:
     Args:
         folder: a folder of the cache; None to keep nothing.
         machine: properties of the machine on which every choice depends.
+        now_s: returns the Unix time in seconds.
     """
 
-    def __init__(self, folder: Path | None, machine: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        machine: Mapping[str, object],
+        *,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
         self._folder = folder
+        self._now_s = now_s
         self._machine = dict(machine)
 
     def choose(
@@ -70,12 +83,22 @@ class MeasuredChoices:
         digest = hashlib.sha256(key.encode()).hexdigest()[:_KEY_CHARACTERS]
         with self._locked(subject) as folder:
             path = None if folder is None else folder / f"{subject}-{digest}.json"
-            choice = None if path is None else _read(path)
+            choice = None if path is None else self._read(path)
             if choice is None:
                 choice = measure()
                 if path is not None:
                     _write(path, choice)
             return choice
+
+    def _read(self, path: Path) -> MeasuredChoice | None:
+        """Return a stored choice; None if there is none, or if it is damaged or too old."""
+        try:
+            with path.open("rb") as file:
+                choice = msgspec.json.decode(file.read(_MAX_BYTES), type=MeasuredChoice)
+                age_s = self._now_s() - os.fstat(file.fileno()).st_mtime
+        except (OSError, msgspec.DecodeError):
+            return None
+        return None if choice.temporary and not 0 <= age_s <= _TEMPORARY_S else choice
 
     @contextmanager
     def _locked(self, subject: str) -> Iterator[Path | None]:
@@ -110,15 +133,6 @@ def processor(threads: int) -> dict[str, object]:
         "torch": torch.__version__,
         "threads": threads,
     }
-
-
-def _read(path: Path) -> MeasuredChoice | None:
-    """Return a stored choice; None if there is none, or if it is damaged."""
-    try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MAX_BYTES), type=MeasuredChoice)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _write(path: Path, choice: MeasuredChoice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from goodput_engine.executor.torch.attention import AttentionRule, SDPAttention
 from goodput_engine.executor.torch.cpu_choices import (
     AttentionSizes,
     AttentionTimes,
+    ProbeTimeoutError,
     choose_cpu_attention,
     choose_cpu_dtype,
     run_probe,
@@ -126,6 +128,43 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement_at_each_start(tmp_p
     assert probe.calls == 2
 
 
+def test_a_time_out_is_kept_for_a_day_and_other_failures_for_ever(tmp_path: Path) -> None:
+    now = {"s": time.time()}
+    choices = MeasuredChoices(tmp_path, {}, now_s=lambda: now["s"])
+    calls: list[int] = []
+
+    def slow(_sizes: AttentionSizes) -> AttentionTimes:
+        calls.append(1)
+        raise ProbeTimeoutError("FlexAttention was not compiled within 20 s")
+
+    def choose_after(hours: float) -> tuple[str, str]:
+        now["s"] += 3600 * hours
+        adapter, reason = choose_cpu_attention(
+            SIZES,
+            choices,
+            largest_chunk=512,
+            compiler="g++",
+            probe=slow,
+            make_flex=not_compiled,
+        )
+        return adapter.name, reason
+
+    for hours, measured in ((0, 1), (23, 1), (2, 2), (-100, 3)):
+        assert choose_after(hours) == ("torch-sdpa", "FlexAttention was not compiled within 20 s")
+        assert len(calls) == measured
+    # The machine is idle a day later.
+    now["s"] += 90_000
+    assert choose(GivenTimes(FLEX_IS_FASTER), choices, compiler="g++")[0] == "torch-flex"
+    now["s"] += 1e9
+    probe = GivenTimes("FlexAttention fails: x")
+    assert choose(probe, choices, compiler="g++")[0] == "torch-flex"
+    other = replace(SIZES, num_heads=12)
+    for _ in range(2):
+        assert choose(probe, choices, other)[0] == "torch-sdpa"
+        now["s"] += 1e9
+    assert probe.calls == 1
+
+
 def test_nothing_is_measured_where_flex_attention_cannot_pay(tmp_path: Path) -> None:
     probe, choices = GivenTimes(FLEX_IS_FASTER), MeasuredChoices(tmp_path, {})
     assert choose(probe, choices, compiler=None) == (
@@ -141,7 +180,7 @@ def test_nothing_is_measured_where_flex_attention_cannot_pay(tmp_path: Path) -> 
 
 
 def test_a_measurement_has_a_time_limit() -> None:
-    with pytest.raises(RuntimeError, match=r"^FlexAttention was not compiled within 0\.05 s$"):
+    with pytest.raises(ProbeTimeoutError, match=r"^FlexAttention was not compiled within 0\.05 s$"):
         run_probe(SIZES, limit_s=0.05)
 
 
