@@ -49,7 +49,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     engines = EngineStarter(tmp_path_factory.mktemp("engine"))
     yield engines.start(
         # An option takes the place of the manifest's field.
-        *("--block-size", "4", "--threads", "1"),
+        *("--block-size", "4", "--threads", "1", "--max-model-tokens", "97"),
         source=f"file://{folder}",
         realModel={"dtype": "float64", "blockSize": 16, "kvBlocks": 24},
         preemption="swap",
@@ -143,6 +143,30 @@ async def test_a_client_that_disconnects_frees_the_blocks(engine: RunningEngine)
     state = await engine.state_when(lambda state: not state["in_flight"] and not state["running"])
     assert state["kv_free_blocks"] == state["kv_total_blocks"]
     assert state["output_tokens"] > 0
+
+
+async def test_a_client_that_disconnects_during_its_prompt_frees_the_blocks(
+    engine: RunningEngine,
+) -> None:
+    during_the_prompt = 0
+    async with aiohttp.ClientSession(engine.url) as http:
+        for seed in range(20):
+            before = (await engine.state())["output_tokens"]
+            # Eighteen chunks of five tokens, of which no prefix is cached.
+            body = body_of(prompt_of(100 + seed, 90), max_tokens=6, ignore_eos=True)
+            request = asyncio.ensure_future(http.post(URL, json=body))
+            await engine.state_when(
+                lambda state: state["kv_free_blocks"] < state["kv_total_blocks"] or request.done()  # noqa: B023
+            )
+            request.cancel()
+            state = await engine.state_when(
+                lambda state: not state["in_flight"] and not state["running"]
+            )
+            assert state["kv_free_blocks"] == state["kv_total_blocks"]
+            during_the_prompt += state["output_tokens"] == before
+            if during_the_prompt == 3:
+                break
+    assert during_the_prompt == 3, "each prompt was complete before its client disconnected"
 
 
 BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
