@@ -90,13 +90,11 @@ class KVPool:
             dtype=geometry.dtype,
             pin_memory=device.type == "cuda" and num_host_blocks > 0,
         )
-        if streams is None and device.type == "cuda":
+        self._copies = None
+        if streams is None and device.type == "cuda" and num_host_blocks:
             streams = CudaStreams(device)
-        self._copies = (
-            BlockCopies(streams, self.device_blocks, self.host_blocks)
-            if streams is not None and num_host_blocks
-            else None
-        )
+        if streams is not None:
+            self._copies = BlockCopies(streams, self.device_blocks, self.host_blocks)
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of a layer's keys and values.

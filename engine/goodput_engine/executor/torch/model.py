@@ -256,7 +256,7 @@ class PackedModel:
             cu_seqlens_q=upload_list([0, *ends], device, torch.int32),
             seqused_k=upload_list(num_keys, device, torch.int32),
             block_table=upload(block_table, device),
-            max_queries=int(sizes.max()),
+            max_queries=max(len(row.token_ids) for row in rows),
             max_keys=max(num_keys),
         )
         ids = upload_list([[token for row in rows for token in row.token_ids]], device)
