@@ -221,7 +221,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=positive_count, default=2, help="processes (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quick", action="store_true", help="a short form: two loads and one seed")
     options = parser.parse_args(argv)
+    if options.quick:
+        options.count, options.seeds = 2, 1
     policies = dict.fromkeys([Policy.SLO.value, *options.policies])
     numbers = range(options.first, options.first + options.count)
     with ProcessPoolExecutor(options.jobs) as pool:
