@@ -112,8 +112,9 @@ class OfferedWork:
     def held_back(self, rank: tuple[int, int], now_ns: int) -> float:
         """Return the share of the capacity that a request must leave to others, 0 to 0.9.
 
-        It grows with the load, with the work that is worth more, and with its share of all work,
-        of which equals count half. The load is reduced by its standard error while it is young.
+        It grows with the load, with the work that is worth more, and with its share of all work.
+        Equals count half, or less if they are most of the work: nothing is held back for equals
+        alone. The load is reduced by its standard error while it is young.
         """
         total_ns = sum(self._work_ns.values())
         if not total_ns or self._offers <= _LEAST_EVIDENCE:
@@ -128,7 +129,8 @@ class OfferedWork:
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > rank)
         asked = load * above_ns / total_ns
-        contested = (above_ns + self._work_ns.get(rank, 0.0) / 2) / total_ns
+        equal = self._work_ns.get(rank, 0.0) / total_ns
+        contested = above_ns / total_ns + equal * (1 - equal) / 2
         return full * min(_MOST_HELD_BACK, max(self._reserved * asked, _HELD_BACK * contested))
 
     def load(self, rank: tuple[int, int], now_ns: int) -> float:
