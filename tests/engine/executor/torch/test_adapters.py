@@ -132,7 +132,8 @@ def test_adapters_are_probed_in_order_and_the_log_has_the_reasons(
         ({"kernel": "triton", "device": CPU}, "it needs an NVIDIA GPU, and torch found none"),
         ({"kernel": "triton", "dtype": torch.float64}, "it multiplies no matrices of float64"),
     ],
-    ids=str,
+    # Names of functions have addresses, which differ between the workers of a test run.
+    ids=["blocks", "not installed", "float32", "CPU", "heads", "Triton on a CPU", "float64"],
 )
 def test_a_requested_kernel_that_cannot_be_used_is_refused_in_one_sentence(
     arguments: dict[str, Any], reason: str
