@@ -169,10 +169,13 @@ def serve(number: int, policies: Sequence[str], seeds: int) -> RandomLoad:
     """Serve a load with each policy on the same seeds."""
     cell, mix = random_cell(number)
     MIXES[mix.name] = mix
-    runs = {
-        policy: [run_cell(cell, policy, _FIRST_SEED + seed) for seed in range(seeds)]
-        for policy in policies
-    }
+    try:
+        runs = {
+            policy: [run_cell(cell, policy, _FIRST_SEED + seed) for seed in range(seeds)]
+            for policy in policies
+        }
+    finally:
+        del MIXES[mix.name]
     ours = runs[Policy.SLO]
     parts = reduce(Admitted.plus, (run.admitted_parts for run in ours), Admitted())
     differences = [

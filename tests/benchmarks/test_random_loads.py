@@ -11,12 +11,14 @@ from benchmarks.random_loads import main, random_cell
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_an_idle_device_can_meet_the_targets_of_a_drawn_load(first: int) -> None:
+def test_an_idle_device_can_meet_the_targets_of_a_drawn_load(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(first, first + 20):
         cell, mix = random_cell(number)
         again, _ = random_cell(number)
         assert cell == again
-        MIXES[mix.name] = mix
+        monkeypatch.setitem(MIXES, mix.name, mix)
         requests = offered(cell.load, 1)
         assert 20 <= len(requests) <= 1500
         blocks = cell.fleet.profile().kv_blocks

@@ -59,11 +59,13 @@ def test_nothing_is_held_back_before_the_first_offer() -> None:
     assert not OfferedWork().outbids(_WORSE, 100 * NS_PER_S)
 
 
-def test_under_full_load_capacity_is_held_back_for_better_requests_and_half_for_equals() -> None:
+def test_under_full_load_capacity_is_held_back_for_better_requests_and_none_for_equals_alone() -> (
+    None
+):
     now_ns = 20 * NS_PER_S
     offered = _offered(_BETTER, load=2.0)
     assert offered.held_back(_WORSE, now_ns) == pytest.approx(0.6)
-    assert offered.held_back(_BETTER, now_ns) == pytest.approx(0.3)
+    assert offered.held_back(_BETTER, now_ns) == 0
     best = OfferedWork.rank(1, 1.0, 1.0)
     assert offered.held_back(best, now_ns) == 0
 
@@ -77,7 +79,8 @@ def test_a_share_of_the_work_of_better_requests_can_be_reserved() -> None:
         offered.add(_BETTER, 0.09 * NS_PER_S, window_ns=0, now_ns=at_ns)
         offered.add(_WORSE, 0.18 * NS_PER_S, window_ns=0, now_ns=at_ns)
     assert offered.held_back(_WORSE, now_ns) == pytest.approx(0.7 * 0.9, rel=0.02)
-    assert offered.held_back(_BETTER, now_ns) == pytest.approx(0.6 / 6, rel=0.02)
+    # A third of the work is of equals. It counts half, times the two thirds of the others.
+    assert offered.held_back(_BETTER, now_ns) == pytest.approx(0.6 / 9, rel=0.02)
 
 
 def test_the_shortest_window_is_that_of_a_recent_rank() -> None:
