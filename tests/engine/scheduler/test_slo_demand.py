@@ -104,32 +104,34 @@ def test_prompts_before_a_new_one_take_only_its_share_of_the_time() -> None:
     assert _late([], new, share=0.01) == [], "an idle device is never kept free"
 
 
+# Level, due time, and two times: the shorter one is what a prompt adds to the steps of others.
+_PROMPTS = st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20), st.integers(0, 20))
+
+
 @given(
-    queue=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)), max_size=8
-    ),
-    new=st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)),
+    queue=st.lists(_PROMPTS, max_size=8),
+    new=_PROMPTS,
     begins=st.integers(0, 10),
     margin=st.integers(0, 10),
     share=st.sampled_from([0.25, 0.5, 0.75, 1.0]),
 )
-def test_late_prompts_agree_with_a_simulation_of_prompts_one_after_another(
-    queue: list[tuple[int, int, int]],
-    new: tuple[int, int, int],
+def test_late_prompts_agree_with_a_simulation(
+    queue: list[tuple[int, int, int, int]],
+    new: tuple[int, int, int, int],
     begins: int,
     margin: int,
     share: float,
 ) -> None:
     prompts: list[Prompt] = []
     for prompt in sorted(
-        _prompt(rid, level=level, due=due, work=work)
-        for rid, (level, due, work) in enumerate(queue, start=1)
+        _prompt(rid, level=level, due=due, work=max(work, share), share=share)
+        for rid, (level, due, work, share) in enumerate(queue, start=1)
     ):
         # Admitted prompts are in time without the new one.
         if _ends([*prompts, prompt], begins)[prompt.rid] <= prompt.due_ns:
             prompts.append(prompt)
-    level, due, work = new
-    added = _prompt(99, level=level, due=due, work=work)
+    level, due, work, share_of_step = new
+    added = _prompt(99, level=level, due=due, work=max(work, share_of_step), share=share_of_step)
     expected = _simulated(prompts, added, begins=begins, margin=margin, share=share)
     assert _late(prompts, added, begins=begins, margin=margin, share=share) == expected
 

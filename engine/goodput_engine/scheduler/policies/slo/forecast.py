@@ -218,14 +218,17 @@ class Forecast:
 
     def work_ns(self, request: ScheduledRequest) -> float:
         """Return the time until the next token of a prompt without any wait."""
-        share_ns = self.share_ns(request)
-        return share_ns if request.host_blocks else max(share_ns, self.token_ns)
+        return self._alone_ns(request, self.share_ns(request))
 
     def share_ns(self, request: ScheduledRequest) -> float:
         """Return the time by which a prompt makes the steps of other prompts longer."""
         computed_ns = self.prompt_tokens(request) * self.prompt_ns
         copied = len(request.host_blocks)
         return max(computed_ns, self._view.copy_ns(copied)) if copied else computed_ns
+
+    def _alone_ns(self, request: ScheduledRequest, share_ns: float) -> float:
+        """Return the time of a prompt without others; a computed one takes at least a step."""
+        return share_ns if request.host_blocks else max(share_ns, self.token_ns)
 
     def resume_ns(self, request: ScheduledRequest) -> float:
         """Return the time from the eviction of a running request to its next token.
@@ -244,7 +247,7 @@ class Forecast:
     def prompt(self, request: ScheduledRequest) -> Prompt:
         """Return the prompt of a waiting or started request, with the due time of its token."""
         share_ns = self.share_ns(request)
-        work_ns = share_ns if request.host_blocks else max(share_ns, self.token_ns)
+        work_ns = self._alone_ns(request, share_ns)
         targets, sampled = request.targets, request.base_sampled
         due_ns = NEVER_NS
         if not sampled and targets.ttft_ns is not None:
