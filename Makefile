@@ -14,6 +14,9 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_CACHE_DIR ?= $(CACHE)/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Containers often set this variable. Then each start of a command would compile its modules again,
+# which takes a third of the start, and each worker of pytest all tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 RUNTIME := replay,engine,operator,completion
 TESTS ?=
