@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,7 +20,13 @@ from goodput_engine.core.build import configuration
 from goodput_engine.device.fit import FittedForm, FormChoice, fit_form, save_profile
 from goodput_engine.device.load import COMMON_NUMBERS, load_profile
 from goodput_engine.device.profile import Overlap
-from goodput_replay.calibration.prediction import LatencyError, compare_latencies, predict
+from goodput_replay.calibration.prediction import (
+    LatencyError,
+    compare_latencies,
+    completed_pairs,
+    mean_error,
+    predict,
+)
 from goodput_replay.calibration.requests import ObservedRequest
 from goodput_replay.calibration.server_limits import (
     infer_engine,
@@ -38,13 +44,12 @@ from goodput_replay.calibration.steps import (
 from goodput_replay.runs.slo import SLOClasses, slo_classes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from goodput_core.spec.llmservice import LLMService
     from goodput_core.spec.workloads import EngineSpec
     from goodput_core.steptime.fitting import StepSample
     from goodput_engine.device.profile import DeviceProfile
     from goodput_engine.messages import Configure
+    from goodput_replay.calibration.prediction import RecordPair
 
 __all__ = ["CalibratedDevice", "ObservedRun", "calibrate", "write_profile"]
 
@@ -66,6 +71,11 @@ _NEARLY: Final = 0.97
 # Without a base profile, the memory is assumed to hold this many times the tokens of the run.
 _SPARE_KV: Final = 4
 _BLOCK_SIZE: Final = 16
+# A limit of running requests must make the error this much smaller: as a factor, and absolutely.
+_CLEARLY: Final = 0.95
+_MIN_GAIN: Final = 0.005
+# Requests of a replica with which the limit is determined.
+_MAX_COMPARED: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,24 +194,14 @@ def calibrate(
     errors = errors_ppm(form, [one.sample for one in _usable(steps.held_out)])
     p50, p95 = quantiles(errors, (P50, P95)) if errors else (0, 0)
     overlap = Overlap.MAX if plans_ahead(observed, delay_ns) else Overlap.ADD
+    numbers = _numbers(runs, base)
+    profile = _profile(form, overlap, numbers)
     if service is None:
         engine = infer_engine(observed, budget or next_power(largest_step(observed, chunks)))
+        engine = _limited(engine, max(one.peak_decodes for one in observed), runs, profile)
     else:
         engine = service.spec.engine
-    numbers = _numbers(runs, base)
-    held_out = {
-        one.record.request_id
-        for run in runs
-        for one in run.requests
-        if run.is_held_out(one.arrival_ns)
-    }
-    latencies = _predict(
-        runs,
-        ids=held_out,
-        profile=_profile(form, overlap, numbers),
-        engine=engine,
-        service=service,
-    )
+    predicted = _predict(runs, held_out=True, profile=profile, engine=engine, service=service)
     return CalibratedDevice(
         form=form,
         overlap=overlap,
@@ -215,8 +215,10 @@ def calibrate(
         p50_error_ppm=p50,
         p95_error_ppm=p95,
         delay_ns=delay_ns,
-        held_out_requests=len(held_out),
-        latencies=latencies,
+        held_out_requests=sum(
+            run.is_held_out(one.arrival_ns) for run in runs for one in run.requests
+        ),
+        latencies=compare_latencies(predicted),
         numbers=numbers,
     )
 
@@ -427,27 +429,51 @@ def _profile(
         return load_profile(str(path))
 
 
+def _limited(
+    engine: EngineSpec, peak: int, runs: Sequence[ObservedRun], profile: DeviceProfile
+) -> EngineSpec:
+    """Return the engine with a limit of running requests if it predicts the fitted half better.
+
+    The limit is the largest number of requests that decoded at once.
+    """
+    candidates = (engine, replace(engine, max_num_seqs=max(1, peak)))
+    without, limited = (
+        mean_error(
+            _predict(
+                runs, held_out=False, profile=profile, engine=one, service=None, most=_MAX_COMPARED
+            )
+        )
+        for one in candidates
+    )
+    return candidates[limited < _CLEARLY * without - _MIN_GAIN]
+
+
 def _predict(
     runs: Sequence[ObservedRun],
     *,
-    ids: set[str],
+    held_out: bool,
     profile: DeviceProfile,
     engine: EngineSpec,
     service: LLMService | None,
-) -> Sequence[LatencyError]:
-    """Return the errors of the predicted latencies of held-out requests, over all runs."""
+    most: int | None = None,
+) -> list[RecordPair]:
+    """Serve all runs in virtual time; return the records of the held-out or of the fitted half.
+
+    Args:
+        runs: the runs.
+        held_out: True for the held-out half.
+        profile: the calibrated profile.
+        engine: settings of the server.
+        service: its manifest; None without one.
+        most: number of requests of each replica, from the first one on; None for all.
+    """
     slo = SLOClasses() if service is None else slo_classes(service.spec.slo)
     mode = ControlMode.MANUAL if service is None else service.spec.control.mode
     configure: Configure = configuration(engine, mode=mode, device="calibrated")
-    measured = [one for run in runs for one in run.requests]
-    records = [
-        record
-        for requests in _all_replicas(runs)
-        for record in predict(requests, profile=profile, configure=configure, slo=slo)
-    ]
-    return compare_latencies(measured, records, ids)
-
-
-def _all_replicas(runs: Sequence[ObservedRun]) -> Iterator[list[ObservedRequest]]:
+    pairs: list[RecordPair] = []
     for run in runs:
-        yield from run.by_replica()
+        for requests in run.by_replica():
+            records = predict(requests[:most], profile=profile, configure=configure, slo=slo)
+            half = [one for one in requests if run.is_held_out(one.arrival_ns) == held_out]
+            pairs += completed_pairs(half, records)
+    return pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from goodput_replay.emulation.settings import FleetSettings
 from goodput_replay.plan import PlannedRequest, PromptKey
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
     from goodput_core.slo.record import RequestRecord
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from goodput_replay.calibration.requests import ObservedRequest
     from goodput_replay.runs.slo import SLOClasses
 
-__all__ = ["LatencyError", "compare_latencies", "predict"]
+    RecordPair = tuple[RequestRecord, RequestRecord]
+
+__all__ = ["LatencyError", "compare_latencies", "completed_pairs", "mean_error", "predict"]
 
 _TIMEOUT_NS: Final = 366 * 86_400 * NS_PER_S
 
@@ -91,28 +94,25 @@ def _planned(number: int, one: ObservedRequest, slo: SLOClasses) -> PlannedReque
     )
 
 
-def compare_latencies(
-    measured: Iterable[ObservedRequest], predicted: Iterable[RequestRecord], ids: Collection[str]
-) -> list[LatencyError]:
-    """Return TTFT, TPOT and TBT of some requests, in the run and as predicted.
-
-    Only requests that completed in both count. TTFT begins at the send.
+def completed_pairs(
+    measured: Iterable[ObservedRequest], predicted: Iterable[RequestRecord]
+) -> list[RecordPair]:
+    """Return the measured and the predicted record of each request that completed in both.
 
     Args:
-        measured: the requests of the run.
-        predicted: their records in virtual time.
-        ids: ids of the requests to compare.
+        measured: requests of one run, in which each id is unique.
+        predicted: their records in virtual time, and possibly others.
     """
-    by_id = {
-        record.request_id: record
-        for record in predicted
-        if record.request_id in ids and record.outcome is Outcome.OK
-    }
-    pairs = [
+    by_id = {one.request_id: one for one in predicted if one.outcome is Outcome.OK}
+    return [
         (one.record, by_id[one.record.request_id])
         for one in measured
         if one.record.request_id in by_id and one.record.outcome is Outcome.OK
     ]
+
+
+def compare_latencies(pairs: Sequence[RecordPair]) -> list[LatencyError]:
+    """Return TTFT, TPOT and TBT, as measured and as predicted. TTFT begins at the send."""
     if not pairs:
         return []
     runs = [_RecordedLatencies(records) for records in zip(*pairs, strict=True)]
@@ -129,6 +129,26 @@ def compare_latencies(
         if values[0] is not None and values[1] is not None:
             errors.append(LatencyError(name=label, measured_ms=values[0], predicted_ms=values[1]))
     return errors
+
+
+def mean_error(pairs: Sequence[RecordPair]) -> float:
+    """Return the mean error of the requests; 0 without one.
+
+    The error of a request is that of its TTFT and that of its TPOT together, each as the logarithm
+    of the ratio.
+    """
+    errors = [
+        math.fsum(
+            abs(math.log(one / other))
+            for one, other in (
+                (measured.ttft_from_send_ns, predicted.ttft_from_send_ns),
+                (measured.tpot_ns, predicted.tpot_ns),
+            )
+            if one and other
+        )
+        for measured, predicted in pairs
+    ]
+    return math.fsum(errors) / max(1, len(errors))
 
 
 class _RecordedLatencies:

@@ -21,13 +21,16 @@ __all__ = ["infer_engine", "largest_step", "next_power", "plans_ahead", "saturat
 _MAX_SATURATED: Final = 5
 _SATURATED_PERCENT: Final = 2
 _AHEAD_STEPS: Final = 2
-_LIMITED_PERCENT: Final = 5
 _MAX_NUM_SEQS: Final = 1024
 
 
 def largest_step(observed: Sequence[ReplicaSteps], chunks: Sequence[Chunks]) -> int:
-    """Return the largest number of tokens in a step with prompts and decodes; 1 without one."""
-    return max(_mixed_tokens(observed, chunks), default=1)
+    """Return the largest number of tokens in a step with prompts and decodes.
+
+    Without such a step, as on a server that runs one request at a time, that of any step.
+    """
+    prompts = (sum(size for _, size in parts) for found in chunks for parts in found.parts)
+    return max(_mixed_tokens(observed, chunks), default=0) or max(prompts, default=1)
 
 
 def saturated_budget(observed: Sequence[ReplicaSteps], chunks: Sequence[Chunks]) -> int | None:
@@ -71,21 +74,15 @@ def next_power(tokens: int) -> int:
 
 
 def infer_engine(observed: Sequence[ReplicaSteps], budget: int) -> EngineSpec:
-    """Return the settings of a server as far as its steps show them."""
-    peak = max(one.peak_decodes for one in observed)
-    at_peak = waits = 0
-    for one in observed:
-        full = one.decodes == one.peak_decodes
-        at_peak += int(full.sum())
-        waits += one.waiting_at(full)
-    limited = waits * 100 > at_peak * 50 and at_peak * 100 > _LIMITED_PERCENT * sum(
-        len(one.ends_ns) for one in observed
-    )
+    """Return the settings of a server as far as its steps show them.
+
+    The number of running requests is not limited.
+    """
     separate = sum(one.separates_prompts for one in observed) * 2 > len(observed)
     return EngineSpec(
         policy=Policy.VLLM if separate else Policy.SARATHI,
         preemption=Preemption.RECOMPUTE,
         token_budget=TokenBudgetSpec(min=min(64, budget), max=max(8192, budget), initial=budget),
-        max_num_seqs=max(1, peak) if limited else _MAX_NUM_SEQS,
+        max_num_seqs=_MAX_NUM_SEQS,
         max_waiting=1_000_000,
     )

@@ -162,18 +162,6 @@ class ReplicaSteps:
         alone = self.decodes[self.first_steps] == 0
         return bool(beside.sum() >= 10 and (alone & beside).sum() * 2 > beside.sum())
 
-    def waiting_at(self, steps: NDArray[np.bool_]) -> int:
-        """Return in how many of the given steps a request waited that did not begin in the next."""
-        size = len(self.ends_ns)
-        arrivals = np.array([one.arrival_ns for one in self.requests], dtype=np.int64)
-        arrived = np.searchsorted(self.ends_ns, arrivals, side="left")
-        waiting = np.zeros(size + 1, dtype=np.int64)
-        begins = arrived + 1
-        ends = np.maximum(self.first_steps - 1, begins)
-        np.add.at(waiting, np.minimum(begins, size), 1)
-        np.add.at(waiting, np.minimum(ends, size), -1)
-        return int((steps & (np.cumsum(waiting)[:size] > 0)).sum())
-
     def _find_disturbed(self) -> None:
         """Mark the steps that are much shorter or longer than their decodes allow.
 

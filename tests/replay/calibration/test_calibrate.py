@@ -63,11 +63,23 @@ def replay(tmp_path: Path) -> Replay:
     """Replay a generated load in virtual time; return the run's folder."""
 
     def run(
-        name: str, device: str, policy: str = "sarathi", *, rate: str, seconds: int, prompts: str
+        name: str,
+        device: str,
+        policy: str = "sarathi",
+        *,
+        rate: str,
+        seconds: int,
+        prompts: str,
+        running: int = 256,
     ) -> Path:
         manifest = tmp_path / f"{name}.yaml"
-        budget = {"min": 64, "max": 8192, "initial": 2048}
-        text = manifest_text("emulated", engine__policy=policy, engine__tokenBudget=budget)
+        engine = {
+            "policy": policy,
+            "tokenBudget": {"min": 64, "max": 8192, "initial": 2048},
+            "maxNumSeqs": running,
+        }
+        fields = {f"engine__{key}": value for key, value in engine.items()}
+        text = manifest_text("emulated", **fields)
         manifest.write_text(text, encoding="utf-8")
         folder = tmp_path / name
         load = ["--rate", rate, "--duration", f"{seconds}s", "--input-tokens", prompts]
@@ -85,9 +97,9 @@ def cpu(tmp_path: Path) -> str:
     return str(path)
 
 
-def calibrated(folder: Path) -> CalibratedDevice:
-    run = ObservedRun(folder=folder, requests=read_requests(folder))
-    return calibrate([run], choice=FormChoice.AUTO, service=None, base=None)
+def calibrated(*folders: Path) -> CalibratedDevice:
+    runs = [ObservedRun(folder=one, requests=read_requests(one)) for one in folders]
+    return calibrate(runs, choice=FormChoice.AUTO, service=None, base=None)
 
 
 def errors(found: CalibratedDevice) -> dict[str, float]:
@@ -178,6 +190,25 @@ def test_the_limits_of_a_server_are_inferred(replay: Replay) -> None:
     folder = replay("run", "llama-3-8b-h100", rate="12/s", seconds=30, prompts="2500~60%")
     found = calibrated(folder)
     assert (found.policy, found.overlap, found.token_budget) == ("sarathi", "max", 2048)
+
+
+@pytest.mark.parametrize(("running", "rate"), [(1, "8/m"), (3, "30/m")])
+def test_a_server_that_runs_few_requests_at_once_is_recognized(
+    replay: Replay, cpu: str, running: int, rate: str
+) -> None:
+    folder = replay("run", cpu, rate=rate, seconds=600, prompts="64~60%", running=running)
+    found = calibrated(folder)
+    assert found.max_num_seqs == running
+    assert all(error < 0.05 for error in errors(found).values())
+
+
+def test_requests_of_several_runs_may_have_the_same_ids(replay: Replay, cpu: str) -> None:
+    folders = [
+        replay(name, cpu, rate=rate, seconds=300, prompts="64~60%")
+        for name, rate in (("low", "20/m"), ("high", "40/m"))
+    ]
+    found = calibrated(*folders)
+    assert all(error < 0.05 for error in errors(found).values())
 
 
 def test_the_result_is_printed_as_json(replay: Replay, capsys: pytest.CaptureFixture[str]) -> None:
