@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import random
+import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -14,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
+from tests.builders.http import PATIENCE_S
 from tests.builders.torch_models import CONTEXT, VOCABULARY, Outputs, make_folder
 from tests.engine.conftest import EngineStarter
 
@@ -90,6 +93,39 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
             yield event
 
 
+def core_of(engine: RunningEngine) -> psutil.Process:
+    (core,) = psutil.Process(engine.process.pid).children()
+    return core
+
+
+@asynccontextmanager
+async def requests_at_once(engine: RunningEngine, count: int) -> AsyncIterator[None]:
+    """Let the core compute the requests of a block only after all of them have arrived."""
+    core = core_of(engine)
+    core.suspend()
+    waiting = asyncio.ensure_future(engine.state_when(lambda state: state["in_flight"] == count))
+    waiting.add_done_callback(lambda _: core.resume())
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
+async def run_until(
+    engine: RunningEngine, core: psutil.Process, condition: Callable[[dict[str, Any]], bool]
+) -> None:
+    """Let a suspended core run for some milliseconds at a time, until its state meets a condition.
+
+    The core is suspended when this returns, so it has computed little more, however busy the
+    machine is.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition(await engine.state()):
+            core.resume()
+            time.sleep(0.003)  # noqa: ASYNC251 - another task would let the core run for longer
+            core.suspend()
+
+
 async def test_concurrent_requests_get_the_tokens_of_generate(
     engine: RunningEngine, outputs: Outputs
 ) -> None:
@@ -121,8 +157,10 @@ async def test_concurrent_requests_get_the_tokens_of_generate(
         return choice["token_ids"], choice["finish_reason"]
 
     async with aiohttp.ClientSession(engine.url) as http:
-        streamed = await asyncio.gather(*(stream(http, prompt) for prompt in prompts))
-        complete = await asyncio.gather(*(whole(http, prompt) for prompt in prompts))
+        async with requests_at_once(engine, len(prompts)):
+            streamed = await asyncio.gather(*(stream(http, prompt) for prompt in prompts))
+        async with requests_at_once(engine, len(prompts)):
+            complete = await asyncio.gather(*(whole(http, prompt) for prompt in prompts))
     for at, prompt in enumerate(prompts):
         assert streamed[at] == expected_output(outputs, prompt)
         assert complete[at] == expected_output(outputs, prompt, ignore_eos=True)
@@ -148,20 +186,24 @@ async def test_a_client_that_disconnects_frees_the_blocks(engine: RunningEngine)
 async def test_a_client_that_disconnects_during_its_prompt_frees_the_blocks(
     engine: RunningEngine,
 ) -> None:
+    core = core_of(engine)
     during_the_prompt = 0
     async with aiohttp.ClientSession(engine.url) as http:
         for seed in range(20):
             before = (await engine.state())["output_tokens"]
+            core.suspend()
             # Eighteen chunks of five tokens, of which no prefix is cached.
             body = body_of(prompt_of(100 + seed, 90), max_tokens=6, ignore_eos=True)
             request = asyncio.ensure_future(http.post(URL, json=body))
-            await engine.state_when(
-                lambda state: state["kv_free_blocks"] < state["kv_total_blocks"] or request.done()  # noqa: B023
+            await run_until(
+                engine,
+                core,
+                lambda state: state["kv_free_blocks"] < state["kv_total_blocks"] or request.done(),  # noqa: B023
             )
             request.cancel()
-            state = await engine.state_when(
-                lambda state: not state["in_flight"] and not state["running"]
-            )
+            await engine.state_when(lambda state: not state["in_flight"])
+            core.resume()
+            state = await engine.state_when(lambda state: not state["running"])
             assert state["kv_free_blocks"] == state["kv_total_blocks"]
             during_the_prompt += state["output_tokens"] == before
             if during_the_prompt == 3:
@@ -281,7 +323,7 @@ async def test_log_probabilities_are_those_of_a_pass_over_the_whole_output(
         return found
 
     before = (await engine.state())["preemptions"]
-    async with aiohttp.ClientSession(engine.url) as http:
+    async with aiohttp.ClientSession(engine.url) as http, requests_at_once(engine, len(prompts)):
         answers = await asyncio.gather(*(call(http, prompt) for prompt in prompts))
     assert (await engine.state())["preemptions"] > before
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -318,15 +360,17 @@ async def test_a_killed_core_ends_streams_with_an_error(
     start_engine: StartEngine, folder: Path
 ) -> None:
     engine = start_engine(source=f"file://{folder}")
-    (core,) = psutil.Process(engine.process.pid).children()
+    core = core_of(engine)
     body = body_of([1, 2, 3], stream=True, max_tokens=100, ignore_eos=True)
-    async with aiohttp.ClientSession(engine.url) as http, http.post(URL, json=body) as response:
-        lines = response.content
-        await lines.readline()
-        core.suspend()
-        await http.get("/health/live")  # the HTTP process still responds
-        core.kill()
-        rest = (await lines.read()).decode()
+    core.suspend()
+    async with aiohttp.ClientSession(engine.url) as http:
+        request = asyncio.ensure_future(http.post(URL, json=body))
+        await run_until(engine, core, lambda state: state["output_tokens"] > 0)
+        async with await request as response:
+            await response.content.readline()
+            await http.get("/health/live")  # the HTTP process still responds
+            core.kill()
+            rest = (await response.content.read()).decode()
     assert rest.splitlines()[-2].startswith('data: {"error":'), rest
     assert '"code":"engine_died"' in rest
     assert "[DONE]" not in rest
