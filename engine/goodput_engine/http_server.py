@@ -28,7 +28,7 @@ from goodput_engine.openai.errors import APIError, error_body, unavailable
 from goodput_engine.server_options import CLIENT_CONNECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from contextlib import AsyncExitStack
 
     from aiohttp import StreamReader
@@ -166,13 +166,14 @@ class StreamedResponse(web.StreamResponse):
 class _Connection(web.RequestHandler):
     """One client connection, with a time limit for heads and errors in OpenAI's form."""
 
-    __slots__ = ("_body", "_head_timer", "_server")
+    __slots__ = ("_body", "_body_since_s", "_head_timer", "_server")
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, keepalive_timeout=server.limits.idle_s, **options)
         self._server = server
         self._head_timer: asyncio.TimerHandle | None = None
         self._body: StreamReader | None = None  # that of the latest request
+        self._body_since_s = 0.0
 
     @property
     def waiting_since_s(self) -> float | None:
@@ -182,8 +183,15 @@ class _Connection(web.RequestHandler):
             return None
         return self._next_keepalive_close_time - self._server.limits.idle_s
 
+    @property
+    def receiving_since_s(self) -> float | None:
+        """Loop time at which the body of the latest request began; None once it is complete."""
+        if self._body is None or self._body.is_eof() or self._force_close:
+            return None
+        return self._body_since_s
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close an idle connection if there are too many; reject this one if none is idle."""
+        """Close another connection if there are too many; reject this one if none can be closed."""
         super().connection_made(transport)
         if not self._server.enforce_limit():
             self._send_last(_TOO_MANY_CONNECTIONS)
@@ -210,7 +218,7 @@ class _Connection(web.RequestHandler):
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
-            self._body = self._messages[-1][1]
+            self._body, self._body_since_s = self._messages[-1][1], self._loop.time()
         elif expects_head and self._head_timer is None:
             self._head_timer = self._loop.call_later(self._server.limits.head_s, self._expire_head)
 
@@ -298,26 +306,43 @@ class _Server(web.Server):
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
     def enforce_limit(self) -> bool:
-        """Close idle connections above the limit; return False if too few are idle."""
+        """Close connections above the limit; return False if too few can be closed.
+
+        Those without a request are closed first, then those whose body has not arrived, so that
+        clients that send half a request cannot exhaust the port.
+        """
         excess = len(self._connections) - self.limits.connections
         if excess <= 0:
             return True
-        waiting = [
-            (since_s, connection)
-            for connection in self._connections
-            if isinstance(connection, _Connection)
-            and (since_s := connection.waiting_since_s) is not None
-        ]
+        ours = [one for one in self._connections if isinstance(one, _Connection)]
         # Close some in advance, so that a flood does not cause a search for each new connection.
-        count = excess + self.limits.connections // 64
-        oldest = heapq.nsmallest(count, waiting, key=itemgetter(0))
-        for _, connection in oldest:
-            self.events.add("closed_while_waiting")
-            connection.force_close()
-        if len(oldest) >= excess:
+        most = excess + self.limits.connections // 64
+        waiting = ((one.waiting_since_s, one) for one in ours)
+        closed = self._close_oldest(waiting, most, "closed_while_waiting")
+        if closed < excess:
+            receiving = ((one.receiving_since_s, one) for one in ours)
+            closed += self._close_oldest(receiving, most - closed, "closed_while_receiving")
+        if closed >= excess:
             return True
         self.events.add("rejected")
         return False
+
+    def _close_oldest(
+        self, connections: Iterable[tuple[float | None, _Connection]], most: int, event: str
+    ) -> int:
+        """Close the connections that have been in a state longest; return their number.
+
+        Args:
+            connections: each with the time since which it is in the state, or None if it is not.
+            most: number of connections to close at most.
+            event: name under which they are counted in the log.
+        """
+        found = [(since_s, one) for since_s, one in connections if since_s is not None]
+        oldest = heapq.nsmallest(most, found, key=itemgetter(0))
+        for _, connection in oldest:
+            self.events.add(event)
+            connection.force_close()
+        return len(oldest)
 
 
 class _Runner(web.AppRunner):

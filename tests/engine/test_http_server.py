@@ -67,17 +67,23 @@ async def test_every_address_is_ipv4_only_if_the_kernel_has_no_ipv6(
 
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+HALF_BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
 Send = Callable[..., Awaitable[RawConnection]]
 
 
 async def start(stack: AsyncExitStack, limits: ConnectionLimits) -> Send:
-    """Serve 200 for `/`; return a function that opens a connection and sends bytes."""
+    """Serve 200 for `/`; return a function that opens a connection and sends bytes.
 
-    async def handler(_: web.Request) -> web.Response:
+    The body of a POST is read first.
+    """
+
+    async def handler(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            await request.read()
         return web.Response(text="served")
 
     app = web.Application()
-    app.router.add_get("/", handler)
+    app.router.add_route("*", "/", handler)
     url, _ = await listen(stack, app, ("127.0.0.1", 0), limits=limits)
 
     async def send(data: bytes = b"") -> RawConnection:
@@ -189,17 +195,24 @@ async def test_a_connection_without_a_request_is_closed(stack: AsyncExitStack) -
         assert await reader.read() == b""
 
 
-async def test_incomplete_heads_do_not_block_requests(
-    stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("half", "event"),
+    [
+        pytest.param(HEAD, "closed_while_waiting", id="heads"),
+        pytest.param(HALF_BODY, "closed_while_receiving", id="bodies"),
+    ],
+)
+async def test_incomplete_requests_do_not_block_others(
+    stack: AsyncExitStack, caplog: pytest.LogCaptureFixture, half: bytes, event: str
 ) -> None:
     send = await start(stack, ConnectionLimits(connections=64, head_s=600))
-    halves = [await send(HEAD) for _ in range(200)]
+    halves = [await send(half) for _ in range(200)]
     assert await status_of(await send(HEAD + b"\r\n")) == b"200"
     ended = [reader.at_eof() for reader, _ in halves]
     assert ended.count(False) <= 64
     assert ended.index(False) >= ended.count(True) - 1, "the oldest were closed"
     (record,) = [r for r in caplog.records if r.message == "connections limited"]
-    assert vars(record)["closed_while_waiting"] >= 1
+    assert vars(record)[event] >= 1
 
 
 async def test_a_connection_beyond_the_limit_gets_503_if_all_others_are_busy(
