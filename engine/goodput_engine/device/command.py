@@ -97,9 +97,8 @@ def make_parser() -> CommandParser:
     )
     fit.add_argument(
         "--form",
-        type=FormChoice,
-        choices=list(FormChoice),
-        default=FormChoice.AUTO,
+        choices=[one.value for one in FormChoice],
+        default=FormChoice.AUTO.value,
         help="the form to fit; auto is the roofline, unless the piecewise form has a clearly "
         "smaller error (%(default)s)",
     )
@@ -205,7 +204,7 @@ def _step_times_table(form: TableForm) -> Table:
 
 def _fit(args: argparse.Namespace) -> None:
     base = None if args.base is None else load_profile(args.base)
-    fit = fit_device(args.log, args.form)
+    fit = fit_device(args.log, FormChoice(args.form))
     if base is not None:
         write_profile(fit, log=args.log, base=base, out=args.out)
     if args.json:

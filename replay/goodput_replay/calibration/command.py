@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     base = None if args.base is None else load_profile(args.base)
     service = None if args.file is None else read_manifest(args.file)
     runs = [ObservedRun(folder=one, requests=read_requests(one)) for one in args.runs]
-    found = calibrate(runs, choice=args.form, service=service, base=base)
+    found = calibrate(runs, choice=FormChoice(args.form), service=service, base=base)
     if out is not None:
         write_profile(found, runs=runs, out=out)
     if args.json:
@@ -100,9 +100,8 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument(
         "--form",
-        type=FormChoice,
-        choices=list(FormChoice),
-        default=FormChoice.AUTO,
+        choices=[one.value for one in FormChoice],
+        default=FormChoice.AUTO.value,
         help="the form to fit; auto is the roofline, unless the piecewise form has a clearly "
         "smaller error (%(default)s)",
     )

@@ -155,6 +155,7 @@ def test_a_profile_is_not_replaced(log: Path, tmp_path: Path) -> None:
         pytest.param(
             ["--out", "x.txt", "--base", "unit"], UsageError, "must end in .yaml", id="no YAML"
         ),
+        pytest.param(["--form", "line"], UsageError, r"choose from 'auto', ", id="form"),
         pytest.param(
             ["--out", "x.yaml", "--base", "gpu"], InputError, "no device profile", id="base"
         ),

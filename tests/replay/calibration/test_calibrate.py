@@ -12,7 +12,7 @@ import pytest
 from tests.builders.manifests import manifest_text
 
 from goodput_core.dispatch import run_command
-from goodput_core.errors import InputError
+from goodput_core.errors import InputError, UsageError
 from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_MS
 from goodput_engine.device.fit import FormChoice
@@ -274,9 +274,13 @@ def test_a_run_that_does_not_show_the_steps_is_rejected(
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_run_and_an_existing_profile_are_rejected(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_an_unknown_form_and_an_existing_profile_are_rejected(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(InputError, match=r"no such file|cannot be read|summary"):
         main([str(tmp_path)])
+    with pytest.raises(UsageError, match="choose from 'auto', "):
+        main([str(tmp_path), "--form", "line"])
     out = tmp_path / "mine.yaml"
     out.write_text("keep", encoding="utf-8")
     with pytest.raises(InputError, match="exists; name another file"):
