@@ -11,6 +11,7 @@ are appended to `--results`, and the table has the medians of all repeats in thi
     make smollm2
     python -m tools.foreign                                 # installs the other servers
     python -m benchmarks.model_servers --results results.jsonl
+    python -m benchmarks.model_servers --runs runs/servers  # for `goodput device calibrate`
     python -m benchmarks.model_servers --quick              # the engine alone, one short load
 """
 
@@ -261,9 +262,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in options.servers[first:] + options.servers[:first]:
             with tempfile.TemporaryDirectory() as temporary:
                 where = Path(temporary)
+                kept = options.runs or where
                 with serving(name, options.threads, where / "log") as server:
-                    for at, rate in enumerate(options.rates):
-                        runs.append(measure(name, server, rate, options, where / f"run-{at}"))
+                    for rate in options.rates:
+                        folder_name = f"{name}-{rate.replace('/', 'p')}-{repeat + 1}"
+                        runs.append(measure(name, server, rate, options, kept / folder_name))
                         if options.results is not None:
                             with options.results.open("a", encoding="utf-8") as results:
                                 results.write(f"{json.dumps(asdict(runs[-1]))}\n")
@@ -291,6 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input-tokens", default="64~60%", help="(64~60%%)")
     parser.add_argument("--output-tokens", default="24~60%", help="(24~60%%)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="JSON lines to append to")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="keep the run folders here")
     parser.add_argument("--quick", action="store_true", help="the engine alone, one short load")
     return parser
 

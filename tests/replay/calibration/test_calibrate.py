@@ -274,7 +274,7 @@ def test_a_run_that_does_not_show_the_steps_is_rejected(
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_run_an_unknown_form_and_an_existing_profile_are_rejected(
+def test_a_wrong_folder_form_or_file_is_rejected(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(InputError, match=r"no such file|cannot be read|summary"):
