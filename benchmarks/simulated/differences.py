@@ -63,9 +63,10 @@ class Differences:
             (blocks, sums.var(axis=-1, ddof=1) * blocks * scale)
             for blocks, scale, sums in block_sums(residual, outage_s=outage_s)
         ]
+        cumulated = np.cumsum(residual, axis=-1)
         excess = []
         for blocks, _ in self._within:
-            sums = offset_sums(residual, residual.shape[-1] // blocks)
+            sums = offset_sums(cumulated, residual.shape[-1] // blocks)
             excess.append(sums.max(axis=(1, 2)) + sums.min(axis=(1, 2)))
         self._excess = np.stack(excess) / self.pairs
         self._outage = missed_share(total, outage_s).max(axis=1) / self.pairs

@@ -75,10 +75,11 @@ class Scales:
         mixed = (self.missed > 0) & (self.missed < self.total)
         share = (self.missed / self.total)[:, None]
         residual = windows.missed - share * windows.total
+        cumulated = np.cumsum(residual, axis=-1)
         self.scales: list[tuple[int, Floats, Floats]] = []
         for blocks, scale, sums in block_sums(residual, outage_s=outage_s):
             spread = sums.var(axis=-1, ddof=1) * blocks * scale
-            worst = offset_sums(residual, self.seconds // blocks).max(axis=-1)
+            worst = offset_sums(cumulated, self.seconds // blocks).max(axis=-1)
             self.scales.append((blocks, np.where(mixed, spread, 0.0), np.where(mixed, worst, 0.0)))
 
 
@@ -108,18 +109,17 @@ def block_sums(residual: Floats, *, outage_s: int = 0) -> Iterator[tuple[int, fl
         )
 
 
-def offset_sums(residual: Floats, length: int) -> Floats:
+def offset_sums(cumulated: Floats, length: int) -> Floats:
     """Return the sums of `length` residuals from each offset, wrapping around.
 
     Args:
-        residual: float64 `[..., seconds]`, which add up to 0.
+        cumulated: cumulated sums of residuals that add up to 0, float64 `[..., seconds]`.
         length: length of a block in seconds.
 
     Returns:
         float64 `[..., seconds]`.
     """
-    sums = np.cumsum(residual, axis=-1)
-    return np.roll(sums, -length, axis=-1) - sums
+    return np.roll(cumulated, -length, axis=-1) - cumulated
 
 
 def missed_share(total: Counts, outage_s: int) -> Floats:

@@ -259,7 +259,7 @@ def _draw_class(
     chance_a = 1 - up_a * (1 - np.minimum(one.single * factor[0][..., None], 1))
     chance_b = 1 - up_b * (1 - np.minimum(single_b, 1))
     total = Arrivals(per_s=one.per_s, regular=True).draw(runs, case.seconds, rng).reshape(shape)
-    hard = rng.binomial(total, one.hard)
+    hard = rng.binomial(total, one.hard) if one.hard else np.zeros_like(total)
     missed_a = rng.binomial(total - hard, chance_a)
     missed_both = rng.binomial(missed_a, chance_b)
     only_a = rng.binomial(total - hard - missed_a, chance_b)

@@ -41,7 +41,6 @@ from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.slo import SLOClasses, read_slo, slo_classes
 from goodput_replay.runs.summary import Summary, TraceSummary
 from goodput_replay.runs.terminal import print_summary
-from goodput_replay.sending.arming import read_token
 from goodput_replay.sending.open_streams import count_ports, find_stream_limit
 from goodput_replay.sending.target import require_permission, tls_context
 from goodput_replay.sending.tokenizer import TokenizerVocabulary, find_tokenizer, read_tokenizer
@@ -113,7 +112,11 @@ def _download(options: ReplayOptions, folder: Path) -> Path:
 
 
 def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
-    arm_token = "" if options.arm is None else read_token(os.environ)
+    arm_token = ""
+    if options.arm is not None:
+        from goodput_replay.sending.arming import read_token  # noqa: PLC0415 - an HTTP server
+
+        arm_token = read_token(os.environ)
     trace = _open_trace(options, stack)
     slo, service = _read_slo_and_service(options)
     fleet = _fleet_settings(options, service)

@@ -12,6 +12,7 @@ data", Journal of the Royal Statistical Society A, 1969, for the integration.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,11 @@ def look_confidences(looks: Sequence[int], confidence: float) -> tuple[float, ..
         raise ValueError(f"looks at {list(looks)} replicates do not increase")
     if not LEAST_CONFIDENCE <= confidence < 1:
         raise ValueError(f"a confidence of {confidence} is out of bounds; 0.5 ≤ confidence < 1")
+    return _levels(tuple(looks), confidence)
+
+
+@lru_cache(maxsize=32)
+def _levels(looks: tuple[int, ...], confidence: float) -> tuple[float, ...]:
     error, last = 1 - confidence, looks[-1]
     limit = normal_quantile(1 - error / 2)
     spent = [2 * _tail(limit / math.sqrt(look / last)) for look in looks]
@@ -56,9 +62,10 @@ def look_confidences(looks: Sequence[int], confidence: float) -> tuple[float, ..
     density = [_normal_density(x, looks[0]) for x in sums]
     for (before, look), (so_far, total) in zip(pairwise(looks), pairwise(spent), strict=True):
         bounds.append(_find_bound(sums, density, look - before, look, total - so_far))
-        at = _grid(look, bounds[-1])
-        density = [_spread(sums, density, look - before, x) for x in at]
-        sums = at
+        if look < last:
+            at = _grid(look, bounds[-1])
+            density = [_spread(sums, density, look - before, x) for x in at]
+            sums = at
     return tuple(1 - _tail(bound) for bound in bounds)
 
 
