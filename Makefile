@@ -23,7 +23,9 @@ TESTS ?=
 # Most tests wait half of the time. A worker runs complete files, and starts its own cluster for the
 # tests that need one. WORKERS=0 runs the tests one after the other.
 WORKERS ?= 2
-PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile
+# A worker of numpy's BLAS that waits for its next product keeps a core busy, and pytest's workers need
+# them all.
+PYTEST = OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 .PHONY: help setup torch smollm2 plan-smollm2 chat demo test test-torch test-foreign test-s3 check lint types arch golden e2e cluster cluster-down bench chart picture clean
 
@@ -110,7 +112,7 @@ endif
 
 e2e: $(VENV)/.dev ## end-to-end tests on local processes and a cluster (KUBECONFIG=FILE [VALUES=FILE] selects one)
 	@test -n "$${GOODPUT_KUBECONFIG:-}" || $(BIN)/python -m tools.cluster build
-	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) --no-loadscope-reorder tests/e2e tests/charts $(TESTS)
+	GOODPUT_REQUIRE_CLUSTER=1 $(PYTEST) tests/e2e tests/charts $(TESTS)
 
 cluster: $(VENV)/.dev ## start a Kubernetes cluster that runs until make cluster-down; no container engine needed
 	@$(BIN)/python -m tools.cluster up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +71,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("torch"):
                 item.add_marker(missing)
+    _put_slow_files_first(items)
+
+
+def _put_slow_files_first(items: list[pytest.Item]) -> None:
+    """Sort the files, so that no worker begins a long one when the others have ended.
+
+    A worker gets one file after the other. Those of tests/e2e keep the order of their conftest.py.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    tests_in = Counter(item.path for item in items)
+
+    def order(item: pytest.Item) -> tuple[int, int]:
+        if ROOT / "tests" / "e2e" in item.path.parents:
+            return 0, 0
+        return (1 if item.path in slow else 2), -tests_in[item.path]
+
+    items.sort(key=order)
 
 
 @pytest.fixture

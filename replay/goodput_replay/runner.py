@@ -112,11 +112,7 @@ def _download(options: ReplayOptions, folder: Path) -> Path:
 
 
 def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
-    arm_token = ""
-    if options.arm is not None:
-        from goodput_replay.sending.arming import read_token  # noqa: PLC0415 - an HTTP server
-
-        arm_token = read_token(os.environ)
+    arm_token = _read_arm_token(options)
     trace = _open_trace(options, stack)
     slo, service = _read_slo_and_service(options)
     fleet = _fleet_settings(options, service)
@@ -184,6 +180,14 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
     if options.gate:
         return summary.verdict.kind.exit_code
     return ExitCode.PASS if summary.validity.valid else ExitCode.INVALID
+
+
+def _read_arm_token(options: ReplayOptions) -> str:
+    if options.arm is None:
+        return ""
+    from goodput_replay.sending.arming import read_token  # noqa: PLC0415 - an HTTP server
+
+    return read_token(os.environ)
 
 
 def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:

@@ -253,6 +253,7 @@ def requests(draw: st.DrawFn) -> bytes:
     return whole[: draw(st.integers(1, len(whole)))] if draw(st.integers(0, 9)) == 0 else whole
 
 
+@pytest.mark.slow
 # A count given by the user may take hours; the default takes seconds.
 @pytest.mark.timeout(0 if "GOODPUT_FUZZ_CASES" in os.environ else 120)
 @given(request=requests(), through_router=st.booleans(), leaves=st.booleans())

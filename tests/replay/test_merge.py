@@ -462,6 +462,7 @@ def test_the_verdict_is_also_written_for_the_pod_and_the_run_uploaded(tmp_path: 
     assert load_run(tmp_path / "store/merged").summary == load_run(out).summary
 
 
+@pytest.mark.slow
 async def test_shards_that_start_at_one_instant_make_one_run(
     trace_of: WriteTrace, tmp_path: Path
 ) -> None:

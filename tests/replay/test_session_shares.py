@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.sessions import plan_of_rows, session_row
@@ -107,6 +108,7 @@ def test_a_process_stores_only_the_follow_ups_that_it_sends(tmp_path: Path) -> N
         assert follow_ups.stored_bytes == 0
 
 
+@pytest.mark.slow
 async def test_merged_shards_of_causal_sessions_are_the_undivided_run(
     trace_of: WriteTrace, tmp_path: Path
 ) -> None:

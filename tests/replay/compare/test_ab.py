@@ -132,11 +132,13 @@ def test_two_policies_in_virtual_time_need_one_pair(tmp_path: Path) -> None:
     assert policies == ["sarathi", "slo"]
 
 
+@pytest.mark.slow
 def test_one_build_against_itself_is_marked_and_sends_equal_prompts_within_a_pair(
     tmp_path: Path,
 ) -> None:
     same = build(tmp_path, "same")
     options = ["-f", same, "-f", same, "--window", "0s..4s", "--pairs", "2", "--out", "aa"]
+    options += ["--no-report", "--no-scrape"]
     code, result, progress = run_ab(tmp_path, *options)
     assert code in {2, 3}, "four seconds prove nothing, and a busy machine may be late"
     assert len(result["baselines"]) == 2 or code == 3

@@ -38,6 +38,7 @@ def _results(old: Path, new: Path) -> tuple[ComparisonResult, GateResult]:
     return compared, judge_runs([RunPair(candidate=new, baseline=old)])
 
 
+@pytest.mark.slow
 # An example takes two seconds, so a failing one is not made smaller.
 @settings(max_examples=6, phases=(Phase.reuse, Phase.generate))
 @given(
