@@ -275,6 +275,26 @@ def test_inputs_of_another_version_are_shown_as_far_as_they_are_known(
     assert input_lines(inputs) == ["replicas: none"]
 
 
+@pytest.mark.parametrize(
+    ("known", "line"),
+    [
+        (
+            {"measured_replicas": 0},
+            "replicas: 2 ready of 1 to 8; no readings of running and queued requests",
+        ),
+        (
+            {"measured_replicas": 2, "kv_total_blocks": 0, "preemptions": None},
+            "replicas: 2 ready of 1 to 8; 8 running, 4 waiting, KV unknown, unknown preemptions",
+        ),
+    ],
+    ids=["no page", "another version"],
+)
+def test_readings_that_a_server_does_not_publish_are_shown_as_unknown(
+    known: dict[str, Any], line: str
+) -> None:
+    assert line in input_lines({**INPUTS, **known})
+
+
 def test_the_load_is_that_of_the_time_between_two_readings() -> None:
     before = {"epoch": "a", "step_ns": 10**9, "output_tokens": 100}
     after = {"epoch": "a", "step_ns": 2 * 10**9, "output_tokens": 300, "kv_total_blocks": 10,
@@ -317,7 +337,8 @@ def test_top_reads_other_servers_from_their_metrics_and_names_pods_without_a_loa
     router, engine = json.loads(done.stdout)
     assert (router["pod"], router["in_flight"]) == ("chat-router", 4)
     assert (engine["pod"], engine["running"], engine["waiting"]) == ("chat-vllm", 3, 2)
-    assert (engine["kv_used_ratio"], engine["busy_ratio"]) == (None, None)
+    unknown = ("kv_used_ratio", "busy_ratio", "output_tokens_per_s")
+    assert [engine[name] for name in unknown] == [None, None, None]
     assert "chat-lying does not respond with its load\n" in done.stderr
     assert "chat-other has no metrics page; name one with runtime.metricsPath\n" in done.stderr
     assert "/pods/chat-vllm:8000/proxy/metrics" in (cluster / "calls").read_text()

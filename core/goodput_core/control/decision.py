@@ -299,9 +299,14 @@ def decision_summary(decision: ServiceDecision) -> dict[str, Any]:
         "waiting": sum(replica.waiting for replica in observed.replicas),
         "kv_used_blocks": sum(replica.kv_used_blocks for replica in observed.replicas),
         "kv_total_blocks": sum(replica.kv_total_blocks for replica in observed.replicas),
-        "preemptions": sum(replica.preemptions for replica in observed.replicas),
+        "preemptions": sum(known) if (known := _known_preemptions(observed)) else None,
+        "measured_replicas": len(observed.fresh),
         "min_replicas": params.min_replicas,
         "max_replicas": params.max_replicas,
         "budget_law": None if decision.bounds is None else asdict(decision.bounds),
         "replica_law": None if decision.replicas is None else asdict(decision.replicas),
     }
+
+
+def _known_preemptions(observed: ServiceObservation) -> list[int]:
+    return [r.preemptions for r in observed.replicas if r.preemptions is not None]

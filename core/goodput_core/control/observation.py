@@ -87,7 +87,7 @@ class ReplicaWindow:
         signal: state of the measurement; the following fields are valid only if this is FRESH.
         running, waiting: running and queued requests.
         kv_used_blocks, kv_total_blocks: blocks of the KV cache.
-        preemptions: preemptions in the interval.
+        preemptions: preemptions in the interval; None if the server does not publish them.
         settled: False while the replica's token budget adapts to a change of the device.
     """
 
@@ -98,7 +98,7 @@ class ReplicaWindow:
     waiting: int = 0
     kv_used_blocks: int = 0
     kv_total_blocks: int = 0
-    preemptions: int = 0
+    preemptions: int | None = 0
     settled: bool = True
 
 

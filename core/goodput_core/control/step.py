@@ -88,7 +88,7 @@ class EngineReading:
         name: name of the pod, process or emulated replica.
         signal: state of the reading; the following fields are valid only if this is FRESH.
         state: counters, requests and limits of the engine.
-        preemptions: preemptions in the interval.
+        preemptions: preemptions in the interval; None if the server does not publish them.
         token_bounds: lower and upper bound of the token budget in the manifest that the engine has
             read; None if not known.
         max_width: upper bound of the batch width in that manifest; None if not known.
@@ -99,7 +99,7 @@ class EngineReading:
     name: str
     signal: Signal
     state: EngineState = field(default_factory=EngineState)
-    preemptions: int = 0
+    preemptions: int | None = 0
     token_bounds: tuple[int, int] | None = None
     max_width: int | None = None
     device: DeviceCapacity | None = None

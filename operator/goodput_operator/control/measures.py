@@ -281,7 +281,7 @@ def _engine(last: LastReading | None, scrape: EngineScrape) -> EngineReading:
         name=name,
         signal=scrape.signal,
         state=now.state,
-        preemptions=max(0, preempted),
+        preemptions=None if "preemptions" in now.unknown else max(0, preempted),
         token_bounds=now.token_bounds,
         max_width=now.max_width,
         device=now.device,

@@ -139,6 +139,7 @@ class EngineCounters:
         device: step-time law and memory of the device; None if not known.
         foreign: True for another server than Goodput's engine. It has no limits that can change,
             and its lengths are one bin of all finished requests.
+        unknown: counters of the state that such a server does not publish.
     """
 
     epoch: str
@@ -148,6 +149,7 @@ class EngineCounters:
     max_width: int | None = None
     device: DeviceCapacity | None = None
     foreign: bool = False
+    unknown: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)  # slots: frozen generics with slots fail on Python 3.11

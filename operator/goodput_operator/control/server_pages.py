@@ -32,6 +32,7 @@ __all__ = ["MAX_PAGE_BYTES", "decode_server"]
 MAX_PAGE_BYTES: Final = 4 << 20
 """A page of vLLM with one model has about 50 kB."""
 _MAX_COUNT: Final = 2**53
+_COUNTERS: Final = ("preemptions", "output_tokens")
 _CACHE_CONFIG: Final = "vllm:cache_config_info"
 """Metric of vLLM whose labels are the settings of its KV cache."""
 _MAX_TOKENS: Final = "sglang:max_total_num_tokens"
@@ -74,20 +75,22 @@ def decode_server(page: bytes) -> EngineCounters:
     if usage is None or not 0 <= usage <= 1:
         total = block_size = 0
     started = sample_sum(samples, (_STARTED,))
+    counters = {name: _count(samples, SERVER_METRICS[name]) for name in _COUNTERS}
     return EngineCounters(
         # A restart shows in the time of its start, or else in smaller counters.
         epoch="" if started is None else str(started),
         state=EngineState(
             running=running,
             waiting=waiting,
-            preemptions=_count(samples, SERVER_METRICS["preemptions"]) or 0,
-            output_tokens=_count(samples, SERVER_METRICS["output_tokens"]) or 0,
+            preemptions=counters["preemptions"] or 0,
+            output_tokens=counters["output_tokens"] or 0,
             kv_total_blocks=total,
             kv_free_blocks=total - round(total * (usage or 0.0)),
             block_size=block_size,
         ),
         lengths=_finished(samples),
         foreign=True,
+        unknown=frozenset(name for name, value in counters.items() if value is None),
     )
 
 
@@ -104,12 +107,18 @@ def _count(samples: Samples, names: tuple[str, ...]) -> int | None:
 
 
 def _kv_blocks(samples: Samples) -> tuple[int, int]:
-    """Return the blocks of the KV cache and their size; zeros if the server publishes neither."""
-    for labels in samples.get(_CACHE_CONFIG, ()):
-        settings = dict(labels)
-        blocks, size = settings.get("num_gpu_blocks", ""), settings.get("block_size", "")
-        if _is_small(blocks) and _is_small(size):
-            return int(blocks), int(size)
+    """Return the blocks of the KV cache and their size; zeros if the server publishes neither.
+
+    With data parallelism, each engine of vLLM has a cache of its own.
+    """
+    caches = [
+        (int(blocks), int(size))
+        for labels in samples.get(_CACHE_CONFIG, ())
+        if _is_small(blocks := dict(labels).get("num_gpu_blocks", ""))
+        and _is_small(size := dict(labels).get("block_size", ""))
+    ]
+    if caches and len({size for _, size in caches}) == 1:
+        return sum(blocks for blocks, _ in caches), caches[0][1]
     tokens = _count(samples, (_MAX_TOKENS,))
     return (tokens, 1) if tokens else (0, 0)
 

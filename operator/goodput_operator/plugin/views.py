@@ -154,13 +154,19 @@ def input_lines(inputs: Mapping[str, Any]) -> list[str]:
     phases = inputs.get("replicas") or {}
     replicas = ", ".join(f"{count} {phase}" for phase, count in phases.items()) or "none"
     used, total = inputs.get("kv_used_blocks", 0), inputs.get("kv_total_blocks", 0)
-    lines.append(
-        f"replicas: {replicas} of {inputs.get('min_replicas')} to {inputs.get('max_replicas')}; "
-        f"{inputs.get('running', 0)} running, {inputs.get('waiting', 0)} waiting, "
-        f"KV {used / total:.0%}, {inputs.get('preemptions', 0)} preemptions"
-        if total
-        else f"replicas: {replicas}"
-    )
+    line = f"replicas: {replicas}"
+    measured = inputs.get("measured_replicas", 1 if total else None)
+    if measured is not None:
+        line += f" of {inputs.get('min_replicas')} to {inputs.get('max_replicas')}; "
+        preemptions = inputs.get("preemptions")
+        line += (
+            f"{inputs.get('running', 0)} running, {inputs.get('waiting', 0)} waiting, "
+            f"KV {f'{used / total:.0%}' if total else 'unknown'}, "
+            f"{'unknown' if preemptions is None else preemptions} preemptions"
+            if measured
+            else "no readings of running and queued requests"
+        )
+    lines.append(line)
     law = inputs.get("replica_law") or {}
     rates = [
         f"{text} {law[name]:.2f}/s"
@@ -244,11 +250,12 @@ def server_state(page: str) -> dict[str, Any]:
 
     counters = decode_server(page.encode())
     state = counters.state
+    known = {} if "output_tokens" in counters.unknown else {"output_tokens": state.output_tokens}
     return {
         "epoch": counters.epoch,
         "running": state.running,
         "waiting": state.waiting,
-        "output_tokens": state.output_tokens,
+        **known,
         "kv_total_blocks": state.kv_total_blocks,
         "kv_free_blocks": state.kv_free_blocks,
     }

@@ -484,6 +484,8 @@ def _runtime_limited(inputs: StatusInput) -> list[Condition]:
         lacks += ", and no readings of running and queued requests, as metricsPath is not set"
     elif inputs.unmeasured_engines:
         reason = "NoReadings"
-        lacks += f", and {inputs.unmeasured_engines} replicas have no readings at present"
+        count = inputs.unmeasured_engines
+        replicas = "1 replica has" if count == 1 else f"{count} replicas have"
+        lacks += f", and {replicas} no readings of running and queued requests at present"
     message = f"{runtime.kind.value} has {lacks}; it does not read the X-SLO headers of requests"
     return [_true(RUNTIME_LIMITED, reason, message)]

@@ -77,6 +77,21 @@ def test_sglang_is_read_by_its_own_names() -> None:
     )
 
 
+def test_the_caches_of_data_parallel_engines_are_summed() -> None:
+    second = VLLM.replace(b'num_gpu_blocks="1000",engine="0"', b'num_gpu_blocks="600",engine="1"')
+    line = next(line for line in second.splitlines() if b"cache_config_info" in line)
+    state = decode_server(VLLM + line + b"\n").state
+    assert (state.kv_total_blocks, state.kv_free_blocks) == (1600, 960)
+
+
+def test_counters_that_a_version_does_not_publish_are_unknown() -> None:
+    assert decode_server(VLLM).unknown == {"output_tokens"}
+    page = VLLM + b'vllm:generation_tokens_total{engine="0",model_name="chat"} 60.0\n'
+    assert not decode_server(page).unknown
+    page = page.replace(b"num_preemptions", b"of_another_version")
+    assert decode_server(page).unknown == {"preemptions"}
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -209,6 +224,7 @@ def test_finished_requests_are_the_difference_of_two_pages() -> None:
     (mix,) = measures.traffic.finished.bins
     assert (mix.requests, mix.input_tokens, mix.output_tokens) == (2, 800, 40)
     assert measures.engines[0].foreign
+    assert measures.engines[0].preemptions == 0
     # A restarted server counts from zero again.
     _, measures = measure_interval(last, reading(3, scrape(VLLM)), classes=(), interval_ns=1)
     assert measures.traffic.finished.bins == ()
