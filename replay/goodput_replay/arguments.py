@@ -415,6 +415,16 @@ def _add_judging(parser: CommandParser) -> None:
         action="store_true",
         help="exit 0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID (without it: 0 valid, 3 invalid)",
     )
+    group.add_argument(
+        "--check-baseline",
+        metavar="RUN",
+        help="check before the first request that `replay gate --baseline RUN` can compare the run",
+    )
+    group.add_argument(
+        "--check-recorded",
+        metavar="DIR",
+        help="check before the first request that `replay gate --recorded DIR` can compare the run",
+    )
     add_confidence(group, "a verdict", default=USUAL_CONFIDENCE)
     group.add_argument(
         "-o",

@@ -74,6 +74,8 @@ class ReplayOptions:
         upload: place in object storage to which the complete run is copied; None for no copy.
         result_file: file for the result, such as a pod's termination message; None for none.
         gate: True if the exit code depends on the verdict.
+        check_baseline, check_recorded: an earlier run, and a folder of recordings, with which the
+            run must be comparable; a path or a URI, None for none.
         gaps: True if every gap between tokens is recorded.
         confidence: one-sided confidence of each bound of an attainment.
         ui: True to serve a live page.
@@ -138,6 +140,8 @@ class ReplayOptions:
     result_file: Path | None
     json: bool
     gate: bool
+    check_baseline: str | None
+    check_recorded: str | None
     gaps: bool
     report: bool
     confidence: Fraction
@@ -469,6 +473,8 @@ def _check_emulation(options: ReplayOptions) -> None:
         ("--start-at", options.start_at_ns is not None, "no request is sent"),
         ("--timeout CLASS=TIME", bool(options.class_timeouts_ns), "one --timeout TIME applies"),
         ("--ca-file", options.ca_file is not None, "no request is sent"),
+        ("--check-baseline", options.check_baseline is not None, "the run takes seconds"),
+        ("--check-recorded", options.check_recorded is not None, "the run takes seconds"),
         ("--yes", options.yes, "no target is under load"),
         ("--no-probe", not options.probe, "no request is sent"),
         ("--endpoint", options.endpoint is not Endpoint.COMPLETIONS, "no request is sent"),

@@ -79,13 +79,16 @@ def download_file(uri: str, folder: Path) -> Path:
     return target
 
 
-def download_folder(uri: str, folder: Path, *, names: Sequence[str] | None = None) -> Path:
+def download_folder(
+    uri: str, folder: Path, *, names: Sequence[str] | None = None, deep: bool = False
+) -> Path:
     """Copy the objects below a URI into a new folder, and return it.
 
     Args:
         uri: the place.
         folder: the new folder.
         names: copy only these files, as far as they exist; None for all files.
+        deep: True to copy the files of these names from all folders below the URI.
 
     Raises:
         InputError: there are no objects.
@@ -98,13 +101,32 @@ def download_folder(uri: str, folder: Path, *, names: Sequence[str] | None = Non
             _require_object(uri, store, path)
             _copy((store, path), (_local(), str(folder)))
             return folder
-        sources = {f"{path.rstrip('/')}/{name}": folder / name for name in names}
-        found = [info.path for info in store.get_file_info(list(sources)) if info.is_file]
+        root = path.rstrip("/")
+        if deep:
+            sources = _find_deep(store, root, folder, names)
+            found = list(sources)
+        else:
+            sources = {f"{root}/{name}": folder / name for name in names}
+            found = [info.path for info in store.get_file_info(list(sources)) if info.is_file]
         for source in found:
             _copy((store, source), (_local(), str(sources[source])))
         if not found:
             _require_object(uri, store, path)
     return folder
+
+
+def _find_deep(store: FileSystem, root: str, folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return the paths of the files of some names, and those of their copies, in new folders."""
+    from pyarrow.fs import FileSelector  # noqa: PLC0415
+
+    found = {}
+    for info in store.get_file_info(FileSelector(root, recursive=True, allow_not_found=True)):
+        parts = PurePosixPath(info.path.removeprefix(root).strip("/")).parts
+        # The name of an object may have any parts.
+        if info.is_file and parts[-1] in names and ".." not in parts:
+            found[info.path] = folder.joinpath(*parts)
+            found[info.path].parent.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 class FolderCopies:
@@ -126,12 +148,13 @@ class FolderCopies:
     ) -> None:
         self._stack.close()
 
-    def folder(self, place: str, *, names: Sequence[str] | None = None) -> Path:
+    def folder(self, place: str, *, names: Sequence[str] | None = None, deep: bool = False) -> Path:
         """Return a folder of this machine, which is copied first if its place is a URI.
 
         Args:
             place: a path, or a URI of object storage.
             names: see `download_folder`.
+            deep: see `download_folder`.
 
         Raises:
             UsageError: the URI is not that of a supported store.
@@ -148,7 +171,7 @@ class FolderCopies:
             self._root = Path(self._stack.enter_context(TemporaryDirectory(prefix="goodput-")))
         copy = self._root / f"run-{len(self._copies):04}"
         self._copies[str(copy)] = _shown(uri)
-        return download_folder(uri, copy, names=names)
+        return download_folder(uri, copy, names=names, deep=deep)
 
     def with_uris(self, text: str) -> str:
         """Return a text with the URIs of the copied folders instead of their local paths."""

@@ -13,7 +13,6 @@ from goodput_core.declaration import (
     dns_label_field,
     exactly_one_of,
     image_field,
-    recordings_field,
     records_field,
     spec_field,
     trace_field,
@@ -110,9 +109,11 @@ class ReplayGateSpec:
         "Largest accepted loss of attainment against the baseline, such as '1%'; default: 1%.",
         example="'1%'",
     )
-    history: str | None = recordings_field(
+    history: str | None = records_field(
         "Folder with recordings of replay ab of the baseline with itself, made at different times, "
-        "which show the spread between runs: pvc://CLAIM/PATH."
+        "which show the spread between runs: pvc://CLAIM/PATH, s3://BUCKET/PATH or "
+        "gs://BUCKET/PATH.",
+        default=None,
     )
 
     @property

@@ -49,7 +49,13 @@ from goodput_operator.replays.actions import (
     ReplayAction,
     ReplayDecision,
 )
-from goodput_operator.replays.jobs import ReplayRun, merge_job, shards_job, token_secret
+from goodput_operator.replays.jobs import (
+    SHARED_MODES,
+    ReplayRun,
+    merge_job,
+    shards_job,
+    token_secret,
+)
 from goodput_operator.replays.status import (
     MAX_MESSAGE,
     ReplayOutcome,
@@ -145,7 +151,7 @@ def _begin(
     return ReplayDecision(
         actions=(
             CreateReplayToken(body=token_secret(run)),
-            Create(body=shards_job(run, spec, slo, installation)),
+            Create(body=shards_job(run, spec, slo, installation, snapshot.claims)),
             *write_status(snapshot, {**status, "armed": f"0/{spec.shards}"}),
         ),
         wake_after_s=remaining_s,
@@ -167,7 +173,7 @@ def _refusal(snapshot: ReplaySnapshot, spec: TraceReplaySpec) -> ReplayOutcome |
         for name in claims_of(spec.trace, spec.records):
             modes = snapshot.claims.get(name)
             written = spec.records.startswith(f"pvc://{name}/") or spec.records == f"pvc://{name}"
-            needed = {"ReadWriteMany"} if written else {"ReadWriteMany", "ReadOnlyMany"}
+            needed = {"ReadWriteMany"} if written else SHARED_MODES
             if modes is not None and not needed.intersection(modes):
                 return invalid(
                     "StorageRefused",

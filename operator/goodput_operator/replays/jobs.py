@@ -27,6 +27,7 @@ from goodput_operator.kube.objects import ADMIN_PORT, JOB, MANAGER
 from goodput_operator.render.replay_pod import (
     RESULT_FILE,
     SLO_FILE,
+    claims_of,
     mount_slo,
     output_options,
     path_in_pod,
@@ -36,14 +37,17 @@ from goodput_operator.render.replay_pod import (
 from goodput_operator.render.secrets import TOKEN_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from goodput_core.spec.llmservice import SLOSpec
     from goodput_core.spec.tracereplay import ReplayGateSpec, TraceReplaySpec
     from goodput_operator.kube.objects import Object
     from goodput_operator.render.pods import Installation
 
-__all__ = ["ReplayRun", "merge_job", "shards_job", "token_secret"]
+__all__ = ["SHARED_MODES", "ReplayRun", "merge_job", "shards_job", "token_secret"]
+
+SHARED_MODES: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
+"""Access modes of claims that the pods of several nodes can read."""
 
 _API_KEY: Final = "GOODPUT_TARGET_KEY"
 _MERGE_CONTAINER: Final = "merge"
@@ -144,13 +148,26 @@ def token_secret(run: ReplayRun) -> dict[str, Any]:
 
 
 def shards_job(
-    run: ReplayRun, spec: TraceReplaySpec, slo: SLOSpec, installation: Installation
+    run: ReplayRun,
+    spec: TraceReplaySpec,
+    slo: SLOSpec,
+    installation: Installation,
+    claims: Mapping[str, Sequence[str] | None],
 ) -> dict[str, Any]:
     """Render the Indexed Job whose pods each send one shard.
 
     A failed pod fails the Job and is never replaced: its requests must not be sent twice.
+
+    Args:
+        run: names and places.
+        spec: the TraceReplay.
+        slo: the objectives.
+        installation: images and platform settings.
+        claims: access modes of the PersistentVolumeClaims by name.
     """
-    pod = replay_pod(spec, installation, _shard_command(run, spec), reads=(spec.trace,))
+    checks = _checks(spec, claims)
+    command = _shard_command(run, spec, checks)
+    pod = replay_pod(spec, installation, command, reads=(spec.trace, *checks.values()))
     container = pod["containers"][0]
     container["env"] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -213,7 +230,22 @@ def _gate_command(run: ReplayRun, gate: ReplayGateSpec) -> list[str]:
     return [*command, "--result-file", RESULT_FILE]
 
 
-def _shard_command(run: ReplayRun, spec: TraceReplaySpec) -> list[str]:
+def _checks(spec: TraceReplaySpec, claims: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+    """Return the places of the runs with which a shard compares its plan, by option.
+
+    Shards on several nodes cannot all mount a claim of one node. A baseline or a history there is
+    read only after the run.
+    """
+    gate = spec.gate
+    if gate is None:
+        return {}
+    places = {"--check-baseline": gate.baseline, "--check-recorded": gate.history}
+    found = {option: place for option, place in places.items() if place is not None}
+    shared = all(SHARED_MODES.intersection(claims.get(n) or ()) for n in claims_of(*found.values()))
+    return found if spec.shards == 1 or shared else {}
+
+
+def _shard_command(run: ReplayRun, spec: TraceReplaySpec, checks: Mapping[str, str]) -> list[str]:
     target = spec.target
     url = target.url or f"http://{target.service}.{run.namespace}.svc"
     command = ["replay", "--trace", path_in_pod(spec.trace), "--target", url, "--yes"]
@@ -232,6 +264,8 @@ def _shard_command(run: ReplayRun, spec: TraceReplaySpec) -> list[str]:
         command += ["--confidence", format_objective(spec.gate.confidence)]
     if spec.shards > 1:
         command += ["--shard", f"job/{spec.shards}"]
+    for option, place in checks.items():
+        command += [option, path_in_pod(place)]
     # Equal in all shards and other than that of any earlier run, whose prompts may be cached.
     command += ["--salt", run.uid, "--arm", f"[$(POD_IP)]:{ADMIN_PORT}"]
     command += output_options(run.place("shard-$(JOB_COMPLETION_INDEX)"))

@@ -23,6 +23,7 @@ from goodput_replay.compare.progress import result_message
 from goodput_replay.compare.recorded_baseline import find_recorded_runs, read_recorded_spread
 from goodput_replay.compare.recording import (
     AB_FILE,
+    RECORDED_FILES,
     is_recording,
     read_history,
     read_recording,
@@ -98,7 +99,8 @@ def _judge(given: argparse.Namespace, copies: FolderCopies) -> GateResult:
                 "replay gate: --recorded needs one run of the candidate, because further runs "
                 "would share the conditions of the first"
             )
-        baselines = baselines or find_recorded_runs(given.recorded, given.recorded_revision)[:1]
+        recorded = copies.folder(given.recorded, names=RECORDED_FILES, deep=True)
+        baselines = baselines or find_recorded_runs(recorded, given.recorded_revision)[:1]
     elif given.recorded_revision is not None:
         raise UsageError("replay gate: --recorded-revision is only supported with --recorded")
     pairs, recording = _pairs(runs, baselines)
@@ -114,7 +116,7 @@ def _judge(given: argparse.Namespace, copies: FolderCopies) -> GateResult:
     read_spread = read_recorded_spread if is_recorded else read_history
     history = None if given.history is None else partial(read_spread, given.history)
     if given.recorded is not None:
-        history = partial(read_recorded_spread, given.recorded, revision=given.recorded_revision)
+        history = partial(read_recorded_spread, recorded, revision=given.recorded_revision)
     result = judge_runs(
         pairs,
         margin=DEFAULT_MARGIN if given.margin is None else given.margin,
@@ -169,9 +171,9 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--recorded",
         metavar="DIR",
-        type=Path,
-        help="folder with recordings of the baseline with itself, made at different times; one run "
-        "of the candidate is compared with the latest of them, or with that of --baseline",
+        help="folder with recordings of the baseline with itself, made at different times, or its "
+        "place in object storage; one run of the candidate is compared with the latest of them, or "
+        "with that of --baseline",
     )
     add_recorded_revision(parser)
     add_rule_options(parser)

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["find_recorded_runs", "read_promises", "read_recorded_spread"]
+    from goodput_replay.compare.comparable import RunInputs
+    from goodput_replay.runs.summary import Summary
+
+__all__ = ["find_recorded_runs", "load_recorded_runs", "read_promises", "read_recorded_spread"]
 
 _LEAST: Final = 3
 """One run is the baseline, and two others are the fewest that have a spread."""
@@ -84,17 +87,7 @@ def read_recorded_spread(
     Raises:
         InputError: see `find_recorded_runs`; or fewer than two recordings fit.
     """
-    known = {(run.summary.run.started_at, run.summary.records_digest) for run in judged}
-    runs: list[LoadedRun] = []
-    problems: list[str] = []
-    for path in find_recorded_runs(folder, revision):
-        summary = read_checked_summary(path)
-        if difference := difference_between(judged[0].summary, summary):
-            problems.append(f"{path} is of other requests: {difference}")
-        elif (identity := (summary.run.started_at, summary.records_digest)) not in known:
-            known.add(identity)
-            runs.append(load_run(path))
-    _require_enough(folder, len(runs) + 1, problems)
+    runs = load_recorded_runs(folder, judged[0].summary, judged, revision=revision)
     missed = {name: missed_shares(runs, name) for run in runs for name in run.class_names}
     return {
         name: RunSpread(
@@ -106,6 +99,38 @@ def read_recorded_spread(
         for name, shares in missed.items()
         if len(shares) > 1
     }
+
+
+def load_recorded_runs(
+    folder: Path,
+    like: Summary | RunInputs,
+    judged: Sequence[LoadedRun],
+    *,
+    revision: str | None = None,
+) -> list[LoadedRun]:
+    """Return one run of each recording of the same requests, without the runs that are judged.
+
+    Args:
+        folder: see `find_recorded_runs`.
+        like: a run with these requests.
+        judged: runs that are judged.
+        revision: see `find_recorded_runs`.
+
+    Raises:
+        InputError: see `find_recorded_runs`; or fewer than two recordings fit.
+    """
+    known = {(run.summary.run.started_at, run.summary.records_digest) for run in judged}
+    runs: list[LoadedRun] = []
+    problems: list[str] = []
+    for path in find_recorded_runs(folder, revision):
+        summary = read_checked_summary(path)
+        if difference := difference_between(like, summary):
+            problems.append(f"{path} is of other requests: {difference}")
+        elif (identity := (summary.run.started_at, summary.records_digest)) not in known:
+            known.add(identity)
+            runs.append(load_run(path))
+    _require_enough(folder, len(runs) + 1, problems)
+    return runs
 
 
 def read_promises(run: Path) -> list[Any]:

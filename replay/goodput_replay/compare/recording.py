@@ -25,6 +25,7 @@ from goodput_replay.compare.runs import (
     missed_shares,
     reject_copies,
 )
+from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AB_FILE",
+    "RECORDED_FILES",
     "ABRecording",
     "RecordedPair",
     "find_history",
@@ -43,6 +45,8 @@ __all__ = [
 ]
 
 AB_FILE: Final = "ab.json"
+RECORDED_FILES: Final = (AB_FILE, SUMMARY_FILE, RECORDS_FILE)
+"""Names of the files of a recording that a comparison reads."""
 _VERSION: Final = "1"
 _MAX_BYTES: Final = 1 << 20
 _MAX_RECORDINGS: Final = 1000

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from goodput_core.slo.judging import Judgement
     from goodput_core.slo.record import RequestRecord
     from goodput_core.slo.targets import Targets
+    from goodput_replay.compare.comparable import RunInputs
     from goodput_replay.runs.columns import RunColumns
 
 __all__ = [
@@ -381,7 +382,7 @@ def reject_copies(runs: Iterable[LoadedRun]) -> None:
             )
 
 
-def difference_between(first: Summary, second: Summary) -> str:
+def difference_between(first: Summary | RunInputs, second: Summary) -> str:
     """Return why the requests of two runs cannot be paired; empty if they can.
 
     The text names the first difference, with the values of both runs. Two shards can be merged, and
@@ -394,7 +395,7 @@ def difference_between(first: Summary, second: Summary) -> str:
     pairs: tuple[tuple[str, object, object], ...] = (
         ("the trace selection", first.trace.transforms, second.trace.transforms),
         ("--seed", is_sampled and first.run.seed, is_sampled and second.run.seed),
-        ("--sessions", session_mode(first), session_mode(second)),
+        ("--sessions", session_mode(first.run), session_mode(second.run)),
         # With causal sessions, the window depends on the responses.
         *(_windows(first, second) if first.run.sessions is None else ()),
         ("the number of rows", one.rows_planned, other.rows_planned),
@@ -422,7 +423,7 @@ def require_same_sessions(runs: Sequence[LoadedRun]) -> None:
     Raises:
         InputError: a run has another mode than the first one.
     """
-    modes = [session_mode(run.summary) for run in runs]
+    modes = [session_mode(run.summary.run) for run in runs]
     for run, mode in zip(runs, modes, strict=True):
         if mode != modes[0]:
             raise InputError(
@@ -431,12 +432,12 @@ def require_same_sessions(runs: Sequence[LoadedRun]) -> None:
             )
 
 
-def _windows(first: Summary, second: Summary) -> Iterator[tuple[str, object, object]]:
+def _windows(first: Summary | RunInputs, second: Summary) -> Iterator[tuple[str, object, object]]:
     yield "the start of the window", first.window.start_s, second.window.start_s
     yield "the length of the window", first.window.length_s, second.window.length_s
 
 
-def _promises(first: Summary, second: Summary) -> Iterator[tuple[str, object, object]]:
+def _promises(first: Summary | RunInputs, second: Summary) -> Iterator[tuple[str, object, object]]:
     """Yield every field of the SLO with its values in both runs."""
     names = [[promise.name for promise in summary.promises] for summary in (first, second)]
     yield "the classes of the SLO", tuple(names[0]), tuple(names[1])
@@ -445,7 +446,7 @@ def _promises(first: Summary, second: Summary) -> Iterator[tuple[str, object, ob
             yield f"{field.name} of {a.name}", getattr(a, field.name), getattr(b, field.name)
 
 
-def _describe_trace(summary: Summary) -> str:
+def _describe_trace(summary: Summary | RunInputs) -> str:
     trace = summary.trace
     return f"{trace.name} ({trace.digest[:19]})"
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from goodput_replay.runs.summary import EmulationSummary, Summary, WindowSummary
+    from goodput_replay.runs.summary import EmulationSummary, RunSummary, WindowSummary
     from goodput_replay.runs.summary_parts import SessionsSummary
 
 __all__ = [
@@ -83,9 +83,9 @@ def describe_emulation(fleet: EmulationSummary) -> str:
     )
 
 
-def session_mode(summary: Summary) -> str:
+def session_mode(run: RunSummary) -> str:
     """Return the value of `--sessions` of a run."""
-    return "independent" if summary.run.sessions is None else "causal"
+    return "independent" if run.sessions is None else "causal"
 
 
 def describe_sessions(sessions: SessionsSummary) -> str:

@@ -118,6 +118,8 @@ async def _replay(
         targets, service_url = await _start_targets(plan, writer, stack, console)
         session = await stack.enter_async_context(open_session(plan.headers, plan.tls))
         sender_plan, target_summary = await prepare_sending(plan, targets, session, warn)
+        if options.check_baseline is not None or options.check_recorded is not None:
+            _require_comparable(plan, target_summary)
         if observer is not None:
             await observer.wait_ready()
         if options.start_at_ns is not None:
@@ -138,6 +140,21 @@ async def _replay(
     elif stopper.error is AbortedRun:
         ended_by = AbortedRun(f"aborted: {stopper.reason}; {writer.content_clause}")
     return FinishedRun(summary=summary, ended_by=ended_by)
+
+
+def _require_comparable(plan: RunPlan, target: TargetSummary) -> None:
+    """Reject a run that could not be compared with the runs that its options name."""
+    from goodput_replay.compare.comparable import (  # noqa: PLC0415 - few runs are checked
+        RunInputs,
+        require_comparable,
+    )
+
+    client = ClientSummary(cpu_s=0.0, cpus=count_cpus(), peak_in_flight=0)
+    require_comparable(
+        RunInputs.of(plan.info(target=target, started=datetime.now(UTC), client=client)),
+        baseline=plan.options.check_baseline,
+        recorded=plan.options.check_recorded,
+    )
 
 
 async def _start_targets(

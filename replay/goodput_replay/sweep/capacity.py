@@ -331,7 +331,7 @@ def _table(
     reason: bool = True,
     class_columns: bool = True,
 ) -> Table:
-    causal = session_mode(probes[0].summary) == "causal"
+    causal = session_mode(probes[0].summary.run) == "causal"
     title = "probes with causal sessions" if causal else "probes"
     view = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
     for name in ("scale", "offered/s", "goodput/s") if goodput else ("scale", "offered/s"):

@@ -110,7 +110,7 @@ INVALID = [
     ),
     ({"gate": {"baseline": "runs/a"}}, "spec.gate.baseline: must be pvc://CLAIM/PATH"),
     ({"gate": {"baseline": "pvc://runs/../a"}}, "spec.gate.baseline: must be pvc://CLAIM/PATH"),
-    ({"gate": {"history": "s3://runs/a"}}, "spec.gate.history: must be pvc://CLAIM/PATH"),
+    ({"gate": {"history": "file:///runs/a"}}, "spec.gate.history: must be pvc://CLAIM/PATH"),
     ({"gate": {"history": "pvc://runs/./a"}}, "spec.gate.history: must be pvc://CLAIM/PATH"),
     ({"window": {"startSeconds": 9, "endSeconds": 9}}, "spec.window.startSeconds: 9 is not before"),
     ({"baseline": "runs/a"}, "spec.baseline: unknown field"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,9 @@ def spec_of(**fields: Any) -> TraceReplaySpec:
     return decode(TraceReplaySpec, {**VALID, **fields}, "spec")
 
 
-def shards(**fields: Any) -> dict[str, Any]:
+def shards(claims: dict[str, tuple[str, ...]] | None = None, **fields: Any) -> dict[str, Any]:
     spec = spec_of(**fields)
-    return shards_job(ReplayRun.of(REPLAY, spec), spec, SLO_SPEC, INSTALLATION)
+    return shards_job(ReplayRun.of(REPLAY, spec), spec, SLO_SPEC, INSTALLATION, claims or {})
 
 
 def merge(**fields: Any) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def test_the_token_and_the_key_of_the_target_are_references_to_secrets() -> None
 
 
 def test_a_claim_is_mounted_once_and_read_only_unless_it_gets_the_records() -> None:
-    fields = {"trace": "pvc://data/a.parquet", "records": "pvc://data/runs"}
+    fields: dict[str, Any] = {"trace": "pvc://data/a.parquet", "records": "pvc://data/runs"}
     spec = spec_of(**fields)
     assert claims_of(spec.trace, spec.records, None) == ("data",)
     [mount] = [m for m in container(shards(**fields))["volumeMounts"] if "claim" in m["name"]]
@@ -141,10 +142,30 @@ def test_a_run_of_one_shard_is_compared_by_the_command_of_the_gate() -> None:
         for mount in container(job)["volumeMounts"]
         if "claim" in mount["name"]
     }
-    # The comparison does not need the trace, and the shards do not need the baseline.
+    # The comparison does not need the trace.
     assert mounts == {f"{claims}/old": True, f"{claims}/nights": True, f"{claims}/runs": False}
-    sending = container(shards(gate=GATE, records="pvc://runs/x"))
-    assert not any("old" in mount["mountPath"] for mount in sending["volumeMounts"])
+
+
+def test_a_shard_checks_the_comparison_before_the_run_if_it_can_read_the_earlier_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    gate = {**GATE, "history": "s3://nights/aa"}
+    one = shards(shards=1, gate=gate)
+    assert options(one).check_baseline == "/var/lib/goodput/claims/old/july"
+    assert options(one).check_recorded == "s3://nights/aa"
+    mounts = {m["mountPath"]: m.get("readOnly", False) for m in container(one)["volumeMounts"]}
+    assert mounts["/var/lib/goodput/claims/old"] is True
+    # Several shards may be on several nodes.
+    assert options(shards({"old": ("ReadOnlyMany",)}, shards=2, gate=gate)) == replace(
+        options(shards(shards=2)),
+        check_baseline="/var/lib/goodput/claims/old/july",
+        check_recorded="s3://nights/aa",
+        confidence=Fraction(99, 100),
+    )
+    alone = shards({"old": ("ReadWriteOnce",)}, shards=2, gate=gate)
+    assert (options(alone).check_baseline, options(alone).check_recorded) == (None, None)
+    assert not any("old" in mount["mountPath"] for mount in container(alone)["volumeMounts"])
 
 
 def test_several_shards_are_merged_before_the_run_is_compared() -> None:
