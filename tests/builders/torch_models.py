@@ -125,17 +125,15 @@ class Outputs:
         stopped = not options.ignore_eos and ids[-1] in STOP_IDS
         return ids, "stop" if stopped else "length"
 
-    def gap(self, token_ids: list[int]) -> float:
-        """Return the difference of the two highest logits after these tokens."""
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Return the logits after each token, `[num_tokens, vocab_size]`."""
         with torch.inference_mode():
-            logits = self._model(torch.tensor([token_ids])).logits[0, -1]
-        first, second = logits.topk(2).values.tolist()
-        return float(first - second)
+            logits = self._model(torch.tensor([token_ids])).logits[0]
+        return logits.clone()  # outside of the mode, it could not be changed
 
     def logprobs(self, token_ids: list[int]) -> torch.Tensor:
         """Return the log-probabilities of all ids after each token, `[num_tokens, vocab_size]`."""
-        with torch.inference_mode():
-            return self._model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+        return self.logits(token_ids).log_softmax(-1)
 
     def _generate(self, options: ExecutorInput) -> list[int]:
         ids = torch.tensor([options.token_ids])
@@ -187,7 +185,8 @@ class ModelBench:
         scheduler: further arguments of `make_scheduler`.
 
     Attributes:
-        ties: number of outputs that differ from `generate` after a tie of two logits.
+        ties: number of tokens that have not the highest logit, but are right because of a tie.
+        compared_tokens: number of tokens that were compared up to ties.
     """
 
     def __init__(
@@ -207,7 +206,7 @@ class ModelBench:
         **scheduler: Any,
     ) -> None:
         self.model = model
-        self.ties = 0
+        self.ties = self.compared_tokens = 0
         self._reuses_prefixes = reuses_prefixes
         self.block_size = block_size
         host = 0 if preemption == "recompute" else blocks
@@ -334,21 +333,44 @@ class ModelBench:
         """Take steps until no request is left, and compare every output with `generate`.
 
         Args:
-            tie: difference of the two highest logits below which an output may differ.
+            tie: difference to the highest logit below which another token is right as well; 0 if
+                outputs are equal.
         """
         self.finish()
         for rid, submit in self.submits.items():
+            if tie:
+                self._check_up_to_ties(rid, tie)
+                continue
             ids, reason = self.model.outputs.of(submit)
             own = self.token_ids[rid]
-            pairs = zip(own, ids, strict=False)  # a cancelled output is shorter
-            differs = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
-            if tie and differs is not None:
-                assert self.model.outputs.gap([*submit.executor.token_ids, *ids[:differs]]) < tie
-                self.ties += 1
-            elif rid in self.cancelled or rid in self.rejected:
+            if rid in self.cancelled or rid in self.rejected:  # shorter
                 assert own == ids[: len(own)]
             else:
                 assert (own, self.finished[rid]) == (ids, reason)
+
+    def _check_up_to_ties(self, rid: int, tie: float) -> None:
+        """Compare each token of an output with the logits after the tokens before it.
+
+        After a tie, `generate` continues differently, so its output is not comparable.
+        """
+        submit, own = self.submits[rid], self.token_ids[rid]
+        options, limit = submit.executor, submit.max_output_tokens
+        logits = self.model.outputs.logits([*options.token_ids, *own])
+        for at, (token_id, row) in enumerate(
+            zip(own, logits[submit.input_tokens - 1 : -1], strict=True)
+        ):
+            if at < options.min_tokens and not options.ignore_eos:
+                row[STOP_IDS] = -torch.inf
+            if token_id != int(row.argmax()):
+                assert float(row.max() - row[token_id]) < tie, f"token {at} of request {rid}"
+                self.ties += 1
+        self.compared_tokens += len(own)
+        stops = [] if options.ignore_eos else STOP_IDS
+        assert not any(token_id in stops for token_id in own[:-1])
+        if rid not in self.cancelled and rid not in self.rejected:
+            stopped = own[-1] in stops
+            assert stopped or len(own) == limit
+            assert self.finished[rid] == ("stop" if stopped else "length")
 
     def _take_rejected(self) -> None:
         self.rejected |= {one.rid: one.reason for one in self.core.take_rejected()}

@@ -108,7 +108,7 @@ def test_outputs_on_a_gpu_differ_from_those_of_a_cpu_only_after_ties(
         bench.submit(3 * family + 1, 16, family=family, ignore_eos=True)
     bench.run_dry(tie=1e-3)
     if bench.ties:
-        tell(f"{bench.ties} of 12 outputs of {architecture} differ after a tie")
+        tell(f"{architecture}: {bench.ties} of {bench.compared_tokens} tokens differ by a tie")
 
 
 @on_gpu
@@ -133,7 +133,7 @@ def test_replayed_graphs_give_the_outputs_of_a_cpu(
         bench.submit(3 * family + 1, 16, family=family, ignore_eos=True)
     bench.run_dry(tie=1e-3)
     if bench.ties:
-        tell(f"{bench.ties} of 12 outputs of {architecture} differ after a tie")
+        tell(f"{architecture}: {bench.ties} of {bench.compared_tokens} tokens differ by a tie")
 
 
 @on_gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
+import torch
 from tests.builders.torch_models import ARCHITECTURES, ModelBench, TinyModel
 
 from goodput_core.slo.targets import Targets
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 
+TIE = 1e-3
 _TARGETS = (Targets(), Targets(tpot_ns=20_000), Targets(ttft_ns=60_000, tpot_ns=8_000))
 
 
@@ -134,20 +137,6 @@ def test_a_replayed_request_ends_after_its_recorded_length(
     assert bench.finished == {rid: "stop", unlimited: "length"}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_outputs_in_float32_differ_only_after_ties(
-    load_tiny: LoadTiny, architecture: str, tell: Callable[[str], None]
-) -> None:
-    bench = ModelBench(
-        load_tiny(architecture, "float32"), "slo", Preemption.SWAP, blocks=16, block_size=4
-    )
-    for family in range(12):
-        bench.submit(3 * family + 1, 16, family=family, ignore_eos=True)
-    bench.run_dry(tie=1e-3)
-    if bench.ties:
-        tell(f"{bench.ties} of 12 outputs of {architecture} differ after a tie")
-
-
 _SUBMIT = st.fixed_dictionaries(
     {
         "length": st.integers(1, 40),
@@ -171,52 +160,23 @@ _ACTIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("preemption", list(Preemption))
-@settings(max_examples=8, deadline=None)
-@given(
-    architecture=st.sampled_from(["Llama", "Gemma2", "Mistral", "GPTNeoX", "Mixtral"]),
-    first=_SUBMIT,
-    actions=_ACTIONS,
-    blocks=st.integers(6, 30),
-    block_size=st.sampled_from([1, 4, 16]),
-    budget=st.integers(1, 60),
-    prefill_chunk=st.sampled_from([None, 1, 5, 16]),
-    depth=st.integers(0, 2),
-    starts_ahead=st.booleans(),
-    decode_sizes=st.sampled_from([(), (1, 2, 4, 8), (3,)]),
-    reuses_prefixes=st.booleans(),
+_SCHEDULES = st.fixed_dictionaries(
+    {
+        "blocks": st.integers(6, 30),
+        "block_size": st.sampled_from([1, 4, 16]),
+        "budget": st.integers(1, 60),
+        "prefill_chunk": st.sampled_from([None, 1, 5, 16]),
+        "depth": st.integers(0, 2),
+        "starts_ahead": st.booleans(),
+        "decode_sizes": st.sampled_from([(), (1, 2, 4, 8), (3,)]),
+        "reuses_prefixes": st.booleans(),
+    }
 )
-def test_no_schedule_changes_a_token(
-    load_tiny: LoadTiny,
-    policy: str,
-    preemption: Preemption,
-    architecture: str,
-    first: dict[str, object],
-    actions: list[tuple[object, ...]],
-    blocks: int,
-    block_size: int,
-    budget: int,
-    prefill_chunk: int | None,
-    depth: int,
-    starts_ahead: bool,
-    decode_sizes: tuple[int, ...],
-    reuses_prefixes: bool,
-) -> None:
-    bench = ModelBench(
-        load_tiny(architecture),
-        policy,
-        preemption,
-        blocks=blocks,
-        block_size=block_size,
-        budget=budget,
-        prefill_chunk=prefill_chunk,
-        depth=depth,
-        starts_ahead=starts_ahead,
-        decode_sizes=decode_sizes,
-        reuses_prefixes=reuses_prefixes,
-    )
-    for action in [("submit", first), *actions]:
+
+
+def act(bench: ModelBench, actions: list[tuple[object, ...]]) -> None:
+    """Submit, cancel, and take steps, as drawn."""
+    for action in actions:
         match action:
             case ("submit", dict(request)):
                 bench.submit(**request)
@@ -227,6 +187,121 @@ def test_no_schedule_changes_a_token(
                 bench.cancel(rid)
             case ("limits", int(tokens), int(seqs)):
                 bench.set_limits(tokens, seqs)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("preemption", list(Preemption))
+@settings(max_examples=8, deadline=None)
+@given(
+    architecture=st.sampled_from(["Llama", "Gemma2", "Mistral", "GPTNeoX", "Mixtral"]),
+    first=_SUBMIT,
+    actions=_ACTIONS,
+    schedule=_SCHEDULES,
+)
+def test_no_schedule_changes_a_token(
+    load_tiny: LoadTiny,
+    policy: str,
+    preemption: Preemption,
+    architecture: str,
+    first: dict[str, object],
+    actions: list[tuple[object, ...]],
+    schedule: dict[str, Any],
+) -> None:
+    bench = ModelBench(load_tiny(architecture), policy, preemption, **schedule)
+    act(bench, [("submit", first), *actions])
     bench.run_dry()
     scheduler = bench.scheduler
     assert scheduler.free_blocks == scheduler.total_blocks
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_schedule_changes_a_token_in_float32_except_at_ties(
+    load_tiny: LoadTiny, architecture: str, tell: Callable[[str], None]
+) -> None:
+    model = load_tiny(architecture, "float32")
+    ties = compared = 0
+
+    def serve(bench: ModelBench) -> None:
+        nonlocal ties, compared
+        bench.run_dry(tie=TIE)
+        ties, compared = ties + bench.ties, compared + bench.compared_tokens
+
+    @settings(max_examples=6, deadline=None)
+    @given(
+        policy=st.sampled_from(sorted(POLICIES)),
+        preemption=st.sampled_from(list(Preemption)),
+        first=_SUBMIT,
+        actions=_ACTIONS,
+        schedule=_SCHEDULES,
+    )
+    def serve_any(
+        policy: str,
+        preemption: Preemption,
+        first: dict[str, object],
+        actions: list[tuple[object, ...]],
+        schedule: dict[str, Any],
+    ) -> None:
+        bench = ModelBench(model, policy, preemption, **schedule)
+        act(bench, [("submit", first), *actions])
+        serve(bench)
+
+    # Long outputs that are swapped, and then schedules of any kind.
+    bench = ModelBench(model, "slo", Preemption.SWAP, blocks=16, block_size=4)
+    for family in range(12):
+        bench.submit(3 * family + 1, 16, family=family, ignore_eos=True)
+    serve(bench)
+    assert compared == 12 * 16
+    serve_any()
+    tell(f"{architecture} in float32: {ties} of {compared} tokens differ from the best by a tie")
+
+
+def test_a_token_that_is_not_the_best_is_found_unless_it_is_within_a_tie(
+    load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = load_tiny("Llama", "float32").packed
+    compute = packed.compute
+    gaps: list[float] = []
+
+    def prefer_the_second(*arguments: Any) -> torch.Tensor:
+        logits = compute(*arguments)
+        if len(logits) == 3 and not gaps:
+            (best, second), ids = logits[1].topk(2)
+            gaps.append(float(best - second))
+            logits = logits.clone()
+            logits[1, ids] = torch.stack([second, best])
+        return logits
+
+    monkeypatch.setattr(packed, "compute", prefer_the_second)
+    bench = ModelBench(
+        load_tiny("Llama", "float32"), "sarathi", Preemption.RECOMPUTE, blocks=40, block_size=4
+    )
+    for family in range(3):
+        bench.submit(9, 16, family=family, ignore_eos=True)
+    bench.finish()
+    (gap,) = gaps
+    assert gap > TIE
+    for tie in (TIE, 0.99 * gap):
+        with pytest.raises(AssertionError, match="of request 1"):
+            bench.run_dry(tie=tie)
+    bench.run_dry(tie=1.01 * gap)
+    assert bench.ties == 1
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_scores_that_are_half_as_large_again_are_found_in_float32(
+    load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    model = load_tiny(architecture, "float32")
+    attend = model.packed.adapter.attend
+
+    def attend_with_larger_scores(*arguments: Any) -> torch.Tensor:
+        *others, rule = arguments
+        softcap = None if rule.softcap is None else 1.5 * rule.softcap
+        return attend(*others, replace(rule, scale=1.5 * rule.scale, softcap=softcap))
+
+    monkeypatch.setattr(model.packed.adapter, "attend", attend_with_larger_scores)
+    bench = ModelBench(model, "sarathi", Preemption.RECOMPUTE, blocks=80, block_size=4)
+    for family in range(6):
+        bench.submit(5 * family + 4, 16, family=family, ignore_eos=True)
+    with pytest.raises(AssertionError, match=r"token \d+ of request"):
+        bench.run_dry(tie=TIE)
