@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +17,11 @@ from tools.chat import serve
 from tools.smollm2 import model_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "smollm2.yaml"
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +47,10 @@ def test_an_openai_client_streams_sensible_text(url: str) -> None:
     assert "capital of France is Paris" in "".join(pieces)
 
 
-def test_concurrent_chats_have_the_tokens_of_transformers(
-    url: str, tell: Callable[[str], None]
-) -> None:
-    began = time.monotonic()
-    chats = asyncio.run(stream_chats(url, "smollm2", prompts(200), 32))
-    served = time.monotonic()
+def test_concurrent_chats_have_the_tokens_of_transformers(url: str) -> None:
+    chats = asyncio.run(stream_chats(url, "smollm2", prompts(12), 16))
     check = check_chats(model_folder(), chats)
-    tell(
-        f"200 chats: {check.tokens:,} tokens in {served - began:.0f} s, checked in "
-        f"{time.monotonic() - served:.0f} s; wrong: {check.wrong}, ties: {check.ties}"
-    )
-    assert check.tokens == 200 * 32
+    assert check.tokens == 12 * 16
     assert check.passed, check
 
 

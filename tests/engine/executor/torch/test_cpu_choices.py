@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
 import torch
+from tests.builders.torch_models import make_folder
 from torch.nn.attention.flex_attention import flex_attention
 
 from goodput_engine.executor.torch.attention import AttentionRule, SDPAttention
@@ -20,14 +21,18 @@ from goodput_engine.executor.torch.cpu_choices import (
     ProbeTimeoutError,
     choose_cpu_attention,
     choose_cpu_dtype,
+    find_compiler,
     run_probe,
 )
 from goodput_engine.executor.torch.flex_attention import FlexAttention
+from goodput_engine.executor.torch.kv_pool import KVPool
+from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.measured_choices import (
     MeasuredChoice,
     MeasuredChoices,
     processor,
 )
+from goodput_engine.executor.torch.model import PackedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,6 +220,40 @@ def test_flex_attention_equals_sdpa_and_computes_only_large_chunks(
     assert bool(calls) == flex
     expected = SDPAttention()._attend_chunk(q, keys, values, rule)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses torch.jit
+@pytest.mark.skipif(find_compiler() is None, reason="NOT RUN: needs a C++ compiler")
+def test_the_compiled_kernel_computes_the_large_chunks_of_a_model(tmp_path: Path) -> None:
+    """A chunk for which it would be compiled again would go to SDPA, without a sign."""
+    compiled = torch.compile(flex_attention, dynamic=True)
+    computed: list[int] = []
+
+    def counted(q: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        out: torch.Tensor = compiled(q, *arguments, **options)
+        computed.append(q.shape[2])
+        return out
+
+    folder = make_folder(tmp_path, "Llama", head_dim=16, max_position_embeddings=1024)
+    model = load_model(folder, dtype="float32")
+    flex = FlexAttention(counted)
+    flex.warm_up(4, 2, 16, torch.float32)
+    model.adapter = flex
+    pool = KVPool(model.geometry, num_blocks=60, block_size=16)
+    token_ids = [at * at % 97 for at in range(900)]
+    expected = model.reference_logits(token_ids)
+    start = 0
+    # The last but one is too small for the kernel, and the last one is a decode.
+    for num_tokens, queries in ((256, 256), (500, 512), (143, None), (1, None)):
+        computed.clear()
+        end = start + num_tokens
+        row = PackedRow(token_ids[start:end], start, list(range(57)), samples=True)
+        (logits,) = model.compute([row], pool)
+        assert computed == ([] if queries is None else [queries] * model.geometry.num_layers)
+        torch.testing.assert_close(logits, expected[end - 1], rtol=0, atol=1e-3)
+        start = end
+    assert start == 900
 
 
 def ticking(float32_ns: int, bfloat16_ns: int) -> Callable[[], int]:

@@ -22,6 +22,8 @@ from goodput_engine.scheduler.policies.registry import POLICIES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch
+
     LoadTiny = Callable[..., TinyModel]
 
 pytestmark = pytest.mark.torch
@@ -294,10 +296,16 @@ def test_scores_that_are_half_as_large_again_are_found_in_float32(
     model = load_tiny(architecture, "float32")
     attend = model.packed.adapter.attend
 
-    def attend_with_larger_scores(*arguments: Any) -> torch.Tensor:
-        *others, rule = arguments
+    def attend_with_larger_scores(
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: RaggedBatch,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
         softcap = None if rule.softcap is None else 1.5 * rule.softcap
-        return attend(*others, replace(rule, scale=1.5 * rule.scale, softcap=softcap))
+        larger = replace(rule, scale=1.5 * rule.scale, softcap=softcap)
+        return attend(q, keys, values, batch, larger)
 
     monkeypatch.setattr(model.packed.adapter, "attend", attend_with_larger_scores)
     bench = ModelBench(model, "sarathi", Preemption.RECOMPUTE, blocks=80, block_size=4)
