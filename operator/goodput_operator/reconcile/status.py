@@ -183,7 +183,7 @@ def status_of(
         return {**stored, **status, "summary": summary}
     status |= encode(
         LLMServiceStatus(
-            token_budget=_token_budget(inputs),
+            token_budget=_token_budget(inputs, stored),
             current_revision=inputs.rollout.current,
             update_revision=inputs.update,
             failed_revision=_failed_revision(inputs, stored.get("failedRevision")),
@@ -279,12 +279,20 @@ def _phase(conditions: Sequence[Condition]) -> str:
     return by_type[READY].reason
 
 
-def _token_budget(inputs: StatusInput) -> int | None:
-    """Return the token budget in force; None if a server has none that is known."""
-    runtime = inputs.spec.engine.runtime
-    if runtime.foreign and not runtime.has_preset:
+def _token_budget(inputs: StatusInput, stored: Mapping[str, Any]) -> int | None:
+    """Return the token budget in force; None if a server has none that is known.
+
+    That of another server than Goodput's engine is an argument of the serving revision.
+    """
+    engine = inputs.spec.engine
+    if not engine.runtime.foreign:
+        return inputs.setpoint.bounds.max_tokens
+    if not engine.runtime.has_preset:
         return None
-    return inputs.setpoint.bounds.max_tokens
+    initial = engine.token_budget.initial
+    return (
+        initial if inputs.rollout.current == inputs.update else stored.get("tokenBudget", initial)
+    )
 
 
 def _failed_revision(inputs: StatusInput, stored: str | None) -> str | None:
@@ -304,7 +312,7 @@ def _summary(
         SummaryStatus(
             replicas=f"{status['readyReplicas']}/{inputs.rollout.replicas}",
             goodput=status.get("goodput"),
-            budget=None if (budget := _token_budget(inputs)) is None else str(budget),
+            budget=None if (budget := _token_budget(inputs, stored)) is None else str(budget),
             phase=_phase(conditions),
             gate=inputs.gate.column,
         )

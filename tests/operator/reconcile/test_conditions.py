@@ -502,6 +502,12 @@ def test_the_status_names_what_another_server_lacks(cluster: Cluster) -> None:
     assert cluster.condition("Stalled")[0] == "False"
     cluster.reconcile(cluster.measured(50, 50))
     assert cluster.condition("RuntimeLimited") == ("True", "NoLimits")
+    cluster.update_spec(engine={**VLLM, "tokenBudget": {"initial": 4096}})
+    cluster.reconcile()
+    assert cluster.status["tokenBudget"] == 2048, "the earlier revision still serves"
+    cluster.settle()
+    assert cluster.status["tokenBudget"] == 4096
+    assert cluster.status["summary"]["budget"] == "4096"
     cluster.update_spec(model=None, engine={})
     cluster.spec["model"] = {"source": "emulated://unit"}
     cluster.settle()
