@@ -28,11 +28,11 @@ from tests.core.control.conftest import LENGTHS, Plant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CASES", "Case", "LevelResult", "main", "serve"]
+__all__ = ["CASES", "DOCUMENTS", "SHORT", "Case", "LevelResult", "main", "serve"]
 
 _SEEDS: Final = (101, 102, 103, 104, 105, 106)
-_SHORT: Final = ((300, 30), (150, 60))
-_DOCUMENTS: Final = (*((400, 60),) * 7, (6000, 100))
+SHORT: Final = ((300, 30), (150, 60))
+DOCUMENTS: Final = (*((400, 60),) * 7, (6000, 100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +64,10 @@ CASES: Final = {
     "two steps down": _mixed(60, (600, 0.6, 1), (4200, 3.4, 4), (9600, 1.7, 2), (15000, 0.5, 1)),
     "up after an hour": _mixed(150, (3600, 0.6, 1), (9000, 3.0, 4)),
     "short requests": Case(
-        lengths=_SHORT, startup_s=20, levels=((600, 1.5, 1), (4200, 6.0, 2), (9600, 1.5, 1))
+        lengths=SHORT, startup_s=20, levels=((600, 1.5, 1), (4200, 6.0, 2), (9600, 1.5, 1))
     ),
     "some documents": Case(
-        lengths=_DOCUMENTS, startup_s=150, levels=((600, 0.5, 2), (5400, 2.0, 4), (12600, 0.5, 2))
+        lengths=DOCUMENTS, startup_s=150, levels=((600, 0.5, 2), (5400, 2.0, 4), (12600, 0.5, 2))
     ),
     "a stair": _mixed(
         20, (2400, 1, 2), (4800, 2, 3), (7200, 3, 4), (9600, 2, 3), (12000, 1, 2)

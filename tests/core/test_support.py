@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.builders.manifests import llmservice
 
+from goodput_core.control import ServiceParams
 from goodput_core.errors import ExitCode, SpecError, UnsupportedError
 from goodput_core.spec.profiles import SHIPPED_BLOCK_SIZE, SHIPPED_PROFILES, memory_problem
 from goodput_core.spec.support import (
@@ -47,6 +48,16 @@ def test_real_weights_are_served_where_the_engines_can_get_them(
     field = "revision" if source.startswith("hf:") else "source"
     assert caught.value.path == f"spec.model.{field}"
     assert source in str(caught.value)
+
+
+def test_a_capacity_is_expected_of_other_servers_only() -> None:
+    expected = {"model__source": "pvc://claim/b", "control__replicaRequestsPer1000Seconds": 1500}
+    found = llmservice("least", engine={"runtime": {"kind": "vLLM", "image": "v:1"}}, **expected)
+    require_servable(found)
+    assert ServiceParams.of(found.spec).expected_per_s == 1.5
+    with pytest.raises(SpecError, match="reports its step times; remove it") as caught:
+        require_servable(llmservice("least", **expected))
+    assert caught.value.path == "spec.control.replicaRequestsPer1000Seconds"
 
 
 def test_pods_serve_a_commit_of_the_hub() -> None:

@@ -190,6 +190,8 @@ class ServiceParams:
             one queue.
         foreign: True if the replicas run another server than Goodput's engine, whose limits cannot
             change at run time.
+        expected_per_s: requests per second that one replica of such a server is expected to
+            sustain; None if not known.
     """
 
     mode: ControlMode
@@ -205,11 +207,13 @@ class ServiceParams:
     default_startup_ns: int = 120 * NS_PER_S
     balanced: bool = True
     foreign: bool = False
+    expected_per_s: float | None = None
 
     @classmethod
     def of(cls, spec: LLMServiceSpec) -> ServiceParams:
         """Return the parameters of a manifest."""
         budget = spec.engine.token_budget
+        expected = spec.control.replica_requests_per1000_seconds
         return cls(
             mode=spec.control.mode,
             classes=tuple(spec.slo.by_name().values()),
@@ -223,6 +227,7 @@ class ServiceParams:
             stabilization_ns=spec.control.scale_down_stabilization_seconds * NS_PER_S,
             balanced=spec.router.policy is not RouterPolicy.ROUND_ROBIN,
             foreign=spec.engine.runtime.foreign,
+            expected_per_s=None if expected is None else expected / 1000,
         )
 
     @property

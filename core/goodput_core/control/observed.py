@@ -5,7 +5,8 @@ observations bound it: the highest rate of one replica that was served with slac
 rate at which a target was missed. Between them, and without either, the capacity is unknown. So
 replicas are added for a miss, or for a rate that is known to be too high, and removed down to a
 rate that is known to be served. If no such rate is known, a part of the replicas is removed after a
-long time with slack, which shows what the others sustain.
+long time with slack, which shows what the others sustain. An expected capacity, from a calibrated
+profile, only adds replicas: a profile of other requests or another device must not remove any.
 
 This module must not know step times, lengths of requests or the process that serves them.
 """
@@ -68,15 +69,25 @@ _NEARLY_ALONE: Final = 2.0
 
 @dataclass(slots=True, kw_only=True)
 class ObservedCapacities(Capacities):
-    """Requests per second that one replica sustains, from observations alone."""
+    """Requests per second that one replica sustains, from observations.
+
+    Args:
+        expected_per_s: expected capacity, which counts until a load with slack shows more; None if
+            there is none.
+    """
+
+    expected_per_s: float | None = None
 
     def predicted_load(self, replicas: int) -> float:  # noqa: ARG002 - nothing is predicted
         """Return 1, so that learnt loads are requests per second."""
         return 1.0
 
     def of(self, replicas: int) -> float:  # noqa: ARG002 - a replica's load is all that is known
-        """Return the load above which targets are known to be missed; infinite if none is."""
-        return self.learnt.most_sustained
+        """Return the load above which targets are known or expected to be missed, or infinity."""
+        most = self.learnt.most_sustained
+        if self.expected_per_s is None:
+            return most
+        return min(most, max(self.expected_per_s, _TRIAL_GROWTH * self.learnt.proven))
 
     def known(self, replicas: int) -> float | None:  # noqa: ARG002 - as above
         """Return the load that one replica is known to sustain; None if none is known."""
@@ -256,7 +267,8 @@ def fewest_observed(
     if ready > 1 and budget.slack_ns >= min(LONG_NS, params.stabilization_ns) > 0:
         growth = max(ready / (ready - 1), _TRIAL_GROWTH)
         if _has_room(observation, params, growth):
-            known = max(known, min(growth * load / ready, _TRIAL_SHARE * capacities.of(current)))
+            most = _TRIAL_SHARE * capacities.learnt.most_sustained
+            known = max(known, min(growth * load / ready, most))
     if not known:
         return current
     return min(current, max(1, math.ceil(load / known - 1e-9)))

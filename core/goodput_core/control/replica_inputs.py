@@ -204,12 +204,17 @@ def observe_replicas(
         demand = estimate_demand(state.samples, predicted, now_ns)
         if not learnt.peak_per_s:  # a burst begins like a trend
             growth = estimate_growth(state.samples, predicted, now_ns, startup_ns)
-    kind = ObservedCapacities if observes else Capacities
-    capacities = kind(
-        predicted=predicted,
-        targets=_ttft_targets(params),
-        learnt=learnt,
-        shared=params.balanced,
+    targets, shared = _ttft_targets(params), params.balanced
+    capacities = (
+        ObservedCapacities(
+            predicted=predicted,
+            targets=targets,
+            learnt=learnt,
+            shared=shared,
+            expected_per_s=params.expected_per_s,
+        )
+        if observes
+        else Capacities(predicted=predicted, targets=targets, learnt=learnt, shared=shared)
     )
     ready = len(observation.ready)
     if demand is not None and ready and budget.slack_ns >= LONG_NS:

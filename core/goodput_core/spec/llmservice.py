@@ -217,6 +217,13 @@ class ControlSpec:
         minimum=0,
         maximum=86_400,
     )
+    replica_requests_per1000_seconds: int | None = spec_field(
+        "Requests in 1,000 seconds that one replica of another server is expected to sustain, from "
+        "a calibrated device profile. For more, replicas are added before a target is missed.",
+        default=None,
+        minimum=1,
+        maximum=100_000_000,
+    )
     prometheus: PrometheusSpec | None = spec_field(
         "Read the routers' counters from this Prometheus server; default: from the routers. "
         "Counters of engines are always read from the engines. Ignored outside a cluster.",

@@ -109,7 +109,8 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
         UnsupportedError: a feature is not implemented.
         SpecError: the engines cannot get the model; the device profile does not exist, or has
             another tensor parallelism; the smallest token budget is less than one KV block; pods
-            cannot read the gate's trace or history, or have too few CPUs for their HTTP processes.
+            cannot read the gate's trace or history, or have too few CPUs for their HTTP processes;
+            the capacity of an engine is given that reports it.
     """
     model, gate = service.spec.model, service.spec.rollout.gate
     engine = service.spec.engine
@@ -125,6 +126,11 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
         _require_cpus(engine)
     if engine.runtime.foreign:
         _require_weights(service.spec, folders=folders)
+    elif service.spec.control.replica_requests_per1000_seconds is not None:
+        raise SpecError(
+            "spec.control.replicaRequestsPer1000Seconds",
+            "has no effect on Goodput's engine, which reports its step times; remove it",
+        )
     if model.scheme in ({"file", "hf"} if folders else {"hf", "pvc"}):
         require_computable(service.spec)
         if not folders and model.scheme == "hf":

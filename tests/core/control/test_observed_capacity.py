@@ -166,6 +166,42 @@ def test_replicas_follow_a_step_up_and_down(plant: MakePlant, readings: bool) ->
     assert service.desired[-1] <= 2
 
 
+def test_an_expected_capacity_adds_replicas_before_a_target_is_missed(plant: MakePlant) -> None:
+    def missed(expected_per_s: float | None) -> tuple[int, int]:
+        service = foreign(
+            plant,
+            rate=lambda at_s: 0.5 + at_s / 1000,
+            startup_s=120,
+            expected_per_s=expected_per_s,
+        )
+        service.run(3000)
+        return service.judged - service.good, sum(service.desired)
+
+    unknown, known = missed(None), missed(0.8 * SUSTAINED)
+    assert known[0] < unknown[0] / 2
+    assert known[1] < 1.25 * unknown[1]
+
+
+def test_an_expected_capacity_that_is_too_high_changes_nothing(plant: MakePlant) -> None:
+    services = [
+        foreign(plant, rate=lambda _: 3.0, startup_s=60, expected_per_s=expected_per_s)
+        for expected_per_s in (None, 100.0)
+    ]
+    for service in services:
+        service.run(2400)
+    assert services[0].desired == services[1].desired
+
+
+def test_an_expected_capacity_that_is_too_low_is_corrected_by_loads_with_slack(
+    plant: MakePlant,
+) -> None:
+    service = foreign(plant, rate=lambda _: 2.0, startup_s=60, expected_per_s=0.25)
+    service.run(1800)
+    assert median(service.desired[-60:]) >= 8, "at first, the expectation counts"
+    service.run(1.5 * 3600)
+    assert median(service.desired[-60:]) <= 7
+
+
 def test_a_second_rise_of_the_load_is_followed_at_once(plant: MakePlant) -> None:
     """The first rise has shown what a replica does not sustain."""
     service = foreign(plant, rate=lambda s: (2.6 if s % 4800 >= 2400 else 0.5) * SUSTAINED)
