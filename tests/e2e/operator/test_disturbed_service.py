@@ -7,6 +7,7 @@ node, a new revision) cost no request.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from tools.cluster.handle import wait_for
 from tools.e2e.clients import replay_load
 from tools.e2e.installation import ChartRelease, conditions_of
 
-from goodput_core.contract import PATH_CONTROL_STATE
+from goodput_core.contract import HEADER_REPLICA, PATH_CONTROL_STATE
 from goodput_replay.runs.records import read_judged
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ REPLICAS = 2
 STREAMS = 6
 TOKENS_OF_TEN_S = 1000
 """The emulated device generates about 100 tokens per second and request."""
+SESSION = "X-Session"
+SESSIONS = tuple(f"user-{number}" for number in range(8))
 COMPONENTS = ("engine", "router")
 ReadyPods = Mapping[str, frozenset[str]]
 """Names of the ready pods that are not being deleted, by component."""
@@ -40,7 +43,8 @@ def chat(installation: ChartRelease) -> Iterator[ChartRelease]:
     """Two engines and two routers, first all on one node."""
     installation.kubectl("cordon", "node-2")
     try:
-        router = {"policy": "least-loaded", "replicas": REPLICAS}
+        affinity = {"header": SESSION}
+        router = {"policy": "least-loaded", "replicas": REPLICAS, "sessionAffinity": affinity}
         installation.apply("chat", replicas=REPLICAS, router=router)
         installation.wait_settled("chat")
     finally:
@@ -98,10 +102,19 @@ def test_a_killed_engine_costs_only_its_own_streams(
     chat: ChartRelease, kill: Callable[[ChartRelease, str], None]
 ) -> None:
     before = {pod["metadata"]["name"]: restarts(pod) for pod in chat.pods("chat", "engine")}
+    sessions = replicas_of_sessions(chat)
+    assert set(sessions.values()) == set(before), "sessions are spread over both engines"
+    hits = {pod: chat.state(pod)["prefix_hit_tokens"] for pod in before}
+    assert replicas_of_sessions(chat) == sessions, "both routers select the same engine"
+    for pod in before:
+        assert chat.state(pod)["prefix_hit_tokens"] > hits[pod], "each turn has a cached prefix"
     streams = chat.start_streams("chat", STREAMS, TOKENS_OF_TEN_S)
     kill(chat, min(before))
+    survivors = {name: pod for name, pod in sessions.items() if pod != min(before)}
     # The remaining engine serves new requests.
     assert chat.run_streams("chat", STREAMS, 10) == ["done"] * STREAMS
+    moved = replicas_of_sessions(chat)
+    assert {name: moved[name] for name in survivors} == survivors
     assert set(streams.outcomes()) == {"done", "replica_lost"}, "each engine had some of them"
 
     def returned() -> bool:
@@ -112,6 +125,18 @@ def test_a_killed_engine_costs_only_its_own_streams(
     wait_for(returned, "another start of the engine")
     chat.wait_settled("chat")
     assert chat.run_streams("chat", 2, 10) == ["done", "done"]
+
+
+def replicas_of_sessions(chat: ChartRelease) -> dict[str, str]:
+    """Send a request of each session, and return the engines that responded, by session."""
+    url = f"{chat.url('chat')}/v1/completions"
+    found: dict[str, str] = {}
+    for name in SESSIONS:
+        body = json.dumps({"model": "chat", "prompt": f"I am {name}. " * 50, "max_tokens": 1})
+        words = ("curl", "--silent", "--fail", "--include", "--json", body)
+        head = chat.run_inside(*words, "--header", f"{SESSION}: {name}", url)
+        (found[name],) = re.findall(rf"(?im)^{HEADER_REPLICA}: (\S+)", head)
+    return found
 
 
 def restarts(pod: dict[str, Any]) -> int:
