@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
+@cache
+def imported_by(path: Path) -> frozenset[str]:
+    """Return the modules that the module of a file imports when it runs."""
+    return frozenset(imported(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
+def homes() -> dict[str, list[str]]:
+    """Return the installed distributions by the top-level modules that they provide."""
+    return dict(packages_distributions())
+
+
 def third_parties(module: str) -> set[str]:
     """Return the third-party modules that a module imports, directly or through our modules."""
     found, seen, left = set(), set(), [module]
@@ -76,8 +89,7 @@ def third_parties(module: str) -> set[str]:
             continue  # a name within a module
         if spec is None or spec.origin is None:
             continue
-        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        left += imported(tree)
+        left += imported_by(Path(spec.origin))
     return found - sys.stdlib_module_names - {"_typeshed"}
 
 
@@ -92,9 +104,8 @@ def needed(command: str) -> set[str]:
 
 def distributions(names: set[str]) -> set[str]:
     """Return the distributions that provide these top-level modules."""
-    homes = packages_distributions()
     return {
-        PART_OF.get(name, homes.get(name, [name])[0]).lower().replace("_", "-") for name in names
+        PART_OF.get(name, homes().get(name, [name])[0]).lower().replace("_", "-") for name in names
     }
 
 
