@@ -110,6 +110,18 @@ def test_noise_of_the_clock_averages_out() -> None:
     assert 15_000 < errors[len(errors) // 2] < 25_000, "the median of |N(0, 3 %)| is 2.02 %"
 
 
+def test_the_law_has_the_mean_of_steps_that_other_processes_delay() -> None:
+    form = fit_roofline(steps(4000, noise=lambda draw: draw.choice((1.0, 1.2, 2.5))))
+    for decodes, chunk in ((20, 0), (0, 1500), (50, 1500)):
+        shape = StepShape.of(
+            decodes=decodes,
+            decode_context_tokens=decodes * 1000,
+            chunks=[(0, chunk)] if chunk else [],
+        )
+        mean_ns = LAW.step_ns(shape) * (1.0 + 1.2 + 2.5) / 3
+        assert form.step_ns(shape) == pytest.approx(mean_ns, rel=0.05)
+
+
 def test_no_cost_is_negative_under_strong_noise() -> None:
     for seed in range(20):
         wild = steps(60 + seed, noise=lambda draw: draw.lognormvariate(0, 0.3))

@@ -4,6 +4,11 @@ A log does not state which steps are bound by memory and which by arithmetic. Th
 position of the bend between them is tried. On each side of the bend the step time is linear. Errors
 are relative, so that a short step counts as much as a long one.
 
+A fit with errors relative to the measured times is below the mean if the times scatter, because a
+step that was delayed then counts less than a step that was not. The errors of further fits are
+therefore relative to the times of the fit before, so the mean ratio of measured to fitted times is
+1. (Iteratively reweighted least squares, with the variance of a gamma distribution.)
+
 Coefficients are not negative. A negative cost would be noise, and the prefill law would act on it.
 The exact solution for at most four unknowns is found by trying all sets of coefficients that may be
 zero. It needs only sums and no numerical library, so an engine can fit while it serves.
@@ -15,6 +20,7 @@ import heapq
 from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 from operator import add
+from statistics import fmean
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime.forms import RooflineForm
@@ -24,9 +30,20 @@ if TYPE_CHECKING:
 
     from goodput_core.steptime.forms import StepShape, StepTimeForm
 
-__all__ = ["StepSample", "errors_ppm", "fit_roofline", "hold_out", "nonnegative_least_squares"]
+__all__ = [
+    "REWEIGHTED",
+    "StepSample",
+    "errors_ppm",
+    "fit_roofline",
+    "hold_out",
+    "nonnegative_least_squares",
+]
 
 _SECTIONS: Final = 25
+REWEIGHTED: Final = 3
+"""Fits whose errors are relative to the times of the fit before."""
+_MEAN_KEPT: Final = 0.005
+"""Difference of the mean ratio of measured to fitted times from 1 that needs no further fit."""
 _FINALISTS: Final = 8  # the best positions of the bend; one of them is selected
 # In the largest step, arithmetic must take this many times as long as reading the weights, and in
 # the smallest step the weights must take this many times as long as arithmetic. Otherwise the bend
@@ -52,9 +69,17 @@ class StepSample(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums over steps: of 1, context x and requests b, each divided by the step's time."""
+    """Sums over steps, in which time t, 1, context x and requests b are divided by a scale.
 
-    steps: float = 0
+    Args:
+        steps: number of steps.
+        time: sum of t².
+        one, x, b: sums of the products with t.
+        one_one, one_x, one_b, x_x, x_b, b_b: sums of the products of two of the others.
+    """
+
+    steps: int = 0
+    time: float = 0
     one: float = 0
     x: float = 0
     b: float = 0
@@ -87,7 +112,7 @@ class _Group:
 
 
 def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> RooflineForm:
-    """Return the roofline with the least squared relative error.
+    """Return the roofline with the least squared relative error, of which the mean is kept.
 
     For every position of the bend, non-negative least squares give c0 from the steps before the
     bend, c1 from the steps after it, and c2 and c4 from all steps. Of the best positions, the one
@@ -100,27 +125,16 @@ def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> 
     Raises:
         ValueError: the steps are too few or cover only one side of the bend.
     """
-    groups = _group_by_tokens(samples)
-    total = sum(group.sums.steps for group in groups)
-    zero = _Sums()
-    before = list(accumulate((g.sums for g in groups), _Sums.plus, initial=zero))
-    after = list(
-        accumulate(
-            (g.sums.times_tokens(g.tokens) for g in reversed(groups)), _Sums.plus, initial=zero
-        )
-    )[::-1]
-    fits: list[tuple[float, RooflineForm]] = []
-    for low, high in zip(before, after, strict=True):
-        if min(low.steps, high.steps) >= least_per_side:
-            form, explained = _fit_sides(low, high)
-            fits.append((total - explained, form))
-    if not fits:
-        raise ValueError(
-            f"{total:.0f} steps of {len(groups)} different sizes are too few: "
-            f"{least_per_side} smaller and {least_per_side} larger ones are needed"
-        )
-    best = heapq.nsmallest(_FINALISTS, fits, key=lambda fit: fit[0])
-    form = min((form for _, form in best), key=lambda form: _squared_error(form, groups))
+    steps = list(samples)
+    groups = _group_by_tokens(steps, [step_ns for _, step_ns in steps])
+    form = _fit_groups(groups, least_per_side)
+    for _ in range(REWEIGHTED):
+        fitted_ns = [form.step_ns(shape) for shape, _ in steps]
+        ratios = (step_ns / time for (_, step_ns), time in zip(steps, fitted_ns, strict=True))
+        if abs(fmean(ratios) - 1) < _MEAN_KEPT:
+            break
+        groups = _group_by_tokens(steps, fitted_ns)
+        form = _fit_groups(groups, least_per_side)
     smallest, largest = groups[0].tokens, groups[-1].tokens
     if form.c1_ns_per_token * largest < form.c0_ns * _MIN_RATIO:
         raise ValueError(
@@ -133,6 +147,35 @@ def fit_roofline(samples: Iterable[StepSample], *, least_per_side: int = 10) -> 
             "log steps that only decode"
         )
     return form
+
+
+def _fit_groups(groups: Sequence[_Group], least_per_side: int) -> RooflineForm:
+    """Return the roofline with the least squared error.
+
+    Raises:
+        ValueError: the steps are too few.
+    """
+    total = sum(group.sums.steps for group in groups)
+    time = sum(group.sums.time for group in groups)
+    zero = _Sums()
+    before = list(accumulate((g.sums for g in groups), _Sums.plus, initial=zero))
+    after = list(
+        accumulate(
+            (g.sums.times_tokens(g.tokens) for g in reversed(groups)), _Sums.plus, initial=zero
+        )
+    )[::-1]
+    fits: list[tuple[float, RooflineForm]] = []
+    for low, high in zip(before, after, strict=True):
+        if min(low.steps, high.steps) >= least_per_side:
+            form, explained = _fit_sides(low, high)
+            fits.append((time - explained, form))
+    if not fits:
+        raise ValueError(
+            f"{total} steps of {len(groups)} different sizes are too few: "
+            f"{least_per_side} smaller and {least_per_side} larger ones are needed"
+        )
+    best = heapq.nsmallest(_FINALISTS, fits, key=lambda fit: fit[0])
+    return min((form for _, form in best), key=lambda form: _squared_error(form, groups))
 
 
 def hold_out(samples: Sequence[StepSample]) -> tuple[list[StepSample], list[StepSample]]:
@@ -153,20 +196,31 @@ def errors_ppm(form: StepTimeForm, samples: Iterable[StepSample]) -> list[int]:
     return [abs(form.step_ns(shape) - step_ns) * 1_000_000 // step_ns for shape, step_ns in samples]
 
 
-def _group_by_tokens(samples: Iterable[StepSample]) -> list[_Group]:
+def _group_by_tokens(steps: Sequence[StepSample], scales_ns: Sequence[int]) -> list[_Group]:
+    """Return the sums of the steps with each number of tokens.
+
+    Args:
+        steps: the steps.
+        scales_ns: for each step, the time by which its numbers are divided.
+    """
     groups: dict[int, list[float]] = {}
-    for shape, step_ns in samples:
-        one = 1 / step_ns
+    counts: dict[int, int] = {}
+    for (shape, step_ns), scale_ns in zip(steps, scales_ns, strict=True):
+        one, time = 1 / scale_ns, step_ns / scale_ns
         x, b = shape.context_tokens * one, shape.num_requests * one
         sums = groups.setdefault(shape.num_tokens, [0.0] * 10)
-        added = (1, one, x, b, one * one, one * x, one * b, x * x, x * b, b * b)
+        counts[shape.num_tokens] = counts.get(shape.num_tokens, 0) + 1
+        added = (
+            *(time * time, time * one, time * x, time * b),
+            *(one * one, one * x, one * b, x * x, x * b, b * b),
+        )
         for i, value in enumerate(added):
             sums[i] += value
-    return [_Group(tokens, _Sums(*groups[tokens])) for tokens in sorted(groups)]
+    return [_Group(tokens, _Sums(counts[tokens], *groups[tokens])) for tokens in sorted(groups)]
 
 
 def _fit_sides(low: _Sums, high: _Sums) -> tuple[RooflineForm, float]:
-    """Return the best form for one position of the bend, and the explained part of Σ 1."""
+    """Return the best form for one position of the bend, and the explained part of Σ t²."""
     gram = [
         [low.one_one, 0, low.one_x, low.one_b],
         [0, high.one_one, high.one_x, high.one_b],
@@ -182,7 +236,7 @@ def _fit_sides(low: _Sums, high: _Sums) -> tuple[RooflineForm, float]:
 
 
 def _squared_error(form: RooflineForm, groups: Iterable[_Group]) -> float:
-    """Σ (predicted/measured − 1)² over the steps of all groups."""
+    """Σ ((predicted − measured) / scale)² over the steps of all groups."""
     c2, c4 = form.c2_ns_per_context_token, form.c4_ns_per_request
     error = 0.0
     for group in groups:
@@ -191,7 +245,7 @@ def _squared_error(form: RooflineForm, groups: Iterable[_Group]) -> float:
             h * (h * s.one_one + 2 * (c2 * s.one_x + c4 * s.one_b - s.one))
             + c2 * (c2 * s.x_x + 2 * (c4 * s.x_b - s.x))
             + c4 * (c4 * s.b_b - 2 * s.b)
-            + s.steps
+            + s.time
         )
     return error
 

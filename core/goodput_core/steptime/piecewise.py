@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.steptime.fitting import nonnegative_least_squares
+from goodput_core.steptime.fitting import REWEIGHTED, nonnegative_least_squares
 from goodput_core.steptime.forms import linear_times, tokens_in_time
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["PiecewiseForm", "fit_piecewise"]
 
 _MAX_POINTS: Final = 16
-_REWEIGHTED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +119,7 @@ def fit_piecewise(samples: Iterable[StepSample], *, least_per_part: int = 10) ->
 
     The points are powers of two, as far as each part between two of them has enough steps.
 
-    The first fit takes errors relative to the measured times. It is below the mean if the times
-    scatter, because a step that was delayed then counts less than a step that was not. The errors
-    of the other fits are relative to the times of the fit before, so the mean ratio of measured to
-    fitted times is 1. (Iteratively reweighted least squares, with the variance of a gamma
-    distribution.)
+    As with the roofline, the mean ratio of measured to fitted times is 1.
 
     Args:
         samples: steps, in any order.
@@ -144,7 +139,7 @@ def fit_piecewise(samples: Iterable[StepSample], *, least_per_part: int = 10) ->
         )
     points = _choose_points(counts, least_per_part)
     form = _fit_curve(points, _group_by_tokens(steps, [step_ns for _, step_ns in steps]))
-    for _ in range(_REWEIGHTED):
+    for _ in range(REWEIGHTED):
         form = _fit_curve(points, _group_by_tokens(steps, [form.step_ns(s) for s, _ in steps]))
     return form
 

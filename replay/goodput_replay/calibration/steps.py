@@ -261,6 +261,12 @@ def allot_prompts(steps: ReplicaSteps, estimates: Sequence[float], delay_ns: int
         delay_ns: time from a send to the server.
     """
     prompts = _prompts(steps, delay_ns)
+    if steps.peak_decodes <= 1:
+        # One request runs at a time, so a prompt does not begin before its own step.
+        estimates = [0.0] * len(estimates)
+    elif steps.separates_prompts:
+        # A longer time of a step with decodes has another cause than prompts.
+        estimates = np.where(steps.decodes > 0, 0.0, estimates).tolist()
     found = Chunks([[] for _ in estimates], [False] * len(estimates))
     ending: dict[int, list[_PlacedPrompt]] = {}
     for one in prompts:

@@ -202,6 +202,35 @@ def test_a_server_that_runs_few_requests_at_once_is_recognized(
     assert all(error < 0.05 for error in errors(found).values())
 
 
+def test_a_server_with_unsteady_steps_that_runs_one_request_at_a_time_is_recognized(
+    replay: Replay, cpu: str
+) -> None:
+    """Each prompt takes 20 ms and 5 ms per token, each further token 10 ms, all by a tenth off."""
+    folder = replay("run", cpu, rate="90/m", seconds=120, prompts="64~60%")
+    draw, free_ns, requests = np.random.default_rng(1), 0, []
+    for one in read_requests(folder):
+        times_ms = np.full(one.record.output_tokens, 10.0)
+        times_ms[0] = 20 + 5 * one.prompt_tokens
+        times_ms *= np.exp(draw.normal(0, 0.1, len(times_ms)))
+        begin_ns = max(one.arrival_ns, free_ns)
+        times_ns = begin_ns + np.cumsum(times_ms * NS_PER_MS).astype(np.int64)
+        free_ns = int(times_ns[-1])
+        record = replace(
+            one.record,
+            first_token_ns=int(times_ns[0]),
+            last_token_ns=free_ns,
+            gaps_us=tuple((np.diff(times_ns) // 1_000).tolist()),
+            replica="one",
+        )
+        requests.append(replace(one, record=record, times_ns=times_ns))
+    run = ObservedRun(folder=folder, requests=requests)
+    found = calibrate([run], choice=FormChoice.AUTO, service=None, base=None)
+    assert found.max_num_seqs == 1
+    off = errors(found)
+    assert max(off["TTFT p50"], off["TTFT p99"]) < 0.1
+    assert max(off["TPOT p50"], off["TPOT p99"]) < 0.05
+
+
 def test_requests_of_several_runs_may_have_the_same_ids(replay: Replay, cpu: str) -> None:
     folders = [
         replay(name, cpu, rate=rate, seconds=300, prompts="64~60%")
