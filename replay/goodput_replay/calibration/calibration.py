@@ -97,10 +97,14 @@ class ObservedRun:
         end_ns = max(int(one.times_ns[-1]) for one in self.requests)
         object.__setattr__(self, "end_ns", end_ns)
 
+    def section(self, at_ns: int) -> int:
+        """Return the number of the section that has a time."""
+        start_ns = self.requests[0].arrival_ns
+        return (at_ns - start_ns) * _SECTIONS // max(1, self.end_ns + 1 - start_ns)
+
     def is_held_out(self, at_ns: int) -> bool:
         """True if a time is in a section that is not fitted."""
-        start_ns = self.requests[0].arrival_ns
-        return (at_ns - start_ns) * _SECTIONS // max(1, self.end_ns + 1 - start_ns) % 2 == 1
+        return self.section(at_ns) % 2 == 1
 
     def by_replica(self) -> list[list[ObservedRequest]]:
         """Return the requests of each replica."""
@@ -124,10 +128,10 @@ class CalibratedDevice:
         replicas: number of replicas.
         steps: number of reconstructed steps.
         held_out_steps: number of steps that were excluded from the fit.
+        slowdown: how many times as long the same decodes took in one section as in another one.
         p50_error_ppm, p95_error_ppm: quantiles of the absolute errors for held-out steps, in
             millionths of the measured time.
-        delay_ns: median time of a request on its way to an idle server and back, which the profile
-            does not contain.
+        delay_ns: median time of a request on its way to an idle server, not part of the profile.
         held_out_requests: number of requests in the held-out sections.
         latencies: errors of the predicted latencies of these requests.
         numbers: all other numbers of the profile, each with its origin.
@@ -142,6 +146,7 @@ class CalibratedDevice:
     replicas: int
     steps: int
     held_out_steps: int
+    slowdown: float
     p50_error_ppm: int
     p95_error_ppm: int
     delay_ns: int
@@ -212,6 +217,7 @@ def calibrate(
         replicas=len(replicas),
         steps=len(steps.training) + len(steps.held_out),
         held_out_steps=len(steps.held_out),
+        slowdown=max(steps.slowdown(run.section) for run, steps in replicas),
         p50_error_ppm=p50,
         p95_error_ppm=p95,
         delay_ns=delay_ns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from goodput_replay.calibration.calibration import CalibratedDevice
 
 __all__ = ["main", "make_parser"]
+
+_UNSTEADY: Final = 1.5
+"""Slowdown from which the speed of the server is reported as changed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -129,6 +132,7 @@ def _as_json(found: CalibratedDevice, out: Path | None) -> dict[str, Any]:
         "replicas": found.replicas,
         "steps": found.steps,
         "held_out_steps": found.held_out_steps,
+        "slowdown": found.slowdown,
         "p50_error": found.p50_error_ppm / 1_000_000,
         "p95_error": found.p95_error_ppm / 1_000_000,
         "delay_ms": found.delay_ns / NS_PER_MS,
@@ -173,6 +177,13 @@ def _print(found: CalibratedDevice, out: Path | None) -> None:
     )
     for line in lines:
         console.print(line, soft_wrap=True)
+    if found.slowdown >= _UNSTEADY:
+        console.print(
+            f"warning: in a tenth of the run, steps took {found.slowdown:.2g} times as long as in "
+            "another one with the same work; the speed of the server changed, so no profile "
+            "describes all of the run: repeat it on a machine without other work",
+            soft_wrap=True,
+        )
     latencies = Table(box=None, pad_edge=False)
     latencies.add_column("metric")
     for heading in ("measured ms", "predicted ms", "error"):

@@ -29,7 +29,7 @@ from goodput_core.steptime.fitting import StepSample
 from goodput_replay.calibration.requests import ObservedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 __all__ = ["Chunks", "ObservedStep", "ReplicaSteps", "allot_prompts"]
@@ -40,6 +40,8 @@ _TOLERANCE: Final = 0.25
 _MIN_CHUNK: Final = 16
 _MIN_CHUNK_SHARE: Final = 0.15
 _MAX_PARTS: Final = 8
+# Steps of a section whose median is compared with those of others.
+_MIN_SECTION: Final = 20
 # Bounds of a step's time in units of the median time of its decodes.
 _MIN_RATIO: Final = 0.75
 _MAX_RATIO: Final = 1.5
@@ -145,6 +147,24 @@ class ReplicaSteps:
         found: NDArray[np.float64] = np.interp(self.decodes, counts, medians)
         found[self.decodes == 0] = 0
         return found
+
+    def slowdown(self, section_of: Callable[[int], int]) -> float:
+        """Return how many times as long the same decodes took in one section as in another one.
+
+        It is 1 if fewer than two sections have enough steps without prompts.
+
+        Args:
+            section_of: returns the section of a run that has a time.
+        """
+        decoding = self.without_prompts() & (self.decodes > 0)
+        ratios = (self.ends_ns - self.starts_ns)[decoding] / self.decode_times_ns()[decoding]
+        sections = np.array([section_of(end_ns) for end_ns in self.ends_ns[decoding].tolist()])
+        medians = [
+            float(np.median(ratios[sections == one]))
+            for one, count in zip(*np.unique(sections, return_counts=True), strict=True)
+            if count >= _MIN_SECTION
+        ]
+        return max(medians, default=1.0) / min(medians, default=1.0)
 
     @property
     def peak_decodes(self) -> int:

@@ -22,10 +22,11 @@ from goodput_replay.calibration.command import main
 from goodput_replay.calibration.requests import read_requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from goodput_replay.calibration.calibration import CalibratedDevice
+    from goodput_replay.calibration.requests import ObservedRequest
 
     Replay = Callable[..., Path]
 
@@ -205,13 +206,32 @@ def test_a_server_that_runs_few_requests_at_once_is_recognized(
 def test_a_server_with_unsteady_steps_that_runs_one_request_at_a_time_is_recognized(
     replay: Replay, cpu: str
 ) -> None:
-    """Each prompt takes 20 ms and 5 ms per token, each further token 10 ms, all by a tenth off."""
     folder = replay("run", cpu, rate="90/m", seconds=120, prompts="64~60%")
-    draw, free_ns, requests = np.random.default_rng(1), 0, []
-    for one in read_requests(folder):
+    run, slowed = (
+        ObservedRun(folder=folder, requests=one_at_a_time(read_requests(folder), slower=slower))
+        for slower in (1, 3)
+    )
+    found = calibrate([run], choice=FormChoice.AUTO, service=None, base=None)
+    assert found.max_num_seqs == 1
+    off = errors(found)
+    assert max(off["TTFT p50"], off["TTFT p99"]) < 0.1
+    assert max(off["TPOT p50"], off["TPOT p99"]) < 0.05
+    assert found.slowdown < 1.2
+    found = calibrate([slowed], choice=FormChoice.AUTO, service=None, base=None)
+    assert found.slowdown > 2
+
+
+def one_at_a_time(requests: Sequence[ObservedRequest], *, slower: int) -> list[ObservedRequest]:
+    """Serve requests one after the other, the last half `slower` times as long.
+
+    A prompt takes 20 ms and 5 ms per token, each further token 10 ms, all with 10 % of noise.
+    """
+    draw, free_ns, served = np.random.default_rng(1), 0, []
+    for number, one in enumerate(requests):
         times_ms = np.full(one.record.output_tokens, 10.0)
         times_ms[0] = 20 + 5 * one.prompt_tokens
         times_ms *= np.exp(draw.normal(0, 0.1, len(times_ms)))
+        times_ms *= slower if number > len(requests) // 2 else 1
         begin_ns = max(one.arrival_ns, free_ns)
         times_ns = begin_ns + np.cumsum(times_ms * NS_PER_MS).astype(np.int64)
         free_ns = int(times_ns[-1])
@@ -222,13 +242,8 @@ def test_a_server_with_unsteady_steps_that_runs_one_request_at_a_time_is_recogni
             gaps_us=tuple((np.diff(times_ns) // 1_000).tolist()),
             replica="one",
         )
-        requests.append(replace(one, record=record, times_ns=times_ns))
-    run = ObservedRun(folder=folder, requests=requests)
-    found = calibrate([run], choice=FormChoice.AUTO, service=None, base=None)
-    assert found.max_num_seqs == 1
-    off = errors(found)
-    assert max(off["TTFT p50"], off["TTFT p99"]) < 0.1
-    assert max(off["TPOT p50"], off["TPOT p99"]) < 0.05
+        served.append(replace(one, record=record, times_ns=times_ns))
+    return served
 
 
 def test_requests_of_several_runs_may_have_the_same_ids(replay: Replay, cpu: str) -> None:
