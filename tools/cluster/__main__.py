@@ -11,6 +11,7 @@ from tools.cache import cache_folder
 from tools.cluster import binaries, installing, starting
 from tools.cluster.handle import ClusterError
 from tools.cluster.host import lacks_for_running
+from tools.cluster.images import EMULATED_VLLM, emulated_vllm_image
 
 _KEPT = "kept"
 _SAMPLE = starting.ROOT / "examples" / "chat.yaml"
@@ -40,6 +41,7 @@ def up() -> None:
         shutil.rmtree(_kept(), ignore_errors=True)
         cluster = starting.start(_kept(), binaries.build(), outlive_me=True)
     installing.publish_ours(cluster)
+    cluster.publish({EMULATED_VLLM: emulated_vllm_image(starting.ROOT)})
     installing.install_chart(cluster)
     cluster.kubectl("apply", "-f", str(_SAMPLE))
     cluster.wait("condition=Ready", "llmservice/chat", timeout_s=120)

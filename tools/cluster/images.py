@@ -11,10 +11,21 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["PYTHON", "SHELL", "Image", "checkout_image", "publish", "python_image", "shell_image"]
+__all__ = [
+    "EMULATED_VLLM",
+    "PYTHON",
+    "SHELL",
+    "Image",
+    "checkout_image",
+    "emulated_vllm_image",
+    "publish",
+    "python_image",
+    "shell_image",
+]
 
 SHELL = "goodput.test/shell:1"
 PYTHON = "goodput.test/python:1"
+EMULATED_VLLM = "goodput.test/emulated-vllm:0.33.0"
 _ANY_USER = 65532
 
 
@@ -51,6 +62,17 @@ def python_image() -> Image:
         path=[str(Path(sys.prefix) / "bin")],
         env={"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
         entrypoint=["python"],
+    )
+
+
+def emulated_vllm_image(root: Path) -> Image:
+    """Return an image with the program `vllm` of `tools/e2e/emulated_vllm.py` in a checkout."""
+    python = python_image()
+    tools = root / "tools" / "e2e"
+    return Image(
+        folders=[*python.folders, str(tools)],
+        path=[str(tools / "bin"), *python.path],
+        env=python.env,
     )
 
 

@@ -6,7 +6,8 @@ Each token of a request takes longer, the more requests run, so that a replica h
 metrics have the names and labels of vllm/v1/metrics/loggers.py (vLLM 0.33). The environment
 variable EMULATED_METRICS selects another page: `old` has the names of vLLM 0.8, `missing` responds
 with 404, `slow` does not respond, and `huge` is endless. As with vLLM, a prompt takes one step for
-each `--max-num-batched-tokens`, and steps take longer with `--enforce-eager`.
+each `--max-num-batched-tokens`, and steps take longer with `--enforce-eager`. EMULATED_SLOWNESS is
+a factor of all steps.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
 _STEP_S = 0.010
 _STEP_PER_REQUEST_S = 0.015
 _PREFILL_S_PER_TOKEN = 0.00002
-_EAGER = 8
+_EAGER = 3
 """Factor of the step time without CUDA graphs; exaggerated."""
 _BLOCKS = 1000
 _BLOCK_TOKENS = 16
@@ -62,6 +68,8 @@ class EmulatedVllm:
         )
         self._running, self._waiting, self._usage = gauges
         Counter("vllm:num_preemptions", "Preemptions.", labels, registry=registry).labels(*values)
+        tokens = Counter("vllm:generation_tokens", "Tokens.", labels, registry=registry)
+        self._generated = tokens.labels(*values)
         config = Gauge(
             "vllm:cache_config_info",
             "Settings.",
@@ -84,6 +92,7 @@ class EmulatedVllm:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.completions)
         return app
 
     async def health(self, _: web.Request) -> web.Response:
@@ -108,32 +117,47 @@ class EmulatedVllm:
         return web.Response(body=generate_latest(self._registry))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Stream a completion of as many tokens as requested."""
+        """Respond with as many tokens as requested, of a completion or a chat."""
         body = await request.json()
         if body.get("model") != self._model:
             error = {"message": "The model does not exist.", "code": 404}
             return web.json_response({"error": error}, status=404)
-        prompt, tokens = len(body["prompt"]), int(body.get("max_tokens", 16))
+        chat = "messages" in body
+        asked = json.dumps(body["messages"]) if chat else body["prompt"]
+        prompt, tokens = len(asked), int(body.get("max_tokens", 16))
+        usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
+        streams = bool(body.get("stream"))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        if streams:
+            await response.prepare(request)
         self._waiting.inc()
         try:
             await self._places.acquire()
         finally:
             self._waiting.dec()
         try:
-            await self._run(response, prompt, tokens)
+            async with aclosing(self._run(prompt, tokens)) as run:
+                async for number in run:
+                    self._generated.inc()
+                    if streams:
+                        choice = _choice(
+                            "delta" if chat else "", " word", last=number + 1 == tokens
+                        )
+                        await self._write(response, {"choices": [choice]})
         finally:
             self._places.release()
-        usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
+        self._prompts.observe(prompt)
+        self._outputs.observe(tokens)
+        if not streams:
+            choice = _choice("message" if chat else "", " word" * tokens, last=True)
+            return web.json_response({"choices": [choice], "usage": usage})
         if (body.get("stream_options") or {}).get("include_usage"):
             await self._write(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
-        self._prompts.observe(prompt)
-        self._outputs.observe(tokens)
         return response
 
-    async def _run(self, response: web.StreamResponse, prompt: int, tokens: int) -> None:
+    async def _run(self, prompt: int, tokens: int) -> AsyncGenerator[int, None]:
+        """Yield the number of each token when it is computed."""
         self._batch += 1
         self._running.set(self._batch)
         self._used_tokens += prompt + tokens
@@ -143,9 +167,7 @@ class EmulatedVllm:
             await asyncio.sleep(prompt * _PREFILL_S_PER_TOKEN + further_steps * self._step_s())
             for number in range(tokens):
                 await asyncio.sleep(self._step_s())
-                reason = "length" if number + 1 == tokens else None
-                choice = {"index": 0, "text": " word", "finish_reason": reason}
-                await self._write(response, {"object": "text_completion", "choices": [choice]})
+                yield number
         finally:
             self._batch -= 1
             self._running.set(self._batch)
@@ -156,6 +178,18 @@ class EmulatedVllm:
 
     async def _write(self, response: web.StreamResponse, event: dict[str, object]) -> None:
         await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+def _choice(message: str, text: str, *, last: bool) -> dict[str, object]:
+    """Return a choice with text.
+
+    Args:
+        message: name of the chat message's field; empty for a completion.
+        text: the text.
+        last: True if nothing follows it.
+    """
+    content = {message: {"role": "assistant", "content": text}} if message else {"text": text}
+    return {"index": 0, **content, "finish_reason": "length" if last else None}
 
 
 def main(argv: list[str]) -> None:
@@ -171,14 +205,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     args = parser.parse_args(argv)
     metrics = os.environ.get("EMULATED_METRICS", "")
+    slowness = float(os.environ.get("EMULATED_SLOWNESS", "1"))
     server = EmulatedVllm(
         args.served_model_name or args.model,
         args.max_num_seqs,
         metrics,
         args.max_num_batched_tokens,
-        _EAGER if args.enforce_eager else 1,
+        slowness * (_EAGER if args.enforce_eager else 1),
     )
     web.run_app(server.app(), host=args.host, port=args.port, print=None)
 

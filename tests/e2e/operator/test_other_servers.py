@@ -7,30 +7,32 @@ The two others have a gate.
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import yaml
 from tests.builders.traces import trace_row, write_rows
 from tools.cluster.handle import wait_for
-from tools.cluster.images import Image, python_image
-from tools.e2e import emulated_vllm
+from tools.cluster.images import EMULATED_VLLM, emulated_vllm_image
+from tools.cluster.starting import ROOT
 from tools.e2e.claims import claim_to
 from tools.e2e.clients import replay_load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tools.cluster.handle import OwnCluster
     from tools.e2e.installation import ChartRelease
 
-IMAGE: Final = "goodput.test/vllm:0.33.0"
 WINDOW_S: Final = 22
 """A PASS needs requests in twenty seconds."""
 PER_S: Final = 5
 SCALED: Final = {"vllm": "old", "vllm-slow": "slow"}
 """Scaled services and their metrics pages: of an older version, and without a response."""
-COMMIT: Final = "b968826d9c46dd6066d109eabc6255188de91218"
+EXAMPLE: Final = ROOT / "examples" / "runtimes" / "emulated-vllm.yaml"
+"""The manifest with which docs/runtimes.md begins."""
 HIGH: Final = 4
 """Requests per second; one replica completes about 2.6 of (64, 24) tokens, too slowly."""
 LENGTHS: Final = (64, 24)
@@ -38,23 +40,18 @@ LOW: Final = 1
 
 
 @pytest.fixture(scope="module")
-def image(own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(own_cluster: OwnCluster) -> str:
     """An image with the program `vllm`."""
-    program = tmp_path_factory.mktemp("vllm") / "bin" / "vllm"
-    program.parent.mkdir()
-    script = Path(emulated_vllm.__file__)
-    program.write_text(f'#!/bin/sh\nexec python {script} "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    python = python_image()
-    folders = [*python.folders, str(program.parent), str(script.parent)]
-    path = [str(program.parent), *python.path]
-    own_cluster.publish({IMAGE: Image(folders=folders, path=path, env=python.env)})
-    return IMAGE
+    own_cluster.publish({EMULATED_VLLM: emulated_vllm_image(ROOT)})
+    return EMULATED_VLLM
 
 
 def engine(metrics: str = "", *args: str, **fields: Any) -> dict[str, Any]:
+    example = example_spec()["engine"]
+    runtime = example["runtime"]
     return {
-        "runtime": {"kind": "vLLM", "image": IMAGE, "args": list(args)},
+        **example,
+        "runtime": {**runtime, "args": [*runtime["args"], *args]},
         "maxNumSeqs": 8,
         "drainSeconds": 2,
         "pod": {"env": [{"name": "EMULATED_METRICS", "value": metrics}]},
@@ -62,12 +59,17 @@ def engine(metrics: str = "", *args: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+def example_spec() -> dict[str, Any]:
+    spec: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
+    return spec
+
+
 @pytest.fixture(scope="module")
 def services(
     installation: ChartRelease, image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ChartRelease]:
     """The four services, two of which have begun to gate a change."""
-    assert image == IMAGE
+    assert image == EMULATED_VLLM
     folder = tmp_path_factory.mktemp("vllm-gates")
     folder.chmod(0o777)
     rows = (
@@ -75,7 +77,7 @@ def services(
         for number in range(PER_S * WINDOW_S)
     )
     write_rows(folder / "trace.parquet", rows)
-    model = {"source": "hf://Qwen/Qwen3-8B", "revision": COMMIT}
+    model = example_spec()["model"]
     target = {"name": "interactive", "ttftMs": 2000, "tpotMs": 60, "objective": "40%"}
     for name, page in SCALED.items():
         installation.apply(
@@ -135,6 +137,10 @@ def test_other_servers_are_scaled_up_and_down_by_their_targets(
     reason, message = services.condition("vllm", "RuntimeLimited")
     assert reason == "NoLimits", message
     assert "no token budget" in message
+    body = {"model": "vllm", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    url = f"{services.url('vllm')}/v1/chat/completions"
+    answer = services.run_inside("curl", "--silent", "--json", json.dumps(body), url)
+    assert json.loads(answer)["usage"]["completion_tokens"] == 3
     wait_for(
         lambda: services.condition("vllm-slow", "RuntimeLimited")[0] == "NoReadings",
         "the status says that there are no readings",
