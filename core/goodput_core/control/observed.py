@@ -94,10 +94,11 @@ class ObservedCapacities(Capacities):
         return min(self.learnt.proven, self.learnt.most_sustained) or None
 
     def requests_per_s(self, replicas: int) -> float | None:
-        """Return the requests per second that so many replicas are known to sustain."""
-        if self.learnt.failed:
-            return replicas * self.learnt.most_sustained
-        return replicas * self.learnt.proven or None
+        """Return the requests per second that so many replicas are known or expected to sustain."""
+        most, proven = self.learnt.most_sustained, self.learnt.proven
+        if self.expected_per_s is not None:
+            most = min(most, max(self.expected_per_s, proven))
+        return replicas * (proven if math.isinf(most) else most) or None
 
     def fewest_for_peaks(self) -> int:
         """Return the fewest replicas that sustain the bursts that recur; 0 if none recur."""

@@ -175,6 +175,11 @@ def test_an_expected_capacity_adds_replicas_before_a_target_is_missed(plant: Mak
             expected_per_s=expected_per_s,
         )
         service.run(3000)
+        if expected_per_s is not None:
+            first = next(d.replicas for d in service.decisions if d.apply_replicas > 1)
+            assert first is not None
+            assert first.reason in (ReplicaReason.DEMAND, ReplicaReason.TREND)
+            assert first.sustained_per_s == pytest.approx(first.replicas * expected_per_s)
         return service.judged - service.good, sum(service.desired)
 
     unknown, known = missed(None), missed(0.8 * SUSTAINED)
