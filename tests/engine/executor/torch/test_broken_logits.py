@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -64,6 +64,43 @@ def test_a_broken_prompt_fails_and_the_others_keep_their_tokens(
     for rid in others:
         assert bench.token_ids[rid] == tiny.outputs.of(bench.submits[rid])[0]
     assert bench.scheduler.free_blocks == bench.scheduler.total_blocks
+
+
+def test_a_surplus_token_after_the_end_of_an_output_cannot_fail_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = TinyModel.build(tmp_path, "Llama", "float64")
+    for family in range(40):
+        bench = ModelBench(
+            tiny,
+            "sarathi",
+            Preemption.RECOMPUTE,
+            blocks=90,
+            block_size=4,
+            depth=2,
+            starts_ahead=True,
+        )
+        rid = bench.submit(9, 16, family=family)
+        ids, reason = tiny.outputs.of(bench.submits[rid])
+        before = [*bench.submits[rid].executor.token_ids, *ids[:-1]]
+        if reason == "stop" and ids[-1] not in before:
+            break
+    else:
+        pytest.fail("no output ends with a token that occurs once")
+    with torch.no_grad():
+        tiny.packed.model.get_input_embeddings().weight[ids[-1]] = torch.nan
+    compute, broken = tiny.packed.compute, []
+
+    def note_broken(*arguments: Any) -> Any:
+        logits = compute(*arguments)
+        broken.append(not logits.isfinite().all())
+        return logits
+
+    monkeypatch.setattr(tiny.packed, "compute", note_broken)
+    bench.finish()
+    assert any(broken), "no surplus token was computed"
+    assert bench.rejected == {}
+    assert (bench.token_ids[rid], bench.finished) == (ids, {rid: "stop"})
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
