@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +18,11 @@ from tools.chat import serve
 from tools.smollm2 import model_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "smollm2.yaml"
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +48,18 @@ def test_an_openai_client_streams_sensible_text(url: str) -> None:
     assert "capital of France is Paris" in "".join(pieces)
 
 
-def test_concurrent_chats_have_the_tokens_of_transformers(url: str) -> None:
-    chats = asyncio.run(stream_chats(url, "smollm2", prompts(12), 16))
+def test_concurrent_chats_have_the_tokens_of_transformers(
+    url: str, tell: Callable[[str], None]
+) -> None:
+    began = time.monotonic()
+    chats = asyncio.run(stream_chats(url, "smollm2", prompts(200), 32))
+    served = time.monotonic()
     check = check_chats(model_folder(), chats)
-    assert check.tokens == 12 * 16
+    tell(
+        f"200 chats: {check.tokens:,} tokens in {served - began:.0f} s, checked in "
+        f"{time.monotonic() - served:.0f} s; wrong: {check.wrong}, ties: {check.ties}"
+    )
+    assert check.tokens == 200 * 32
     assert check.passed, check
 
 
