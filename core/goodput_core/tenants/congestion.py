@@ -1,140 +1,144 @@
 """Signs of overload that a router sees in its streams, without a report from the replicas.
 
-The first is the wait for a first token, which it expects from the streams that have none yet. By
-Little's law, a new stream waits for the prompt tokens of such streams divided by the rate at which
-they are computed. The rate is measured while some stream waits without a pause, because it would
-otherwise be the rate of arrivals. Until it is known, the fastest start of a stream behind others
-stands for it, and before that, the age of the oldest waiting stream is the estimate.
+The first is the rate at which replicas compute prompts, from which follows how many can wait for
+how long. A stream that waited shows it: by Little's law, it is the number of prompt tokens that its
+replica had when the stream was sent, divided by the wait. Before any stream has waited, a stream of
+its own shows at least how fast its prompt was computed.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_MS, NS_PER_S
 
-__all__ = ["FirstTokenWait", "TokenPace"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-_BUSY_NS: Final = NS_PER_S
-"""Shortest time without a pause from which a rate is measured."""
-_LEAST_WAIT_NS: Final = NS_PER_S // 20
-"""Streams that start sooner do not wait."""
-_VALID_NS: Final = 60 * NS_PER_S
-"""Time for which a measured rate is used."""
-_NEW: Final = 0.3
-"""Weight of a new measurement of the rate."""
-_TOKENS_PER_START: Final = 500
+__all__ = ["START_TOKENS", "PromptRate", "TokenPace"]
+
+START_TOKENS: Final = 50
 """Prompt tokens that take as long as the start of a stream itself."""
+_LEAST_WAIT_NS: Final = 100 * NS_PER_MS
+"""Streams that start sooner did not wait for others."""
+_VALID_NS: Final = 60 * NS_PER_S
+"""Time constant with which the fastest prompt is forgotten, and time for which a rate is used."""
+_NEW: Final = 0.05
+"""Weight of a new measurement of the rate."""
 _PACE_NS: Final = NS_PER_S
-"""Time constant with which the pace of ended streams is forgotten."""
+"""Time constant with which the pace is forgotten."""
 _VALID_PACE_NS: Final = 5 * NS_PER_S
-"""Time for which the pace is used after the last stream."""
-_CALM: Final = 0.7
-"""Share of the TPOT target up to which slower tokens are no overload."""
+"""Time for which the pace is used after the last observation."""
+_FEWEST_TOKENS: Final = 50
+"""Tokens from which a pace is known."""
+_CALM: Final = 0.8
+"""Part of the TPOT target up to which slower tokens are no overload."""
 _NEARLY_BEST: Final = 1.1
 """The same as a multiple of the fastest pace."""
 
 
-class FirstTokenWait:
-    """The streams without a token, and the wait that a new one can expect."""
+class PromptRate:
+    """The prompt tokens that one replica computes per second."""
 
     __slots__ = (
-        "_best_ns",
-        "_best_per_s",
-        "_busy_ns",
+        "_alone_ns",
+        "_alone_per_s",
         "_measured_ns",
         "_per_s",
-        "_started",
         "_tokens",
         "_waiting",
     )
 
     def __init__(self) -> None:
-        self._waiting: dict[object, tuple[int, int, int]] = {}
-        self._best_per_s = 0.0
-        self._best_ns = 0
-        self._tokens = 0
-        self._busy_ns = 0
-        self._started = 0
-        self._measured_ns = 0
+        # Replica, time and tokens of each stream, and the tokens that the replica had with it.
+        self._waiting: dict[object, tuple[str, int, float, float]] = {}
+        self._tokens: dict[str, float] = {}
         self._per_s: float | None = None
+        self._measured_ns = 0
+        self._alone_per_s = 0.0
+        self._alone_ns = 0
 
-    def begin(self, stream: object, prompt_tokens: int, now_ns: int) -> None:
+    def begin(self, stream: object, replica: str, tokens: float, now_ns: int) -> None:
         """Record that a stream is sent to a replica."""
-        if not self._waiting:
-            self._busy_ns, self._started = now_ns, 0
-        tokens = prompt_tokens + _TOKENS_PER_START
-        self._tokens += tokens
-        self._waiting[stream] = now_ns, tokens, self._tokens
+        self.end(stream, now_ns, started=False)
+        ahead = self._tokens[replica] = self._tokens.get(replica, 0.0) + tokens
+        self._waiting[stream] = replica, now_ns, tokens, ahead
 
     def end(self, stream: object, now_ns: int, *, started: bool) -> None:
         """Record the first token of a stream, or its end without one; later calls do nothing."""
         began = self._waiting.pop(stream, None)
         if began is None:
             return
-        self._tokens -= began[1]
-        if started:
-            self._started += began[1]
-            self._note_wait(began[2], now_ns - began[0], now_ns)
-        busy_ns = now_ns - self._busy_ns
-        if busy_ns < _BUSY_NS:
+        replica, began_ns, tokens, ahead = began
+        self._tokens[replica] -= tokens
+        if self._tokens[replica] < 1:
+            del self._tokens[replica]
+        wait_ns = now_ns - began_ns
+        if not started or wait_ns <= 0:
             return
-        per_s = self._started * NS_PER_S / busy_ns
-        old = self._rate(now_ns)
-        self._per_s = per_s if old is None else old + _NEW * (per_s - old)
-        self._measured_ns = self._busy_ns = now_ns
-        self._started = 0
-
-    def expected_ns(self, now_ns: int) -> int:
-        """Return the expected wait of a new stream; at least the age of the oldest waiting one."""
-        if not self._waiting:
-            return 0
-        oldest_ns = now_ns - next(iter(self._waiting.values()))[0]
-        rate = self._rate(now_ns) or self._best_rate(now_ns)
-        if not rate:
-            return oldest_ns
-        return max(oldest_ns, round(self._tokens * NS_PER_S / rate))
-
-    def _note_wait(self, tokens: int, wait_ns: int, now_ns: int) -> None:
+        alone_per_s = max(0.0, tokens - START_TOKENS) * NS_PER_S / wait_ns
+        if alone_per_s > self._fastest(now_ns):
+            self._alone_per_s, self._alone_ns = alone_per_s, now_ns
         if wait_ns >= _LEAST_WAIT_NS:
-            self._best_per_s = max(self._best_rate(now_ns), tokens * NS_PER_S / wait_ns)
-            self._best_ns = now_ns
+            per_s = ahead * NS_PER_S / wait_ns
+            old = self._rate(now_ns)
+            self._per_s = per_s if old is None else old + _NEW * (per_s - old)
+            self._measured_ns = now_ns
 
-    def _best_rate(self, now_ns: int) -> float:
-        """Return the highest rate at which the tokens ahead of a stream were started."""
-        return self._best_per_s * math.exp((self._best_ns - now_ns) / _VALID_NS)
+    def tokens_within(self, limit_ns: int, now_ns: int) -> float:
+        """Return the tokens that a replica computes in some time; infinite if unknown."""
+        rate = max(self._rate(now_ns) or 0.0, self._fastest(now_ns))
+        if rate:
+            return rate * limit_ns / NS_PER_S
+        if not self._waiting:
+            return math.inf
+        _, began_ns, _, ahead = next(iter(self._waiting.values()))
+        age_ns = now_ns - began_ns
+        return ahead * limit_ns / age_ns if age_ns > limit_ns else math.inf
+
+    def _fastest(self, now_ns: int) -> float:
+        return self._alone_per_s * math.exp((self._alone_ns - now_ns) / _VALID_NS)
 
     def _rate(self, now_ns: int) -> float | None:
-        """Return the prompt tokens started per second while streams waited; None if unknown."""
         return self._per_s if now_ns - self._measured_ns < _VALID_NS else None
 
 
 class TokenPace:
-    """The time per token of the streams that ended lately, relative to their targets."""
+    """The time per token of the streams in flight, relative to the targets of their classes.
 
-    __slots__ = ("_at_ns", "_best", "_sum", "_weight")
+    Args:
+        targets_ns: target of the time per token of each class that has one.
+    """
 
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._weight = 0.0
-        self._at_ns = 0
-        self._best = math.inf
+    __slots__ = ("_best", "_classes", "_targets_ns")
 
-    def end(self, tpot_ns: float, target_ns: int, now_ns: int) -> None:
-        """Record the mean time per token of a stream."""
-        fade = math.exp((self._at_ns - now_ns) / _PACE_NS)
-        self._sum = self._sum * fade + tpot_ns / target_ns
-        self._weight = self._weight * fade + 1
-        self._at_ns = now_ns
-        self._best = min(self._best, self._sum / self._weight)
+    def __init__(self, targets_ns: Mapping[str, int]) -> None:
+        self._targets_ns = dict(targets_ns)
+        self._classes: dict[str, tuple[float, float, int]] = {}
+        self._best: dict[str, float] = {}
 
-    def pressure(self, now_ns: int) -> float:
-        """Return the overload: 0 up to a calm pace, 1 if tokens are as slow as they may be.
+    def note(self, slo_class: str, tokens: int, passed_ns: int, now_ns: int) -> None:
+        """Record the tokens that a stream got in some time."""
+        target_ns = self._targets_ns.get(slo_class)
+        if target_ns is None:
+            return
+        time, count, at_ns = self._classes.get(slo_class, (0.0, 0.0, now_ns))
+        fade = math.exp((at_ns - now_ns) / _PACE_NS)
+        time, count = time * fade + passed_ns / target_ns, count * fade + tokens
+        self._classes[slo_class] = time, count, now_ns
+        if count >= _FEWEST_TOKENS:
+            self._best[slo_class] = min(self._best.get(slo_class, math.inf), time / count)
 
-        Tokens that were never clearly faster than their target are slow for another reason.
+    def excess(self, now_ns: int) -> float:
+        """Return the time per token, divided by that from which replicas are overloaded.
+
+        It is the largest one of all classes. Tokens that were never clearly faster than their
+        target are slow for another reason.
         """
-        calm = max(_CALM, _NEARLY_BEST * self._best)
-        if now_ns - self._at_ns > _VALID_PACE_NS or calm >= 1:
-            return 0.0
-        return max(0.0, (self._sum / self._weight - calm) / (1 - calm))
+        excess = 0.0
+        for slo_class, (time, count, at_ns) in self._classes.items():
+            slow = max(_CALM, _NEARLY_BEST * self._best.get(slo_class, math.inf))
+            if slow < 1 and now_ns - at_ns < _VALID_PACE_NS:
+                excess = max(excess, time / max(count, 1.0) / slow)
+        return excess

@@ -1,154 +1,143 @@
-"""The fair share of tenants while replicas are overloaded.
+"""The max-min fair shares of tenants in the resources of a service.
 
-A router has no queue, so it enforces shares where it accepts requests. While the expected wait for
-a first token is short, every request is admitted, so the share of an idle tenant is used by others.
-Otherwise the work of the tenants is divided max-min fairly by weight: a tenant below its share
-keeps all, the others divide the rest, and a request of a tenant above its share is rejected.
+Shares divide the resources that requests occupy, not tokens, because the time and the memory that a
+request costs depend on its lengths. Each of the four resources has a capacity in its own unit:
 
-Work is the number of tokens, prompts and outputs, by two measures. The work *in flight* counts at
-once, so that a sudden flood is bounded before it has been served. The *recent* work adds served
-tokens, which fade within seconds; it bounds a tenant with long prompts, which is served so fast
-that little is in flight. A tenant that was rejected lately is *limited*: both measures must then be
-below its share. Another tenant may be above it by one measure, or by a quarter, so that its bursts
-pass while the limited one floods.
+- `QUEUE`: tokens of prompts without a first token. Its capacity are the tokens that are computed
+  within a part of the target of a first token.
+- `PLACES`: requests in flight, of which replicas run a limited number.
+- `MEMORY`: tokens that the requests in flight hold in KV memory, or will hold.
+- `SERVICE`: recently computed tokens. Its capacity is limited while tokens are slower than their
+  targets.
 
-Source: Bertsekas and Gallager, "Data Networks", 1992, for max-min fairness; Sheng et al., "Fairness
-in Serving Large Language Models", 2024, for tokens as the measure of service.
+A resource is short if the demands for it exceed its capacity. It is then divided max-min fairly by
+weight: a tenant below its share keeps all, and the others divide the rest. The demand of a tenant
+is its highest use in the last seconds, so that a tenant that uses what is free leaves as much as
+the others needed lately. The demand of a tenant that was rejected lately is unlimited.
+
+Source: Bertsekas and Gallager, "Data Networks", 1992, for max-min fairness; Ghodsi et al.,
+"Dominant Resource Fairness", 2011, for shares of several resources.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["FairShare", "TenantWork", "fair_tokens"]
+__all__ = ["FairShare", "Resource", "fair_level"]
 
 _LIMITED_NS: Final = 2 * NS_PER_S
-"""Time for which a tenant is limited after a rejection: two retries after `Retry-After`."""
+"""Time for which the demand of a rejected tenant is unlimited: two retries after `Retry-After`."""
 _ACTIVE_NS: Final = 60 * NS_PER_S
 """Time for which a tenant is active after a request. A sole active tenant is never rejected."""
-_RECENT_NS: Final = 5 * NS_PER_S
+_PEAK_NS: Final = (3 * NS_PER_S, 15 * NS_PER_S, 15 * NS_PER_S, 15 * NS_PER_S)
+"""Time constants with which the highest use of each resource fades; prompts leave soon."""
+_RECENT_NS: Final = 3 * NS_PER_S
 """Time constant with which served tokens fade."""
-_FIRST_OUTPUT_TOKENS: Final = 256.0
-"""Expected output of a tenant's first request."""
-_NEW_OUTPUT: Final = 0.1
-"""Weight of one output in the mean of a tenant."""
-# Bounds of the expected wait, as parts of the tightest target of a first token.
-_BUSY: Final = 0.25
-_OVERLOADED: Final = 0.5
-_LATE: Final = 1.0
-_BURST: Final = 1.25
-"""Multiple of its share up to which a tenant that is not limited may exceed it."""
-_LIMITED: Final = 15 / 16
-"""Less than one, so that two limited tenants cannot admit each other's requests in turn."""
+_LEVEL_NS: Final = 20_000
+"""A level is used for this time per active tenant, so that levels cost little time in all."""
+_GROWTH: Final = 1 / 32
+"""Growth of the use, as a part of the capacity, after which a level is computed anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantWork:
-    """The work of one tenant by one measure.
+class Resource(IntEnum):
+    """A resource that tenants share."""
 
-    Args:
-        tokens: number of tokens.
-        weight: weight of the tenant, at least 1.
-        limited: True if the tenant demands more than it has.
-    """
-
-    tokens: float
-    weight: int
-    limited: bool = False
+    QUEUE = 0
+    PLACES = 1
+    MEMORY = 2
+    SERVICE = 3
 
 
-def fair_tokens(own: TenantWork, others: Iterable[TenantWork]) -> float:
-    """Return the max-min fair share of one tenant in the work of all.
+_FLOWS: Final = (Resource.QUEUE, Resource.SERVICE)
+"""Resources that every request occupies only shortly."""
+_BURST: Final = 1.75
+"""Multiple of an equal part of all work, up to which a burst of a tenant is admitted."""
+_MOST_QUEUED: Final = 3.0
+"""The same as a multiple of the capacity of the queue."""
+_NO_OTHERS: Final = 1 / 16
+"""Part of the capacity up to which the use of the other tenants is ignored."""
 
-    A tenant that is not limited demands what it has. The one in question demands more.
+
+def fair_level(capacity: float, demands: Iterable[tuple[float, int]]) -> float:
+    """Return the max-min fair share of one unit of weight; infinite if all demands are met.
 
     Args:
-        own: the tenant in question.
-        others: the other active tenants.
+        capacity: the capacity to divide.
+        demands: demand and weight of each tenant.
     """
-    remaining, weights = own.tokens, own.weight
-    content: list[TenantWork] = []
-    for other in others:
-        remaining += other.tokens
-        weights += other.weight
-        if not other.limited:
-            content.append(other)
-    content.sort(key=lambda work: work.tokens / work.weight)
-    for work in content:
-        if work.tokens * weights > remaining * work.weight:
-            break
-        remaining -= work.tokens
-        weights -= work.weight
-    return own.weight * remaining / weights
+    ordered = sorted((demand / weight, weight) for demand, weight in demands)
+    remaining, weights = capacity, sum(weight for _, weight in ordered)
+    for ratio, weight in ordered:
+        if ratio * weights > remaining:
+            return max(0.0, remaining) / weights
+        remaining -= ratio * weight
+        weights -= weight
+    return math.inf
 
 
 class _TenantAccount:
-    """The state of one tenant."""
+    """The use of all resources by one tenant."""
 
-    __slots__ = (
-        "_served",
-        "_served_ns",
-        "_tokens",
-        "last_ns",
-        "output_tokens",
-        "rejected_ns",
-        "requests",
-        "weight",
-    )
+    __slots__ = ("_faded_ns", "_peaks", "last_ns", "limited_ns", "requests", "uses", "weight")
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
         self.requests = 0
-        self.output_tokens = _FIRST_OUTPUT_TOKENS
         self.last_ns = 0
-        self.rejected_ns: int | None = None
-        self._tokens = 0
-        self._served = 0.0
-        self._served_ns = 0
+        self.uses = [0.0] * len(Resource)
+        self.limited_ns: list[int | None] = [None] * len(Resource)
+        self._peaks = [0.0] * len(Resource)
+        self._faded_ns = 0
 
-    def in_flight(self, now_ns: int) -> TenantWork:
-        """Return the tokens of the requests that have not ended."""
-        return TenantWork(tokens=self._tokens, weight=self.weight, limited=self.is_limited(now_ns))
+    def fade(self, now_ns: int) -> None:
+        """Let the peaks and the served tokens fade until now."""
+        passed_ns = now_ns - self._faded_ns
+        if passed_ns <= 0:
+            return
+        self._faded_ns = now_ns
+        peaks = self._peaks
+        self.uses[Resource.SERVICE] *= math.exp(-passed_ns / _RECENT_NS)
+        for resource, use in enumerate(self.uses):
+            peaks[resource] = max(use, peaks[resource] * math.exp(-passed_ns / _PEAK_NS[resource]))
 
-    def recent(self, now_ns: int) -> TenantWork:
-        """Return the tokens in flight and those served lately."""
-        return TenantWork(
-            tokens=self._tokens + self._served_at(now_ns),
-            weight=self.weight,
-            limited=self.is_limited(now_ns),
-        )
+    def add(self, resource: Resource, amount: float) -> None:
+        use = self.uses[resource] = self.uses[resource] + amount
+        self._peaks[resource] = max(self._peaks[resource], use)
 
-    def is_limited(self, now_ns: int) -> bool:
-        """True if a request was rejected lately."""
-        return self.rejected_ns is not None and now_ns - self.rejected_ns < _LIMITED_NS
+    def is_limited(self, resource: Resource, now_ns: int) -> bool:
+        """True if a request was rejected lately because of the resource."""
+        rejected_ns = self.limited_ns[resource]
+        return rejected_ns is not None and now_ns - rejected_ns < _LIMITED_NS
+
+    def demand(self, resource: Resource, now_ns: int) -> float:
+        return math.inf if self.is_limited(resource, now_ns) else self._peaks[resource]
 
     def is_active(self, now_ns: int) -> bool:
         """True if a request is in flight or arrived lately."""
         return self.requests > 0 or now_ns - self.last_ns < _ACTIVE_NS
 
-    def begin(self, tokens: int) -> None:
-        self.requests += 1
-        self._tokens += tokens
 
-    def end(self, tokens: int, served_tokens: int, now_ns: int) -> None:
-        self.requests -= 1
-        self._tokens -= tokens
-        self._served = self._served_at(now_ns) + served_tokens
-        self._served_ns = now_ns
+class _ComputedLevel:
+    """The level of one resource, as it was computed last."""
 
-    def _served_at(self, now_ns: int) -> float:
-        return self._served * math.exp((self._served_ns - now_ns) / _RECENT_NS)
+    __slots__ = ("at_ns", "capacity", "level", "total")
+
+    def __init__(self) -> None:
+        self.at_ns: int | None = None
+        self.capacity = math.inf
+        self.level = math.inf
+        self.total = 0.0
 
 
 class FairShare:
-    """The work of all tenants, and the decisions about new requests.
+    """The use of resources by all tenants, and the decisions about new requests.
 
     Args:
         weights: weight of each tenant, at least 1.
@@ -158,6 +147,10 @@ class FairShare:
         self._tenants = {name: _TenantAccount(weight) for name, weight in weights.items()}
         # The others cannot change a decision.
         self._active: dict[str, _TenantAccount] = {}
+        self._pruned_ns = 0
+        self._faded_ns = 0
+        self._totals = [0.0] * len(Resource)
+        self._levels = [_ComputedLevel() for _ in Resource]
 
     def set_weights(self, weights: Mapping[str, int]) -> None:
         """Replace the tenants; a removed one is kept until its last request has ended."""
@@ -167,91 +160,116 @@ class FairShare:
             del self._tenants[name]
             self._active.pop(name, None)
 
-    def admits(self, tenant: str, pressure: float, now_ns: int) -> bool:
+    def total(self, resource: Resource, now_ns: int) -> float:
+        """Return the use of a resource by all tenants."""
+        self._fade(now_ns)
+        return self._totals[resource]
+
+    def admits(
+        self, tenant: str, needs: Sequence[float], capacities: Sequence[float], now_ns: int
+    ) -> bool:
         """Decide about a new request.
+
+        A tenant that uses nothing of a resource is always admitted to it, however much its request
+        needs.
 
         Args:
             tenant: name of the tenant.
-            pressure: expected wait for a first token, divided by the tightest target of one, or the
-                same for the pace of tokens.
+            needs: use of each resource by the request.
+            capacities: capacity of each resource; infinite if it is not limited.
             now_ns: the current time.
         """
         own = self._tenants[tenant]
         own.last_ns = now_ns
         self._active[tenant] = own
-        if pressure < _BUSY or not own.requests:
+        if now_ns - self._pruned_ns >= NS_PER_S:
+            self._pruned_ns = now_ns
+            self._active = {n: t for n, t in self._active.items() if t.is_active(now_ns)}
+        if len(self._active) < 2 or not own.requests:
             return True
-        self._active = {n: t for n, t in self._active.items() if t.is_active(now_ns)}
-        others = [other for other in self._active.values() if other is not own]
-        if not others or not _exceeds_share(own, others, pressure, now_ns):
-            return True
-        own.rejected_ns = now_ns
-        return False
+        own.fade(now_ns)
+        self._fade(now_ns)
+        admitted = True
+        for resource in Resource:
+            use, capacity = own.uses[resource], capacities[resource]
+            if use <= 0 or capacity == math.inf:
+                continue
+            if self._is_innocent(own, resource, needs[resource], capacity, now_ns):
+                continue
+            if use + needs[resource] > own.weight * self._level(resource, capacity, now_ns):
+                own.limited_ns[resource] = now_ns
+                admitted = False
+        return admitted
 
-    def begin(self, tenant: str, prompt_tokens: int, max_output_tokens: int | None) -> int:
-        """Count an admitted request, and return its expected tokens for `end`.
+    def _is_innocent(
+        self, own: _TenantAccount, resource: Resource, need: float, capacity: float, now_ns: int
+    ) -> bool:
+        """True if a tenant does not make a resource short, or little more than the others do."""
+        use, total = own.uses[resource], self._totals[resource]
+        is_limited = own.is_limited(resource, now_ns)
+        if resource not in _FLOWS:
+            return not is_limited and total + need <= capacity
+        part = own.weight / sum(tenant.weight for tenant in self._active.values())
+        work = sum(own.uses[flow] for flow in _FLOWS)
+        works = sum(self._totals[flow] for flow in _FLOWS)
+        if is_limited:
+            return work <= part * works and (total + need <= capacity or use <= part * total)
+        if resource is Resource.QUEUE:
+            capacity *= _MOST_QUEUED
+            if total + need <= capacity:
+                return True
+            if use + need > max(capacity, own.uses[Resource.SERVICE]):
+                return use <= part * total
+            if total - use <= _NO_OTHERS * capacity:
+                return True
+        return use <= part * total or work <= _BURST * part * works
+
+    def begin(self, tenant: str) -> None:
+        """Count an admitted request; its use is added by `add`."""
+        self._tenants[tenant].requests += 1
+
+    def add(self, tenant: str, resource: Resource, amount: float, now_ns: int) -> None:
+        """Change the use of a resource.
 
         Args:
             tenant: name of the tenant.
-            prompt_tokens: length of the prompt.
-            max_output_tokens: maximum length of the output; None if the request has none.
-        """
-        own = self._tenants[tenant]
-        output = own.output_tokens
-        if max_output_tokens is not None:
-            output = min(output, max_output_tokens)
-        tokens = prompt_tokens + round(output)
-        own.begin(tokens)
-        return tokens
-
-    def end(
-        self, tenant: str, tokens: int, *, prompt_tokens: int, output_tokens: int, now_ns: int
-    ) -> None:
-        """Count the end of a request.
-
-        Args:
-            tenant: name of the tenant.
-            tokens: the expected tokens that `begin` returned.
-            prompt_tokens: prompt tokens that were computed; 0 if the request was not served.
-            output_tokens: output tokens that were computed.
+            resource: the resource.
+            amount: the change; negative if less is used.
             now_ns: the current time.
         """
         own = self._tenants[tenant]
-        own.end(tokens, prompt_tokens + output_tokens, now_ns)
-        if output_tokens:
-            own.output_tokens += _NEW_OUTPUT * (output_tokens - own.output_tokens)
+        own.fade(now_ns)
+        own.add(resource, amount)
+        if resource is Resource.SERVICE:
+            self._fade(now_ns)
+        self._totals[resource] += amount
 
+    def end(self, tenant: str) -> None:
+        """Count the end of a request, whose use was taken back by `add` before."""
+        self._tenants[tenant].requests -= 1
 
-def _exceeds_share(
-    own: _TenantAccount, others: list[_TenantAccount], pressure: float, now_ns: int
-) -> bool:
-    """True if a request must be rejected for the sake of the other tenants.
+    def _fade(self, now_ns: int) -> None:
+        """Let the served tokens of all fade until now."""
+        if now_ns > self._faded_ns:
+            self._totals[Resource.SERVICE] *= math.exp((self._faded_ns - now_ns) / _RECENT_NS)
+            self._faded_ns = now_ns
 
-    While no tenant is limited, some overload is natural: requests of all tenants wait for their
-    targets. Only a tenant far above an equal share is rejected then, which is the begin of a flood,
-    or the largest one if targets are missed anyway.
-    """
-    if own.is_limited(now_ns):
-        limit = _LIMITED if pressure < _OVERLOADED else _LIMITED / 2 if pressure < _LATE else 0.0
-        return any(_parts(own, others, limit, now_ns))
-    if any(other.is_limited(now_ns) for other in others):
-        return all(_parts(own, others, _BURST, now_ns))
-    if pressure < _OVERLOADED:
-        return False
-    if pressure < _LATE:
-        all_work = [tenant.in_flight(now_ns) for tenant in (own, *others)]
-        equal = sum(work.tokens for work in all_work) / sum(work.weight for work in all_work)
-        return all_work[0].tokens >= _BURST * own.weight * equal
-    return all(_parts(own, others, 1.0, now_ns))
+    def _level(self, resource: Resource, capacity: float, now_ns: int) -> float:
+        last, total = self._levels[resource], self._totals[resource]
+        if (
+            last.at_ns is None
+            or now_ns - last.at_ns > _LEVEL_NS * len(self._active)
+            or total - last.total > _GROWTH * capacity
+            or capacity < last.capacity
+        ):
+            demands = (
+                (self._faded(tenant, now_ns).demand(resource, now_ns), tenant.weight)
+                for tenant in self._active.values()
+            )
+            last.level = fair_level(capacity, demands)
+            last.at_ns, last.capacity, last.total = now_ns, capacity, total
+        return last.level
 
-
-def _parts(
-    own: _TenantAccount, others: list[_TenantAccount], limit: float, now_ns: int
-) -> tuple[bool, bool]:
-    """Return for both measures whether a tenant has at least a multiple of its share."""
-    flight = own.in_flight(now_ns)
-    recent = own.recent(now_ns)
-    return (
-        flight.tokens >= limit * fair_tokens(flight, [o.in_flight(now_ns) for o in others]),
-        recent.tokens >= limit * fair_tokens(recent, [o.recent(now_ns) for o in others]),
-    )
+    def _faded(self, tenant: _TenantAccount, now_ns: int) -> _TenantAccount:
+        tenant.fade(now_ns)
+        return tenant

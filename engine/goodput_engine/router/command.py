@@ -212,6 +212,8 @@ def _make_settings(args: argparse.Namespace) -> RouterSettings:
     return RouterSettings(
         llmservice=service.metadata.name,
         policy=service.spec.router.policy,
+        processes=share,
+        max_num_seqs=service.spec.engine.max_num_seqs,
         session_affinity=service.spec.router.session_affinity,
         classes=service.spec.slo.by_name(),
         default_class=service.spec.slo.default_class,

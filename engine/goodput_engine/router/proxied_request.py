@@ -12,6 +12,7 @@ from aiohttp import web
 from goodput_core.slo.importance import Importance
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
+from goodput_core.tenants.admission import TenantRequest
 from goodput_core.units import NS_PER_US, ms_to_ns
 from goodput_engine.openai.headers import RequestSLO
 from goodput_engine.openai.sse import TokenObserver
@@ -100,8 +101,9 @@ class ProxiedRequest:
         outcome: the outcome so far.
         client_error: HTTP status of a response to a client error; None otherwise.
         tenant: the tenant that sent the request; None without tenants, or if it has no valid key.
-        workload: expected work of an admitted request of a tenant; None before its admission.
-        tenant_tokens: expected tokens of an admitted request of a tenant.
+        tenant_request: use of the service by an admitted request of a tenant; None before its
+            admission.
+        reads_slowly: True if the client reads its stream more slowly than the replica sends it.
     """
 
     received_ns: int
@@ -121,8 +123,8 @@ class ProxiedRequest:
     outcome: Outcome = Outcome.ERROR
     client_error: int | None = None
     tenant: str | None = None
-    workload: TenantWorkload | None = None
-    tenant_tokens: int = 0
+    tenant_request: TenantRequest | None = None
+    reads_slowly: bool = False
 
     def receive(self, body: bytes, now_ns: int) -> None:
         """Store the body of a completely received request.

@@ -100,6 +100,8 @@ class Proxy:
         self._classes = ServiceClasses(classes=settings.classes, default=settings.default_class)
         self._default = self._classes.resolve(Targets(), header=None, body=None)
         self._session_affinity = settings.session_affinity
+        self._max_num_seqs = settings.max_num_seqs
+        self._processes = settings.processes
         self._timeouts = settings.timeouts
         self._limits = settings.limits
         self._report_valid_ns = settings.probe.report_valid_ns
@@ -210,8 +212,10 @@ class Proxy:
             self._tenants.admit(
                 state,
                 read_workload(state.body, compressed=compressed),
+                self._replicas.capacity(
+                    now_ns, max_num_seqs=self._max_num_seqs, processes=self._processes
+                ),
                 now_ns,
-                saturated=self._replicas.all_saturated(now_ns),
             )
         if not compressed:
             state.keys = self._replicas.prompt_keys_of(state.body)
@@ -287,6 +291,8 @@ class Proxy:
         try:
             with watchdog:
                 state.sent_ns = self._clock()
+                if self._tenants is not None:
+                    self._tenants.note_sent(state, replica.name, state.sent_ns)
                 upstream = await self._upstream_client.send(request, state, replica)
                 reported = self._take_report(replica, upstream.headers.get(HEADER_LOAD))
                 if upstream.status >= 500 or upstream.status in SATURATED:

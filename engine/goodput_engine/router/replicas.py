@@ -7,6 +7,7 @@ policies are those of `goodput_core.placement`. The module does no I/O.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from goodput_core.contract import FOREIGN_HEALTH_PATHS, PATH_READY, TOKENIZER_EM
 from goodput_core.placement import PLACEMENTS, Placement, PlacementState, ReplicaLoad
 from goodput_core.slo.importance import Importance  # noqa: TC001 - msgspec reads the annotations
 from goodput_core.spec.choices import RouterPolicy
+from goodput_core.tenants.admission import ServiceCapacity
 from goodput_core.units import NS_PER_MS
 from goodput_engine.router.prompt_keys import PromptForm, prompt_keys
 
@@ -34,7 +36,7 @@ _SATURATED_NS: Final = 250 * NS_PER_MS
 class EngineReport(msgspec.Struct, frozen=True):
     """The load of an engine, from its `GET /control/state` or the header of a response.
 
-    Only `GET /control/state` has `block_size` and `tokenizer`.
+    Only `GET /control/state` has `block_size`, `tokenizer` and `max_num_seqs`.
     """
 
     running: int = 0
@@ -47,6 +49,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     displaceable: Importance | None = None
     block_size: int = 0
     tokenizer: str = ""
+    max_num_seqs: int = 0
 
     @property
     def full(self) -> bool:
@@ -79,6 +82,7 @@ class Replica:
         detail: reason why the replica is not ready; empty if it is ready.
         wake: event that triggers an immediate probe.
         form: form of the replica's prompts; the default until a report contains one.
+        max_num_seqs: number of requests that it runs at once; 0 if it reports none.
         health_paths: paths to probe; the first that the server has is used.
     """
 
@@ -94,6 +98,7 @@ class Replica:
         self._ready = False
         self._requests: dict[object, Callable[[], None]] = {}
         self.form = PromptForm()
+        self.max_num_seqs = 0
         self._report = EngineReport()
         self._report_ns: int | None = None
         self._saturated_until_ns = 0
@@ -190,6 +195,7 @@ class Replica:
         if 0 < report.block_size <= _MAX_BLOCK_SIZE:
             counts_words = report.tokenizer == TOKENIZER_EMULATED
             self.form = PromptForm(block_size=report.block_size, counts_words=counts_words)
+            self.max_num_seqs = max(0, report.max_num_seqs)
         if self._report_ns is not None and at_ns < self._report_ns:
             return
         self._report = report
@@ -236,11 +242,21 @@ class ReplicaPool:
         removed = [r for name, r in previous.items() if self._replicas.get(name) is not r]
         return added, removed
 
-    def all_saturated(self, now_ns: int) -> bool:
-        """True if no replica can take a request; False if there is no replica at all."""
-        loads = [replica.load(now_ns) for replica in self._replicas.values()]
-        return bool(loads) and all(
-            load.saturated or load.draining or not load.ready for load in loads
+    def capacity(self, now_ns: int, *, max_num_seqs: int, processes: int = 1) -> ServiceCapacity:
+        """Return this process's part of the capacity of the replicas that are ready.
+
+        Args:
+            now_ns: the current time.
+            max_num_seqs: number of requests that a replica runs at once, if it reports none.
+            processes: number of processes of this router.
+        """
+        replicas = [replica for replica in self._replicas.values() if replica.ready]
+        memory = [r.report.kv_total_blocks * r.form.block_size for r in replicas]
+        return ServiceCapacity(
+            replicas=len(replicas) or 1,
+            places=sum(r.max_num_seqs or max_num_seqs for r in replicas) / processes or math.inf,
+            memory_tokens=sum(memory) / processes if replicas and all(memory) else math.inf,
+            saturated=bool(replicas) and all(r.load(now_ns).saturated for r in replicas),
         )
 
     def prompt_keys_of(self, body: bytes) -> Sequence[int]:

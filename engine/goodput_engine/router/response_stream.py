@@ -153,7 +153,8 @@ class ResponseStream:
             await upstream.forward(writer.push)
             if upstream.complete:
                 break
-            await request.writer.drain()  # the client reads slowly
+            state.reads_slowly = True
+            await request.writer.drain()
             upstream.resume()
         observer.end(clock())
         await response.write_eof(writer.last)  # one system call for both

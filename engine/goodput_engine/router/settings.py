@@ -98,6 +98,8 @@ class RouterSettings:
         limits: limits of memory and retries.
         probe: settings of the probes.
         connections: limits of the serving port's connections.
+        processes: number of processes among which the router's requests are divided.
+        max_num_seqs: number of requests that a replica runs at once, unless it reports another one.
         session_affinity: the header or cookie that names the session of a request; None to place
             all requests by the policy.
         api_key_file: file of the keys that clients must send; None if no key is required.
@@ -112,6 +114,8 @@ class RouterSettings:
     limits: RouterLimits = RouterLimits()
     probe: ProbeSettings = ProbeSettings()
     connections: ConnectionLimits = CLIENT_CONNECTIONS
+    processes: int = 1
+    max_num_seqs: int = 256
     session_affinity: SessionAffinitySpec | None = None
     api_key_file: Path | None = None
     tenants_file: Path | None = None

@@ -23,15 +23,14 @@ from goodput_core.contract import (
     METRIC_TENANT_THROTTLED,
     METRIC_TENANT_WEIGHT,
 )
-from goodput_core.tenants.congestion import FirstTokenWait, TokenPace
-from goodput_core.tenants.fair_share import FairShare
+from goodput_core.tenants.admission import ServiceCapacity, TenantAdmission, TenantRequest
 from goodput_core.tenants.tenant_list import (
     MAX_FILE_BYTES,
     OTHER_TENANTS,
     hash_key,
     parse_tenants,
 )
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_MS
 from goodput_engine.api_keys import invalid_key, sent_key
 from goodput_engine.openai.errors import overloaded
 from goodput_engine.reloaded_file import ReloadedFile
@@ -50,9 +49,6 @@ __all__ = ["Tenants", "read_workload"]
 
 _MAX_NAMED: Final = 100
 """Tenants that have series of their own, the first ones of the file."""
-_ACTIVE_NS: Final = 60 * NS_PER_S
-_DEFAULT_TARGET_NS: Final = NS_PER_S
-"""Target of a first token if no class has one."""
 _RETRY_AFTER_S: Final = 1
 _MAX_PARSED_BYTES: Final = 4 << 20
 _BYTES_PER_TOKEN: Final = 4
@@ -138,17 +134,8 @@ class Tenants(Collector):
             clock=clock,
         )
         self._llmservice = llmservice
-        self._targets_ns = {
-            name: target_ns
-            for name, slo_class in classes.items()
-            if (target_ns := slo_class.targets.first_token_ns) is not None
-        }
-        self._class_used_ns: dict[str, int] = {}
-        self._wait = FirstTokenWait()
-        self._pace = TokenPace()
-        self._observed_wait_ns = 0
-        self._observed_ns = 0
-        self._share = FairShare({})
+        self._admission = TenantAdmission(classes, {})
+        self._running: set[ProxiedRequest] = set()
         self._counts: dict[str, _TenantCounts] = {}
         self._by_hash: dict[bytes, str] = {}
         self._replace()
@@ -171,41 +158,56 @@ class Tenants(Collector):
         return tenant
 
     def admit(
-        self, request: ProxiedRequest, workload: TenantWorkload, now_ns: int, *, saturated: bool
+        self,
+        request: ProxiedRequest,
+        workload: TenantWorkload,
+        capacity: ServiceCapacity,
+        now_ns: int,
     ) -> None:
-        """Admit a request, and count its work until `settle`.
+        """Admit a request, and count its use of the service until `settle`.
 
         Args:
             request: the request, with its tenant and class.
             workload: its expected work.
+            capacity: the capacity of the replicas.
             now_ns: the current time.
-            saturated: True if no replica can take a request.
 
         Raises:
-            APIError: 429 if the replicas are overloaded, and the tenant has more than its share.
+            APIError: 429 if the service is overloaded, and the tenant has more than its share.
         """
-        tenant = request.tenant
+        tenant, admission = request.tenant, self._admission
         assert tenant is not None, "identified before"
-        self._class_used_ns[request.slo.slo_class] = now_ns
-        if not self._share.admits(tenant, self._pressure(now_ns, saturated=saturated), now_ns):
+        if admission.observation_due(now_ns):
+            for other in self._running:
+                self._observe(other, now_ns)
+        use = TenantRequest(
+            tenant=tenant,
+            slo_class=request.slo.slo_class,
+            prompt_tokens=workload.prompt_tokens,
+            max_output_tokens=workload.max_output_tokens,
+            streamed=workload.streamed,
+        )
+        if not admission.admit(use, capacity, now_ns):
             self._counts_of(tenant).throttled += 1
             raise overloaded(
                 "the replicas are overloaded, and this API key has more than its share of them; "
                 "retry later",
                 _RETRY_AFTER_S,
             )
-        request.workload = workload
-        request.tenant_tokens = self._share.begin(
-            tenant, workload.prompt_tokens, workload.max_output_tokens
-        )
-        if workload.streamed:
-            self._wait.begin(request, workload.prompt_tokens, now_ns)
+        request.tenant_request = use
+        self._running.add(request)
+
+    def note_sent(self, request: ProxiedRequest, replica: str, now_ns: int) -> None:
+        """Record that a request is sent to a replica."""
+        if request.tenant_request is not None:
+            self._admission.send(request.tenant_request, replica, now_ns)
 
     def note_start(self, request: ProxiedRequest, now_ns: int) -> None:
         """Record that the response of a request begins."""
         observer = request.observer
         started = observer is not None and observer.first_ns is not None
-        self._wait.end(request, now_ns, started=started)
+        if started and request.tenant_request is not None:
+            self._admission.start(request.tenant_request, now_ns)
 
     def settle(self, request: ProxiedRequest, outcome: str | None, now_ns: int) -> None:
         """Count the end of a request.
@@ -221,28 +223,32 @@ class Tenants(Collector):
         counts = self._counts_of(tenant)
         if outcome is not None:
             counts.outcomes[outcome] += 1
-        workload = request.workload
-        if workload is None:
+        use = request.tenant_request
+        if use is None:
             return
-        self._wait.end(request, now_ns, started=False)
-        target_ns, tpot_ns = request.slo.targets.tpot_ns, request.tpot_ns
-        if target_ns is not None and tpot_ns is not None:
-            self._pace.end(tpot_ns, target_ns, now_ns)
+        self._running.discard(request)
         prompt, output = request.reported_tokens
         if output:
-            prompt = prompt or workload.prompt_tokens
-        if request.timings is not None and request.timings.ttft_ms is not None:
-            self._observed_wait_ns = round(request.timings.ttft_ms * 1_000_000)
-            self._observed_ns = now_ns
+            prompt = prompt or use.prompt_tokens
         counts.prompt_tokens += prompt
         counts.output_tokens += output
-        self._share.end(
-            tenant,
-            request.tenant_tokens,
+        self._observe(request, now_ns)
+        timings = request.timings
+        ttft_ms = None if timings is None else timings.ttft_ms
+        self._admission.end(
+            use,
             prompt_tokens=prompt,
             output_tokens=output,
             now_ns=now_ns,
+            ttft_ns=None if ttft_ms is None else ttft_ms * NS_PER_MS,
+            tpot_ns=None if timings is None else request.tpot_ns,
         )
+
+    def _observe(self, request: ProxiedRequest, now_ns: int) -> None:
+        use, observer = request.tenant_request, request.observer
+        if use is not None and observer is not None:
+            paced = not request.reads_slowly
+            self._admission.observe(use, observer.tokens, now_ns, paced=paced)
 
     def collect(self) -> Iterator[Metric]:
         """Part of prometheus_client's `Collector`."""
@@ -280,7 +286,7 @@ class Tenants(Collector):
         """Use the content of the file."""
         tenants = self._file.content
         self._by_hash = {digest: t.name for t in tenants for digest in t.hashes}
-        self._share.set_weights({t.name: t.weight for t in tenants})
+        self._admission.set_weights({t.name: t.weight for t in tenants})
         # A series never moves to another name, since counters must not fall.
         for tenant in tenants:
             if len(self._counts) >= _MAX_NAMED:
@@ -290,21 +296,3 @@ class Tenants(Collector):
     def _counts_of(self, tenant: str) -> _TenantCounts:
         counts = self._counts.get(tenant)
         return self._counts.setdefault(OTHER_TENANTS, _TenantCounts()) if counts is None else counts
-
-    def _pressure(self, now_ns: int, *, saturated: bool) -> float:
-        """Return the overload, the larger one of first tokens and of the others.
-
-        That of first tokens is relative to the tightest target of the classes in use.
-        """
-        targets_ns = [
-            self._targets_ns[name]
-            for name, used_ns in self._class_used_ns.items()
-            if now_ns - used_ns < _ACTIVE_NS and name in self._targets_ns
-        ]
-        wait_ns = self._wait.expected_ns(now_ns)
-        if now_ns - self._observed_ns < NS_PER_S:
-            # A response that is not streamed shows its wait when it ends.
-            wait_ns = max(wait_ns, self._observed_wait_ns)
-        pressure = wait_ns / min(targets_ns, default=_DEFAULT_TARGET_NS)
-        pressure = max(pressure, self._pace.pressure(now_ns))
-        return max(1.0, pressure) if saturated else pressure

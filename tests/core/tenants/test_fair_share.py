@@ -1,197 +1,194 @@
-"""The max-min fair share of tenants, and the decisions about their requests."""
+"""The max-min fair shares of tenants in each resource."""
 
 from __future__ import annotations
 
-import random
+import math
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_core.tenants.fair_share import FairShare, TenantWork, fair_tokens
-from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_core.tenants.fair_share import FairShare, Resource, fair_level
+from goodput_core.units import NS_PER_S
 
-works = st.builds(
-    TenantWork, tokens=st.integers(0, 10**6), weight=st.integers(1, 1000), limited=st.booleans()
-)
+INF = math.inf
+demands = st.tuples(st.integers(0, 10**6) | st.just(INF), st.integers(1, 1000))
 
 
-def maxmin(capacity: int, works: list[TenantWork]) -> list[Fraction]:
+def shares_by_filling(capacity: int, demands: list[tuple[float, int]]) -> list[Fraction]:
     """Return the max-min fair shares by raising a common level until nothing is left."""
-    shares = [Fraction(0)] * len(works)
-    open_ones = set(range(len(works)))
+    shares = [Fraction(0)] * len(demands)
+    growing = {i for i, (demand, _) in enumerate(demands) if demand}
     left = Fraction(capacity)
-    while open_ones and left:
+    while growing and left:
         step = min(
-            [left / sum(works[i].weight for i in open_ones)]
+            [left / sum(demands[i][1] for i in growing)]
             + [
-                (Fraction(works[i].tokens) - shares[i]) / works[i].weight
-                for i in open_ones
-                if not works[i].limited
+                (Fraction(demands[i][0]) - shares[i]) / demands[i][1]
+                for i in growing
+                if demands[i][0] != INF
             ]
         )
-        for i in open_ones:
-            shares[i] += step * works[i].weight
-            left -= step * works[i].weight
-        open_ones -= {i for i in open_ones if not works[i].limited and shares[i] == works[i].tokens}
+        for i in growing:
+            shares[i] += step * demands[i][1]
+            left -= step * demands[i][1]
+        growing -= {i for i in growing if shares[i] == demands[i][0]}
     return shares
 
 
-@given(works, st.lists(works, max_size=8))
-def test_the_share_is_that_of_progressive_filling(
-    own: TenantWork, others: list[TenantWork]
+@given(st.integers(0, 10**6), st.lists(demands, max_size=8))
+def test_the_level_is_that_of_progressive_filling(
+    capacity: int, demands: list[tuple[float, int]]
 ) -> None:
-    demanding = TenantWork(tokens=own.tokens, weight=own.weight, limited=True)
-    total = sum(int(work.tokens) for work in (own, *others))
-    expected = maxmin(total, [demanding, *others])[0]
-    assert fair_tokens(own, others) == pytest.approx(float(expected), abs=1e-6)
-
-
-@given(works, st.lists(works, max_size=8))
-def test_a_tenant_has_at_least_its_part_by_weight(
-    own: TenantWork, others: list[TenantWork]
-) -> None:
-    total = sum(work.tokens for work in (own, *others))
-    weights = sum(work.weight for work in (own, *others))
-    assert fair_tokens(own, others) >= total * own.weight / weights - 1e-6
+    level = fair_level(capacity, demands)
+    for share, (demand, weight) in zip(shares_by_filling(capacity, demands), demands, strict=True):
+        assert min(demand, weight * level) == pytest.approx(float(share), abs=1e-6, rel=1e-9)
 
 
 class ShareBench:
-    """Tenants with requests of 1,000 tokens, at a pressure that the test sets."""
+    """A share with one limited resource, and the requests that use it."""
 
-    def __init__(self, **weights: int) -> None:
+    def __init__(self, resource: Resource, capacity: float, **weights: int) -> None:
         self.share = FairShare(weights)
+        self.resource = resource
+        self.capacity = capacity
         self.now_ns = 0
-        self.running: dict[str, list[int]] = {name: [] for name in weights}
 
-    def send(self, tenant: str, pressure: float, *, tokens: int = 1000) -> bool:
-        admitted = self.share.admits(tenant, pressure, self.now_ns)
-        if admitted:
-            self.running[tenant].append(self.share.begin(tenant, tokens, 1))
-        return admitted
+    def send(self, tenant: str, amount: float = 1) -> bool:
+        """Send a request, and return whether it was admitted."""
+        needs, capacities = [0.0] * len(Resource), [INF] * len(Resource)
+        needs[self.resource], capacities[self.resource] = amount, self.capacity
+        if not self.share.admits(tenant, needs, capacities, self.now_ns):
+            return False
+        self.share.begin(tenant)
+        self.share.add(tenant, self.resource, amount, self.now_ns)
+        return True
 
-    def end(self, tenant: str, *, served: bool = True) -> None:
-        tokens = self.running[tenant].pop(0)
-        self.share.end(
-            tenant,
-            tokens,
-            prompt_tokens=tokens - 1 if served else 0,
-            output_tokens=1 if served else 0,
-            now_ns=self.now_ns,
-        )
+    def end(self, tenant: str, amount: float = 1) -> None:
+        self.share.add(tenant, self.resource, -amount, self.now_ns)
+        self.share.end(tenant)
 
-
-def test_everything_is_admitted_while_the_wait_is_short() -> None:
-    bench = ShareBench(a=1, flood=1)
-    bench.send("a", 0)
-    assert all(bench.send("flood", 0.24) for _ in range(100))
+    def flood(self, tenant: str, amount: float = 1) -> int:
+        """Return how many requests are admitted before one is rejected."""
+        return next(n for n in range(10_000) if not self.send(tenant, amount))
 
 
-@pytest.mark.parametrize("pressure", [0.5, 1.0, 10.0])
-def test_the_only_active_tenant_is_never_rejected(pressure: float) -> None:
-    bench = ShareBench(a=1, b=1)
-    assert all(bench.send("a", pressure) for _ in range(100))
+def test_a_sole_tenant_is_never_rejected() -> None:
+    bench = ShareBench(Resource.PLACES, 10, a=1, b=1)
+    assert all(bench.send("a") for _ in range(100))
+    assert bench.send("b")
+    assert not bench.send("a")
 
 
-def test_an_idle_tenant_keeps_others_from_filling_the_replicas_for_a_minute() -> None:
-    bench = ShareBench(a=1, flood=1)
-    bench.send("a", 0)
+def test_a_tenant_is_alone_again_a_minute_after_the_last_request_of_the_others() -> None:
+    bench = ShareBench(Resource.PLACES, 10, a=1, flood=1)
+    bench.send("a")
     bench.end("a")
-    for _ in range(10):
-        bench.send("flood", 0)
+    bench.flood("flood")
     bench.now_ns = 59 * NS_PER_S
-    assert not bench.send("flood", 1)
-    bench.now_ns = 60 * NS_PER_S
-    assert bench.send("flood", 1)
+    assert not bench.send("flood")
+    bench.now_ns = 61 * NS_PER_S
+    assert bench.send("flood")
 
 
-@pytest.mark.parametrize("pressure", [0.3, 0.6, 1.0, 5.0])
-def test_a_flood_is_rejected_and_the_others_are_not(pressure: float) -> None:
-    bench = ShareBench(a=1, b=1, flood=1)
-    for tenant, count in (("a", 8), ("b", 5), ("flood", 20)):
-        assert [bench.send(tenant, 0) for _ in range(count)] == [True] * count
-    assert not bench.send("flood", max(pressure, 0.5))  # the begin of the flood is found
-    assert not bench.send("flood", pressure)
-    assert bench.send("a", pressure)
-    assert bench.send("b", pressure)
-
-
-def test_a_limited_tenant_is_admitted_again_below_its_share() -> None:
-    bench = ShareBench(a=1, flood=1)
-    for tenant, count in (("a", 10), ("flood", 20)):
-        for _ in range(count):
-            bench.send(tenant, 0)
-    assert not bench.send("flood", 1)
-    for _ in range(15):
-        bench.end("flood", served=False)
-    assert bench.send("flood", 0.3)
-
-
-def test_long_prompts_that_leave_quickly_count_by_their_served_tokens() -> None:
-    bench = ShareBench(a=1, flood=1)
-    for _ in range(10):
-        bench.send("a", 0)
-        bench.send("flood", 0, tokens=4000)
-    assert not bench.send("flood", 1)
-    for _ in range(9):
+def test_a_flood_leaves_the_places_that_others_used_lately() -> None:
+    bench = ShareBench(Resource.PLACES, 100, a=1, flood=1)
+    for _ in range(30):
+        bench.send("a")
+    for _ in range(30):
+        bench.end("a")
+    assert bench.flood("flood") == 100  # the first rejection shows that it is a flood
+    for _ in range(40):
         bench.end("flood")
-    assert not bench.send("flood", 0.3)  # although it has less in flight than the other
-    assert bench.send("a", 0.3)
+    assert bench.flood("flood") == 10
+    assert all(bench.send("a") for _ in range(30))
 
 
-def test_a_rejected_burst_is_forgiven_after_two_seconds() -> None:
-    bench = ShareBench(a=1, b=1)
-    for tenant, count in (("a", 20), ("b", 10)):
-        for _ in range(count):
-            bench.send(tenant, 0)
-    assert not bench.send("a", 0.6)
-    assert not bench.send("a", 0.3)
-    bench.now_ns += 2 * NS_PER_S
-    assert bench.send("a", 0.3)
+def test_free_places_are_used_by_any_tenant() -> None:
+    bench = ShareBench(Resource.PLACES, 100, a=1, big=1)
+    bench.send("a")
+    assert all(bench.send("big") for _ in range(90))
+
+
+@pytest.mark.parametrize("resource", [Resource.PLACES, Resource.MEMORY])
+def test_two_floods_divide_a_resource_by_their_weights(resource: Resource) -> None:
+    bench = ShareBench(resource, 100, a=3, b=1)
+    have = dict.fromkeys(("a", "b"), 1)
+    for tenant in have:
+        assert bench.send(tenant)
+    for _ in range(400):
+        bench.now_ns += NS_PER_S // 10
+        for tenant, count in have.items():
+            bench.end(tenant)
+            have[tenant] = count - 1 + bench.flood(tenant)
+            if not have[tenant]:
+                assert bench.send(tenant)
+                have[tenant] = 1
+    assert have["a"] == pytest.approx(75, abs=3)
+    assert have["b"] == pytest.approx(25, abs=3)
+
+
+def test_a_tenant_that_uses_nothing_is_admitted_whatever_its_request_needs() -> None:
+    bench = ShareBench(Resource.QUEUE, 100, a=1, b=1)
+    for _ in range(50):
+        bench.send("b", 10)
+    assert bench.send("a", 10_000)
+
+
+def test_only_the_cause_of_a_long_queue_is_rejected() -> None:
+    bench = ShareBench(Resource.QUEUE, 100, a=1, b=1, flood=1)
+    bench.send("a", 20)
+    bench.send("b", 10)
+    assert 20 < bench.flood("flood", 10) < 40  # bursts may fill the queue thrice
+    assert bench.send("a", 20)
+    assert bench.send("b", 10)
+    assert not bench.send("flood", 10)
+
+
+def test_a_large_tenant_with_recent_service_is_admitted_while_others_do_not_wait() -> None:
+    bench = ShareBench(Resource.QUEUE, 100, a=1, big=1)
+    bench.send("a", 1)
+    bench.share.add("big", Resource.SERVICE, 1000, 0)
+    assert all(bench.send("big", 200) for _ in range(4))
+
+
+def test_a_flood_that_ended_is_forgotten_within_seconds() -> None:
+    bench = ShareBench(Resource.QUEUE, 100, a=1, flood=1)
+    bench.send("a", 20)
+    for _ in range(bench.flood("flood", 10)):
+        bench.end("flood", 10)
+    bench.now_ns += 5 * NS_PER_S
+    assert all(bench.send("flood", 10) for _ in range(8))
+
+
+def test_a_thousand_tenants_cost_little_time_for_each_request() -> None:
+    names = [f"t{number}" for number in range(1000)]
+    bench = ShareBench(Resource.PLACES, 500, **dict.fromkeys(names, 1))
+    computed = 0
+    level = bench.share._level
+
+    def counted(resource: Resource, capacity: float, now_ns: int) -> float:
+        nonlocal computed
+        before = bench.share._levels[resource].at_ns, bench.share._levels[resource].total
+        result = level(resource, capacity, now_ns)
+        after = bench.share._levels[resource].at_ns, bench.share._levels[resource].total
+        computed += before != after
+        return result
+
+    bench.share._level = counted  # type: ignore[method-assign]
+    for number in range(5000):
+        bench.now_ns += NS_PER_S // 5000
+        bench.send(names[number % 1000])
+    assert computed < 100
 
 
 def test_tenants_can_be_replaced_while_requests_run() -> None:
-    bench = ShareBench(a=1, b=1)
-    bench.send("a", 0)
+    bench = ShareBench(Resource.PLACES, 10, a=1, b=1)
+    bench.send("a")
     bench.share.set_weights({"b": 2, "c": 1})
     bench.end("a")
     bench.share.set_weights({"b": 2, "c": 1})
     with pytest.raises(KeyError):
-        bench.share.admits("a", 0, 0)
-    assert bench.share.admits("c", 2, 0)
-
-
-@pytest.mark.parametrize(
-    ("weights", "rates"),
-    [
-        pytest.param([1, 1], [4, 40], id="equal weights, unequal floods"),
-        pytest.param([3, 1], [4, 12], id="weights 3 and 1"),
-        pytest.param([2, 1, 1], [12, 4, 8], id="three tenants"),
-    ],
-)
-def test_greedy_tenants_get_work_by_their_weights(weights: list[int], rates: list[int]) -> None:
-    """Each tenant demands several times its share of a server with 200 requests per second."""
-    rng = random.Random(1)
-    names = [f"t{number}" for number in range(len(weights))]
-    bench = ShareBench(**dict(zip(names, weights, strict=True)))
-    queue: list[str] = []
-    served = dict.fromkeys(names, 0)
-    total = sum(weights)
-    for _ in range(6_000):  # steps of 5 ms; a step ends one request
-        for name, weight, rate in zip(names, weights, rates, strict=True):
-            # At least four times the tenant's share.
-            if rng.random() < min(1.0, rate * weight / total):
-                for _ in range(max(1, rate * weight // total)):
-                    if bench.send(name, len(queue) / 80):
-                        queue.append(name)
-        assert len(queue) < 2_000
-        if queue:
-            ended = queue.pop(0)
-            bench.end(ended)
-            served[ended] += bench.now_ns >= 10 * NS_PER_S
-        bench.now_ns += 5 * NS_PER_MS
-    everything = sum(served.values())
-    assert everything > 0.98 * 4_000  # the server is never idle
-    for name, weight in zip(names, weights, strict=True):
-        assert served[name] / everything == pytest.approx(weight / total, rel=0.35, abs=0.02)
+        bench.send("a")
+    assert bench.send("c")
