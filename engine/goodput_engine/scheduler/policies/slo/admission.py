@@ -13,7 +13,7 @@ from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.demand import late_prompts
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
-from goodput_engine.scheduler.policies.slo.memory import MemoryTest, NewStay
+from goodput_engine.scheduler.policies.slo.memory import Better, MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
 from goodput_engine.scheduler.policies.slo.prompts import Prompt, is_ensurable
 from goodput_engine.scheduler.request_table import RequestState
@@ -68,16 +68,18 @@ class _Claim(NamedTuple):
     Args:
         new: its prompt, and its stay in KV memory.
         work_ns: its use of the scarcest resource, as time of the whole resource.
-        memory_work_ns: its use of KV memory, in blocks times ns.
+        memory_work_ns, place_work_ns: its use of KV memory and of places, as time of all of them.
         rank: its rank by value per use of the scarcest resource.
-        memory_rank: its rank by value per use of KV memory.
+        memory_rank, place_rank: its rank by value per use of KV memory and of places.
     """
 
     new: NewStay
     work_ns: float
     memory_work_ns: float
+    place_work_ns: float
     rank: tuple[int, int]
     memory_rank: tuple[int, int]
+    place_rank: tuple[int, int]
 
 
 class Refusal(NamedTuple):
@@ -104,7 +106,8 @@ class SLOAdmission:
         self._view = view
         self._model = model
         self._offered = OfferedWork(reserved=_RESERVED)
-        self._offered_memory = OfferedWork(view.total_blocks)
+        self._offered_memory = OfferedWork()
+        self._offered_places = OfferedWork()
         self._memory = MemoryTest(view)
         self._buffers_ns: dict[str, float] = {}
         """Time by class that must be left before a new prompt is due, besides a step of decodes."""
@@ -145,12 +148,16 @@ class SLOAdmission:
         claim, now_ns = self._claim(request, forecast), forecast.begins_ns
         if retry:
             claim = claim._replace(
-                rank=_preferred(claim.rank), memory_rank=_preferred(claim.memory_rank)
+                rank=_preferred(claim.rank),
+                memory_rank=_preferred(claim.memory_rank),
+                place_rank=_preferred(claim.place_rank),
             )
-        offered, memory = self._offered, self._offered_memory
+        offered, memory, places = self._offered, self._offered_memory, self._offered_places
         window_ns = claim.new.window_ns(now_ns)
         contested = max(
-            offered.held_back(claim.rank, now_ns), memory.held_back(claim.memory_rank, now_ns)
+            offered.held_back(claim.rank, now_ns),
+            memory.held_back(claim.memory_rank, now_ns),
+            places.held_back(claim.place_rank, now_ns),
         )
         displaced: list[ScheduledRequest] | None = None
         is_alone = again and window_ns >= 0 and self._is_idle(prompts)
@@ -159,8 +166,11 @@ class SLOAdmission:
         elif not again:
             displaced = self._displaced(claim, prompts, forecast)
             offered.add(claim.rank, claim.work_ns, window_ns=window_ns, now_ns=now_ns)
-            work_ns = claim.memory_work_ns
-            memory.add(claim.memory_rank, work_ns, window_ns=window_ns, now_ns=now_ns)
+            for account, rank, work_ns in (
+                (memory, claim.memory_rank, claim.memory_work_ns),
+                (places, claim.place_rank, claim.place_work_ns),
+            ):
+                account.add(rank, work_ns, window_ns=window_ns, now_ns=now_ns)
         elif self._model.steps and contested <= _MOST_CONTESTED:
             displaced = self._made_late(claim, prompts, forecast)
         is_outbid = offered.outbids(claim.rank, now_ns) and not is_alone
@@ -260,14 +270,18 @@ class SLOAdmission:
             length_ns * stay.blocks / view.total_blocks,
             length_ns / view.limits.max_num_seqs,
         )
+        memory_work_ns = stay.length_ns * stay.blocks / view.total_blocks
+        place_work_ns = stay.length_ns / view.limits.max_num_seqs
         value = request.weight * forecast.chance(request)
         most = self._memory.tokens_left(request, forecast)
         return _Claim(
             new=NewStay(prompt, self._memory.stay(prompt, most, forecast), most),
-            memory_work_ns=stay.blocks * stay.length_ns,
+            memory_work_ns=memory_work_ns,
+            place_work_ns=place_work_ns,
             work_ns=work_ns,
             rank=OfferedWork.rank(request.priority, value, work_ns),
-            memory_rank=OfferedWork.rank(request.priority, value, stay.blocks * stay.length_ns),
+            memory_rank=OfferedWork.rank(request.priority, value, memory_work_ns),
+            place_rank=OfferedWork.rank(request.priority, value, place_work_ns),
         )
 
     def _displaced(
@@ -324,8 +338,8 @@ class SLOAdmission:
             prompts,
             forecast,
             whole=not without,
-            held_back=self._offered_memory.held_back(claim.memory_rank, begins_ns),
-            reserved=self._offered_memory.expected_above(claim.memory_rank, begins_ns),
+            memory=_better(self._offered_memory, claim.memory_rank, begins_ns),
+            places=_better(self._offered_places, claim.place_rank, begins_ns),
         )
         if not suffices:
             return None
@@ -418,6 +432,11 @@ def _prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
         )
         for level, due_ns, rid, _, _, last_ns, request in left
     ]
+
+
+def _better(account: OfferedWork, rank: tuple[int, int], now_ns: int) -> Better:
+    """Return what requests above a rank ask for."""
+    return Better(account.held_back(rank, now_ns), account.expected_above(rank, now_ns))
 
 
 def _preferred(rank: tuple[int, int]) -> tuple[int, int]:

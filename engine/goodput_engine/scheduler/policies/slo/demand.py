@@ -151,7 +151,13 @@ class PoolDemand:
                 self._place_ns.append(place_ns)
 
     def fits(
-        self, new: Stay, *, blocks: float, places: int, reserved: Callable[[float], float]
+        self,
+        new: Stay,
+        *,
+        blocks: float,
+        places: float,
+        reserved: Callable[[float], float],
+        reserved_places: Callable[[float], float],
     ) -> bool:
         """Return True if a new request fits beside the others.
 
@@ -159,7 +165,8 @@ class PoolDemand:
             new: the new request.
             blocks: blocks of the pool that all of them may use.
             places: number of requests that may run.
-            reserved: returns the demand, in blocks times ns, that is kept for others until a time.
+            reserved, reserved_places: return the demand, in blocks and in places times ns, that is
+                kept for others until a time.
         """
         latest_ns, length_ns, held = new
         # Every arrival while memory is short takes this loop: few calls.
@@ -169,11 +176,17 @@ class PoolDemand:
             if at_ns > latest_ns:
                 used_ns = min(at_ns - latest_ns, length_ns)
                 block_ns, place_ns = block_ns + held * used_ns, place_ns + used_ns  # noqa: PLW2901
-            if place_ns > places * at_ns or block_ns + reserved(at_ns) > blocks * at_ns:
+            if (
+                place_ns + reserved_places(at_ns) > places * at_ns
+                or block_ns + reserved(at_ns) > blocks * at_ns
+            ):
                 return False
         for at_ns in (latest_ns, latest_ns + length_ns):
             block_ns, place_ns = _plus(new, at_ns, *self._at(at_ns))
-            if place_ns > places * at_ns or block_ns + reserved(at_ns) > blocks * at_ns:
+            if (
+                place_ns + reserved_places(at_ns) > places * at_ns
+                or block_ns + reserved(at_ns) > blocks * at_ns
+            ):
                 return False
         return True
 
@@ -274,6 +287,7 @@ class PoolQueue:
         begins_ns: float = 0.0,
         prompts: PromptDelay = NO_DELAY,
         kept_free: float = 0.0,
+        kept_places: int = 0,
     ) -> set[int]:
         """Return the rids of the requests that cannot start in time.
 
@@ -282,9 +296,9 @@ class PoolQueue:
             started: stays of requests that run now, but did not when the object was made.
             begins_ns: earliest start. All times count from when the object was made.
             prompts: delay of the running requests by the prompts beside them.
-            kept_free: number of blocks that are left free.
+            kept_free, kept_places: number of blocks and of places that are left free.
         """
-        free, places = self._free_blocks - kept_free, self._free_places
+        free, places = self._free_blocks - kept_free, self._free_places - kept_places
         now_ns, lent = begins_ns, 0.0
         # (end, blocks, places) of the requests that start now, and the next end of the others.
         ends: list[tuple[float, float, int]] = []

@@ -65,6 +65,19 @@ class NewStay(NamedTuple):
         return self.prompt.due_ns - self.prompt.work_ns - begins_ns
 
 
+class Better(NamedTuple):
+    """What requests that are worth more ask for of a resource.
+
+    Args:
+        held_back: share of the resource that is held back for them.
+        expected: returns the demand, in shares of the resource times ns, of those that are expected
+            to start within a time.
+    """
+
+    held_back: float
+    expected: Callable[[float], float]
+
+
 class _Running(NamedTuple):
     """A running request that can meet its targets.
 
@@ -115,8 +128,11 @@ class MemoryTest:
         self._free_shares = [_FIRST_FREE, 0.0]
         """Share of the KV pool that must be left free by predicted demand, for requests without and
         with an end-to-end target. The latter is planned for a long output already."""
-        self._is_short = False
-        """True if the pool was too small at the last test for all requests together."""
+        self._free_places = [0.0, 0.0]
+        """The same share of the places in the batch."""
+        self._is_short = self._lacks_places = False
+        """True if the pool was too small at the last test for all requests together, and if there
+        were too few places."""
         self._forecast: Forecast | None = None
         """The last forecast for which the next attributes were used."""
         self._waiting: dict[int, Stay] = {}
@@ -163,15 +179,14 @@ class MemoryTest:
 
         The misses of requests that all fit into the pool together have other causes.
         """
-        if not self._is_short:
-            return
         at = request.targets.e2e_ns is not None
-        free_share = self._free_shares[at] + _POOL_STEP * (missed - _NARROWING)
-        self._free_shares[at] = min(max(0.0, free_share), _MAX_FREE)
-
-    def _free_share(self, request: ScheduledRequest) -> float:
-        """Return the share of the KV pool that a new request must leave free."""
-        return self._free_shares[request.targets.e2e_ns is not None]
+        for is_short, shares in (
+            (self._is_short, self._free_shares),
+            (self._lacks_places, self._free_places),
+        ):
+            if is_short:
+                free_share = shares[at] + _POOL_STEP * (missed - _NARROWING)
+                shares[at] = min(max(0.0, free_share), _MAX_FREE)
 
     def add(self, new: NewStay, forecast: Forecast) -> None:
         """Add a request that was admitted."""
@@ -195,8 +210,8 @@ class MemoryTest:
         forecast: Forecast,
         *,
         whole: bool,
-        held_back: float,
-        reserved: Callable[[float], float],
+        memory: Better,
+        places: Better,
     ) -> bool:
         """Return True if blocks and places suffice for the new request and all others.
 
@@ -205,9 +220,7 @@ class MemoryTest:
             prompts: prompts of the other requests.
             forecast: the state before the next step.
             whole: True if these are all prompts of the forecast.
-            held_back: share of the pool that is held back for better requests.
-            reserved: returns the demand, in blocks times ns, of better requests that are expected
-                to start within a time.
+            memory, places: what better requests ask for of the KV pool and of the places.
         """
         view, begins_ns = self._view, forecast.begins_ns
         if forecast is not self._forecast:
@@ -217,22 +230,27 @@ class MemoryTest:
         if not whole or self._steps_left < 0:
             self._count_stays(prompts, forecast)
             self._steps_left = view.num_running // _COUNTED_IN_A_STEP if whole else -1
-        request, places = new.prompt.request, view.limits.max_num_seqs
+        request, num_places = new.prompt.request, view.limits.max_num_seqs
         needed = self._blocks - (-(request.total_tokens + new.left) // view.block_size)
-        self._is_short = needed > view.total_blocks or self._requests >= places
-        if not self._is_short:
+        self._is_short = needed > view.total_blocks
+        expected = places.expected(new.stay.length_ns) * num_places / new.stay.length_ns
+        self._lacks_places = self._requests + expected >= num_places
+        if not (self._is_short or self._lacks_places):
             return True
         if not forecast.num_learned(request) and self._is_first(request, prompts):
             return True
         passed_ns = self._passed_ns(begins_ns)
-        blocks = view.total_blocks * (1 - max(self._free_share(request), held_back))
-        if self._has_room(new, prompts, forecast, blocks=blocks):
+        at = request.targets.e2e_ns is not None
+        blocks = view.total_blocks * (1 - max(self._free_shares[at], memory.held_back))
+        left = num_places * (1 - max(self._free_places[at], places.held_back))
+        if self._has_room(new, prompts, forecast, blocks=blocks, places=left):
             return True
         return self._pool(request.priority).demand.fits(
             new.stay.later(passed_ns),
             blocks=blocks,
-            places=places,
-            reserved=lambda at_ns: reserved(at_ns - passed_ns),
+            places=left,
+            reserved=lambda at_ns: memory.expected(at_ns - passed_ns) * view.total_blocks,
+            reserved_places=lambda at_ns: places.expected(at_ns - passed_ns) * num_places,
         ) and self._all_start(new, prompts, forecast)
 
     def _is_first(self, request: ScheduledRequest, prompts: Sequence[Prompt]) -> bool:
@@ -250,7 +268,7 @@ class MemoryTest:
         return needed <= free and view.num_running + len(waiting) < view.limits.max_num_seqs
 
     def _has_room(
-        self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast, *, blocks: float
+        self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast, *, blocks: float, places: float
     ) -> bool:
         """Return True if the new request can start now and no other pauses until it ends.
 
@@ -258,7 +276,7 @@ class MemoryTest:
             new: the new request.
             prompts: prompts of the other requests.
             forecast: the state before the next step.
-            blocks: blocks that may be used.
+            blocks, places: blocks and places that may be used.
         """
         view, request, pace_ns = self._view, new.prompt.request, forecast.pace_ns
         held = self._pool(request.priority).held
@@ -275,7 +293,7 @@ class MemoryTest:
             for prompt in prompts
             if not prompt.request.blocks and prompt.due_ns - prompt.work_ns < latest_ns
         ]
-        if len(held) + len(others) >= view.limits.max_num_seqs:
+        if len(held) + len(others) + 1 > places:
             return False
         tokens = request.total_tokens + half
         for other in others:
@@ -293,7 +311,7 @@ class MemoryTest:
             stay for request, stay in self._not_held if request.blocks and request.priority >= least
         ]
         waiting: list[tuple[int, Stay]] = []
-        at = 0
+        ahead = 0
         for prompt in prompts:
             if not prompt.request.blocks:
                 stay = self._waiting.get(prompt.rid)
@@ -302,18 +320,23 @@ class MemoryTest:
                     stay = self.stay(prompt, left, forecast).later(passed_ns)
                     self._waiting[prompt.rid] = stay
                 waiting.append((prompt.rid, stay))
-                at += prompt < new.prompt
+                ahead += prompt < new.prompt
         rid = new.prompt.rid
         stay = new.stay._replace(latest_ns=new.stay.latest_ns / _LONGEST_WAIT)
-        order = [*waiting[:at], (rid, stay.later(passed_ns)), *waiting[at:]]
+        order = [*waiting[:ahead], (rid, stay.later(passed_ns)), *waiting[ahead:]]
         # While prompts are computed, running requests decode at the pace of these steps. The new
         # prompt stands for those that arrive while it waits.
         slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
         work_ns = sum((prompt.work_ns for prompt in prompts), new.prompt.work_ns)
         delay = PromptDelay(work_ns * (1 - 1 / slowest), slowest)
-        kept_free = self._free_share(new.prompt.request) * self._view.total_blocks
+        at = new.prompt.request.targets.e2e_ns is not None
         late_of = partial(
-            queue.late, started=started, begins_ns=passed_ns, prompts=delay, kept_free=kept_free
+            queue.late,
+            started=started,
+            begins_ns=passed_ns,
+            prompts=delay,
+            kept_free=self._free_shares[at] * self._view.total_blocks,
+            kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),
         )
         late = late_of(order)
         return rid not in late and (not late or late <= late_of(waiting))
