@@ -362,7 +362,8 @@ class MemoryTest:
             slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
             stay = Stay(slack_ns, length_ns, blocks)
             work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
-            held = Held(work_ns + length_ns, blocks, slack_ns - forecast.resume_ns(request))
+            pause_ns = slack_ns - forecast.resume_ns(request)
+            held = Held(work_ns + length_ns, blocks, pause_ns, request.rid)
             tokens = total + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))
             self._count(request, mean)
