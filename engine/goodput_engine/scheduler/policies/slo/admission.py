@@ -343,6 +343,7 @@ class SLOAdmission:
         )
         if not suffices:
             return None
+        late = list(dict.fromkeys([*late, *self._memory.displaces(claim.new, prompts, forecast)]))
         return [request for request in late if not request.admitted_tokens]
 
     def _late_on_device(

@@ -303,8 +303,42 @@ class MemoryTest:
         return peak <= (blocks - view.total_blocks // 100) * view.block_size
 
     def _all_start(self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast) -> bool:
-        """Return True if the new request finds room in time, and makes no other start late."""
-        least = new.prompt.request.priority
+        """Return True if the new request finds room in time, and makes no equal start late."""
+        request = new.prompt.request
+        late = self._start_late(new, prompts, forecast, least=request.priority)
+        if new.prompt.rid in late:
+            return False
+        return not any(p.rid in late and p.request.priority >= request.priority for p in prompts)
+
+    def displaces(
+        self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast
+    ) -> list[ScheduledRequest]:
+        """Return the less important prompts without room that start late because of a new one."""
+        if not (self._is_short or self._lacks_places):
+            return []
+        request = new.prompt.request
+        less = {
+            prompt.rid: prompt.request
+            for prompt in prompts
+            if not prompt.request.blocks and prompt.request.priority < request.priority
+        }
+        if not less:
+            return []
+        least = min(other.priority for other in less.values())
+        late = self._start_late(new, prompts, forecast, least=least)
+        return [less[rid] for rid in late if rid in less]
+
+    def _start_late(
+        self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast, *, least: int
+    ) -> set[int]:
+        """Return the rids of the requests that do not start in time because of a new one.
+
+        Args:
+            new: the new request. Its own rid is returned if it does not start in time.
+            prompts: prompts of the other requests.
+            forecast: the state before the next step.
+            least: running requests of lower levels are taken to be evicted.
+        """
         queue = self._pool(least).queue
         passed_ns = self._passed_ns(forecast.begins_ns)
         started = [
@@ -321,9 +355,8 @@ class MemoryTest:
                     self._waiting[prompt.rid] = stay
                 waiting.append((prompt.rid, stay))
                 ahead += prompt < new.prompt
-        rid = new.prompt.rid
         stay = new.stay._replace(latest_ns=new.stay.latest_ns / _LONGEST_WAIT)
-        order = [*waiting[:ahead], (rid, stay.later(passed_ns)), *waiting[ahead:]]
+        order = [*waiting[:ahead], (new.prompt.rid, stay.later(passed_ns)), *waiting[ahead:]]
         # While prompts are computed, running requests decode at the pace of these steps. The new
         # prompt stands for those that arrive while it waits.
         slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
@@ -339,7 +372,7 @@ class MemoryTest:
             kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),
         )
         late = late_of(order)
-        return rid not in late and (not late or late <= late_of(waiting))
+        return late - late_of(waiting) if late else late
 
     def _passed_ns(self, begins_ns: int) -> int:
         """Return the time since the stays were counted; steps may end earlier than predicted."""
