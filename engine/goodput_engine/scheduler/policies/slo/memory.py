@@ -281,18 +281,14 @@ class MemoryTest:
         view, request, pace_ns = self._view, new.prompt.request, forecast.pace_ns
         held = self._pool(request.priority).held
         half, steps = view.block_size / 2, new.stay.length_ns / pace_ns
-        # Requests that have started since the stays were counted, or must start during this stay.
+        # Requests that have started since the stays were counted, or have no room yet. Those that
+        # could start after this stay may be too many to start then together.
         others = [
             other
             for other, _ in self._not_held
             if other.blocks and other.priority >= request.priority
         ]
-        latest_ns = forecast.begins_ns + new.stay.length_ns
-        others += [
-            prompt.request
-            for prompt in prompts
-            if not prompt.request.blocks and prompt.due_ns - prompt.work_ns < latest_ns
-        ]
+        others += [prompt.request for prompt in prompts if not prompt.request.blocks]
         if len(held) + len(others) + 1 > places:
             return False
         tokens = request.total_tokens + half
