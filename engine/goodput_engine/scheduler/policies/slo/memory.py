@@ -302,9 +302,9 @@ class MemoryTest:
         """Return True if the new request finds room in time, and makes no equal start late."""
         request = new.prompt.request
         late = self._start_late(new, prompts, forecast, least=request.priority)
-        if new.prompt.rid in late:
-            return False
-        return not any(p.rid in late and p.request.priority >= request.priority for p in prompts)
+        # Running requests that would have to pause for too long are among the late ones.
+        less = {p.rid for p in prompts if late and p.request.priority < request.priority}
+        return late <= less
 
     def displaces(
         self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast
