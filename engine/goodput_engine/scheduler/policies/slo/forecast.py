@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape, largest_prefill
-from goodput_engine.scheduler.policies.slo.prompts import Prompt, all_in_time, is_ensurable
+from goodput_engine.scheduler.policies.slo.prompts import (
+    Prompt,
+    all_in_time,
+    is_ensurable,
+    latest_starts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -90,6 +95,8 @@ class Forecast:
         "_model",
         "_predictor",
         "_slower",
+        "_starts_ns",
+        "_starts_of",
         "_view",
         "all_decodes",
         "begins_ns",
@@ -147,6 +154,8 @@ class Forecast:
             self.prompt_ns *= _LATE_WORK
         self.by_level = True
         self.prompts: list[Prompt] = []
+        self._starts_of: list[Prompt] | None = None
+        self._starts_ns: dict[int, float] = {}
         self.late: list[ScheduledRequest] = []
         self._look_at_prompts(view, undecided)
 
@@ -272,6 +281,16 @@ class Forecast:
             last_ns = due_ns
         level = -request.priority if self.by_level else 0
         return Prompt(level, due_ns, request.rid, work_ns, share_ns, last_ns, request)
+
+    def latest_start_ns(self, prompt: Prompt) -> float:
+        """Return the time at which a prompt must start, so that it and those behind are in time."""
+        if self._starts_of is not self.prompts:
+            self._starts_of = self.prompts
+            starts = latest_starts(self.prompts)
+            rids = (other.rid for other in self.prompts)
+            self._starts_ns = dict(zip(rids, starts, strict=True))
+        start_ns = self._starts_ns.get(prompt.rid)
+        return prompt.due_ns - prompt.work_ns if start_ns is None else start_ns
 
     def slack_ns(self, request: ScheduledRequest) -> float:
         """Return the time for which a running request may pause and still meet its targets."""

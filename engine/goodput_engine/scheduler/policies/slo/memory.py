@@ -20,6 +20,7 @@ from goodput_engine.scheduler.policies.slo.demand import (
     TokensInMemory,
 )
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS
+from goodput_engine.scheduler.policies.slo.prompts import latest_starts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -341,18 +342,23 @@ class MemoryTest:
             stay for request, stay in self._not_held if request.blocks and request.priority >= least
         ]
         waiting: list[tuple[int, Stay]] = []
-        ahead = 0
-        for prompt in prompts:
-            if not prompt.request.blocks:
+        order: list[tuple[int, Stay]] = []
+        ordered = sorted([*prompts, new.prompt])
+        for prompt, start_ns in zip(ordered, latest_starts(ordered), strict=True):
+            if prompt is new.prompt:
+                latest_ns = min(new.stay.latest_ns, start_ns - forecast.begins_ns) / _LONGEST_WAIT
+                stay = new.stay._replace(latest_ns=max(0.0, latest_ns))
+                order.append((prompt.rid, stay.later(passed_ns)))
+            elif not prompt.request.blocks:
                 stay = self._waiting.get(prompt.rid)
                 if stay is None:
                     left = self.tokens_left(prompt.request, forecast)
                     stay = self.stay(prompt, left, forecast).later(passed_ns)
                     self._waiting[prompt.rid] = stay
+                latest_ns = start_ns - forecast.begins_ns + passed_ns
+                stay = stay._replace(latest_ns=max(0.0, min(stay.latest_ns, latest_ns)))
                 waiting.append((prompt.rid, stay))
-                ahead += prompt < new.prompt
-        stay = new.stay._replace(latest_ns=new.stay.latest_ns / _LONGEST_WAIT)
-        order = [*waiting[:ahead], (new.prompt.rid, stay.later(passed_ns)), *waiting[ahead:]]
+                order.append((prompt.rid, stay))
         # While prompts are computed, running requests decode at the pace of these steps. The new
         # prompt stands for those that arrive while it waits.
         slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
@@ -382,6 +388,7 @@ class MemoryTest:
         self._held, self._not_held = [], []
         self._pools.clear()
         self._waiting.clear()
+        backlog_ns = sum(prompt.share_ns for prompt in prompts)
         for end, mean_left, request in forecast.ends():
             left = self._cautious(request, end, forecast)
             mean = self._cautious(request, mean_left, forecast)
@@ -391,7 +398,7 @@ class MemoryTest:
             slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
             stay = Stay(slack_ns, length_ns, blocks)
             work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
-            pause_ns = slack_ns - forecast.resume_ns(request)
+            pause_ns = slack_ns - forecast.resume_ns(request) - backlog_ns
             held = Held(work_ns + length_ns, blocks, pause_ns, request.rid)
             tokens = total + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))

@@ -175,7 +175,8 @@ class SloPolicy(SchedulingPolicy):
         for prompt in forecast.prompts:
             request, left_ns = prompt.request, prompt.due_ns - begins_ns
             if request.state is RequestState.WAITING and request.total_tokens > free_tokens:
-                soon_ns = left_ns - prompt.work_ns - self._urgent_ns(request, forecast)
+                start_ns = forecast.latest_start_ns(prompt)
+                soon_ns = start_ns - begins_ns - self._urgent_ns(request, forecast)
                 within_ns = min(within_ns, max(soon_ns, forecast.step_ns))
                 continue
             if left_ns >= within_ns:
@@ -259,6 +260,7 @@ class SloPolicy(SchedulingPolicy):
         decode_ns = forecast.tokens_left(request) * forecast.pace_ns
         stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
         freed_ns = freed_after(forecast) if urgent else None
+        backlog_ns = sum(prompt.share_ns for prompt in forecast.prompts) if urgent else 0.0
         going: list[ScheduledRequest] = []
         losing: list[ScheduledRequest] = []
         for running in self.view.running():
@@ -269,7 +271,7 @@ class SloPolicy(SchedulingPolicy):
             if running.rid in forecast.lost or (
                 freed_ns is not None
                 and running.sampled_tokens
-                and forecast.slack_ns(running) - forecast.resume_ns(running)
+                and forecast.slack_ns(running) - forecast.resume_ns(running) - backlog_ns
                 > min(stay_ns, freed_ns(request.total_tokens + running.total_tokens))
             ):
                 going.append(running)
@@ -284,7 +286,7 @@ class SloPolicy(SchedulingPolicy):
         if request.rid in forecast.lost:
             return False
         prompt = forecast.prompt(request)
-        slack_ns = prompt.due_ns - prompt.work_ns - forecast.begins_ns
+        slack_ns = forecast.latest_start_ns(prompt) - forecast.begins_ns
         return slack_ns < self._urgent_ns(request, forecast)
 
     def _urgent_ns(self, request: ScheduledRequest, forecast: Forecast) -> float:

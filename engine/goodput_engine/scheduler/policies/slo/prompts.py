@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime import StepShape
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["Prompt", "PromptTime", "all_in_time", "is_ensurable"]
+__all__ = ["Prompt", "PromptTime", "all_in_time", "is_ensurable", "latest_starts"]
 
 _EARLY: Final = 0.25
 """Prompts of a higher level may wait for those that are due before them if this share of the time
@@ -81,6 +82,22 @@ def all_in_time(
         if ends_ns > (left_ns if prompt.request.priority == lowest else left_ns * _EARLY):
             return False
     return True
+
+
+def latest_starts(prompts: Sequence[Prompt]) -> list[float]:
+    """Return the time at which each prompt must start, so that those behind it are in time too.
+
+    A prompt does not start earlier for prompts of a lower level.
+    """
+    starts: list[float] = []
+    next_ns, level = math.inf, 0
+    for prompt in reversed(prompts):
+        if prompt.level != level:
+            next_ns, level = math.inf, prompt.level
+        next_ns = min(prompt.due_ns - prompt.work_ns, next_ns - prompt.share_ns)
+        starts.append(next_ns)
+    starts.reverse()
+    return starts
 
 
 class PromptTime:
