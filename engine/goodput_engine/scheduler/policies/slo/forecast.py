@@ -53,6 +53,8 @@ _MOST_SLOWER: Final = 2.0
 without prompts beside them. Prompts may take more, but need not: steps are cut for decodes."""
 _LATE_WORK: Final = 1.07
 """Prompts take this much longer while late requests get a sixteenth of the steps' time."""
+_CAUGHT_UP: Final = 0.5
+"""Share of the time that a request can gain until its end which a pause is planned to take."""
 _QUANTILES: Final = 16
 """Quantiles are rounded to so many, because each one is computed once and kept."""
 
@@ -264,7 +266,7 @@ class Forecast:
         elif sampled and targets.tpot_ns is not None:
             # It may catch up until its end, which may come soon, beside the prompts of others.
             tokens = self._predictor.quantile(request, _UNLIKELY) - sampled
-            ahead_ns = tokens * (targets.tpot_ns - self.pace_ns)
+            ahead_ns = _CAUGHT_UP * tokens * (targets.tpot_ns - self.pace_ns)
             due_ns = request.first_token_ns + sampled * targets.tpot_ns + max(0, int(ahead_ns))
         if targets.e2e_ns is not None:
             end_ns = request.arrival_ns + targets.e2e_ns
