@@ -289,6 +289,7 @@ class PoolQueue:
         started: Iterable[Stay] = (),
         begins_ns: float = 0.0,
         prompts: PromptDelay = NO_DELAY,
+        lends_ns: float = 0.0,
         kept_free: float = 0.0,
         kept_places: int = 0,
     ) -> set[int]:
@@ -299,6 +300,7 @@ class PoolQueue:
             started: stays of requests that run now, but did not when the object was made.
             begins_ns: earliest start. All times count from when the object was made.
             prompts: delay of the running requests by the prompts beside them.
+            lends_ns: time from the decision to evict a request until its blocks are free.
             kept_free, kept_places: number of blocks and of places that are left free.
         """
         free, places = self._free_blocks - kept_free, self._free_places - kept_places
@@ -336,7 +338,8 @@ class PoolQueue:
                 late.add(rid)
                 continue
             starts_ns = now_ns if free >= blocks and places > 0 else latest_ns
-            while (free < blocks or places < 1) and lender < len(self._lenders):
+            lends = latest_ns >= begins_ns + lends_ns
+            while (free < blocks or places < 1) and lends and lender < len(self._lenders):
                 one = self._lenders[lender]
                 lender += 1
                 ends_ns = prompts.delayed(one.ends_ns, begins_ns)

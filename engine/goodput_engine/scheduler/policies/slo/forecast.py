@@ -255,6 +255,20 @@ class Forecast:
         copied_ns = 2 * max(self.token_ns, view.copy_ns(blocks))
         return copied_ns if view.preemption is Preemption.SWAP else min(computed_ns, copied_ns)
 
+    def evicts_ns(self, request: ScheduledRequest) -> float:
+        """Return the time from now until evictions make room for a waiting request.
+
+        They are decided for the next step, and the requests' last steps may be in flight. Copied
+        blocks are free one step after the copy.
+        """
+        view, evicts_ns = self._view, 2 * self.token_ns
+        if view.preemption is Preemption.RECOMPUTE:
+            return evicts_ns
+        copy_ns = view.copy_ns(-(-request.total_tokens // view.block_size))
+        if view.preemption is Preemption.SWAP or 2 * copy_ns < self.work_ns(request):
+            evicts_ns += self.token_ns + max(self.token_ns, copy_ns)
+        return evicts_ns
+
     def prompt(self, request: ScheduledRequest) -> Prompt:
         """Return the prompt of a waiting or started request, with the due time of its token."""
         share_ns = self.share_ns(request)
