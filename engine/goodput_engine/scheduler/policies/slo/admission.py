@@ -113,6 +113,8 @@ class SLOAdmission:
         """Time by class that must be left before a new prompt is due, besides a step of decodes."""
         self._step_ns = 0.0
         """Time of a step with prompts at the last arrival."""
+        self._reorders = False
+        """True if the prompts are in another order because of the request that is decided on."""
         self._asked: Forecast | None = None
         """The forecast of the last arrival."""
 
@@ -140,7 +142,9 @@ class SLOAdmission:
         forecast.prompts = _prompts_left(
             forecast, planned=not again and forecast is not self._asked
         )
+        by_due = not forecast.by_level
         forecast.order_with(request)
+        self._reorders = by_due and forecast.by_level
         prompts = forecast.prompts
         if not again:
             self._asked = forecast
@@ -179,6 +183,8 @@ class SLOAdmission:
             waits = waits and self._may_change(claim, prompts, forecast, contested)
             if not waits:
                 offered.refuse(claim.rank, claim.work_ns)
+            if self._reorders:
+                forecast.order_with(None)
             # A backlog shrinks by the capacity that is not asked for.
             backlog_ns = max(_LEAST_BACKLOG_NS, sum(prompt.work_ns for prompt in prompts))
             spare = 1 - min(_MAX_LOAD, offered.load(claim.rank, now_ns))
@@ -361,6 +367,7 @@ class SLOAdmission:
             margin_ns=0.0 if is_next else forecast.token_ns + self._buffer_ns(new, begins_ns),
             is_next=is_next,
             share=1 - self._offered.held_back(claim.rank, begins_ns),
+            reorders=self._reorders,
         )
 
     def _is_next(self, new: Prompt, prompts: Iterable[Prompt], forecast: Forecast) -> bool:

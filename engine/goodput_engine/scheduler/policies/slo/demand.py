@@ -51,6 +51,7 @@ def late_prompts(
     margin_ns: float,
     share: float,
     is_next: bool = False,
+    reorders: bool = False,
 ) -> list[ScheduledRequest] | None:
     """Return the less important requests that a new prompt would make late.
 
@@ -62,6 +63,7 @@ def late_prompts(
         share: share of the time until the new prompt's latest start that the prompts before it may
             take, above 0, at most 1. The rest is kept for requests that are worth more.
         is_next: True if the next step computes the new prompt in time.
+        reorders: True if all prompts are in time without the new one, in another order.
 
     Returns:
         Those requests. None if the new prompt would be late, or would make a prompt late that is at
@@ -79,7 +81,8 @@ def late_prompts(
         at_ns += prompt.share_ns
         # A prompt that would be late without the new one as well is no reason to refuse it.
         alone_ns = max(at_ns - new.share_ns, begins_ns + prompt.work_ns)
-        if placed and alone_ns <= prompt.due_ns < at_ns:
+        made_late = reorders or (placed and alone_ns <= prompt.due_ns)
+        if made_late and prompt.due_ns < at_ns:
             if prompt.request.priority >= new.request.priority:
                 return None
             late.append(prompt.request)

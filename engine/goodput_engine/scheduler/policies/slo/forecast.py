@@ -6,6 +6,7 @@ requests until the next one.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -88,6 +89,7 @@ class Forecast:
         lost: requests that cannot meet their targets any more, by rid.
         by_level: True if prompts are computed by priority, then by due time; False if by due time
             alone, because all of them can be in time.
+        started_first: True if, in the former order, started prompts come before all others.
         prompts: prompts that can be in time if they start now, in order.
         late: the other waiting requests, oldest first.
     """
@@ -99,6 +101,7 @@ class Forecast:
         "_slower",
         "_starts_ns",
         "_starts_of",
+        "_top",
         "_view",
         "all_decodes",
         "begins_ns",
@@ -111,6 +114,7 @@ class Forecast:
         "pace_ns",
         "prompt_ns",
         "prompts",
+        "started_first",
         "step_factor",
         "step_ns",
         "tightest_ns",
@@ -154,7 +158,7 @@ class Forecast:
         self.prompt_ns = self.step_ns / tokens
         if self.lost or favoured is not None:
             self.prompt_ns *= _LATE_WORK
-        self.by_level = True
+        self.by_level, self.started_first, self._top = True, False, 0
         self.prompts: list[Prompt] = []
         self._starts_of: list[Prompt] | None = None
         self._starts_ns: dict[int, float] = {}
@@ -261,12 +265,12 @@ class Forecast:
         They are decided for the next step, and the requests' last steps may be in flight. Copied
         blocks are free one step after the copy.
         """
-        view, evicts_ns = self._view, 2 * self.token_ns
+        view, evicts_ns = self._view, self.token_ns
         if view.preemption is Preemption.RECOMPUTE:
             return evicts_ns
         copy_ns = view.copy_ns(-(-request.total_tokens // view.block_size))
         if view.preemption is Preemption.SWAP or 2 * copy_ns < self.work_ns(request):
-            evicts_ns += self.token_ns + max(self.token_ns, copy_ns)
+            evicts_ns += max(self.token_ns, copy_ns)
         return evicts_ns
 
     def prompt(self, request: ScheduledRequest) -> Prompt:
@@ -295,8 +299,7 @@ class Forecast:
             due_ns = min(due_ns, max(end_ns - int(rest_ns * slower), soon_ns))
         else:
             last_ns = due_ns
-        level = -request.priority if self.by_level else 0
-        return Prompt(level, due_ns, request.rid, work_ns, share_ns, last_ns, request)
+        return Prompt(self.level(request), due_ns, request.rid, work_ns, share_ns, last_ns, request)
 
     def latest_start_ns(self, prompt: Prompt) -> float:
         """Return the time at which a prompt must start, so that it and those behind are in time."""
@@ -477,6 +480,9 @@ class Forecast:
     def order_with(self, new: ScheduledRequest | None) -> None:
         """Order the prompts by due time if all can be in time so, else by priority first.
 
+        In the latter order, prompts that have started come first if the others of higher levels can
+        be in time after them.
+
         Args:
             new: a request that may be added; None for none.
         """
@@ -484,17 +490,32 @@ class Forecast:
         others = chain((prompt.request for prompt in self.prompts), (new,) if new else ())
         if self.by_level and all(other.priority == priority for other in others):
             return
-        by_due = [prompt._replace(level=0) for prompt in self.prompts]
-        added = [self.prompt(new)._replace(level=0)] if new else []
-        self.by_level = not all_in_time(
-            sorted([*by_due, *added]),
-            self._view,
-            begins_ns=self.begins_ns,
-            token_ns=self.token_ns,
+        prompts = [*self.prompts, *([self.prompt(new)] if new else ())]
+        priorities = [prompt.request.priority for prompt in prompts]
+        self._top, lowest = max(priorities, default=0), min(priorities, default=0)
+        in_time = partial(
+            all_in_time, view=self._view, begins_ns=self.begins_ns, token_ns=self.token_ns
         )
-        if self.by_level:
-            by_due = [one._replace(level=-one.request.priority) for one in by_due]
-        self.prompts = sorted(by_due)
+        self.by_level = self.started_first = False
+        if not in_time(sorted(map(self._placed, prompts))):
+            self.by_level = self.started_first = True
+            first = [
+                self._placed(prompt)
+                for prompt in prompts
+                if prompt.request.priority > lowest or prompt.request.blocks
+            ]
+            self.started_first = bool(first) and in_time(sorted(first))
+        self.prompts = sorted(map(self._placed, self.prompts))
+
+    def _placed(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with its level in the present order."""
+        return prompt._replace(level=self.level(prompt.request))
+
+    def level(self, request: ScheduledRequest) -> int:
+        """Return the level of a prompt; lower ones are computed first."""
+        if not self.by_level:
+            return 0
+        return -(self._top if self.started_first and request.blocks else request.priority)
 
     def _look_at_prompts(self, view: SchedulerView, undecided: Container[int]) -> None:
         """Order the prompts that can be in time, and find the late ones."""

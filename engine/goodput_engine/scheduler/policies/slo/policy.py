@@ -234,7 +234,7 @@ class SloPolicy(SchedulingPolicy):
     def _order(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key of prompts, lower first; see `Forecast.by_level`."""
         group, level, due_ns, rid = self._urgency(request)
-        return (group, level * self._look().by_level, due_ns, rid)
+        return (group, self._look().level(request) if group == _IN_TIME else level, due_ns, rid)
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key, lower first: favoured, in time by priority and due time, late."""
