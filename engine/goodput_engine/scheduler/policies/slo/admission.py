@@ -107,7 +107,7 @@ class SLOAdmission:
         self._model = model
         self._offered = OfferedWork(reserved=_RESERVED)
         self._offered_memory = OfferedWork()
-        self._offered_places = OfferedWork()
+        self._offered_places = OfferedWork(reserved=_RESERVED)
         self._memory = MemoryTest(view)
         self._buffers_ns: dict[str, float] = {}
         """Time by class that must be left before a new prompt is due, besides a step of decodes."""
