@@ -259,19 +259,21 @@ class Forecast:
         copied_ns = 2 * max(self.token_ns, view.copy_ns(blocks))
         return copied_ns if view.preemption is Preemption.SWAP else min(computed_ns, copied_ns)
 
-    def evicts_ns(self, request: ScheduledRequest) -> float:
-        """Return the time from now until evictions make room for a waiting request.
+    def copies_ns(self, request: ScheduledRequest) -> float:
+        """Return the time until copies to host memory make room for a waiting request.
 
-        They are decided for the next step, and the requests' last steps may be in flight. Copied
-        blocks are free one step after the copy.
+        0 if the requests that are evicted for it would be recomputed. Copied blocks are free one
+        step after the copy, which is as long as the evicted request.
         """
-        view, evicts_ns = self._view, self.token_ns
+        view, decodes = self._view, self.all_decodes
         if view.preemption is Preemption.RECOMPUTE:
-            return evicts_ns
-        copy_ns = view.copy_ns(-(-request.total_tokens // view.block_size))
-        if view.preemption is Preemption.SWAP or 2 * copy_ns < self.work_ns(request):
-            evicts_ns += max(self.token_ns, copy_ns)
-        return evicts_ns
+            return 0.0
+        mean = decodes.decode_context_tokens // max(1, decodes.num_decodes)
+        tokens = max(request.total_tokens, mean)
+        copy_ns = view.copy_ns(-(-tokens // view.block_size))
+        if view.preemption is Preemption.SWAP or 2 * copy_ns < tokens * self.prompt_ns:
+            return self.token_ns + max(self.token_ns, copy_ns)
+        return 0.0
 
     def prompt(self, request: ScheduledRequest) -> Prompt:
         """Return the prompt of a waiting or started request, with the due time of its token."""

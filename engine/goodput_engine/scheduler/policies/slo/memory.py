@@ -370,7 +370,7 @@ class MemoryTest:
             started=started,
             begins_ns=passed_ns,
             prompts=delay,
-            lends_ns=forecast.evicts_ns(new.prompt.request),
+            lends_ns=max(forecast.token_ns, forecast.copies_ns(new.prompt.request)),
             kept_free=self._free_shares[at] * self._view.total_blocks,
             kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),
         )

@@ -291,15 +291,10 @@ class SloPolicy(SchedulingPolicy):
 
     def _urgent_ns(self, request: ScheduledRequest, forecast: Forecast) -> float:
         """Return the slack from which a waiting prompt must start, or find room by evictions."""
-        view = self.view
         urgent_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
-        if view.preemption is Preemption.RECOMPUTE or request.total_tokens <= self._free_tokens():
+        if request.total_tokens <= self._free_tokens():
             return urgent_ns
-        copy_ns = view.copy_ns(-(-request.total_tokens // view.block_size))
-        if view.preemption is Preemption.SWAP or 2 * copy_ns < forecast.work_ns(request):
-            # Copied blocks are free one step after the copy.
-            urgent_ns += forecast.token_ns + max(forecast.token_ns, copy_ns)
-        return urgent_ns
+        return urgent_ns + forecast.copies_ns(request)
 
     # --- admit to the batch ------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:
