@@ -142,9 +142,9 @@ class SLOAdmission:
         forecast.prompts = _prompts_left(
             forecast, planned=not again and forecast is not self._asked
         )
-        by_due = not forecast.by_level
+        by_due = not forecast.order.by_level
         forecast.order_with(request)
-        self._reorders = by_due and forecast.by_level
+        self._reorders = by_due and forecast.order.by_level
         prompts = forecast.prompts
         if not again:
             self._asked = forecast

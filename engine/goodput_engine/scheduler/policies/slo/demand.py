@@ -168,8 +168,8 @@ class PoolDemand:
             new: the new request.
             blocks: blocks of the pool that all of them may use.
             places: number of requests that may run.
-            reserved, reserved_places: return the demand, in blocks and in places times ns, that is
-                kept for others until a time.
+            reserved: returns the demand, in blocks times ns, that is kept for others until a time.
+            reserved_places: returns the same in places times ns.
         """
         latest_ns, length_ns, held = new
         # Every arrival while memory is short takes this loop: few calls.
@@ -304,7 +304,8 @@ class PoolQueue:
             begins_ns: earliest start. All times count from when the object was made.
             prompts: delay of the running requests by the prompts beside them.
             lends_ns: time from the decision to evict a request until its blocks are free.
-            kept_free, kept_places: number of blocks and of places that are left free.
+            kept_free: number of blocks that are left free.
+            kept_places: number of places that are left free.
         """
         free, places = self._free_blocks - kept_free, self._free_places - kept_places
         now_ns = begins_ns

@@ -6,7 +6,6 @@ requests until the next one.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +13,8 @@ from goodput_core.spec.choices import Preemption
 from goodput_core.steptime import StepShape, largest_prefill
 from goodput_engine.scheduler.policies.slo.prompts import (
     Prompt,
-    all_in_time,
+    PromptOrder,
+    best_order,
     is_ensurable,
     latest_starts,
 )
@@ -87,9 +87,7 @@ class Forecast:
         within_ns: time until the earliest due token of a running request.
         tightest_ns: shortest time between two tokens of a running request that its targets allow.
         lost: requests that cannot meet their targets any more, by rid.
-        by_level: True if prompts are computed by priority, then by due time; False if by due time
-            alone, because all of them can be in time.
-        started_first: True if, in the former order, started prompts come before all others.
+        order: the order of the prompts.
         prompts: prompts that can be in time if they start now, in order.
         late: the other waiting requests, oldest first.
     """
@@ -101,20 +99,18 @@ class Forecast:
         "_slower",
         "_starts_ns",
         "_starts_of",
-        "_top",
         "_view",
         "all_decodes",
         "begins_ns",
-        "by_level",
         "favoured",
         "kept_decodes",
         "late",
         "longest_ns",
         "lost",
+        "order",
         "pace_ns",
         "prompt_ns",
         "prompts",
-        "started_first",
         "step_factor",
         "step_ns",
         "tightest_ns",
@@ -158,7 +154,7 @@ class Forecast:
         self.prompt_ns = self.step_ns / tokens
         if self.lost or favoured is not None:
             self.prompt_ns *= _LATE_WORK
-        self.by_level, self.started_first, self._top = True, False, 0
+        self.order = PromptOrder()
         self.prompts: list[Prompt] = []
         self._starts_of: list[Prompt] | None = None
         self._starts_ns: dict[int, float] = {}
@@ -259,22 +255,6 @@ class Forecast:
         copied_ns = 2 * max(self.token_ns, view.copy_ns(blocks))
         return copied_ns if view.preemption is Preemption.SWAP else min(computed_ns, copied_ns)
 
-    def copies_ns(self, request: ScheduledRequest) -> float:
-        """Return the time until copies to host memory make room for a waiting request.
-
-        0 if the requests that are evicted for it would be recomputed. Copied blocks are free one
-        step after the copy, which is as long as the evicted request.
-        """
-        view, decodes = self._view, self.all_decodes
-        if view.preemption is Preemption.RECOMPUTE:
-            return 0.0
-        mean = decodes.decode_context_tokens // max(1, decodes.num_decodes)
-        tokens = max(request.total_tokens, mean)
-        copy_ns = view.copy_ns(-(-tokens // view.block_size))
-        if view.preemption is Preemption.SWAP or 2 * copy_ns < tokens * self.prompt_ns:
-            return self.token_ns + max(self.token_ns, copy_ns)
-        return 0.0
-
     def prompt(self, request: ScheduledRequest) -> Prompt:
         """Return the prompt of a waiting or started request, with the due time of its token."""
         share_ns = self.share_ns(request)
@@ -301,17 +281,15 @@ class Forecast:
             due_ns = min(due_ns, max(end_ns - int(rest_ns * slower), soon_ns))
         else:
             last_ns = due_ns
-        return Prompt(self.level(request), due_ns, request.rid, work_ns, share_ns, last_ns, request)
+        return Prompt(
+            self.order.level(request), due_ns, request.rid, work_ns, share_ns, last_ns, request
+        )
 
     def latest_start_ns(self, prompt: Prompt) -> float:
         """Return the time at which a prompt must start, so that it and those behind are in time."""
         if self._starts_of is not self.prompts:
-            self._starts_of = self.prompts
-            starts = latest_starts(self.prompts)
-            rids = (other.rid for other in self.prompts)
-            self._starts_ns = dict(zip(rids, starts, strict=True))
-        start_ns = self._starts_ns.get(prompt.rid)
-        return prompt.due_ns - prompt.work_ns if start_ns is None else start_ns
+            self._starts_of, self._starts_ns = self.prompts, latest_starts(self.prompts)
+        return self._starts_ns.get(prompt.rid, prompt.due_ns - prompt.work_ns)
 
     def slack_ns(self, request: ScheduledRequest) -> float:
         """Return the time for which a running request may pause and still meet its targets."""
@@ -480,44 +458,16 @@ class Forecast:
         return step_ns, gap_ns
 
     def order_with(self, new: ScheduledRequest | None) -> None:
-        """Order the prompts by due time if all can be in time so, else by priority first.
-
-        In the latter order, prompts that have started come first if the others of higher levels can
-        be in time after them.
-
-        Args:
-            new: a request that may be added; None for none.
-        """
+        """Order the prompts, as they must be if a new request is added; None for none."""
         priority = self.prompts[0].request.priority if self.prompts else 0
         others = chain((prompt.request for prompt in self.prompts), (new,) if new else ())
-        if self.by_level and all(other.priority == priority for other in others):
+        if self.order.by_level and all(other.priority == priority for other in others):
             return
-        prompts = [*self.prompts, *([self.prompt(new)] if new else ())]
-        priorities = [prompt.request.priority for prompt in prompts]
-        self._top, lowest = max(priorities, default=0), min(priorities, default=0)
-        in_time = partial(
-            all_in_time, view=self._view, begins_ns=self.begins_ns, token_ns=self.token_ns
+        prompts = [*self.prompts, self.prompt(new)] if new else self.prompts
+        self.order = best_order(
+            prompts, self._view, begins_ns=self.begins_ns, token_ns=self.token_ns
         )
-        self.by_level = self.started_first = False
-        if not in_time(sorted(map(self._placed, prompts))):
-            self.by_level = self.started_first = True
-            first = [
-                self._placed(prompt)
-                for prompt in prompts
-                if prompt.request.priority > lowest or prompt.request.blocks
-            ]
-            self.started_first = bool(first) and in_time(sorted(first))
-        self.prompts = sorted(map(self._placed, self.prompts))
-
-    def _placed(self, prompt: Prompt) -> Prompt:
-        """Return a prompt with its level in the present order."""
-        return prompt._replace(level=self.level(prompt.request))
-
-    def level(self, request: ScheduledRequest) -> int:
-        """Return the level of a prompt; lower ones are computed first."""
-        if not self.by_level:
-            return 0
-        return -(self._top if self.started_first and request.blocks else request.priority)
+        self.prompts = sorted(map(self.order.placed, self.prompts))
 
     def _look_at_prompts(self, view: SchedulerView, undecided: Container[int]) -> None:
         """Order the prompts that can be in time, and find the late ones."""

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from goodput_core.spec.choices import Preemption
 from goodput_engine.scheduler.policies.slo.demand import (
     Held,
     PoolDemand,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["MemoryTest", "NewStay", "freed_after"]
+__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns", "freed_after"]
 
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
@@ -115,6 +116,23 @@ def freed_after(forecast: Forecast) -> Callable[[int], float]:
         return ends[at][0] * forecast.pace_ns if at < len(ends) else NEVER_NS
 
     return freed_ns
+
+
+def copies_ns(request: ScheduledRequest, forecast: Forecast, view: SchedulerView) -> float:
+    """Return the time until copies to host memory make room for a waiting request.
+
+    0 if the requests that are evicted for it would be recomputed. Copied blocks are free one step
+    after the copy, which is as long as the evicted request.
+    """
+    decodes, token_ns = forecast.all_decodes, forecast.token_ns
+    if view.preemption is Preemption.RECOMPUTE:
+        return 0.0
+    mean = decodes.decode_context_tokens // max(1, decodes.num_decodes)
+    tokens = max(request.total_tokens, mean)
+    copy_ns = view.copy_ns(-(-tokens // view.block_size))
+    if view.preemption is Preemption.SWAP or 2 * copy_ns < tokens * forecast.prompt_ns:
+        return token_ns + max(token_ns, copy_ns)
+    return 0.0
 
 
 class MemoryTest:
@@ -221,7 +239,8 @@ class MemoryTest:
             prompts: prompts of the other requests.
             forecast: the state before the next step.
             whole: True if these are all prompts of the forecast.
-            memory, places: what better requests ask for of the KV pool and of the places.
+            memory: what better requests ask for of the KV pool.
+            places: what they ask for of the places in the batch.
         """
         view, begins_ns = self._view, forecast.begins_ns
         if forecast is not self._forecast:
@@ -269,7 +288,13 @@ class MemoryTest:
         return needed <= free and view.num_running + len(waiting) < view.limits.max_num_seqs
 
     def _has_room(
-        self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast, *, blocks: float, places: float
+        self,
+        new: NewStay,
+        prompts: Sequence[Prompt],
+        forecast: Forecast,
+        *,
+        blocks: float,
+        places: float,
     ) -> bool:
         """Return True if the new request can start now and no other pauses until it ends.
 
@@ -277,7 +302,8 @@ class MemoryTest:
             new: the new request.
             prompts: prompts of the other requests.
             forecast: the state before the next step.
-            blocks, places: blocks and places that may be used.
+            blocks: blocks that may be used.
+            places: places that may be used.
         """
         view, request, pace_ns = self._view, new.prompt.request, forecast.pace_ns
         held = self._pool(request.priority).held
@@ -344,7 +370,9 @@ class MemoryTest:
         waiting: list[tuple[int, Stay]] = []
         order: list[tuple[int, Stay]] = []
         ordered = sorted([*prompts, new.prompt])
-        for prompt, start_ns in zip(ordered, latest_starts(ordered), strict=True):
+        starts_ns = latest_starts(ordered)
+        for prompt in ordered:
+            start_ns = starts_ns[prompt.rid]
             if prompt is new.prompt:
                 latest_ns = min(new.stay.latest_ns, start_ns - forecast.begins_ns) / _LONGEST_WAIT
                 stay = new.stay._replace(latest_ns=max(0.0, latest_ns))
@@ -370,7 +398,7 @@ class MemoryTest:
             started=started,
             begins_ns=passed_ns,
             prompts=delay,
-            lends_ns=max(forecast.token_ns, forecast.copies_ns(new.prompt.request)),
+            lends_ns=max(forecast.token_ns, copies_ns(new.prompt.request, forecast, self._view)),
             kept_free=self._free_shares[at] * self._view.total_blocks,
             kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),
         )

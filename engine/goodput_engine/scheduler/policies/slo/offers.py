@@ -43,14 +43,11 @@ class OfferedWork:
     """Work offered per level of priority and value per work.
 
     Args:
-        capacity: units of the resource that can be used at once: 1 for the device, the number of
-            blocks for the KV pool. Work is in these units times nanoseconds.
         reserved: share of the work that is offered by better requests which is held back for them;
             0 if it is counted over time, by `expected_above`.
     """
 
     __slots__ = (
-        "_capacity",
         "_first_ns",
         "_last_ns",
         "_offers",
@@ -62,8 +59,7 @@ class OfferedWork:
         "_work_ns",
     )
 
-    def __init__(self, capacity: int = 1, *, reserved: float = 0.0) -> None:
-        self._capacity = capacity
+    def __init__(self, *, reserved: float = 0.0) -> None:
         self._reserved = reserved
         self._work_ns: dict[tuple[int, int], float] = {}
         self._refused_ns: dict[tuple[int, int], float] = {}
@@ -125,7 +121,7 @@ class OfferedWork:
         # Until the account has its full span, a burst at the start may pass for a lasting load.
         young = 1 - self._span_ns(now_ns) / _FADE_NS
         sure_ns = max(0.0, total_ns - young * math.sqrt(self._squares))
-        load = sure_ns / (span_ns * self._capacity)
+        load = sure_ns / span_ns
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > rank)
         asked = load * above_ns / total_ns
@@ -141,7 +137,7 @@ class OfferedWork:
         if self._offers < _EVIDENCE:
             return 0.0
         work_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key >= rank)
-        return work_ns / (max(NS_PER_S, self._span_ns(now_ns)) * self._capacity)
+        return work_ns / (max(NS_PER_S, self._span_ns(now_ns)))
 
     def shortest_window_ns(self, now_ns: int) -> float:
         """Return the shortest mean time that a recent rank has until its latest start."""
@@ -157,7 +153,7 @@ class OfferedWork:
             return False
         least = (rank[0], rank[1] + _CLEARLY)
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > least)
-        if above_ns <= _FULL_LOAD * self._capacity * self._span_ns(now_ns):
+        if above_ns <= _FULL_LOAD * self._span_ns(now_ns):
             return False
         refused_ns = sum(work_ns for key, work_ns in self._refused_ns.items() if key > least)
         return refused_ns > _REFUSED * above_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from goodput_core.spec.choices import Policy, Preemption
+from goodput_core.spec.choices import Policy
 from goodput_core.steptime import OnlineStepTime, StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.admission import Rejection, Removal
@@ -16,7 +16,7 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     TRICKLE_TOKENS,
     Forecast,
 )
-from goodput_engine.scheduler.policies.slo.memory import freed_after
+from goodput_engine.scheduler.policies.slo.memory import copies_ns, freed_after
 from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
@@ -232,9 +232,11 @@ class SloPolicy(SchedulingPolicy):
         return group, level, -int(lost * _LOSS_SCALE), due_ns, rid
 
     def _order(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
-        """Return a sort key of prompts, lower first; see `Forecast.by_level`."""
+        """Return a sort key of prompts, lower first; see `PromptOrder`."""
         group, level, due_ns, rid = self._urgency(request)
-        return (group, self._look().level(request) if group == _IN_TIME else level, due_ns, rid)
+        if group == _IN_TIME:
+            level = self._look().order.level(request)
+        return (group, level, due_ns, rid)
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key, lower first: favoured, in time by priority and due time, late."""
@@ -294,7 +296,7 @@ class SloPolicy(SchedulingPolicy):
         urgent_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
         if request.total_tokens <= self._free_tokens():
             return urgent_ns
-        return urgent_ns + forecast.copies_ns(request)
+        return urgent_ns + copies_ns(request, forecast, self.view)
 
     # --- admit to the batch ------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:

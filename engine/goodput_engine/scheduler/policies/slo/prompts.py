@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime import StepShape
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["Prompt", "PromptTime", "all_in_time", "is_ensurable", "latest_starts"]
+__all__ = [
+    "Prompt",
+    "PromptOrder",
+    "PromptTime",
+    "best_order",
+    "is_ensurable",
+    "latest_starts",
+]
 
 _EARLY: Final = 0.25
 """Prompts of a higher level may wait for those that are due before them if this share of the time
@@ -37,7 +45,7 @@ class Prompt(NamedTuple):
     """A prompt that can be computed in time. Prompts are computed in the order of these tuples.
 
     Args:
-        level: its priority, negated; 0 for all while prompts are computed by due time alone.
+        level: its level in the order of prompts, lower first.
         due_ns: time at which its next token is due.
         rid: the request's rid.
         work_ns: predicted time of the work that is left, at least that of a step.
@@ -55,6 +63,51 @@ class Prompt(NamedTuple):
     share_ns: float
     last_ns: int
     request: ScheduledRequest
+
+
+class PromptOrder(NamedTuple):
+    """The order in which prompts are computed.
+
+    Args:
+        by_level: True for by priority, then by due time; False for by due time alone.
+        started_first: True if, by priority, started prompts come before all others.
+        highest: the highest priority.
+    """
+
+    by_level: bool = True
+    started_first: bool = False
+    highest: int = 0
+
+    def level(self, request: ScheduledRequest) -> int:
+        """Return the level of a request's prompt; lower ones are computed first."""
+        if not self.by_level:
+            return 0
+        first = self.started_first and request.blocks
+        return -(self.highest if first else request.priority)
+
+    def placed(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with its level in this order."""
+        return prompt._replace(level=self.level(prompt.request))
+
+
+def best_order(
+    prompts: Sequence[Prompt], view: SchedulerView, *, begins_ns: int, token_ns: float
+) -> PromptOrder:
+    """Return the order by due time if all prompts can be in time so, else an order by priority.
+
+    In the latter, prompts that have started come first if those of higher levels can be in time
+    after them. The arguments are those of `all_in_time`.
+    """
+    in_time = partial(all_in_time, view=view, begins_ns=begins_ns, token_ns=token_ns)
+    priorities = [prompt.request.priority for prompt in prompts]
+    order = PromptOrder(by_level=False)
+    if not prompts or in_time(sorted(map(order.placed, prompts))):
+        return order
+    order = PromptOrder(started_first=True, highest=max(priorities))
+    first = [p for p in prompts if p.request.priority > min(priorities) or p.request.blocks]
+    if first and in_time(sorted(map(order.placed, first))):
+        return order
+    return PromptOrder()
 
 
 def all_in_time(
@@ -84,19 +137,18 @@ def all_in_time(
     return True
 
 
-def latest_starts(prompts: Sequence[Prompt]) -> list[float]:
-    """Return the time at which each prompt must start, so that those behind it are in time too.
+def latest_starts(prompts: Sequence[Prompt]) -> dict[int, float]:
+    """Return, by rid, the time at which each prompt must start so that those behind are in time.
 
     A prompt does not start earlier for prompts of a lower level.
     """
-    starts: list[float] = []
+    starts: dict[int, float] = {}
     next_ns, level = math.inf, 0
     for prompt in reversed(prompts):
         if prompt.level != level:
             next_ns, level = math.inf, prompt.level
         next_ns = min(prompt.due_ns - prompt.work_ns, next_ns - prompt.share_ns)
-        starts.append(next_ns)
-    starts.reverse()
+        starts[prompt.rid] = next_ns
     return starts
 
 
