@@ -14,7 +14,7 @@ from goodput_engine.scheduler.policies.slo.demand import (
     Stay,
     late_prompts,
 )
-from goodput_engine.scheduler.policies.slo.prompts import Prompt, PromptTime
+from goodput_engine.scheduler.policies.slo.prompts import Prompt, PromptTime, latest_starts
 from goodput_engine.scheduler.request_table import ScheduledRequest
 
 
@@ -136,16 +136,57 @@ def test_late_prompts_agree_with_a_simulation(
     assert _late(prompts, added, begins=begins, margin=margin, share=share) == expected
 
 
+def test_a_prompt_that_only_another_order_computes_in_time_is_made_late() -> None:
+    waiting, above = _prompt(1, due=10, work=4, level=0), _prompt(2, due=40, work=8, level=-1)
+    new = _prompt(3, due=40, work=1, level=-1)
+    prompts = sorted([waiting, above])
+    args = {"begins_ns": 0, "margin_ns": 0, "share": 1.0}
+    assert late_prompts(prompts, new, **args) == [], "late behind its level without the new one"
+    assert late_prompts(prompts, new, reorders=True, **args) == [waiting.request]
+    equal = _prompt(4, due=40, work=1, level=0)
+    assert late_prompts(prompts, equal, reorders=True, **args) is None
+
+
+@given(
+    prompts=st.lists(
+        st.tuples(st.integers(-2, 0), st.integers(5, 60), st.integers(1, 9)), min_size=1, max_size=7
+    )
+)
+def test_the_latest_start_of_a_prompt_leaves_time_for_those_behind_it(
+    prompts: list[tuple[int, int, int]],
+) -> None:
+    ordered = sorted(
+        _prompt(rid, due=due, work=work, level=level)
+        for rid, (level, due, work) in enumerate(prompts)
+    )
+    starts = latest_starts(ordered)
+    for at, first in enumerate(ordered):
+        behind = [prompt for prompt in ordered[at:] if prompt.level == first.level]
+
+        def in_time(start: float, prompts: list[Prompt] = behind) -> bool:
+            return all(
+                start + sum(p.work_ns for p in prompts[: n + 1]) <= prompt.due_ns
+                for n, prompt in enumerate(prompts)
+            )
+
+        assert in_time(starts[first.rid])
+        assert not in_time(starts[first.rid] + 1)
+
+
 # --- memory and places ---------------------------------------------------------------------------
 def _none(until_ns: float) -> float:
     return 0.0
+
+
+def _fits(pool: PoolDemand, new: Stay, *, blocks: int, places: int) -> bool:
+    return pool.fits(new, blocks=blocks, places=places, reserved=_none, reserved_places=_none)
 
 
 def _fit(stays: list[tuple[int, int, int]], *, blocks: int, places: int = 100) -> bool:
     *others, new = (
         Stay(float(latest), float(length), float(held)) for latest, length, held in stays
     )
-    return PoolDemand(others).fits(new, blocks=blocks, places=places, reserved=_none)
+    return _fits(PoolDemand(others), new, blocks=blocks, places=places)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +222,17 @@ def test_places_are_a_limit_of_their_own() -> None:
     assert not _fit(stays, blocks=100, places=2)
 
 
-def test_memory_is_kept_for_others() -> None:
+@pytest.mark.parametrize("kept", ["reserved", "reserved_places"])
+def test_memory_and_places_are_kept_for_others(kept: str) -> None:
     stay = Stay(0.0, 10.0, 5.0)
-    kept = {"blocks": 10, "places": 1}
-    assert PoolDemand(()).fits(stay, reserved=lambda until_ns: 5 * until_ns, **kept)
-    assert not PoolDemand(()).fits(stay, reserved=lambda until_ns: 6 * until_ns, **kept)
+
+    def fits(rate: float) -> bool:
+        reserved = {"reserved": _none, "reserved_places": _none}
+        reserved[kept] = lambda until_ns: rate * until_ns
+        return PoolDemand(()).fits(stay, blocks=10, places=6, **reserved)
+
+    assert fits(5)
+    assert not fits(6)
 
 
 _STAYS = st.lists(
@@ -223,15 +270,15 @@ def test_requests_fit_exactly_as_if_all_were_known_from_the_start(
     pool_demand = PoolDemand(others[::2])
     for other in others[1::2]:
         pool_demand.add(other)
-    fits = pool_demand.fits(new, blocks=blocks, places=places, reserved=_none)
+    fits = _fits(pool_demand, new, blocks=blocks, places=places)
     assert fits is _fit(stays, blocks=blocks, places=places)
 
 
 def test_of_many_requests_the_demand_is_compared_at_some_times() -> None:
     many = [Stay(float(i), 50.0, 1.0) for i in range(1000)]
     new = Stay(0.0, 1000.0, 1.0)
-    assert PoolDemand(many).fits(new, blocks=60, places=1000, reserved=_none)
-    assert not PoolDemand(many).fits(new, blocks=45, places=1000, reserved=_none)
+    assert _fits(PoolDemand(many), new, blocks=60, places=1000)
+    assert not _fits(PoolDemand(many), new, blocks=45, places=1000)
 
 
 def _waiting(stays: list[tuple[int, int, int]]) -> list[tuple[int, Stay]]:
@@ -271,7 +318,7 @@ def test_a_request_starts_when_the_blocks_and_a_place_are_free_and_not_before_ot
     places: int,
 ) -> None:
     blocks = sum(size for _, size in held) + spare
-    running = [Held(float(end), float(size), 0.0) for end, size in held]
+    running = [Held(float(end), float(size), 0.0, -rid) for rid, (end, size) in enumerate(held, 1)]
     queue = PoolQueue(running, blocks=blocks, places=places)
     late = _late_starts(held, waiting, blocks=blocks, places=places)
     assert queue.late(_waiting(waiting)) == late
@@ -289,37 +336,60 @@ def test_a_request_starts_when_the_blocks_and_a_place_are_free_and_not_before_ot
 def test_prompts_delay_an_end_until_they_are_computed(most: int, slowest: int, end: int) -> None:
     prompts = PromptDelay(float(most), float(slowest))
     assert prompts.delayed(10.0, 2.0) == end
-    queue = PoolQueue([Held(10.0, 8.0, 0.0)], blocks=10, places=2)
+    queue = PoolQueue([Held(10.0, 8.0, 0.0, 9)], blocks=10, places=2)
     for latest, late in ((end - 1, {0}), (end, set())):
         assert queue.late(_waiting([(latest, 5, 9)]), begins_ns=2.0, prompts=prompts) == late
 
 
 @pytest.mark.parametrize(("latest", "late"), [(2, {0}), (3, set()), (4, set())])
 def test_no_request_starts_before_the_queue_is_looked_at(latest: int, late: set[int]) -> None:
-    queue = PoolQueue([Held(1.0, 8.0, 0.0)], blocks=10, places=2)
+    queue = PoolQueue([Held(1.0, 8.0, 0.0, 9)], blocks=10, places=2)
     assert queue.late(_waiting([(latest, 10, 9)]), begins_ns=3.0) == late
     assert queue.late(_waiting([(3, 10, 9), (12, 5, 9)]), begins_ns=3.0) == {1}, "ends at 13"
 
 
 @pytest.mark.parametrize(
-    ("pause", "late"), [(0, {0}), (20, {0}), (21, set())], ids=["no", "too short", "long enough"]
+    ("pause", "late"), [(0, {0}), (19, {9}), (20, set())], ids=["no", "too short", "long enough"]
 )
-def test_at_its_latest_start_a_request_uses_blocks_of_one_that_can_pause_for_twice_its_stay(
+def test_at_its_latest_start_a_request_evicts_one_that_goes_on_after_half_of_its_pause(
     pause: int, late: set[int]
 ) -> None:
-    queue = PoolQueue([Held(100.0, 8.0, float(pause))], blocks=10, places=1)
+    queue = PoolQueue([Held(100.0, 8.0, float(pause), 9)], blocks=10, places=1)
     assert queue.late(_waiting([(5, 10, 6)])) == late
     assert queue.late(_waiting([(5, 10, 1)])) == late, "blocks are free, but no place is"
 
 
-def test_blocks_are_lent_once_and_their_free_part_comes_back() -> None:
-    queue = PoolQueue([Held(100.0, 8.0, 50.0)], blocks=10, places=4)
-    assert queue.late(_waiting([(5, 10, 6), (5, 10, 5)])) == {1}, "4 are lent, 4 are left"
-    assert queue.late(_waiting([(5, 10, 6), (15, 10, 6)])) == set(), "2 are free again at 15"
+def test_a_paused_request_goes_on_where_others_end() -> None:
+    running = [Held(100.0, 4.0, 20.0, 8), Held(12.0, 4.0, 0.0, 9)]
+    queue = PoolQueue(running, blocks=8, places=4)
+    assert queue.late(_waiting([(5, 50, 4)])) == set(), "room is free at 12, and it can wait to 15"
+    assert queue.late(_waiting([(1, 50, 4)])) == {8}, "it can wait only to 11"
+
+
+def test_those_that_can_pause_longest_are_evicted_and_only_once() -> None:
+    running = [Held(100.0, 4.0, 20.0, 8), Held(100.0, 4.0, 60.0, 9)]
+    queue = PoolQueue(running, blocks=8, places=4)
+    assert queue.late(_waiting([(5, 10, 4)])) == set(), "that with the longer pause"
+    assert queue.late(_waiting([(5, 30, 4), (6, 30, 4)])) == {8}, "then the other, till 16"
+    assert queue.late(_waiting([(5, 10, 4), (5, 10, 4), (5, 10, 4)])) >= {2}, "no more can pause"
+
+
+def test_evictions_need_time() -> None:
+    queue = PoolQueue([Held(100.0, 8.0, 50.0, 9)], blocks=10, places=4)
+    assert queue.late(_waiting([(5, 10, 6)]), lends_ns=5.0) == set()
+    assert queue.late(_waiting([(5, 10, 6)]), lends_ns=6.0) == {0}
+
+
+def test_blocks_and_places_that_are_kept_free_start_no_request() -> None:
+    queue = PoolQueue([Held(20.0, 2.0, 0.0, 9)], blocks=10, places=3)
+    waiting = _waiting([(5, 10, 4)])
+    assert queue.late(waiting, kept_free=4.0, kept_places=1) == set()
+    assert queue.late(waiting, kept_free=5.0) == {0}
+    assert queue.late(waiting, kept_places=2) == {0}
 
 
 def test_a_request_with_no_latest_start_waits_for_any_end() -> None:
-    assert PoolQueue([Held(9.0, 10.0, 0.0)], blocks=10, places=1).late(
+    assert PoolQueue([Held(9.0, 10.0, 0.0, 9)], blocks=10, places=1).late(
         _waiting([(1 << 62, 10, 10), (1 << 62, 10, 11)])
     ) == {1}, "the second is larger than the pool"
 

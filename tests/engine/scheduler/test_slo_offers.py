@@ -24,10 +24,9 @@ def _offered(
     per_s: int = 10,
     refused: bool = False,
     window_s: float = 0.0,
-    capacity: int = 1,
 ) -> OfferedWork:
     """Offer a load of equal requests at a constant rate."""
-    offered = OfferedWork(capacity)
+    offered = OfferedWork()
     work_ns = load * NS_PER_S / per_s
     for i in range(int(seconds * per_s)):
         now_ns = i * NS_PER_S // per_s
@@ -119,15 +118,6 @@ def test_the_standard_error_of_the_load_is_subtracted_while_the_account_is_young
     long = _offered(_BETTER, load=1.4, seconds=100, per_s=16).held_back(_WORSE, 100 * NS_PER_S)
     assert short < 0.2
     assert long > 0.45
-
-
-def test_the_load_of_a_pool_is_measured_against_its_blocks() -> None:
-    offered = _offered(_BETTER, load=125.0, capacity=100, seconds=100)
-    assert offered.held_back(_WORSE, 100 * NS_PER_S) == pytest.approx(0.3, rel=0.1)
-    assert _offered(_BETTER, load=100.0, refused=True).outbids(_WORSE, 20 * NS_PER_S)
-    assert not _offered(_BETTER, load=80.0, capacity=100, refused=True).outbids(
-        _WORSE, 20 * NS_PER_S
-    )
 
 
 @given(
