@@ -102,6 +102,8 @@ class SloPolicy(SchedulingPolicy):
         self._prompt_time = PromptTime()
         self._favoured: ScheduledRequest | None = None
         self._turn = 0
+        self._evicts_for: ScheduledRequest | None = None
+        """The waiting request for which evictions make room, though others are due before it."""
         self._admission: SLOAdmission
         self._refused_prompts = RefusedPrompts()
         self._displaced: list[ScheduledRequest] = []
@@ -148,6 +150,9 @@ class SloPolicy(SchedulingPolicy):
         waiting = RequestState.WAITING
         prompts = with_undecided(forecast, self._undecided.values(), self.model, self.predictor)
         order = [p.request for p in prompts if p.request.state is waiting]
+        self._evicts_for = evicts_for = self._first_without_room(order, forecast)
+        if evicts_for is not None:
+            order.sort(key=lambda request: request is not evicts_for)
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
         # A request of a higher level that finds no room beside it would evict it again.
@@ -157,6 +162,22 @@ class SloPolicy(SchedulingPolicy):
             self._queue.rank([*first, *order, *late])
             return
         self._queue.rank([*order, *first, *late])
+
+    def _first_without_room(
+        self, waiting: Iterable[ScheduledRequest], forecast: Forecast
+    ) -> ScheduledRequest | None:
+        """Return the first urgent prompt for which evictions must make room; None for none.
+
+        They are begun while prompts that are due before it are computed.
+        """
+        free_tokens, view = self._free_tokens(), self.view
+        is_full = view.num_running >= view.limits.max_num_seqs
+        for request in waiting:
+            missing = request.total_tokens - free_tokens
+            if (is_full or missing > 0) and self._is_urgent(request, forecast):
+                found = sum(victim.total_tokens for victim in self.displaced_by(request))
+                return request if found >= max(1, missing) else None
+        return None
 
     def _free_tokens(self) -> int:
         """Return the tokens of a prompt that finds room without an eviction."""
@@ -208,8 +229,8 @@ class SloPolicy(SchedulingPolicy):
 
     # --- order -------------------------------------------------------------------------------
     def precedes(self, waiting: ScheduledRequest, prefilling: ScheduledRequest) -> bool:
-        """The more urgent prompt first."""
-        return self._order(waiting) < self._order(prefilling)
+        """The more urgent prompt first, and one for which evictions make room."""
+        return waiting is self._evicts_for or self._order(waiting) < self._order(prefilling)
 
     def prefill_order(self, prefilling: Iterable[ScheduledRequest]) -> Iterable[ScheduledRequest]:
         """The most urgent first."""
