@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns", "freed_after"]
+__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns", "freed_after", "urgent_ns"]
 
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
@@ -42,6 +42,8 @@ _POOL_STEP: Final = 0.05
 _NARROWING: Final = 0.01
 """Part of this step by which it shrinks otherwise, so that one in a hundred may miss."""
 _MAX_FREE: Final = 0.5
+_URGENT_STEPS: Final = 2
+"""A prompt is urgent if it must start within this many steps."""
 _UNSURE: Final = 0.5
 """Standard error of a mean length with one output, as a part of the mean."""
 _LONGEST_WAIT: Final = 2
@@ -118,20 +120,38 @@ def freed_after(forecast: Forecast) -> Callable[[int], float]:
     return freed_ns
 
 
-def copies_ns(request: ScheduledRequest, forecast: Forecast, view: SchedulerView) -> float:
+def urgent_ns(
+    request: ScheduledRequest, forecast: Forecast, view: SchedulerView, *, free_tokens: int
+) -> float:
+    """Return the slack from which a waiting prompt must start, or find room by evictions."""
+    slack_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
+    if request.total_tokens <= free_tokens:
+        return slack_ns
+    return slack_ns + copies_ns(request, forecast, view, step_ns=forecast.step_ns)
+
+
+def copies_ns(
+    request: ScheduledRequest, forecast: Forecast, view: SchedulerView, *, step_ns: float
+) -> float:
     """Return the time until copies to host memory make room for a waiting request.
 
     0 if the requests that are evicted for it would be recomputed. Copied blocks are free one step
     after the copy, which is as long as the evicted request.
+
+    Args:
+        request: the waiting request.
+        forecast: the state before the next step.
+        view: the scheduler.
+        step_ns: time of the steps meanwhile.
     """
-    decodes, token_ns = forecast.all_decodes, forecast.token_ns
+    decodes = forecast.all_decodes
     if view.preemption is Preemption.RECOMPUTE:
         return 0.0
     mean = decodes.decode_context_tokens // max(1, decodes.num_decodes)
     tokens = max(request.total_tokens, mean)
     copy_ns = view.copy_ns(-(-tokens // view.block_size))
     if view.preemption is Preemption.SWAP or 2 * copy_ns < tokens * forecast.prompt_ns:
-        return token_ns + max(token_ns, copy_ns)
+        return step_ns + max(step_ns, copy_ns)
     return 0.0
 
 
@@ -392,13 +412,14 @@ class MemoryTest:
         slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
         work_ns = sum((prompt.work_ns for prompt in prompts), new.prompt.work_ns)
         delay = PromptDelay(work_ns * (1 - 1 / slowest), slowest)
-        at = new.prompt.request.targets.e2e_ns is not None
+        request, token_ns = new.prompt.request, forecast.token_ns
+        at = request.targets.e2e_ns is not None
         late_of = partial(
             queue.late,
             started=started,
             begins_ns=passed_ns,
             prompts=delay,
-            lends_ns=max(forecast.token_ns, copies_ns(new.prompt.request, forecast, self._view)),
+            lends_ns=max(token_ns, copies_ns(request, forecast, self._view, step_ns=token_ns)),
             kept_free=self._free_shares[at] * self._view.total_blocks,
             kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),
         )

@@ -16,7 +16,7 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     TRICKLE_TOKENS,
     Forecast,
 )
-from goodput_engine.scheduler.policies.slo.memory import copies_ns, freed_after
+from goodput_engine.scheduler.policies.slo.memory import freed_after, urgent_ns
 from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
@@ -39,8 +39,6 @@ _FAVOUR: Final = 16
 """The favoured request gets a sixteenth of the token budget while others can be on time."""
 _TURN: Final = 16
 """Late requests decode in every sixteenth step while others can be on time."""
-_URGENT_STEPS: Final = 2
-"""A prompt is urgent if it must start within this many steps."""
 _RATIO_STEP: Final = 0.02
 _MAX_RATIO: Final = 4.0
 _MAX_RETRY_S: Final = 10
@@ -196,8 +194,8 @@ class SloPolicy(SchedulingPolicy):
         for prompt in forecast.prompts:
             request, left_ns = prompt.request, prompt.due_ns - begins_ns
             if request.state is RequestState.WAITING and request.total_tokens > free_tokens:
-                start_ns = forecast.latest_start_ns(prompt)
-                soon_ns = start_ns - begins_ns - self._urgent_ns(request, forecast)
+                soon_ns = forecast.latest_start_ns(prompt) - begins_ns
+                soon_ns -= urgent_ns(request, forecast, view, free_tokens=free_tokens)
                 within_ns = min(within_ns, max(soon_ns, forecast.step_ns))
                 continue
             if left_ns >= within_ns:
@@ -308,16 +306,8 @@ class SloPolicy(SchedulingPolicy):
         """Return True if a prompt is in time only if it starts within a few steps."""
         if request.rid in forecast.lost:
             return False
-        prompt = forecast.prompt(request)
-        slack_ns = forecast.latest_start_ns(prompt) - forecast.begins_ns
-        return slack_ns < self._urgent_ns(request, forecast)
-
-    def _urgent_ns(self, request: ScheduledRequest, forecast: Forecast) -> float:
-        """Return the slack from which a waiting prompt must start, or find room by evictions."""
-        urgent_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
-        if request.total_tokens <= self._free_tokens():
-            return urgent_ns
-        return urgent_ns + copies_ns(request, forecast, self.view)
+        slack_ns = forecast.latest_start_ns(forecast.prompt(request)) - forecast.begins_ns
+        return slack_ns < urgent_ns(request, forecast, self.view, free_tokens=self._free_tokens())
 
     # --- admit to the batch ------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:
