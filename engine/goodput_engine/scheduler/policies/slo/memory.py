@@ -398,11 +398,11 @@ class MemoryTest:
                 stay = new.stay._replace(latest_ns=max(0.0, latest_ns))
                 order.append((prompt.rid, stay.later(passed_ns)))
             elif not prompt.request.blocks:
-                stay = self._waiting.get(prompt.rid)
-                if stay is None:
+                if prompt.rid not in self._waiting:
                     left = self.tokens_left(prompt.request, forecast)
-                    stay = self.stay(prompt, left, forecast).later(passed_ns)
-                    self._waiting[prompt.rid] = stay
+                    found = self.stay(prompt, left, forecast).later(passed_ns)
+                    self._waiting[prompt.rid] = found
+                stay = self._waiting[prompt.rid]
                 latest_ns = start_ns - forecast.begins_ns + passed_ns
                 stay = stay._replace(latest_ns=max(0.0, min(stay.latest_ns, latest_ns)))
                 waiting.append((prompt.rid, stay))

@@ -148,9 +148,8 @@ class SloPolicy(SchedulingPolicy):
         waiting = RequestState.WAITING
         prompts = with_undecided(forecast, self._undecided.values(), self.model, self.predictor)
         order = [p.request for p in prompts if p.request.state is waiting]
-        self._evicts_for = evicts_for = self._first_without_room(order, forecast)
-        if evicts_for is not None:
-            order.sort(key=lambda request: request is not evicts_for)
+        self._evicts_for = first_of_all = self._first_without_room(order, forecast)
+        order.sort(key=lambda request: request is not first_of_all)
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
         # A request of a higher level that finds no room beside it would evict it again.
@@ -164,10 +163,7 @@ class SloPolicy(SchedulingPolicy):
     def _first_without_room(
         self, waiting: Iterable[ScheduledRequest], forecast: Forecast
     ) -> ScheduledRequest | None:
-        """Return the first urgent prompt for which evictions must make room; None for none.
-
-        They are begun while prompts that are due before it are computed.
-        """
+        """Return the first urgent prompt for which evictions must make room; None for none."""
         free_tokens, view = self._free_tokens(), self.view
         is_full = view.num_running >= view.limits.max_num_seqs
         for request in waiting:
