@@ -9,8 +9,10 @@ import pytest
 from tests.builders.slo_bench import SloBench
 
 from goodput_core.slo.targets import Targets
+from goodput_core.spec.choices import Preemption
 from goodput_core.units import NS_PER_MS
 from goodput_engine.scheduler.policies.slo import admission
+from goodput_engine.scheduler.policies.slo.memory import copies_ns
 from goodput_engine.scheduler.policy import SchedulerLimits
 from goodput_engine.scheduler.prediction import LearnedLengths
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
@@ -354,3 +356,58 @@ def test_a_more_important_prompt_that_has_little_time_goes_first() -> None:
         bench.step()
     assert 0 < high.first_token_ns <= 60 * NS_PER_MS, "not after the other prompt"
     assert low.first_token_ns == 0 or low.first_token_ns > high.first_token_ns
+
+
+def test_a_refused_request_leaves_the_order_of_the_others() -> None:
+    bench = SloBench()
+    low = bench.add(1, 600, ttft_ms=60, outputs=10)
+    high = bench.add(2, 1000, ttft_ms=1000, outputs=10, priority=1)
+    assert bench.is_admitted(2)
+    bench.add(3, 600, ttft_ms=60, outputs=10)  # both take 60 ms, and the margin is 5 ms
+    assert not bench.is_admitted(3)
+    while bench.scheduler.has_work:
+        bench.step()
+    assert low.first_token_ns <= 60 * NS_PER_MS, "before the more important one"
+    assert 0 < high.first_token_ns <= 1000 * NS_PER_MS
+
+
+def test_a_request_is_refused_if_admitted_ones_would_be_late_by_the_order_of_priorities() -> None:
+    bench = SloBench()
+    low = bench.add(1, 600, ttft_ms=60, outputs=10)
+    bench.add(2, 1000, ttft_ms=350, outputs=10, priority=1)
+    assert bench.is_admitted(2)
+    # By due times, all three would be in time, but the second not in a quarter of its time.
+    bench.add(3, 400, ttft_ms=100, outputs=10)
+    assert not bench.is_admitted(3)
+    while bench.scheduler.has_work:
+        bench.step()
+    assert low.first_token_ns <= 60 * NS_PER_MS
+
+
+def test_evictions_begin_while_prompts_that_are_due_before_are_computed() -> None:
+    bench = SloBench(blocks=100, budget=100, left=200, preemption=Preemption.RECOMPUTE)
+    running = bench.add(1, 600, tpot_ms=10_000, outputs=200)
+    while not running.output_tokens:
+        bench.step()
+    before = bench.add(2, 800, ttft_ms=55, outputs=20)
+    after = bench.add(3, 320, ttft_ms=71, outputs=20)
+    assert bench.refusals == [None, None, None]
+    while not running.preemptions:
+        bench.step()
+    assert before.state is RequestState.PREFILLING
+    while not after.output_tokens:
+        bench.step()
+    assert before.first_token_ns - before.arrival_ns <= 55 * NS_PER_MS
+    assert after.first_token_ns - after.arrival_ns <= 71 * NS_PER_MS
+
+
+def test_copies_take_as_long_as_the_requests_that_are_evicted_and_end_with_a_step() -> None:
+    bench = SloBench(preemption=Preemption.SWAP, ns_per_copied_block=NS_PER_MS)
+    bench.add(1, 1600, outputs=200)
+    while not bench.policy._look().all_decodes.num_decodes:
+        bench.step()
+    small = ScheduledRequest(rid=2, arrival_ns=0, input_tokens=10)
+    forecast, view = bench.policy._look(), bench.policy.view
+    assert copies_ns(small, forecast, view, step_ns=5e6) == (5 + 101) * NS_PER_MS
+    bench.scheduler.preemption = Preemption.RECOMPUTE
+    assert copies_ns(small, forecast, view, step_ns=5e6) == 0
