@@ -70,7 +70,7 @@ class NewStay(NamedTuple):
 
 
 class Better(NamedTuple):
-    """What requests that are worth more ask for of a resource.
+    """The demand for a resource of requests that are worth more.
 
     Args:
         held_back: share of the resource that is held back for them.
