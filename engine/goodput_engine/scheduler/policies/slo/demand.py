@@ -309,16 +309,17 @@ class PoolQueue:
         """
         free, places = self._free_blocks - kept_free, self._free_places - kept_places
         now_ns = begins_ns
-        # (end, blocks) of the requests that start now, and the next end of the others.
-        ends: list[tuple[float, float]] = []
+        # (end, blocks, places) of the requests that start now, and the next end of the others.
+        ends: list[tuple[float, float, int]] = []
         for stay in started:
-            heappush(ends, (prompts.delayed(stay.length_ns, begins_ns), stay.blocks))
+            heappush(ends, (prompts.delayed(stay.length_ns, begins_ns), stay.blocks, 1))
             free, places = free - stay.blocks, places - 1
         late: set[int] = set()
         queue = [(stay.latest_ns, at, rid, stay) for at, (rid, stay) in enumerate(waiting)]
         queue.reverse()
         paused: list[tuple[float, int, int, Stay]] = []
-        held, lender, gone = 0, 0, set()
+        held, lender, lent = 0, 0, 0.0
+        gone: set[int] = set()
         while queue or paused:
             from_paused = paused and (not queue or paused[0] < queue[-1])
             latest_ns, _, rid, stay = heappop(paused) if from_paused else queue.pop()
@@ -333,33 +334,56 @@ class PoolQueue:
                 if end_ns > latest_ns:
                     break
                 if end_ns == held_ns:
-                    free, held = free + self._ends[held].blocks, held + 1
+                    free, places, held = free + self._ends[held].blocks, places + 1, held + 1
                 else:
-                    free += heappop(ends)[1]
-                places += 1
+                    _, ended, place = heappop(ends)
+                    free, places = free + ended, places + place
                 now_ns = max(now_ns, end_ns)
             if now_ns > latest_ns:
                 late.add(rid)
                 continue
-            starts_ns = now_ns if free >= blocks and places > 0 else latest_ns
-            lends = latest_ns >= begins_ns + lends_ns
-            while (free < blocks or places < 1) and lends and lender < len(self._lenders):
+            if free >= blocks and places > 0:
+                heappush(ends, (now_ns + length_ns, blocks, 1))
+                free, places = free - blocks, places - 1
+                continue
+            if latest_ns < begins_ns + lends_ns:
+                late.add(rid)
+                continue
+            # A lender gives its place, and at least one block with it.
+            missing = max(blocks - max(0.0, free), 0.0 if places > 0 else 1.0)
+            if self._lendable(length_ns, now_ns, gone) - lent >= missing:
+                # It takes its place back at the end, together with its blocks.
+                own = max(0.0, blocks - missing)
+                heappush(ends, (latest_ns + length_ns, own, 0))
+                free, lent = free - own, lent + missing
+                continue
+            while (free < blocks or places < 1) and lender < len(self._lenders):
                 one = self._lenders[lender]
                 lender += 1
                 ends_ns = prompts.delayed(one.ends_ns, begins_ns)
-                if ends_ns <= starts_ns:
+                if ends_ns <= latest_ns:
                     continue
                 gone.add(one.rid)
                 free, places = free + one.blocks, places + 1
-                due_ns = starts_ns + one.pause_ns / _PAUSES
-                rest = Stay(due_ns, ends_ns - starts_ns, one.blocks)
+                due_ns = latest_ns + one.pause_ns / _PAUSES
+                rest = Stay(due_ns, ends_ns - latest_ns, one.blocks)
                 heappush(paused, (due_ns, 0, one.rid, rest))
             if free < blocks or places < 1:
                 late.add(rid)
                 continue
-            heappush(ends, (starts_ns + length_ns, blocks))
+            heappush(ends, (latest_ns + length_ns, blocks, 1))
             free, places = free - blocks, places - 1
         return late
+
+    def _lendable(self, length_ns: float, now_ns: float, gone: set[int]) -> float:
+        """Return the blocks of requests that still run at a time and can pause for a whole stay."""
+        blocks = 0.0
+        for one in self._lenders:
+            if one.pause_ns <= _PAUSES * length_ns:
+                break
+            if one.ends_ns > now_ns and one.rid not in gone:
+                blocks += one.blocks
+        return blocks
 
 
 class TokensInMemory:
