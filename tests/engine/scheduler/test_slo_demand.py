@@ -360,7 +360,7 @@ def test_at_its_latest_start_a_request_evicts_one_that_goes_on_after_half_of_its
 
 
 @pytest.mark.parametrize(("pause", "late"), [(20, {9}), (21, set())])
-def test_one_that_can_pause_for_twice_the_stay_lends_only_what_is_needed(
+def test_one_that_can_pause_for_twice_the_stay_lends_only_the_missing_blocks(
     pause: int, late: set[int]
 ) -> None:
     # More blocks are predicted than there are, so it would find no room again.

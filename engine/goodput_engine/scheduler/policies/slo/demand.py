@@ -339,15 +339,13 @@ class PoolQueue:
                     _, ended, place = heappop(ends)
                     free, places = free + ended, places + place
                 now_ns = max(now_ns, end_ns)
-            if now_ns > latest_ns:
+            has_room = free >= blocks and places > 0
+            if now_ns > latest_ns or not (has_room or latest_ns >= begins_ns + lends_ns):
                 late.add(rid)
                 continue
-            if free >= blocks and places > 0:
+            if has_room:
                 heappush(ends, (now_ns + length_ns, blocks, 1))
                 free, places = free - blocks, places - 1
-                continue
-            if latest_ns < begins_ns + lends_ns:
-                late.add(rid)
                 continue
             # A lender gives its place, and at least one block with it.
             missing = max(blocks - max(0.0, free), 0.0 if places > 0 else 1.0)
