@@ -140,11 +140,13 @@ def test_a_prompt_that_only_another_order_computes_in_time_is_made_late() -> Non
     waiting, above = _prompt(1, due=10, work=4, level=0), _prompt(2, due=40, work=8, level=-1)
     new = _prompt(3, due=40, work=1, level=-1)
     prompts = sorted([waiting, above])
-    args = {"begins_ns": 0, "margin_ns": 0, "share": 1.0}
-    assert late_prompts(prompts, new, **args) == [], "late behind its level without the new one"
-    assert late_prompts(prompts, new, reorders=True, **args) == [waiting.request]
-    equal = _prompt(4, due=40, work=1, level=0)
-    assert late_prompts(prompts, equal, reorders=True, **args) is None
+
+    def late(new: Prompt, *, reorders: bool) -> list[ScheduledRequest] | None:
+        return late_prompts(prompts, new, begins_ns=0, margin_ns=0.0, share=1.0, reorders=reorders)
+
+    assert late(new, reorders=False) == [], "late behind its level without the new one"
+    assert late(new, reorders=True) == [waiting.request]
+    assert late(_prompt(4, due=40, work=1, level=0), reorders=True) is None, "it is no better"
 
 
 @given(
