@@ -320,7 +320,7 @@ def test_a_request_starts_when_the_blocks_and_a_place_are_free_and_not_before_ot
     places: int,
 ) -> None:
     blocks = sum(size for _, size in held) + spare
-    running = [Held(float(end), float(size), 0.0, -rid) for rid, (end, size) in enumerate(held, 1)]
+    running = [Held(float(end), float(size), 0.0) for end, size in held]
     queue = PoolQueue(running, blocks=blocks, places=places)
     late = _late_starts(held, waiting, blocks=blocks, places=places)
     assert queue.late(_waiting(waiting)) == late
@@ -338,66 +338,43 @@ def test_a_request_starts_when_the_blocks_and_a_place_are_free_and_not_before_ot
 def test_prompts_delay_an_end_until_they_are_computed(most: int, slowest: int, end: int) -> None:
     prompts = PromptDelay(float(most), float(slowest))
     assert prompts.delayed(10.0, 2.0) == end
-    queue = PoolQueue([Held(10.0, 8.0, 0.0, 9)], blocks=10, places=2)
+    queue = PoolQueue([Held(10.0, 8.0, 0.0)], blocks=10, places=2)
     for latest, late in ((end - 1, {0}), (end, set())):
         assert queue.late(_waiting([(latest, 5, 9)]), begins_ns=2.0, prompts=prompts) == late
 
 
 @pytest.mark.parametrize(("latest", "late"), [(2, {0}), (3, set()), (4, set())])
 def test_no_request_starts_before_the_queue_is_looked_at(latest: int, late: set[int]) -> None:
-    queue = PoolQueue([Held(1.0, 8.0, 0.0, 9)], blocks=10, places=2)
+    queue = PoolQueue([Held(1.0, 8.0, 0.0)], blocks=10, places=2)
     assert queue.late(_waiting([(latest, 10, 9)]), begins_ns=3.0) == late
     assert queue.late(_waiting([(3, 10, 9), (12, 5, 9)]), begins_ns=3.0) == {1}, "ends at 13"
 
 
 @pytest.mark.parametrize(
-    ("pause", "late"), [(0, {0}), (19, {9}), (20, set())], ids=["no", "too short", "long enough"]
+    ("pause", "late"), [(0, {0}), (20, {0}), (21, set())], ids=["no", "too short", "long enough"]
 )
-def test_at_its_latest_start_a_request_evicts_one_that_goes_on_after_half_of_its_pause(
+def test_at_its_latest_start_a_request_uses_blocks_of_one_that_can_pause_for_twice_its_stay(
     pause: int, late: set[int]
 ) -> None:
-    queue = PoolQueue([Held(100.0, 8.0, float(pause), 9)], blocks=10, places=1)
+    queue = PoolQueue([Held(100.0, 8.0, float(pause))], blocks=10, places=1)
     assert queue.late(_waiting([(5, 10, 6)])) == late
     assert queue.late(_waiting([(5, 10, 1)])) == late, "blocks are free, but no place is"
 
 
-@pytest.mark.parametrize(("pause", "late"), [(20, {9}), (21, set())])
-def test_one_that_can_pause_for_twice_the_stay_lends_only_the_missing_blocks(
-    pause: int, late: set[int]
-) -> None:
-    # More blocks are predicted than there are, so it would find no room again.
-    queue = PoolQueue([Held(100.0, 12.0, float(pause), 9)], blocks=10, places=1)
-    assert queue.late(_waiting([(5, 10, 6)])) == late
-
-
 def test_blocks_are_lent_once_and_their_free_part_comes_back() -> None:
-    queue = PoolQueue([Held(100.0, 8.0, 21.0, 9)], blocks=10, places=4)
+    queue = PoolQueue([Held(100.0, 8.0, 50.0)], blocks=10, places=4)
+    assert queue.late(_waiting([(5, 10, 6), (5, 10, 5)])) == {1}, "4 are lent, 4 are left"
     assert queue.late(_waiting([(5, 10, 6), (15, 10, 6)])) == set(), "2 are free again at 15"
 
 
-def test_a_paused_request_goes_on_where_others_end() -> None:
-    running = [Held(100.0, 4.0, 20.0, 8), Held(12.0, 4.0, 0.0, 9)]
-    queue = PoolQueue(running, blocks=8, places=4)
-    assert queue.late(_waiting([(5, 50, 4)])) == set(), "room is free at 12, and it can wait to 15"
-    assert queue.late(_waiting([(1, 50, 4)])) == {8}, "it can wait only to 11"
-
-
-def test_those_that_can_pause_longest_are_evicted_and_only_once() -> None:
-    running = [Held(100.0, 4.0, 20.0, 8), Held(100.0, 4.0, 60.0, 9)]
-    queue = PoolQueue(running, blocks=8, places=4)
-    assert queue.late(_waiting([(5, 30, 4)])) == set(), "that with the longer pause, till 35"
-    assert queue.late(_waiting([(5, 30, 4), (6, 30, 4)])) == {8}, "then the other, till 16"
-    assert 2 in queue.late(_waiting([(5, 30, 4), (5, 30, 4), (5, 30, 4)])), "no more can pause"
-
-
 def test_evictions_need_time() -> None:
-    queue = PoolQueue([Held(100.0, 8.0, 50.0, 9)], blocks=10, places=4)
+    queue = PoolQueue([Held(100.0, 8.0, 50.0)], blocks=10, places=4)
     assert queue.late(_waiting([(5, 10, 6)]), lends_ns=5.0) == set()
     assert queue.late(_waiting([(5, 10, 6)]), lends_ns=6.0) == {0}
 
 
 def test_blocks_and_places_that_are_kept_free_start_no_request() -> None:
-    queue = PoolQueue([Held(20.0, 2.0, 0.0, 9)], blocks=10, places=3)
+    queue = PoolQueue([Held(20.0, 2.0, 0.0)], blocks=10, places=3)
     waiting = _waiting([(5, 10, 4)])
     assert queue.late(waiting, kept_free=4.0, kept_places=1) == set()
     assert queue.late(waiting, kept_free=5.0) == {0}
@@ -405,7 +382,7 @@ def test_blocks_and_places_that_are_kept_free_start_no_request() -> None:
 
 
 def test_a_request_with_no_latest_start_waits_for_any_end() -> None:
-    assert PoolQueue([Held(9.0, 10.0, 0.0, 9)], blocks=10, places=1).late(
+    assert PoolQueue([Held(9.0, 10.0, 0.0)], blocks=10, places=1).late(
         _waiting([(1 << 62, 10, 10), (1 << 62, 10, 11)])
     ) == {1}, "the second is larger than the pool"
 

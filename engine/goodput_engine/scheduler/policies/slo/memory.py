@@ -349,7 +349,6 @@ class MemoryTest:
         """Return True if the new request finds room in time, and makes no equal start late."""
         request = new.prompt.request
         late = self._start_late(new, prompts, forecast, least=request.priority)
-        # Running requests that would have to pause for too long are among the late ones.
         less = {p.rid for p in prompts if late and p.request.priority < request.priority}
         return late <= less
 
@@ -449,7 +448,7 @@ class MemoryTest:
             stay = Stay(slack_ns, length_ns, blocks)
             work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
             pause_ns = slack_ns - forecast.resume_ns(request) - backlog_ns
-            held = Held(work_ns + length_ns, blocks, pause_ns, request.rid)
+            held = Held(work_ns + length_ns, blocks, pause_ns)
             tokens = total + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))
             self._count(request, mean)
