@@ -36,6 +36,8 @@ _SAMPLE_DECODES: Final = 16
 """The cost of a decode is that of so many more, because steps are rounded."""
 _RETRY_BINS: Final = 4
 """A retry at the stated time counts as worth four times as much: two doublings of two bins."""
+_HIGHEST_BIN: Final = 1 << 30
+"""No request is worth so much per work."""
 _MOST_CONTESTED: Final = 0.2
 """A request may wait for a later decision if at most this share is held back for better ones. Under
 a higher load, the decision would be made when they happen to be few, and take their room."""
@@ -346,6 +348,7 @@ class SLOAdmission:
             whole=not without,
             memory=_better(self._offered_memory, claim.memory_rank, begins_ns),
             places=_better(self._offered_places, claim.place_rank, begins_ns),
+            levels=self._offered_places.expected_above(_best(claim.place_rank), begins_ns),
         )
         if not suffices:
             return None
@@ -445,6 +448,11 @@ def _prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
 def _better(account: OfferedWork, rank: tuple[int, int], now_ns: int) -> Better:
     """Return what requests above a rank ask for."""
     return Better(account.held_back(rank, now_ns), account.expected_above(rank, now_ns))
+
+
+def _best(rank: tuple[int, int]) -> tuple[int, int]:
+    """Return the highest rank of a level."""
+    return rank[0], _HIGHEST_BIN
 
 
 def _preferred(rank: tuple[int, int]) -> tuple[int, int]:

@@ -251,6 +251,7 @@ class MemoryTest:
         whole: bool,
         memory: Better,
         places: Better,
+        levels: Callable[[float], float],
     ) -> bool:
         """Return True if blocks and places suffice for the new request and all others.
 
@@ -261,6 +262,7 @@ class MemoryTest:
             whole: True if these are all prompts of the forecast.
             memory: what better requests ask for of the KV pool.
             places: what they ask for of the places in the batch.
+            levels: as `places.expected`, for requests of higher levels alone.
         """
         view, begins_ns = self._view, forecast.begins_ns
         if forecast is not self._forecast:
@@ -273,7 +275,7 @@ class MemoryTest:
         request, num_places = new.prompt.request, view.limits.max_num_seqs
         needed = self._blocks - (-(request.total_tokens + new.left) // view.block_size)
         self._is_short = needed > view.total_blocks
-        expected = places.expected(new.stay.length_ns) * num_places / new.stay.length_ns
+        expected = levels(new.stay.length_ns) * num_places / new.stay.length_ns
         self._lacks_places = self._requests + expected >= num_places
         if not (self._is_short or self._lacks_places):
             return True
