@@ -68,9 +68,8 @@ demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, 
 test: $(VENV)/.dev ## run the tests
 	$(PYTEST) $(TESTS)
 
-# In the order of their names: the longest file has few tests, and would be started last.
 test-torch: $(VENV)/.dev smollm2 ## run the tests that need torch
-	OMP_NUM_THREADS=1 $(PYTEST) --no-loadscope-reorder -m torch $(TESTS)
+	OMP_NUM_THREADS=1 $(PYTEST) -m torch $(TESTS)
 
 test-foreign: $(VENV)/.dev ## install llama_cpp.server and transformers serve (15 minutes, 6 GB), and replay against them
 	$(BIN)/python -m tools.foreign

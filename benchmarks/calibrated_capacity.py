@@ -21,7 +21,6 @@ Cases were written down before any of them ran. Those that begin with K were fir
 from __future__ import annotations
 
 import argparse
-import heapq
 import math
 import sys
 from collections.abc import Callable
@@ -96,22 +95,11 @@ class _FirstComeReplica(PlantReplica):
             if not prompt.left:
                 first.append(prompt)
                 self.prefilling = None
-        self.now_ns += round(self.form.step_ns(shape) * plant.slowness)
-        self.steps += 1
         running = [request for _, _, request in batch] if decodes else []
+        self._end_step(plant, self.form.step_ns(shape), first, decodes=decodes)
         if self.tokens_ns is not None:
             for request in (*running, *first):
                 self.tokens_ns.setdefault(id(request), []).append(self.now_ns)
-        self.epoch += decodes
-        self.context += len(running)
-        for prompt in first:
-            prompt.first_ns = self.now_ns
-            self.context += prompt.prompt + 1
-            heapq.heappush(batch, (self.epoch + prompt.output - 1, prompt.at_ns, prompt))
-        while batch and batch[0][0] <= self.epoch:
-            done = heapq.heappop(batch)[2]
-            self.context -= done.prompt + done.output
-            plant.ended(done, self.now_ns)
 
 
 class _Chunks(_FirstComeReplica):

@@ -117,6 +117,7 @@ class _TenantAccount:
         return rejected_ns is not None and now_ns - rejected_ns < _LIMITED_NS
 
     def demand(self, resource: Resource, now_ns: int) -> float:
+        self.fade(now_ns)
         return math.inf if self.is_limited(resource, now_ns) else self._peaks[resource]
 
     def is_active(self, now_ns: int) -> bool:
@@ -263,13 +264,8 @@ class FairShare:
             or capacity < last.capacity
         ):
             demands = (
-                (self._faded(tenant, now_ns).demand(resource, now_ns), tenant.weight)
-                for tenant in self._active.values()
+                (tenant.demand(resource, now_ns), tenant.weight) for tenant in self._active.values()
             )
             last.level = fair_level(capacity, demands)
             last.at_ns, last.capacity, last.total = now_ns, capacity, total
         return last.level
-
-    def _faded(self, tenant: _TenantAccount, now_ns: int) -> _TenantAccount:
-        tenant.fade(now_ns)
-        return tenant

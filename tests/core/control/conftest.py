@@ -112,10 +112,17 @@ class PlantReplica:
             if not prompt.left:
                 first.append(prompt)
                 self.prefilling = None
-        self.now_ns += round(FORM.step_ns(shape) * plant.slowness)
+        self._end_step(plant, FORM.step_ns(shape), first)
+
+    def _end_step(
+        self, plant: Plant, step_ns: float, first: list[Request], *, decodes: bool = True
+    ) -> None:
+        """Give a token to the requests of the batch if it decodes, and to the prompts that end."""
+        batch = self.batch
+        self.now_ns += round(step_ns * plant.slowness)
         self.steps += 1
-        self.epoch += 1
-        self.context += len(batch)
+        self.epoch += decodes
+        self.context += len(batch) * decodes
         for prompt in first:
             prompt.first_ns = self.now_ns
             self.context += prompt.prompt + 1

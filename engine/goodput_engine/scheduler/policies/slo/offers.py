@@ -137,7 +137,7 @@ class OfferedWork:
         if self._offers < _EVIDENCE:
             return 0.0
         work_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key >= rank)
-        return work_ns / (max(NS_PER_S, self._span_ns(now_ns)))
+        return work_ns / max(NS_PER_S, self._span_ns(now_ns))
 
     def shortest_window_ns(self, now_ns: int) -> float:
         """Return the shortest mean time that a recent rank has until its latest start."""

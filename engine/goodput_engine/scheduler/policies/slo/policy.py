@@ -148,8 +148,8 @@ class SloPolicy(SchedulingPolicy):
         waiting = RequestState.WAITING
         prompts = with_undecided(forecast, self._undecided.values(), self.model, self.predictor)
         order = [p.request for p in prompts if p.request.state is waiting]
-        self._evicts_for = first_of_all = self._first_without_room(order, forecast)
-        order.sort(key=lambda request: request is not first_of_all)
+        self._evicts_for = self._first_without_room(order, forecast)
+        order.sort(key=lambda request: request is not self._evicts_for)
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
         # A request of a higher level that finds no room beside it would evict it again.
