@@ -137,6 +137,29 @@ def test_a_device_that_becomes_slower_is_followed_within_twenty_steps(mix: bool)
     assert errors[380] < 0.15
 
 
+@pytest.mark.parametrize("form", [_ROOFLINE, _DISTSERVE, UnitForm()])
+def test_a_slower_device_is_known_for_rare_steps_too(form: StepTimeForm) -> None:
+    """Old steps show how the time depends on the shape, at the new speed."""
+    model = _learn(form, 1000)
+    for shape in [shape for shape in _shapes(3, 400) if not shape.prefill_tokens][:200]:
+        model.observe(shape, 2 * form.step_ns(shape))
+    assert _errors(model, form, factor=2)[200] < 0.05
+    for shape in _shapes(4, 150):
+        model.observe(shape, 2 * form.step_ns(shape))
+    assert _errors(model, form, factor=2)[380] < 0.05
+
+
+def test_a_load_with_other_steps_is_not_taken_for_another_device() -> None:
+    """The fit explains both kinds of steps, and the first kind is still predicted afterwards."""
+    few = [StepShape.of(decodes=2, decode_context_tokens=600 + at) for at in range(400)]
+    many = [StepShape.of(decodes=200, decode_context_tokens=800_000 + at) for at in range(300)]
+    model = OnlineStepTime()
+    for shape in few + many:
+        model.observe(shape, _ROOFLINE.step_ns(shape))
+    for shape in (few[0], many[0]):
+        assert model.step_ns(shape) == pytest.approx(_ROOFLINE.step_ns(shape), rel=0.02)
+
+
 def test_one_delayed_step_changes_predictions_little() -> None:
     model = _learn(_ROOFLINE, 300)
     model.observe(_DECODES, 1_000 * _ROOFLINE.step_ns(_DECODES))

@@ -3,7 +3,9 @@
 Each timed step is one equation for the coefficients. The weight of old equations decays, and every
 32 steps the best fit to all equations is computed exactly. Predictions are multiplied by a
 correction, the recent ratio of measured to fitted times. Through the correction, predictions adapt
-to a slower device within twenty steps; the costs of tokens are learned more slowly.
+to a slower device within twenty steps. If steps of all kinds have become slower, the old equations
+are scaled, so that they still show how the time depends on the shape of a step. If only one kind
+has, its cost is learned more slowly.
 
 The caller supplies the times; this module reads no clock and no device.
 """
@@ -11,7 +13,7 @@ The caller supplies the times; this module reads no clock and no device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime.fitting import nonnegative_least_squares
 from goodput_core.steptime.forms import (
@@ -56,6 +58,13 @@ _RENORMALISE_ABOVE: Final = 1e50
 # A coefficient on which no step depends stays near its previous value.
 _INERTIA: Final = 1e-3
 _FIT_EVERY: Final = 32
+# The device may have changed if steps take longer or shorter by this factor, for so many steps, and
+# a fit does not explain it by their shapes; not before so many steps have been observed.
+_CHANGED: Final = 1.15
+_CHANGED_STEPS: Final = 32
+_SETTLED_STEPS: Final = 256
+# It has not if at least this share of them take their old time: then only one kind of steps has.
+_UNCHANGED: Final = 0.3
 _FIRST_FITS: Final = frozenset({1, 2, 4, 8, 16})
 
 # Within 20 steps the correction covers 1 − 0.85²⁰ = 96 % of a change.
@@ -184,7 +193,11 @@ class OnlineStepTime:
         "_correction",
         "_law",
         "_memory",
+        "_off",
+        "_old",
+        "_ratio",
         "_scaled",
+        "_unchanged",
         "error",
         "steps",
     )
@@ -195,6 +208,12 @@ class OnlineStepTime:
         self._correction = 1.0
         self._scaled = prior is not None
         self._law = self._begin(_UNKNOWN_DEVICE if prior is None else prior, scale=1.0)
+        self._old = self._law, self._memory.saved(), self._arithmetic.saved()
+        """Law and sums before the device may have changed."""
+        self._ratio = 1.0
+        """Recent ratio of measured times to those of the old law."""
+        self._off = self._unchanged = 0
+        """Steps in a row for which the ratio is as of a changed device, and how many are not."""
         self.steps = 0
         """Observed steps."""
         self.error = 0.0
@@ -234,6 +253,7 @@ class OnlineStepTime:
         ratio = step_ns / predicted_ns
         ratio = min(_MAX_CORRECTION, max(_MIN_CORRECTION, ratio))
         self._correction = correction = correction + _CORRECTION_WEIGHT * (ratio - correction)
+        self._compare(shape, step_ns, ratio)
         if self._is_arithmetic(shape, step_ns / correction, predicted_ns):
             line, other = self._arithmetic, self._memory
             fit = line.observe(_arithmetic_features(shape), step_ns, self.steps)
@@ -252,6 +272,7 @@ class OnlineStepTime:
                 self._correction = max(correction, min(1.0, remaining))
             other.scale(correction / self._correction)
             self._law = self._lines()
+            self._follow_change()
 
     def _is_arithmetic(self, shape: StepShape, time_ns: float, predicted_ns: float) -> bool:
         """True if a step is bound by arithmetic.
@@ -267,6 +288,44 @@ class OnlineStepTime:
         # If arithmetic was predicted to dominate, the step updates the arithmetic line, even if the
         # prediction was too high.
         return predicted_ns > memory_ns or time_ns > _ARITHMETIC_RATIO * memory_ns
+
+    def _compare(self, shape: StepShape, step_ns: int, ratio: float) -> None:
+        """Compare a step with the old law.
+
+        Args:
+            shape: shape of the step.
+            step_ns: its time.
+            ratio: its time over that of the present law, within the limits of the correction.
+        """
+        law = self._old[0]
+        if law is not self._law:
+            ratio = step_ns / max(law.time_ns(shape), 1.0)
+            ratio = min(_MAX_CORRECTION, max(_MIN_CORRECTION, ratio))
+        self._ratio += _CORRECTION_WEIGHT * (ratio - self._ratio)
+        if 1 / _CHANGED < self._ratio < _CHANGED:
+            self._off = self._unchanged = 0
+        else:
+            self._off += 1
+            self._unchanged += abs(ratio - 1) < abs(ratio - self._ratio)
+
+    def _follow_change(self) -> None:
+        """Scale the old equations if the device has changed; after a fit."""
+        if 0 < self._off < _CHANGED_STEPS:
+            return
+        _, memory, arithmetic = self._old
+        if (
+            self._off
+            and self.steps >= _SETTLED_STEPS
+            and self._unchanged < _UNCHANGED * self._off
+            and not 1 / _CHANGED < self._correction < _CHANGED
+        ):
+            # The equations since then are left out: a fit to steps of both speeds takes the
+            # difference for one between their shapes.
+            self._memory.restore(memory, slower=self._ratio)
+            self._arithmetic.restore(arithmetic, slower=self._ratio)
+            self._law, self._correction = self._lines(), 1.0
+        self._old = self._law, self._memory.saved(), self._arithmetic.saved()
+        self._ratio, self._off, self._unchanged = self._correction, 0, 0
 
     def _begin(self, form: StepTimeForm, *, scale: float) -> RegimesForm:
         """Fit both lines to a form at typical steps, and return them."""
@@ -302,6 +361,15 @@ def _memory_features(shape: StepShape) -> tuple[int, ...]:
 
 def _arithmetic_features(shape: StepShape) -> tuple[int, ...]:
     return (1, shape.num_tokens, shape.context_tokens, shape.prefill_squares)
+
+
+class _SavedLine(NamedTuple):
+    """A `_Line` at some time: its sums, the weight of a new equation, and the coefficients."""
+
+    gram: list[float]
+    right: list[float]
+    weight: float
+    coefficients: list[float]
 
 
 class _Line:
@@ -346,6 +414,18 @@ class _Line:
             for other in features[: row + 1]:
                 gram[index] += weighted * other
                 index += 1
+
+    def saved(self) -> _SavedLine:
+        """Return a copy of the sums and coefficients."""
+        coefficients = self.coefficients.copy()
+        return _SavedLine(self._gram.copy(), self._right.copy(), self._weight, coefficients)
+
+    def restore(self, saved: _SavedLine, *, slower: float) -> None:
+        """Return to saved sums, as if all their steps had taken longer by a factor."""
+        self._gram = [value / slower**2 for value in saved.gram]
+        self._right = [value / slower for value in saved.right]
+        self._weight = saved.weight
+        self.coefficients = [slower * value for value in saved.coefficients]
 
     def scale(self, factor: float) -> None:
         """Multiply the coefficients until the next fit, if enough steps have been observed."""
