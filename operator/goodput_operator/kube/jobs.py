@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import signal
+from typing import TYPE_CHECKING, Any, Final
 
+from goodput_core.errors import ExitCode
 from goodput_core.replay_job import ABResult, ReplayResult, decode_ab_result, decode_message
 from goodput_operator.kube.objects import JOB, conditions_by_type
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ab_result_of",
     "describe_failure",
+    "describe_stop",
     "describe_unarmed",
     "failure_of",
     "has_started",
@@ -23,6 +26,11 @@ __all__ = [
     "terminated_of",
     "true_condition",
 ]
+
+_SIGNAL: Final = 128
+"""A process that a signal ended has the exit code 128 plus its number."""
+_STOPPED_BY_SIGTERM: Final = (ExitCode.INTERRUPTED, _SIGNAL + signal.SIGTERM)
+_OUT_OF_MEMORY: Final = "OOMKilled"
 
 
 def pods_of(pods: Iterable[Object], job: str) -> list[Object]:
@@ -121,14 +129,47 @@ def has_started(pod: Object) -> bool:
     return any("running" in (one.get("state") or {}) for one in statuses)
 
 
-def describe_failure(job: Object, failed: Object) -> str:
-    """Return the reason of a Job that failed without a result."""
-    name = job["metadata"]["name"]
+def describe_stop(job: Object, failed: Object) -> str:
+    """Return how the pods of a failed Job were stopped from outside, as a predicate.
+
+    A deleted pod has ended with the error of its signal or is already gone. Both read alike.
+
+    Args:
+        job: the Job.
+        failed: the failed pod, or the Job if that pod is gone.
+
+    Returns:
+        An empty string if the pod ended by itself.
+    """
     if failed is job:
-        condition = true_condition(job, "Failed") or true_condition(job, "FailureTarget") or {}
-        if condition.get("reason") == "DeadlineExceeded":
-            return f"Job {name} did not end within its deadline"
-        return f"the pod of Job {name} was deleted"
+        return "was deleted"
+    status, ended = failed.get("status") or {}, terminated_of(failed)
+    code = ended.get("exitCode")
+    deleted = "deletionTimestamp" in failed["metadata"]
+    disruption = conditions_by_type(status).get("DisruptionTarget") or {}
+    if not deleted and not disruption and not status.get("reason"):
+        return "was stopped by SIGTERM" if code in _STOPPED_BY_SIGTERM else ""
+    killed = code == _SIGNAL + signal.SIGKILL and ended.get("reason") != _OUT_OF_MEMORY
+    if not killed and code is not None and code not in _STOPPED_BY_SIGTERM:
+        return ""
+    cause = str(disruption.get("message") or status.get("message") or status.get("reason") or "")
+    return f"was {'deleted' if deleted else 'stopped'}{f': {cause}' if cause else ''}"
+
+
+def describe_failure(job: Object, failed: Object) -> str:
+    """Return the reason of a Job that failed without a result.
+
+    Args:
+        job: the Job.
+        failed: the failed pod, or the Job if that pod is gone.
+    """
+    name = job["metadata"]["name"]
+    condition = true_condition(job, "Failed") or true_condition(job, "FailureTarget") or {}
+    stop = describe_stop(job, failed)
+    if stop and condition.get("reason") == "DeadlineExceeded":
+        return f"Job {name} did not end within its deadline"
+    if stop:
+        return f"the pod of Job {name} {stop}"
     ended = terminated_of(failed)
     detail = str(ended.get("message") or "").strip() or str(ended.get("reason") or "it was lost")
     return f"pod {failed['metadata']['name']} of the comparison ended without a verdict: {detail}"

@@ -31,6 +31,7 @@ from goodput_core.spec.status import GateStatus
 from goodput_operator.kube.jobs import (
     ab_result_of,
     describe_failure,
+    describe_stop,
     describe_unarmed,
     failure_of,
     has_started,
@@ -265,10 +266,12 @@ class GateAttempt:
             return self._repeat(disturbance, None)
         if result is not None and result.verdict in _OUTCOMES:
             return self._judge(result, _OUTCOMES[result.verdict])
+        failed = failure_of(job, pods)
+        # A stopped comparison leaves the error of its signal as its result.
+        if failed is not None and (result is None or describe_stop(job, failed)):
+            return self._repeat(describe_failure(job, failed), None)
         if result is not None:
             return self._repeat(result.message, result)
-        if failed := failure_of(job, pods):
-            return self._repeat(describe_failure(job, failed), None)
         if true_condition(job, "Complete"):
             return self._repeat(f"the pod of Job {job['metadata']['name']} left no result", None)
         if not any(has_started(pod) for pod in pods):

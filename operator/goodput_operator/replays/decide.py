@@ -26,6 +26,7 @@ from goodput_core.spec.tracereplay import TraceReplaySpec
 from goodput_core.units import NS_PER_S, format_duration
 from goodput_operator.kube.jobs import (
     ab_result_of,
+    describe_stop,
     describe_unarmed,
     failure_of,
     pods_of,
@@ -327,8 +328,8 @@ def _shard_failure(
     if reason == "DeadlineExceeded":
         text = f"the shards did not end within spec.deadlineSeconds, {spec.deadline_seconds} s"
         return invalid("DeadlineExceeded", text)
-    if failed is job:
-        return invalid("ShardLost", "a pod of a shard was deleted; its requests are not repeated")
+    if stop := describe_stop(job, failed):
+        return invalid("ShardLost", f"a pod of a shard {stop}; its requests are not repeated")
     name, terminated = failed["metadata"]["name"], terminated_of(failed)
     message = str(terminated.get("message") or "")
     result = decode_message(message)

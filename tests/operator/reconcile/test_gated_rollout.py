@@ -359,6 +359,74 @@ def test_an_attempt_without_a_verdict_is_repeated_three_times_and_never_fails_th
     assert [emit.reason for emit in gated.rollout] == reasons
 
 
+INTERRUPTED = encode_message(ABResult(reason="Error", message="candidate: interrupted"))
+DELETED = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "message": "Preempted by pod big"}
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "pod", "sentence"),
+    [
+        (None, 1, {}, "the pod of Job {job} was deleted"),
+        (INTERRUPTED, 130, DELETED, "the pod of Job {job} was deleted"),
+        ("", 137, DELETED, "the pod of Job {job} was deleted"),
+        ("", 143, DELETED, "the pod of Job {job} was deleted"),
+        (
+            INTERRUPTED,
+            130,
+            {**DELETED, "status": {"conditions": [PREEMPTED]}},
+            "the pod of Job {job} was deleted: Preempted by pod big",
+        ),
+        (
+            INTERRUPTED,
+            130,
+            {"status": {"reason": "Evicted", "message": "The node was low on memory."}},
+            "the pod of Job {job} was stopped: The node was low on memory.",
+        ),
+        (INTERRUPTED, 130, {}, "the pod of Job {job} was stopped by SIGTERM"),
+        (ERROR, 64, DELETED, "/claims/traces/x.parquet: no such file"),
+        ("", 1, DELETED, "pod {job}-x of the comparison ended without a verdict: it was lost"),
+    ],
+    ids=[
+        "gone",
+        "interrupted",
+        "killed",
+        "ended by SIGTERM",
+        "preempted",
+        "evicted",
+        "a signal alone",
+        "an error before the deletion",
+        "a crash before the deletion",
+    ],
+)
+def test_a_stopped_comparison_reads_alike_before_and_after_its_pod_is_gone(
+    gated: Cluster, message: str | None, code: int, pod: dict[str, Any], sentence: str
+) -> None:
+    change(gated)
+    job = until_job(gated)["metadata"]["name"]
+    gated.end_job(message, code=code)
+    for part, fields in pod.items():
+        gated.pods[f"{job}-x"][part] |= fields
+    gated.reconcile()
+    assert gate_of(gated)["message"] == sentence.format(job=job)
+    assert gate_of(gated)["attempt"] == 2, "the attempt is repeated"
+
+
+@pytest.mark.parametrize("order", ["gone", "interrupted"])
+def test_a_comparison_beyond_its_deadline_reads_alike_before_and_after_its_pod_is_gone(
+    gated: Cluster, order: str
+) -> None:
+    change(gated)
+    job = until_job(gated)
+    name = job["metadata"]["name"]
+    gated.end_job(INTERRUPTED if order == "interrupted" else None, code=130)
+    if order == "interrupted":
+        gated.pods[f"{name}-x"]["metadata"] |= DELETED["metadata"]
+    job["status"]["conditions"][0]["reason"] = "DeadlineExceeded"
+    gated.reconcile()
+    assert gate_of(gated)["message"] == f"Job {name} did not end within its deadline"
+
+
 def test_an_attempt_is_repeated_after_a_pause(gated: Cluster) -> None:
     change(gated)
     until_job(gated)

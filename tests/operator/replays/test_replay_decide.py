@@ -362,6 +362,29 @@ def test_a_lost_shard_ends_the_run(
     assert not any(isinstance(action, Create) for action in decision.actions)
 
 
+@pytest.mark.parametrize("order", ["gone", "interrupted"])
+@pytest.mark.parametrize("started", [True, False])
+def test_a_deleted_shard_reads_alike_before_and_after_it_is_gone(
+    order: str, *, started: bool
+) -> None:
+    stopped = pod(
+        "night-shards", 1, ended=ReplayResult(reason="Error", message="interrupted"), code=130
+    )
+    stopped["metadata"]["deletionTimestamp"] = format_time(CREATED_S)
+    conditions = {"Failed": "BackoffLimitExceeded"} if order == "gone" else {}
+    given = armed()
+    after = stored(given, run(given)) if started else given
+    after = replace(
+        after,
+        jobs=(job("night-shards", **conditions),),
+        pods=(given.pods[0],) if order == "gone" else (given.pods[0], stopped),
+        readings={},
+    )
+    verdict, reason, message, _ = outcome(run(after))
+    assert (verdict, reason) == ("INVALID", "ShardLost")
+    assert message == "a pod of a shard was deleted; its requests are not repeated"
+
+
 def test_the_lost_shard_is_named_and_not_one_that_was_stopped_because_of_it() -> None:
     given = armed()
     stopped = pod("night-shards", 0, ended="interrupted", code=130)
