@@ -40,6 +40,9 @@ ANNOTATION_APPLIED: Final = f"{CRD_GROUP}/applied"
 # of its metrics (":8000/metrics"), if it has any.
 ANNOTATION_RUNTIME: Final = f"{CRD_GROUP}/runtime"
 ANNOTATION_METRICS: Final = f"{CRD_GROUP}/metrics"
+# On a pod of a service: the uid of the service. A service that is deleted and created again has
+# other pods than the earlier service of its name, some of which may still end.
+ANNOTATION_SERVICE_UID: Final = f"{CRD_GROUP}/llmservice-uid"
 # Ports of engines and routers, in Services and in the EndpointSlices that routers read.
 PORT_NAME_SERVING: Final = "http"
 PORT_NAME_ADMIN: Final = "admin"

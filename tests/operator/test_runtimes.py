@@ -83,6 +83,7 @@ def test_another_server_has_no_token_no_manifest_and_no_admin_port() -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/live", "port": "http"}
     assert template["metadata"]["annotations"] == {
+        "goodput.dev/llmservice-uid": OWNER.uid,
         "goodput.dev/runtime": "vLLM",
         "goodput.dev/metrics": ":8100/metrics",
     }
@@ -91,7 +92,10 @@ def test_another_server_has_no_token_no_manifest_and_no_admin_port() -> None:
 def test_a_server_without_a_metrics_path_is_not_scraped() -> None:
     spec = service(model=HUB, engine={"runtime": runtime("OpenAI")}).spec
     template = engine_revision(OWNER, spec, INSTALLATION, number=1).template
-    assert template["metadata"]["annotations"] == {"goodput.dev/runtime": "OpenAI"}
+    assert template["metadata"]["annotations"] == {
+        "goodput.dev/llmservice-uid": OWNER.uid,
+        "goodput.dev/runtime": "OpenAI",
+    }
 
 
 def test_responses_have_their_time_before_another_server_gets_sigterm() -> None:

@@ -12,7 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_TRACEREPLAY
+from goodput_core.contract import (
+    ANNOTATION_SERVICE_UID,
+    OBJECT_LABEL_LLMSERVICE,
+    OBJECT_LABEL_TRACEREPLAY,
+)
 from goodput_operator.kube.managed_fields import entries_of_others
 from goodput_operator.kube.objects import CHILDREN, JOB, LLMSERVICE, MANAGER, POD, TRACEREPLAY
 
@@ -139,8 +143,17 @@ class Cache:
         return tuple(body for body in self._objects(key) if body["kind"] not in others)
 
     def pods(self, key: OwnerKey) -> tuple[Object, ...]:
-        """Return the pods with a service's or a replay's label."""
-        return tuple(body for body in self._objects(key) if body["kind"] == POD.name)
+        """Return the pods with a service's or a replay's label.
+
+        The pods of a deleted service end later than it, so they are not those of another service
+        that has its name.
+        """
+        pods = tuple(body for body in self._objects(key) if body["kind"] == POD.name)
+        service = None if isinstance(key, ReplayKey) else self.service(key)
+        if service is None:
+            return pods
+        uid = service["metadata"]["uid"]
+        return tuple(pod for pod in pods if _service_uid(pod) in {None, uid})
 
     def replace(self, kind: str, namespace: str, content: Object) -> set[OwnerKey]:
         """Store a list, and remove older cached objects that the list lacks.
@@ -207,6 +220,12 @@ class Cache:
         del self._by_owner[key][uid]
         if not self._by_owner[key]:
             del self._by_owner[key]
+
+
+def _service_uid(pod: Object) -> str | None:
+    """Return the uid of a pod's service; None for a pod of an earlier version of the operator."""
+    uid: str | None = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_SERVICE_UID)
+    return uid
 
 
 def _version(body: Object) -> int:

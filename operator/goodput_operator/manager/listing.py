@@ -44,6 +44,7 @@ def _service(cache: Cache, key: Key) -> dict[str, Any] | None:
     return {
         "namespace": key[0],
         "name": key[1],
+        "uid": body["metadata"]["uid"],
         "slo": spec.get("slo"),
         "summary": {name: summary[name] for name in _SHOWN if name in summary},
         "decisions": status.get("decisions") or [],

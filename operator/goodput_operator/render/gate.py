@@ -187,6 +187,9 @@ def gate_job(
     metadata = owner.metadata(job_name(owner, key, attempt), role=ROLE_REPLAY)
     metadata["labels"] |= label
     metadata["annotations"] = dict(annotations)
+    pod_metadata = owner.pod_metadata(ROLE_REPLAY)
+    pod_metadata["labels"] |= label
+    pod_metadata["annotations"] |= mount_slo(pod, spec.slo)
     deadline_s = _START_S + 2 * looks * (window_s + _RUN_OVERHEAD_S)
     return {
         "apiVersion": JOB.api_version,
@@ -195,12 +198,6 @@ def gate_job(
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": min(deadline_s, 2**31 - 1),
-            "template": {
-                "metadata": {
-                    "labels": owner.labels(ROLE_REPLAY) | label,
-                    "annotations": mount_slo(pod, spec.slo),
-                },
-                "spec": pod,
-            },
+            "template": {"metadata": pod_metadata, "spec": pod},
         },
     }

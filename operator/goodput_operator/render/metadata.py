@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from goodput_core.contract import (
+    ANNOTATION_SERVICE_UID,
     API_VERSION,
     KIND_LLMSERVICE,
     OBJECT_LABEL_LLMSERVICE,
@@ -108,6 +109,11 @@ class Owner:
         if role is not None:
             labels |= {"app.kubernetes.io/component": role, **self.selector(role, revision)}
         return labels
+
+    def pod_metadata(self, role: str, revision: str | None = None) -> dict[str, Any]:
+        """Return the metadata of a pod template."""
+        annotations = {ANNOTATION_SERVICE_UID: self.uid}
+        return {"labels": self.labels(role, revision), "annotations": annotations}
 
     def metadata(
         self, name: str, *, role: str | None = None, revision: str | None = None

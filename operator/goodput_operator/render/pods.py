@@ -136,11 +136,11 @@ def engine_pod(
     """
     engine = spec.engine
     overrides = encode(engine.pod)
-    metadata: dict[str, Any] = {"labels": owner.labels(ROLE_ENGINE, revision)}
+    metadata = owner.pod_metadata(ROLE_ENGINE, revision)
     env = _engine_env(owner, spec, revision, overrides.get("env", []))
     if engine.runtime.foreign:
         pod = _foreign_pod_spec(owner, spec, installation, env=env, overrides=overrides)
-        metadata["annotations"] = _runtime_annotations(engine.runtime)
+        metadata["annotations"] |= _runtime_annotations(engine.runtime)
     else:
         pod = _goodput_pod_spec(
             owner, spec, installation, revision=revision, env=env, overrides=overrides
@@ -304,7 +304,7 @@ def router_pod(
                 "labelSelector": {"matchLabels": owner.selector(ROLE_ROUTER)},
             }
         ]
-    return {"metadata": {"labels": owner.labels(ROLE_ROUTER, revision)}, "spec": pod}
+    return {"metadata": owner.pod_metadata(ROLE_ROUTER, revision), "spec": pod}
 
 
 def _http_get(path: str, **timing: int) -> dict[str, Any]:

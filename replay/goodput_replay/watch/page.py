@@ -58,12 +58,16 @@ class WatchPage:
     """
 
     def __init__(self, history: ServiceHistory, slo: SLOClasses) -> None:
-        self._history = history
         self._slo = slo
-        self.router: RouterView | None = None
-        self.engines: dict[str, EngineLoad] = {}
         self.problem = "waiting for the service"
         self.url = ""
+        self.restart(history)
+
+    def restart(self, history: ServiceHistory) -> None:
+        """Show another history, and drop the latest readings."""
+        self._history = history
+        self.router: RouterView | None = None
+        self.engines: dict[str, EngineLoad] = {}
 
     def set_slo(self, slo: SLOClasses) -> None:
         """Replace the SLO classes, which may change while a service runs."""

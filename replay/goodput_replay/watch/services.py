@@ -68,6 +68,7 @@ class _ListedDecision(msgspec.Struct, frozen=True):
 class _ListedService(msgspec.Struct, frozen=True):
     namespace: _Text
     name: _Text
+    uid: _Text = ""
     slo: Any = None
     summary: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=16)] = {}
     decisions: Annotated[list[_ListedDecision], msgspec.Meta(max_length=64)] = []
@@ -166,6 +167,7 @@ class _WatchedService:
     """The page of one service, which is read while it is open."""
 
     def __init__(self, listed: _ListedService) -> None:
+        self.uid = listed.uid
         self.history = CombinedHistory()
         self.page = WatchPage(self.history, _slo(listed))
         self.server = LiveServer(LIVE_SCRIPTS)
@@ -176,6 +178,9 @@ class _WatchedService:
 
     async def read(self, session: aiohttp.ClientSession, listed: _ListedService) -> None:
         """Read all routers and engines once."""
+        if listed.uid != self.uid:  # deleted, and created again
+            self.uid, self.history = listed.uid, CombinedHistory()
+            self.page.restart(self.history)
         self.page.set_slo(_slo(listed))
         self.history.changes = deque(_changes(listed.decisions))
         routers = dict(list(listed.routers.items())[:_MAX_READ])

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_TRACEREPLAY
+from goodput_core.contract import (
+    ANNOTATION_SERVICE_UID,
+    OBJECT_LABEL_LLMSERVICE,
+    OBJECT_LABEL_TRACEREPLAY,
+)
 from goodput_operator.kube.cache import Cache, ReplayKey
 
 KEY = ("ns", "chat")
@@ -68,6 +72,24 @@ def test_listed_objects_are_found_by_service_and_have_no_managed_fields(cache: C
     del expected["metadata"]["managedFields"]
     assert pod == expected
     assert uids(cache.children(("b", "chat"))) == ["f"]
+
+
+def test_the_pods_of_a_deleted_service_are_not_those_of_another_of_its_name(cache: Cache) -> None:
+    def pod(name: str, service: str | None) -> None:
+        found = body(name, 3, kind="Pod")
+        if service is not None:
+            found["metadata"]["annotations"] = {ANNOTATION_SERVICE_UID: service}
+        cache.update(found, deleted=False)
+
+    cache.update(body("first", 2, kind="LLMService"), deleted=False)
+    pod("old", "first")
+    pod("of an earlier version", None)
+    assert uids(cache.pods(KEY)) == ["old", "of an earlier version"]
+    cache.update(body("second", 4, kind="LLMService"), deleted=False)
+    pod("new", "second")
+    assert uids(cache.pods(KEY)) == ["of an earlier version", "new"]
+    cache.update(body("first", 2, kind="LLMService"), deleted=True)
+    assert uids(cache.pods(KEY)) == ["of an earlier version", "new"]
 
 
 def test_the_job_of_a_gate_belongs_to_its_service_and_that_of_a_replay_to_the_replay() -> None:

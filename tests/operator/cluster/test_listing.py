@@ -8,9 +8,12 @@ from goodput_operator.kube.cache import Cache
 from goodput_operator.manager.listing import list_services
 
 
-def pod(name: str, role: str, address: str | None, *, ready: bool = True) -> dict[str, Any]:
+def pod(
+    name: str, role: str, address: str | None, *, ready: bool = True, service: str = "u"
+) -> dict[str, Any]:
     labels = {"goodput.dev/llmservice": "chat", "goodput.dev/role": role}
-    metadata = {"name": name, "namespace": "team", "uid": name, "labels": labels}
+    metadata: dict[str, Any] = {"name": name, "namespace": "team", "uid": name, "labels": labels}
+    metadata["annotations"] = {"goodput.dev/llmservice-uid": service}
     condition = {"type": "Ready", "status": str(ready)}
     status = {"phase": "Running", "conditions": [condition]}
     return {
@@ -36,6 +39,7 @@ def test_only_ready_routers_and_engines_are_listed() -> None:
     listed = {"apiVersion": "v1", "metadata": {"resourceVersion": "1"}}
     pods = [
         pod("chat-router", "router", "10.0.0.1"),
+        pod("chat-router-of-earlier-chat", "router", "10.0.0.2", service="earlier"),
         pod("chat-0", "engine", "fd00::1"),
         pod("chat-1", "engine", "10.0.0.3", ready=False),
         pod("chat-2", "engine", None),
@@ -48,6 +52,7 @@ def test_only_ready_routers_and_engines_are_listed() -> None:
             {
                 "namespace": "team",
                 "name": "chat",
+                "uid": "u",
                 "slo": slo,
                 "summary": {"phase": "Serving"},
                 "decisions": [decision],

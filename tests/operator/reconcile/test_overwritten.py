@@ -108,7 +108,7 @@ def test_a_restart_by_kubectl_and_fields_without_an_owner_stay(running: Cluster)
 
     def restarted(body: dict[str, Any]) -> None:
         template = body["spec"]["template"]
-        template["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "now"}
+        template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = "now"
         # Admission webhooks leave no entry in `managedFields`.
         template["spec"]["containers"].append({"name": "injected", "image": "mesh"})
 

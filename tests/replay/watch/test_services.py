@@ -236,3 +236,10 @@ def test_a_browser_shows_the_services_and_the_live_page_of_one(browser: Browser)
             state = router_state([5] * 5, [5] * 5, 1_005, in_flight=77)
             answers["/control/state"] = json.dumps(state | {"token_budget": 64}).encode()
             expect(page.locator("#service")).to_contain_text("77", timeout=10_000)
+            expect(page.locator("#promises")).to_contain_text("565")
+            # Another service of this name has no counts before its routers are ready.
+            answers["/services"] = json.dumps(
+                {"services": [listed(url, uid="later", routers={})]}
+            ).encode()
+            expect(page.locator("#promises")).not_to_contain_text("565", timeout=10_000)
+            expect(page.locator("#service")).to_contain_text("no router of the service is ready")
