@@ -135,4 +135,4 @@ class PredictingSloPolicy(SloPolicy):
 
     def _record(self, chances: dict[int, float], request: ScheduledRequest) -> None:
         if self._counts is None or self._counts(request):
-            chances[request.rid] = self._look().chance(request)
+            chances[request.rid] = self._admission.chance(request, self._look())

@@ -121,6 +121,8 @@ class ScheduledRequest:
     """Total time that it ran before its last eviction."""
     admitted_tokens: int = 0
     """Its total tokens at its last admission."""
+    chance: float | None = None
+    """Predicted chance to meet its end-to-end target; None if its policy predicts none."""
     counted_late: bool = False
     """True if its policy has counted it as a missed promise before its end."""
     gained_nothing: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
+from goodput_engine.scheduler.policies.slo.chances import Chances
 from goodput_engine.scheduler.policies.slo.demand import late_prompts
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import Better, MemoryTest, NewStay
@@ -115,6 +116,7 @@ class SLOAdmission:
         """Time by class that must be left before a new prompt is due, besides a step of decodes."""
         self._step_ns = 0.0
         """Time of a step with prompts at the last arrival."""
+        self._chances = Chances()
         self._reorders = False
         """True if the prompts are in another order because of the request that is decided on."""
         self._asked: Forecast | None = None
@@ -198,6 +200,10 @@ class SLOAdmission:
         forecast.prompts = sorted([*prompts, claim.new.prompt])
         return displaced
 
+    def chance(self, request: ScheduledRequest, forecast: Forecast) -> float:
+        """Return the chance that a request meets its end-to-end target, if it starts now."""
+        return self._chances.of(request, forecast)
+
     def forget_stays(self) -> None:
         """Count the stays of all requests again, because one has started without a decision."""
         self._memory.forget()
@@ -215,6 +221,7 @@ class SLOAdmission:
             if request.counted_late:
                 continue
             request.counted_late = True
+            self._chances.learn(request, kept=False)
             if is_ensurable(request, self._model):
                 targets, first_ns = request.targets, request.first_token_ns
                 ttft_ns = first_ns - request.arrival_ns if first_ns else NEVER_NS
@@ -224,6 +231,8 @@ class SLOAdmission:
     def calibrate(self, request: ScheduledRequest, ended_ns: int) -> None:
         """Learn from the targets that a request has met or missed at its end."""
         targets, arrival_ns = request.targets, request.arrival_ns
+        if targets.e2e_ns is not None:
+            self._chances.learn(request, kept=ended_ns - arrival_ns <= targets.e2e_ns)
         ensurable = is_ensurable(request, self._model)
         if request.counted_late and ensurable:
             return
@@ -280,7 +289,8 @@ class SLOAdmission:
         )
         memory_work_ns = stay.length_ns * stay.blocks / view.total_blocks
         place_work_ns = stay.length_ns / view.limits.max_num_seqs
-        value = request.weight * forecast.chance(request)
+        self._chances.note(request, forecast)
+        value = request.weight * self._chances.of(request, forecast)
         most = self._memory.tokens_left(request, forecast)
         return _Claim(
             new=NewStay(prompt, self._memory.stay(prompt, most, forecast), most),
@@ -413,7 +423,7 @@ class SLOAdmission:
             return False
         return not self._model.steps or (
             contested <= _MOST_CONTESTED
-            and forecast.chance(claim.new.prompt.request) >= _LEAST_CHANCE
+            and self._chances.of(claim.new.prompt.request, forecast) >= _LEAST_CHANCE
             and self._late_on_device(claim, prompts, forecast) is not None
         )
 
