@@ -72,16 +72,25 @@ class ApiKeys:
 def sent_key(headers: MultiMapping[str]) -> str:
     """Return the bearer token of a request, cut off after the longest possible key.
 
-    It is empty if there is none, or more than one header.
+    It is empty if there is none.
+
+    Raises:
+        APIError: 401 if there is more than one header, since a proxy in front of the router may
+            have checked another one.
     """
     values = headers.getall("Authorization", ())
-    scheme, _, given = (values[0] if len(values) == 1 else "").partition(" ")
+    if len(values) > 1:
+        raise _unauthorized("the request has more than one header Authorization")
+    scheme, _, given = (values[0] if values else "").partition(" ")
     return given.strip()[: _MAX_KEY + 1] if scheme.lower() == "bearer" else ""
 
 
 def invalid_key(given: str) -> APIError:
     """Return the 401 for a key that is not valid; `given` is empty if none was sent."""
-    problem = "the API key is not valid" if given else "no API key was sent"
+    return _unauthorized("the API key is not valid" if given else "no API key was sent")
+
+
+def _unauthorized(problem: str) -> APIError:
     return APIError(
         HTTPStatus.UNAUTHORIZED,
         f"{problem}; send a key of this service as `Authorization: Bearer KEY`",

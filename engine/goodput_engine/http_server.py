@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 
 from goodput_core.contract import EVENT_LISTENING
 from goodput_core.errors import InternalError, UsageError
@@ -246,6 +247,8 @@ class _Connection(web.RequestHandler):
             error = APIError(status, "internal error; see the log", code="internal_error")
         else:
             first_line = (message or "").strip().partition("\n")[0][:_MAX_SHOWN]
+            if isinstance(exc, LineTooLong):  # its message quotes the line, such as one with a key
+                first_line = "a line of the head is too long"
             error = APIError(
                 status,
                 f"malformed HTTP request: {first_line}".rstrip(": "),

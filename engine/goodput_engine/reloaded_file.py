@@ -35,6 +35,7 @@ class ReloadedFile(Generic[_Content]):
 
     Attributes:
         content: the last valid content.
+        problem: error of the file's present content; empty if it is in use.
 
     Raises:
         InputError: the file is unreadable or invalid.
@@ -59,7 +60,7 @@ class ReloadedFile(Generic[_Content]):
         self._remedy = remedy
         self._clock = clock
         self._stamp: tuple[int, int, int] | None = None
-        self._problem = ""
+        self.problem = ""
         self.content = self._read()
         self._checked_ns = clock()
 
@@ -70,19 +71,25 @@ class ReloadedFile(Generic[_Content]):
             return False
         self._checked_ns = now_ns
         try:
-            stat = self._path.stat()
-            if (stat.st_mtime_ns, stat.st_ino, stat.st_size) == self._stamp:
+            if self._present_stamp() == self._stamp:
                 return False
             self.content = self._read()
-        except (InputError, OSError) as error:
+        except InputError as error:
             problem = str(error)
-            if problem != self._problem:
+            if problem != self.problem:
                 _log.warning(self._kept, extra={"detail": problem})
-            self._problem = problem
+            self.problem = problem
             return False
-        self._problem = ""
+        self.problem = ""
         _log.info(self._replaced, extra={"file": str(self._path)})
         return True
+
+    def _present_stamp(self) -> tuple[int, int, int] | None:
+        """Return values that differ after each change of the file; None if it cannot be found."""
+        try:
+            return _stamp_of(self._path.stat())
+        except OSError:
+            return None
 
     def _read(self) -> _Content:
         """Return the content of the file.
@@ -90,6 +97,7 @@ class ReloadedFile(Generic[_Content]):
         Raises:
             InputError: the file is unreadable or invalid.
         """
+        self._stamp = None
         try:
             with self._path.open("rb") as file:
                 # A change during the read must differ from this, so that it is read the next time.
@@ -97,9 +105,13 @@ class ReloadedFile(Generic[_Content]):
                 data = file.read(self._limit_bytes + 1)
         except OSError as error:
             raise InputError(f"{self._path}: {error.strerror}; {self._remedy}") from error
+        # Invalid content is not read again before it changes.
+        self._stamp = _stamp_of(stat)
         try:
-            content = self._parse(data)
+            return self._parse(data)
         except InputError as error:
             raise InputError(f"{self._path}: {error}") from error
-        self._stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-        return content
+
+
+def _stamp_of(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -143,6 +143,10 @@ class TenantAdmission:
         for name in [n for n, o in self._outputs.items() if n not in weights and not o.requests]:
             del self._outputs[name]
 
+    def knows(self, tenant: str) -> bool:
+        """True if requests of the tenant can be admitted."""
+        return tenant in self._outputs
+
     def admit(self, request: TenantRequest, capacity: ServiceCapacity, now_ns: int) -> bool:
         """Decide about a request; an admitted one is counted until `end`."""
         self._class_used_ns[request.slo_class] = now_ns

@@ -31,12 +31,14 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the state of the router, without `epoch` and `uptime_seconds`.
 
     Counts are added up. A replica is ready if it is ready for every process, and saturated if it is
-    so for one. The load that a replica reports is that of the first process which lists it.
+    so for one. The load that a replica reports is that of the first process which lists it. A
+    problem of one process with its tenants is that of the router.
 
     Args:
         states: responses of `/control/state`, at least one; all with or all without `seconds`.
     """
     merged = {k: v for k, v in states[0].items() if k not in {"epoch", "uptime_seconds"}}
+    merged["tenants_problem"] = next((p for s in states if (p := s["tenants_problem"])), "")
     merged["draining"] = any(state["draining"] for state in states)
     for name in _SUMS:
         merged[name] = sum(state[name] for state in states)

@@ -127,6 +127,7 @@ class RouterService:
         self.admin_url = ""
         self._epoch = secrets.token_hex(8)
         self._started_ns = 0
+        self._tenants: Tenants | None = None
         self._proxy: Proxy
         self._prober: Prober
         self._server: web.Server
@@ -194,7 +195,15 @@ class RouterService:
         self._stack.push_async_callback(upstream_client.close)
         self._prober = Prober(upstream_client.session, settings.probe, self._clock)
         self._stack.push_async_callback(self._prober.close)
-        key_file = settings.api_key_file
+        key_file, tenants_file = settings.api_key_file, settings.tenants_file
+        if tenants_file is not None:
+            self._tenants = Tenants(
+                tenants_file,
+                classes=settings.classes,
+                registry=self._registry,
+                llmservice=settings.llmservice,
+                clock=self._clock,
+            )
         self._proxy = Proxy(
             settings,
             replicas=self.replicas,
@@ -202,15 +211,7 @@ class RouterService:
             outcomes=self.outcomes,
             clock=self._clock,
             api_keys=None if key_file is None else ApiKeys(key_file, self._clock),
-            tenants=None
-            if settings.tenants_file is None
-            else Tenants(
-                settings.tenants_file,
-                classes=settings.classes,
-                registry=self._registry,
-                llmservice=settings.llmservice,
-                clock=self._clock,
-            ),
+            tenants=self._tenants,
         )
         host, port, admin_port = self._address
         # Forward bodies as they are, and cancel the request of a client that disconnects.
@@ -309,6 +310,7 @@ class RouterService:
             "client_errors": outcomes.client_errors,
             "judged_on_e2e_only": outcomes.e2e_only,
             "retries": outcomes.retries,
+            "tenants_problem": "" if self._tenants is None else self._tenants.refresh(),
         }
         if since is not None:
             body["seconds"] = outcomes.seconds(int(since), now_ns)

@@ -53,6 +53,7 @@ _RETRY_AFTER_S: Final = 1
 _MAX_PARSED_BYTES: Final = 4 << 20
 _BYTES_PER_TOKEN: Final = 4
 _MAX_OUTPUT_TOKENS: Final = 1 << 24
+_MAX_PROBLEM: Final = 500
 
 
 class _WorkFields(msgspec.Struct):
@@ -141,14 +142,19 @@ class Tenants(Collector):
         self._replace()
         registry.register(self)
 
+    def refresh(self) -> str:
+        """Read the file again if it changed; return why its content is not in use, else nothing."""
+        if self._file.refresh():
+            self._replace()
+        return self._file.problem[:_MAX_PROBLEM]
+
     def identify(self, headers: MultiMapping[str]) -> str:
         """Return the tenant of a request.
 
         Raises:
             APIError: 401 if the request has no key of a tenant.
         """
-        if self._file.refresh():
-            self._replace()
+        self.refresh()
         given = sent_key(headers)
         digest = hash_key(given)
         # A client cannot choose the digest of its guess, so the time of a look-up reveals nothing.
@@ -173,10 +179,13 @@ class Tenants(Collector):
             now_ns: the current time.
 
         Raises:
-            APIError: 429 if the service is overloaded, and the tenant has more than its share.
+            APIError: 429 if the service is overloaded, and the tenant has more than its share; 401
+                if the tenant has been removed from the file.
         """
         tenant, admission = request.tenant, self._admission
         assert tenant is not None, "identified before"
+        if not admission.knows(tenant):  # its keys were removed while the body arrived
+            raise invalid_key(tenant)
         if admission.observation_due(now_ns):
             for other in self._running:
                 self._observe(other, now_ns)

@@ -62,8 +62,8 @@ __all__ = [
 
 # Host and Content-Length are set anew; Expect was handled when the body was read.
 _NOT_FORWARDED: Final = frozenset({b"host", b"content-length", b"expect"})
-# A tenant's key is for the router alone; replicas have no use for it.
-_NOT_FORWARDED_OF_TENANTS: Final = _NOT_FORWARDED | {b"authorization"}
+# A tenant's key is for the router alone. Some clients send it in other headers or the query, too.
+_NOT_FORWARDED_OF_TENANTS: Final = _NOT_FORWARDED | {b"authorization", b"api-key", b"x-api-key"}
 _AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # Time after which an unused connection is closed.
 _IDLE_S: Final = 30.0
@@ -292,8 +292,7 @@ class UpstreamClient:
         if origin is None:
             origin = self._origins[base] = _origin_of(base)
         method, body = request.method, state.body
-        hidden = _NOT_FORWARDED if state.tenant is None else _NOT_FORWARDED_OF_TENANTS
-        head = _encode_head(request, origin, len(body), hidden)
+        head = _encode_head(request, origin, len(body), of_tenant=state.tenant is not None)
         try:
             connection = self._take_idle(base)
             if connection is not None:
@@ -370,18 +369,26 @@ def _origin_of(base: str) -> _Origin:
 
 
 def _encode_head(
-    request: web.BaseRequest, origin: _Origin, body_bytes: int, hidden: frozenset[bytes]
+    request: web.BaseRequest, origin: _Origin, body_bytes: int, *, of_tenant: bool
 ) -> bytes:
-    """Return the head of a request to a replica, without the hidden headers.
+    """Return the head of a request to a replica, without headers that are not forwarded.
+
+    Args:
+        request: the client's request.
+        origin: the replica.
+        body_bytes: length of the body.
+        of_tenant: True to leave out everything that may contain a tenant's key.
 
     Raises:
         APIError: 400 if the path cannot be forwarded.
     """
     # Use only the path, because the request line may contain a host ("GET http://… HTTP/1.1").
-    path = request.rel_url.raw_path_qs
+    url = request.rel_url
+    path = url.raw_path if of_tenant else url.raw_path_qs
     if not path.isascii() or not path.isprintable() or " " in path:
         raise bad_request("the request's path cannot be forwarded")
     lines = [f"{request.method} {path} HTTP/1.1".encode(), b"Host: " + origin.header]
+    hidden = _NOT_FORWARDED_OF_TENANTS if of_tenant else _NOT_FORWARDED
     forwarded = end_to_end(request.raw_headers, also=hidden)
     lines += [b"%b: %b" % header for header in forwarded]
     if body_bytes or request.method == "POST":

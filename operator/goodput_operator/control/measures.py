@@ -70,6 +70,8 @@ class Measures:
             adds them if all ready routers returned them.
         engines: one reading for each engine that has an address.
         unmeasured: ready pods without measurements, routers first.
+        tenants_problem: the first router that does not use its present file of tenants, and why;
+            empty if there is none, None if no router responded.
     """
 
     interval_ns: int
@@ -79,6 +81,7 @@ class Measures:
     seconds: Mapping[str, SecondCounts] | None = None
     engines: tuple[EngineReading, ...] = ()
     unmeasured: tuple[UnmeasuredPod, ...] = ()
+    tenants_problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ def measure_interval(
     """
     signal = _signal(last, reading)
     engines = tuple(_engine(last, scrape) for scrape in reading.engines)
+    tenants_problem = _tenants_problem(reading.routers)
     unmeasured = (
         *_unmeasured(ROLE_ROUTER, reading.routers),
         *_unmeasured(ROLE_ENGINE, reading.engines),
@@ -124,6 +128,7 @@ def measure_interval(
             outcomes=tuple(ClassOutcomes(name=name, good=0, total=0) for name in classes),
             engines=engines,
             unmeasured=unmeasured,
+            tenants_problem=tenants_problem,
         )
     interval_ns = reading.at_ns - last.at_ns
     pairs = [
@@ -146,7 +151,18 @@ def measure_interval(
         outcomes=tuple(outcomes for _, outcomes in windows),
         engines=engines,
         unmeasured=unmeasured,
+        tenants_problem=tenants_problem,
     )
+
+
+def _tenants_problem(routers: Iterable[RouterScrape]) -> str | None:
+    found = None
+    for scrape in routers:
+        if scrape.counters is not None:
+            if scrape.counters.tenants_problem:
+                return f"router {scrape.target.name}: {scrape.counters.tenants_problem}"
+            found = ""
+    return found
 
 
 def _signal(last: LastReading | None, reading: ServiceReading) -> Signal:

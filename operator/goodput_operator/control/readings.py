@@ -48,6 +48,7 @@ _MAX_NUMBER: Final = 1e15
 _MAX_CLASSES: Final = 256
 _MAX_BINS: Final = 4096
 _MAX_TEXT: Final = 256
+_MAX_PROBLEM: Final = 1024
 _ATTAINED: Final = "attained"
 _DENOMINATOR: Final = frozenset(CLIENT_OUTCOMES) - {"cancelled", "unjudged"}
 _BOUNDED: Final = (
@@ -115,6 +116,8 @@ class RouterCounters:
         in_flight: requests without an outcome.
         classes: counters of each class by name.
         seconds: judged requests of the last hour by second; None if not requested.
+        tenants_problem: why the router does not use the present content of its file of tenants;
+            empty if it does, or has none.
     """
 
     epoch: str
@@ -124,6 +127,7 @@ class RouterCounters:
     in_flight: int
     classes: Mapping[str, ClassCounters]
     seconds: RecentSeconds | None = None
+    tenants_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +228,7 @@ class _RouterBody(msgspec.Struct, frozen=True):
     outcomes: Annotated[dict[_Name, dict[_Name, _Count]], msgspec.Meta(max_length=_MAX_CLASSES)]
     promises: Annotated[dict[_Name, _TargetsBody], msgspec.Meta(max_length=_MAX_CLASSES)]
     seconds: _SecondsBody | None = None
+    tenants_problem: Annotated[str, msgspec.Meta(max_length=_MAX_PROBLEM)] = ""
 
 
 class _BinBody(msgspec.Struct, frozen=True, array_like=True):
@@ -285,6 +290,7 @@ def decode_router(body: bytes) -> RouterCounters:
         in_flight=state.in_flight,
         classes=classes,
         seconds=None if state.seconds is None else _recent_seconds(state.seconds),
+        tenants_problem=state.tenants_problem,
     )
 
 

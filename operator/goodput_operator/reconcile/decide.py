@@ -50,7 +50,9 @@ from goodput_operator.reconcile.problems import (
     ProblemReason,
     name_conflict,
     problems_of,
+    prometheus_not_allowed,
     rollout_paused,
+    tenants_not_replaced,
 )
 from goodput_operator.reconcile.rollout import (
     delete_outdated_revisions,
@@ -185,7 +187,8 @@ def _reconcile(
     problems = [
         *name_conflict(foreign),
         *problems_of(view, failures, snapshot.delayed),
-        *_prometheus_not_allowed(spec, installation),
+        *prometheus_not_allowed(spec, installation.prometheus_urls),
+        *tenants_not_replaced(spec, next_memory.tenants_problem),
         *rollout_paused(gate.status),
     ]
     with_pods = {**rollout.counts, **({revisions.update.name: 1} if gate.pair else {})}
@@ -330,6 +333,8 @@ def _run_control_step(
     memory = replace(memory, first_seen_ns=first_seen_ns, startups_ns=startups_ns)
     step, attainment = None, None if spec.suspend else memory.attainment
     if measures is not None:
+        if measures.tenants_problem is not None:
+            memory = replace(memory, tenants_problem=measures.tenants_problem)
         attainment = judge_attainment(
             measures,
             params.classes,
@@ -484,14 +489,3 @@ def _pushes(view: View, limits: Iterable[LimitsPush]) -> list[Push]:
             continue
         pushes.append(Push(pod=pod.name, url=url, revision=pod.revision, limits=push.limits))
     return pushes
-
-
-def _prometheus_not_allowed(spec: LLMServiceSpec, installation: Installation) -> list[Problem]:
-    server = spec.control.prometheus
-    if server is None or server.url in installation.prometheus_urls:
-        return []
-    message = (
-        "spec.control.prometheus.url: this operator is not allowed to query the server; remove the "
-        "field, or add the URL to the chart's prometheus.allowedUrls"
-    )
-    return [Problem(reason=ProblemReason.PROMETHEUS_NOT_ALLOWED, message=message)]

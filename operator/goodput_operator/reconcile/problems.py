@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from goodput_core.contract import KIND_LLMSERVICE, ROLE_ENGINE, ROLE_ROUTER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
+    from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_core.spec.status import GateStatus
     from goodput_operator.reconcile.snapshot import PodView, View, Workload
 
@@ -22,7 +23,9 @@ __all__ = [
     "name_conflict",
     "problems_of",
     "problems_of_workload",
+    "prometheus_not_allowed",
     "rollout_paused",
+    "tenants_not_replaced",
 ]
 
 _MAX_MESSAGE: Final = 1000
@@ -51,6 +54,8 @@ class ProblemReason(StrEnum):
     """A Deployment made no progress within its deadline."""
     PROMETHEUS_NOT_ALLOWED = "PrometheusNotAllowed"
     """The spec names a Prometheus server that the installation does not allow."""
+    TENANTS_NOT_REPLACED = "TenantsNotReplaced"
+    """A router cannot use the present Secret of tenants, and keeps the last valid content."""
     ROLLOUT_PAUSED = "RolloutPaused"
     """The gate of the update revision rejected it, or needs a decision."""
     UNSCHEDULABLE = "Unschedulable"
@@ -116,6 +121,32 @@ def rollout_paused(gate: GateStatus | None) -> list[Problem]:
     verdict = "no verdict" if gate.verdict is None else f"the verdict {gate.verdict.value}"
     message += f"{verdict} ({gate.reason}): {gate.message}"
     return [_problem(ProblemReason.ROLLOUT_PAUSED, message)]
+
+
+def prometheus_not_allowed(spec: LLMServiceSpec, allowed: Container[str]) -> list[Problem]:
+    """Return the problem of a Prometheus server that is not allowed; no problem otherwise."""
+    server = spec.control.prometheus
+    if server is None or server.url in allowed:
+        return []
+    message = (
+        "spec.control.prometheus.url: this operator is not allowed to query the server; remove the "
+        "field, or add the URL to the chart's prometheus.allowedUrls"
+    )
+    return [Problem(reason=ProblemReason.PROMETHEUS_NOT_ALLOWED, message=message)]
+
+
+def tenants_not_replaced(spec: LLMServiceSpec, problem: str) -> list[Problem]:
+    """Return the problem of a Secret of tenants that a router cannot use; no problem otherwise.
+
+    Args:
+        spec: spec of the service.
+        problem: a router and its problem with the Secret; empty if there is none.
+    """
+    secret = spec.router.tenants_secret
+    if secret is None or spec.suspend or not problem:
+        return []
+    message = f"Secret {secret.name}, key {secret.key}: the last valid tenants stay in use, because"
+    return [_problem(ProblemReason.TENANTS_NOT_REPLACED, f"{message} {problem}")]
 
 
 def problems_of(

@@ -122,6 +122,8 @@ class Memory:
         settled: state with nothing to apply; None if an object was to be applied.
         attempts: applies to existing objects that the last reconciliation decided.
         status_written_ns: time of the last write of the status; None before this operator's first.
+        tenants_problem: the first router that does not use its present file of tenants, and why;
+            empty if there is none.
     """
 
     law: ServiceState = field(default_factory=ServiceState)
@@ -136,6 +138,7 @@ class Memory:
     settled: Settled | None = None
     attempts: tuple[ApplyAttempt, ...] = ()
     status_written_ns: int | None = None
+    tenants_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

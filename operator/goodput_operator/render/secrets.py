@@ -101,8 +101,10 @@ def token_secret(owner: Owner, name: str, *, revision: str, revision_uid: str) -
 def tenants_volume(secret: TenantsSecretSpec, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a volume of a Secret with tenants, which only the pod reads, and its mount.
 
-    The mount is a folder, because a file mounted by `subPath` would keep its content.
+    The mount is a folder, because a file mounted by `subPath` would keep its content. The Secret is
+    optional for the kubelet only: without it, the router's error names it, whereas a pod that waits
+    for a volume reports nothing.
     """
     items = [{"key": secret.key, "path": _TENANTS_NAME}]
-    volume = {"name": name, "secret": {"secretName": secret.name, "items": items}}
+    volume = {"name": name, "secret": {"secretName": secret.name, "items": items, "optional": True}}
     return volume, {"name": name, "mountPath": _TENANTS_FOLDER, "readOnly": True}

@@ -39,6 +39,7 @@ def state(in_flight: int, seconds: dict[str, Any], **replica: Any) -> dict[str, 
         "outcomes": {"chat": {"attained": 2, "missed": 1}},
         "promises": {"chat": {"ttft": {"judged": 3, "missed": 1, "close": 0}}},
         "retries": {"lost": 1},
+        "tenants_problem": "",
         "replicas": [{**view, "in_flight": in_flight, "kv_free_blocks": 7, **replica}],
         "seconds": seconds,
     }
@@ -48,12 +49,14 @@ def test_counts_are_added_up_and_a_replica_is_ready_if_it_is_for_all() -> None:
     quiet: dict[str, Any] = {"first_s": 10, "end_s": 12, "classes": {}}
     second = state(3, quiet, ready=False, detail="HTTP 500", saturated=True)
     second["promises"] = {}
+    second["tenants_problem"] = "line 3: it is invalid"
     merged = merge_states([state(2, quiet), second])
     assert "epoch" not in merged
     assert (merged["arrivals"], merged["in_flight"], merged["client_errors"]) == (10, 5, 2)
     assert merged["outcomes"] == {"chat": {"attained": 4, "missed": 2}}
     assert merged["promises"] == {"chat": {"ttft": {"judged": 3, "missed": 1, "close": 0}}}
     assert merged["retries"] == {"lost": 2}
+    assert merged["tenants_problem"] == "line 3: it is invalid"
     (replica,) = merged["replicas"]
     assert not replica["ready"]
     assert replica["saturated"]

@@ -7,7 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.engine.router.conftest import END, TOKEN, until
+from multidict import CIMultiDict
+from tests.engine.router.conftest import END, TOKEN, respond, until
 
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
@@ -17,6 +18,7 @@ from goodput_engine.router.command import main
 from goodput_engine.router.tenants import read_workload
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.engine.router.conftest import Call, RouterBench, StartBench
@@ -54,6 +56,130 @@ async def test_a_request_without_a_key_of_a_tenant_gets_401(
     assert error["message"].startswith("the API key is not valid" if key else "no API key was sent")
     assert bench.router.outcomes.client_errors == 1
     async with bench.client.get(f"{bench.router.url}/v1/models", headers=headers) as response:
+        assert response.status == 401
+    assert not bench.replicas[0].calls
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "message"),
+    [
+        ("", [("Authorization", "Bearer key-of-a")] * 2, "more than one header Authorization"),
+        ("", [("Authorization", "Bearer key-of-a, Bearer key-of-b")], "is not valid"),
+        ("", [("Authorization", "Bearer   ")], "no API key"),
+        ("", [("Authorization", "Basic key-of-a")], "no API key"),
+        ("", [("Authorization", "Bearer key-of-a\u00e9\u2603")], "is not valid"),
+        ("?api_key=key-of-a", [("X-API-Key", "key-of-a")], "no API key"),
+        ("?api_key=key-of-a", [("Authorization", "Bearer " + "k" * 7_000)], "is not valid"),
+    ],
+    ids=["two headers", "two keys", "empty", "Basic", "not ASCII", "elsewhere", "long and query"],
+)
+async def test_a_key_counts_only_in_one_header(
+    start: StartBench, tmp_path: Path, path: str, sent: list[tuple[str, str]], message: str
+) -> None:
+    bench = await start(tenants_file=write(tmp_path / "tenants", "a", "b"))
+    url = f"{bench.router.url}/v1/completions{path}"
+    async with bench.client.post(url, data=BODY, headers=CIMultiDict(sent)) as response:
+        error = json.loads(await response.read())["error"]
+        assert (response.status, error["code"]) == (401, "invalid_api_key")
+    assert message in error["message"]
+    assert "key-of-" not in json.dumps(error)
+    assert not bench.replicas[0].calls
+
+
+async def test_a_head_that_is_too_large_for_any_key_is_rejected(
+    start: StartBench, tmp_path: Path
+) -> None:
+    bench = await start(tenants_file=write(tmp_path / "tenants", "a"))
+    status, body = await post(bench, "k" * 100_000)
+    assert status == 400
+    assert "kkk" not in json.loads(body)["error"]["message"]
+    assert not bench.replicas[0].calls
+
+
+async def test_replicas_get_no_key_from_another_header_or_the_query(
+    start: StartBench, tmp_path: Path
+) -> None:
+    bench = await start(tenants_file=write(tmp_path / "tenants", "a"))
+    key = KEYS["a"]
+    url = f"{bench.router.url}/v1/completions?api_key={key}"
+    headers = {"Authorization": f"bearer {key}", "X-API-Key": key, "Api-Key": key, "X-Other": "1"}
+    bench.replicas[0].behave = respond("200 OK", b"{}")
+    async with bench.client.post(url, data=BODY, headers=headers) as response:
+        assert response.status == 200
+    (call,) = bench.replicas[0].calls
+    assert call.path == "/v1/completions"
+    assert call.header("X-Other") == "1"
+    assert key not in str(call.headers)
+
+
+HASH = f"sha256:{hash_key(KEYS['b']).hex()}"
+INVALID = {
+    "a key instead of its hash": (f"a {HASH}\nb secret-of-b", "line 2: a field is neither"),
+    "without a hash": ("secret-of-b", "line 1: a tenant has 1 to 4 hashes"),
+    "two tenants with one key": (f"a {HASH}\n\nb {HASH}", "line 3: the same hash is on line 1"),
+    "a tenant twice": (f"a {HASH}\na {HASH}", "line 2: the tenant a has a line already"),
+    "odd characters": (f'a"}}\x00\u2603secret-of-b {HASH}', "line 1: the name must have 1 to 40"),
+    "a name of 300 characters": (f"{'secret-of-b' * 30} {HASH}", "line 1: the name must have"),
+    "the reserved name": (f"other {HASH}", "line 1: the name must have"),
+    "1,001 tenants": (
+        "".join(f"t{n} sha256:{n:064x}\n" for n in range(1_001)),
+        "line 1001: more than 1,000 tenants",
+    ),
+    "above 1 MiB": ("#" * (1 << 20) + "\n", "larger than 1 MiB"),
+    "empty": ("", "no tenants"),
+    "missing": (None, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), INVALID.values(), ids=INVALID)
+async def test_invalid_tenants_are_reported_without_a_key_and_the_last_valid_ones_stay(
+    start: StartBench, tmp_path: Path, content: str | None, problem: str
+) -> None:
+    now_ns = 0
+    file = write(tmp_path / "tenants", "a")
+    valid = file.read_text()
+    bench = await start(tenants_file=file, clock=lambda: now_ns)
+    bench.replicas[0].behave = respond("200 OK", b"{}")
+    assert (await bench.state())["tenants_problem"] == ""
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    now_ns += NS_PER_S
+    reported = (await bench.state())["tenants_problem"]
+    assert problem in reported
+    assert "secret-of-b" not in reported
+    assert HASH not in reported
+    assert (await post(bench, "a"))[0] == 200
+    file.write_text(valid)
+    now_ns += NS_PER_S
+    assert (await bench.state())["tenants_problem"] == ""
+    assert 'tenant="a"' in await bench.metrics()
+
+
+async def test_a_tenant_that_is_removed_while_its_body_arrives_gets_401(
+    start: StartBench, tmp_path: Path
+) -> None:
+    now_ns = 0
+    file = write(tmp_path / "tenants", "a", "b")
+    bench = await start(tenants_file=file, clock=lambda: now_ns)
+    arriving, rest = asyncio.Event(), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield BODY[:10]
+        arriving.set()
+        await rest.wait()
+        yield BODY[10:]
+
+    headers = {"Authorization": f"Bearer {KEYS['b']}"}
+    sending = asyncio.ensure_future(bench.complete(data=body(), headers=headers))
+    await arriving.wait()
+    await until(lambda: bench.router.outcomes.in_flight == 1)
+    write(tmp_path / "new", "a").replace(file)
+    now_ns += NS_PER_S
+    await bench.state()
+    rest.set()
+    async with await sending as response:
         assert response.status == 401
     assert not bench.replicas[0].calls
 

@@ -121,6 +121,17 @@ def test_counts_of_routers_are_summed() -> None:
     assert measures.traffic.in_flight == 4
 
 
+def test_the_first_problem_of_a_router_with_its_tenants_is_reported() -> None:
+    problem = replace(counters(20), tenants_problem="line 2: x")
+    silent = router(uid="r0", signal=Signal.FAILED)
+    invalid = replace(router(20, uid="r2"), counters=problem)
+    assert run(read(0, silent)).tenants_problem is None
+    assert run(read(0, silent, router(10, uid="r1"))).tenants_problem == ""
+    assert run(read(0, silent, router(10, uid="r1"), invalid)).tenants_problem == (
+        "router r2: line 2: x"
+    )
+
+
 def test_client_errors_are_not_arrivals() -> None:
     readings = read(0, router(10)), read(10, router(15, client_errors=4))
     assert run(*readings).traffic.arrivals == 1

@@ -203,6 +203,7 @@ def test_an_engine_is_settled_if_its_steps_take_the_predicted_time(
             encoded(ROUTER, promises={"chat": {"tpot": {"judged": -1}}}), id="a negative target"
         ),
         pytest.param(encoded(ROUTER, promises={str(i): {} for i in range(300)}), id="too many"),
+        pytest.param(encoded(ROUTER, tenants_problem="x" * 1025), id="a long problem"),
         pytest.param(encoded(ROUTER, seconds=seconds([1], [1], end_s=12)), id="a second too few"),
         pytest.param(encoded(ROUTER, seconds=seconds([1], [1, 2], end_s=12)), id="uneven seconds"),
         pytest.param(encoded(ROUTER, seconds=seconds([2], [1])), id="more good than requests"),

@@ -161,6 +161,31 @@ def test_a_prometheus_server_that_is_not_allowed_stalls_and_changes_nothing_else
     assert running.written == [], "allowed URLs replace no pod"
 
 
+def test_tenants_that_are_not_replaced_stall_until_the_secret_is_corrected(
+    running: Cluster,
+) -> None:
+    problem = "router r: /t: line 2: a tenant has 1 to 4 hashes of keys; write NAME"
+    invalid = replace(running.measured(), tenants_problem=problem)
+    running.update_spec(router={"tenantsSecret": {"name": "keys"}})
+    running.settle()
+    decision = running.reconcile(invalid)
+    assert running.condition("Stalled") == ("True", "TenantsNotReplaced")
+    message = running.message("Stalled")
+    assert message.startswith("Secret keys, key tenants: the last valid tenants stay in use")
+    assert message.endswith(problem)
+    assert running.condition("Ready") == ("True", "Serving")
+    assert "TenantsNotReplaced" in {e.reason for e in decision.actions if isinstance(e, Emit)}
+    running.reconcile(replace(invalid, tenants_problem=None))
+    running.reconcile()
+    assert running.condition("Stalled") == ("True", "TenantsNotReplaced"), "not measured since"
+    running.reconcile(replace(invalid, tenants_problem=""))
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    running.reconcile(invalid)
+    running.update_spec(router={})
+    running.settle()
+    assert running.condition("Stalled") == ("False", "Unhindered"), "the spec names no Secret"
+
+
 def test_a_pod_without_a_node_reconciles_and_limits_scaling(running: Cluster) -> None:
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
     running.broken = set(running.deployments())
