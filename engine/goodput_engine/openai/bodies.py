@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from goodput_engine.openai.encoding import require_utf8
 from goodput_engine.openai.errors import APIError, bad_request
 from goodput_engine.openai.unsupported import (
     NEUTRAL_FOR_CHATS,
@@ -245,10 +246,11 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[B], *, computes: bool
         computes: True if the engine computes a real model, so that it honours more fields.
 
     Raises:
-        APIError: 400 for a body that is not JSON, has a wrong type or an unknown field, or requests
-            an unsupported feature; the error names the field.
+        APIError: 400 for a body that is not UTF-8 or not JSON, has a wrong type or an unknown
+            field, or requests an unsupported feature; the error names the field.
     """
     _check_containers(data)
+    require_utf8(data)
     try:
         body = decoder.decode(data)
     except msgspec.ValidationError as error:

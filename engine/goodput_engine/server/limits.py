@@ -20,6 +20,7 @@ from goodput_core.contract import ENV_CONTROL_TOKEN, MAX_LIMITS_REVISION
 from goodput_core.spec.choices import BudgetLaw, Policy
 from goodput_core.units import NS_PER_S
 from goodput_engine.messages import Configure, Limits, SetLimits
+from goodput_engine.openai.encoding import require_utf8
 from goodput_engine.openai.errors import APIError, bad_request
 from goodput_engine.request_bodies import MemoryLimit, read_body
 from goodput_engine.scheduler.policies.registry import POLICIES
@@ -147,6 +148,7 @@ class LimitsHandler:
             APIError: 400 for an invalid field, a value out of bounds or an implausible revision;
                 409 for an old revision.
         """
+        require_utf8(data)
         try:
             patch = _PATCH.decode(data)
         except (ValueError, RecursionError) as error:

@@ -387,12 +387,15 @@ async def test_a_format_that_cannot_be_produced_is_rejected(
 
 
 @pytest.mark.parametrize(
-    "schema",
-    [b'{"type":"array","items":' * 300 + b"{}" + b"}" * 300, b'{"enum":["\xff"]}'],
+    ("schema", "param"),
+    [
+        (b'{"type":"array","items":' * 300 + b"{}" + b"}" * 300, "response_format"),
+        (b'{"enum":["\xff"]}', "response_format.json_schema.schema.enum[0]"),
+    ],
     ids=["deep", "not UTF-8"],
 )
 async def test_a_schema_that_cannot_be_read_is_rejected(
-    engine: RunningEngine, schema: bytes
+    engine: RunningEngine, schema: bytes, param: str
 ) -> None:
     body = json.dumps(body_of("x", chat=True, response_format=schema_format("SCHEMA"))).encode()
     async with (
@@ -401,4 +404,4 @@ async def test_a_schema_that_cannot_be_read_is_rejected(
     ):
         error = (await response.json())["error"]
     assert response.status == 400
-    assert error["param"] == "response_format"
+    assert error["param"] == param

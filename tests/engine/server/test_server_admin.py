@@ -198,6 +198,18 @@ async def test_a_change_outside_the_manifests_bounds_is_rejected(
     assert (await engine.state())["limits_revision"] == 0
 
 
+async def test_a_change_that_is_not_utf8_names_its_field(engine: RunningEngine) -> None:
+    headers = {"Authorization": f"Bearer {CONTROL_TOKEN}"}
+    body = b'{"revision":1,"budget_law":"\xff"}'
+    async with (
+        aiohttp.ClientSession(engine.admin_url) as admin,
+        admin.patch("/control/limits", data=body, headers=headers) as response,
+    ):
+        error = (await response.json())["error"]
+    assert (response.status, error["param"]) == (400, "budget_law")
+    assert error["message"].startswith("budget_law: byte 28 of the body is not UTF-8")
+
+
 @pytest.mark.parametrize(
     "revision", [2**63 - 1, 2**63, 10**19], ids=["the highest", "one more", "20 digits"]
 )

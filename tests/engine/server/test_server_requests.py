@@ -288,6 +288,44 @@ def test_a_body_that_is_not_a_json_object_is_rejected(data: bytes) -> None:
     assert len(rejection(data).message) < 300
 
 
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        pytest.param(b"|\xff\xfe", None, id="the whole body"),
+        pytest.param(b'{"model": "|\xff", "prompt": "x"}', "model", id="the first field"),
+        pytest.param(b'{"model":"chat","prompt":"caf|\xe9"}', "prompt", id="Latin-1"),
+        pytest.param(b'{"model":"chat","prompt":"|\xed\xa0\x80"}', "prompt", id="a surrogate"),
+        pytest.param(b'{"model":"chat","prompt":"a|\xe2\x82"}', "prompt", id="half a character"),
+        pytest.param(b'{"prompt":"\xc3\xa9|\xff"}', "prompt", id="after another character"),
+        pytest.param(b'{"prompt":"x","|\xff":1}', None, id="a name"),
+        pytest.param(b'{"stop" : ["a", "|\xff"]}', "stop[1]", id="a list"),
+        pytest.param(b'{"a":{"b":[1]},"user":"|\xff"}', "user", id="after an object"),
+        pytest.param(b'{"user":"\\", \\"n\\": |\xff"}', "user", id="a text like a field"),
+        pytest.param(b']{"user":"|\xff"}', "user", id="brackets that do not match"),
+        pytest.param(
+            b'{"messages":[{"role":"user"},{"role":"user","content":[{"text":"|\x80"}]}]}',
+            "messages[1].content[0].text",
+            id="a message",
+        ),
+        pytest.param(
+            b'{"tools":[{"function":{"parameters":{"a\\"b":"|\xc0\xaf"}}}]}',
+            'tools[0].function.parameters.a\\"b',
+            id="a field that is not decoded",
+        ),
+        pytest.param(b'{"%b":"|\xff"}' % (b"n" * 200), "n" * 100, id="a long name"),
+    ],
+)
+def test_a_body_that_is_not_utf8_names_the_field_and_the_byte(
+    data: bytes, field: str | None
+) -> None:
+    """A bar marks the first byte that is not UTF-8."""
+    error = rejection(data.replace(b"|", b""))
+    where = "" if field is None else f"{field}: "
+    at = data.index(b"|")
+    assert error.param == field
+    assert error.message == f"{where}byte {at} of the body is not UTF-8; encode the body as UTF-8"
+
+
 @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity"])
 def test_a_number_that_is_not_finite_names_its_field(value: bytes) -> None:
     error = rejection(b'{"model": "chat", "prompt": "x", "temperature" : %b}' % value)
