@@ -3,7 +3,8 @@
 The compiled kernel skips the keys that no query sees, and needs no mask in memory. It can pay for
 chunks of some hundred tokens, and never for decodes. Sizes are padded to multiples of the kernel's
 blocks, so that it is compiled once, before the engine is ready. SDPA computes the chunks that
-would be padded too much, and those for which the kernel would have to be compiled again.
+would be padded too much, and those for which the kernel would have to be compiled again, which is
+logged once.
 
 `python -m goodput_engine.executor.torch.flex_attention SIZES` measures both, for `cpu_choices`.
 """
@@ -11,6 +12,7 @@ would be padded too much, and those for which the kernel would have to be compil
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections import OrderedDict
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MIN_QUERIES", "FlexAttention"]
 
+_log: Final = logging.getLogger(__name__)
+
 MIN_QUERIES: Final = 256
 """Smallest chunk that the kernel computes."""
 _MAX_PADDING: Final = 0.1
@@ -35,6 +39,7 @@ _BLOCK: Final = 128
 _MAX_MASKS: Final = 16
 _MEASURED: Final = ((512, 512), (512, 1536), (1024, 1024))
 _REPEATS: Final = 5
+_MAX_DETAIL: Final = 200
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 # Queries and keys. Blocks of both are more than one, and no two numbers are equal, because the
 # compiler would take one for the other.
@@ -54,6 +59,7 @@ class FlexAttention(SDPAttention):
         super().__init__()
         self._compiled = compiled or torch.compile(flex_attention, dynamic=True)
         self._masks: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._falls_back = False
 
     @staticmethod
     def computes(num_queries: int, num_keys: int, rule: AttentionRule) -> bool:
@@ -83,13 +89,30 @@ class FlexAttention(SDPAttention):
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         if self.computes(q.shape[1], keys.shape[1], rule):
+            if not torch.is_inference_mode_enabled():
+                raise RuntimeError(
+                    "FlexAttention is compiled for inference; call it within torch.inference_mode()"
+                )
             try:
                 with set_stance("fail_on_recompile"):
                     return self._flex(q, keys, values, rule.scale)
             except RuntimeError as error:
                 if "recompile" not in str(error):
                     raise
+                self._log_fallback(q, keys, error)
         return super()._attend_chunk(q, keys, values, rule)
+
+    def _log_fallback(self, q: torch.Tensor, keys: torch.Tensor, error: RuntimeError) -> None:
+        """Log the first chunk that SDPA computes because the kernel does not fit it."""
+        if self._falls_back:
+            return
+        self._falls_back = True
+        # The core process writes the event alone to stderr.
+        detail = " ".join(str(error).split())[:_MAX_DETAIL]
+        _log.warning(
+            "SDPA computes chunks for which FlexAttention would be compiled again",
+            extra={"queries": q.shape[1], "keys": keys.shape[1], "detail": detail},
+        )
 
     def _flex(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float

@@ -216,17 +216,52 @@ def test_flex_attention_equals_sdpa_and_computes_only_large_chunks(
         torch.randn(tokens, heads, 8, dtype=torch.float64).transpose(0, 1)
         for tokens, heads in ((num_queries, 6), (num_keys, 2), (num_keys, 2))
     )
-    out = FlexAttention(counted)._attend_chunk(q, keys, values, rule)
+    with torch.inference_mode():
+        out = FlexAttention(counted)._attend_chunk(q, keys, values, rule)
     assert bool(calls) == flex
     expected = SDPAttention()._attend_chunk(q, keys, values, rule)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+def chunk(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the queries, keys and values of a prompt."""
+    q, keys, values = (torch.rand(num_tokens, heads, 16).transpose(0, 1) for heads in (4, 2, 2))
+    return q, keys, values
+
+
+def test_a_large_chunk_outside_of_inference_mode_is_refused() -> None:
+    """The kernel would have to be compiled again, so that SDPA would compute every chunk."""
+    flex, rule = FlexAttention(flex_attention), AttentionRule(scale=0.25)
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        with mode, pytest.raises(RuntimeError, match=r"within torch\.inference_mode\(\)$"):
+            flex._attend_chunk(*chunk(256), rule)
+    assert flex._attend_chunk(*chunk(255), rule).shape == (4, 255, 16)
+
+
+def test_the_first_chunk_that_falls_back_to_sdpa_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def recompiles(*_arguments: object, **_options: object) -> torch.Tensor:
+        raise RuntimeError("Detected recompile when torch.compile\nstance is 'fail_on_recompile'")
+
+    flex, rule = FlexAttention(recompiles), AttentionRule(scale=0.25)
+    with torch.inference_mode():
+        for num_tokens in (256, 512, 256):
+            tensors = chunk(num_tokens)
+            expected = SDPAttention()._attend_chunk(*tensors, rule)
+            assert torch.equal(flex._attend_chunk(*tensors, rule), expected)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith("SDPA computes chunks")
+    assert (vars(record)["queries"], vars(record)["keys"]) == (256, 256)
+    assert "recompile when torch.compile stance" in vars(record)["detail"]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses torch.jit
 @pytest.mark.skipif(find_compiler() is None, reason="NOT RUN: needs a C++ compiler")
 def test_the_compiled_kernel_computes_the_large_chunks_of_a_model(tmp_path: Path) -> None:
-    """A chunk for which it would be compiled again would go to SDPA, without a sign."""
+    """A chunk for which it would be compiled again would go to SDPA."""
     compiled = torch.compile(flex_attention, dynamic=True)
     computed: list[int] = []
 
