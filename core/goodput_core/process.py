@@ -1,12 +1,18 @@
-"""Limits of the process: open files, which a server raises when it starts, and processors."""
+"""Open files, processors and scheduling priority of a process."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
+from pathlib import Path
+from typing import Final
 
-__all__ = ["count_cpus", "raise_open_files"]
+__all__ = ["count_cpus", "raise_open_files", "share_session_priority"]
+
+_NICE: Final = re.compile(r"nice (-?\d+)\s*$")
+_PROC: Final = Path("/proc")
 
 
 def raise_open_files() -> int:
@@ -27,3 +33,25 @@ def count_cpus() -> int:
     """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not available on macOS
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def share_session_priority(pid: int, proc: Path = _PROC) -> None:
+    """Give a process in a session of its own the priority of this session.
+
+    Linux can divide the processors among sessions before it divides them among their processes
+    (*autogroups*). A new session has the default priority, whatever that of its starter is.
+    Without this function, a service that a replay of low priority starts would run before the
+    client that measures it. If the system does not have such groups, or does not allow the change,
+    nothing is changed.
+
+    Args:
+        pid: the process.
+        proc: the folder of the system's processes.
+    """
+    try:
+        nice = _NICE.search((proc / "self/autogroup").read_text(encoding="ascii"))
+        # Without privileges, the kernel accepts only some changes in a second.
+        if nice is not None and int(nice[1]):
+            (proc / f"{pid}/autogroup").write_text(nice[1], encoding="ascii")
+    except OSError:
+        return

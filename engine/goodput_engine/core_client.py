@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from goodput_core.errors import ExitCode, InternalError, UsageError
+from goodput_core.process import share_session_priority
 from goodput_core.units import NS_PER_S
 from goodput_engine.core.wire import WireError, core_reader, encode
 from goodput_engine.messages import (
@@ -410,6 +411,7 @@ class CoreClient(CoreConnection):
         finally:
             for _, theirs in pairs:
                 theirs.close()
+        share_session_priority(process.pid)
         client = cls(process, on_step, silence_s)
         ours, *client._other_sockets = (ours for ours, _ in pairs)
         ours.setblocking(False)

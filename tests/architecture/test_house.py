@@ -77,6 +77,14 @@ def test_each_package_ships_its_types(folder: str) -> None:
     assert (ROOT / folder / f"goodput_{folder}" / "py.typed").is_file()
 
 
+def test_a_process_in_a_session_of_its_own_gets_the_priority_of_its_starter() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    sessions = {name_of(path) for path, text in texts.items() if "start_new_session=True" in text}
+    shared = {name_of(path) for path, text in texts.items() if "share_session_priority(" in text}
+    assert len(sessions) >= 6
+    assert sessions <= shared
+
+
 def class_names(paths: Iterable[Path]) -> dict[str, list[str]]:
     """Return the places that define each class name, without leading underscores."""
     found = defaultdict(list)

@@ -24,6 +24,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from goodput_core.contract import PATH_CONTROL_STATE, PATH_METRICS
 from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
+from goodput_core.process import share_session_priority
 from goodput_core.signals import Shutdown
 from goodput_core.units import NS_PER_S
 from goodput_engine.http_server import announce, error_response, listen, share_port, url_of
@@ -50,6 +51,7 @@ class _Process:
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
+        share_session_priority(process.pid)
         self._process = process
         self.admin_url = ""
         self.ended: asyncio.Task[None] = asyncio.create_task(self._wait())

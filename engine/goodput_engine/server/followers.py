@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
+from goodput_core.process import share_session_priority
 from goodput_engine.messages import Failed
 from goodput_engine.openai.errors import unavailable
 from goodput_engine.server.follower_channel import (
@@ -220,6 +221,7 @@ class _FollowerProcess:
             raise
         finally:
             theirs.close()
+        share_session_priority(process.pid)
         follower = cls(number, process, ours)
         follower.send(StartFollower(number=number, settings=settings))
         return follower

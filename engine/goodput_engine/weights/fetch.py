@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from goodput_core.errors import ExitCode, InputError, InternalError
+from goodput_core.process import share_session_priority
 from goodput_core.units import BYTES_PER_GIB
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ async def fetch_weights(source: WeightsSource) -> str:
         stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_MAX_LINE_BYTES,
         env={**os.environ, **quiet}, start_new_session=True,
     )  # fmt: skip
+    share_session_priority(process.pid)
     assert process.stdout is not None
     assert process.stderr is not None
     tail = asyncio.ensure_future(_read_tail(process.stderr))

@@ -19,7 +19,7 @@ import aiohttp
 
 from goodput_core.control import ServiceParams
 from goodput_core.errors import GoodputError, SpecError, UsageError
-from goodput_core.process import raise_open_files
+from goodput_core.process import raise_open_files, share_session_priority
 from goodput_core.signals import StopCause, watch_stop_requests
 from goodput_core.spec.choices import ControlMode
 from goodput_core.units import NS_PER_S
@@ -177,6 +177,7 @@ def _watched(options: UpOptions) -> Iterator[LineWriter | None]:
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     ) as child:
+        share_session_priority(child.pid)
         assert child.stdin is not None
         events = LineWriter(child.stdin.fileno())
         try:

@@ -18,6 +18,7 @@ import msgspec
 
 from goodput_core.contract import EVENT_DECISION, EVENT_FETCHING, EVENT_READY
 from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
+from goodput_core.process import share_session_priority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -91,6 +92,7 @@ async def running_service(
             limit=_MAX_LINE,
             start_new_session=True,
         )
+    share_session_priority(child.pid)
     try:
         service = await _wait_ready(child, report)
         if service is None:
