@@ -166,12 +166,13 @@ class GateAttempt:
         ready = {role: pod for role in self._roles if (pod := self._ready(role)) is not None}
         if len(ready) < len(self._roles):
             return self._wait_for_engines(ready)
-        return self._plan(
-            GatePhase.STARTING,
-            "all engines of the gate are ready",
-            create=Create(body=self._render_job(ready)),
-            wake_s=2.0,
-        )
+        text, create = "all engines of the gate are ready", Create(body=self._render_job(ready))
+        key = (JOB.name, create.body["metadata"]["name"])
+        if message := self.snapshot.failures.get(key) or self.snapshot.delayed.get(key):
+            text += f", but Job {key[1]} cannot be created: {message}"
+            if self._left_s(*(pod.body for pod in ready.values())) <= 0:
+                return self._end(GatePhase.PAUSED, GateReason.REPLAY_NOT_STARTED, text)
+        return self._plan(GatePhase.STARTING, text, create=create, wake_s=2.0)
 
     def _wait_for_engines(self, ready: Mapping[str, PodView]) -> GatePlan:
         missing = [role for role in self._roles if role not in ready]
@@ -374,11 +375,10 @@ class GateAttempt:
         if record.invalid < MAX_ATTEMPTS:
             return self._store(replace(record, attempt=record.attempt + 1))
         text = f"{MAX_ATTEMPTS} attempts gave no verdict; the last one: {record.message}"
-        verdict = VerdictKind.INVALID
         return self._store(
             replace(
                 record,
-                verdict=verdict,
+                verdict=VerdictKind.INVALID,
                 ended=GatePhase.PAUSED,
                 reason=GateReason.NO_VERDICT,
                 message=text[:_MAX_MESSAGE],

@@ -57,6 +57,7 @@ class Cluster:
         spec: spec of the service; `update_spec` changes it.
         broken: revisions whose pods never become ready.
         full: roles for whose pods a quota has no room.
+        rejection: message with which the API server rejects Jobs; empty to accept them.
         annotations: annotations of the service.
         gate_state: progress that the pod of a gate's Job reports.
         secrets: names of the created Secrets.
@@ -79,6 +80,7 @@ class Cluster:
     now_ns: int = 10_000 * NS_PER_S
     window: ServiceWindow = field(default_factory=ServiceWindow)
     undeclared: frozenset[str] = frozenset()
+    rejection: str = ""
     generation: int = 1
     counter: int = 0
     events: list[Emit] = field(default_factory=list)
@@ -219,7 +221,9 @@ class Cluster:
                 self._apply(action)
             case Create():
                 key = (action.body["kind"], action.body["metadata"]["name"])
-                if key not in self.objects:
+                if self.rejection:
+                    self.failures[key] = self.rejection
+                elif key not in self.objects:
                     self.objects[key] = self._stored(copy.deepcopy(dict(action.body)))
                     self.written.append(key)
             case CreateToken():

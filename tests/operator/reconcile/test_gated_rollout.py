@@ -625,6 +625,29 @@ UNKNOWN: dict[str, Any] = {
 }
 
 
+def test_a_rejected_job_is_reported_and_ends_the_gate_after_the_deadline(gated: Cluster) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    gated.rejection = "exceeded quota: no-jobs"
+    change(gated)
+    for _ in range(8):
+        gated.reconcile()
+    assert gate_of(gated)["phase"] == "Starting"
+    assert "cannot be created: exceeded quota: no-jobs" in gate_of(gated)["message"]
+    assert trials(gated) != {"baseline": {}, "candidate": {}}
+    gated.rejection = ""
+    until_job(gated)
+    gated.remove("Job", gated.jobs()[0]["metadata"]["name"])
+    gated.rejection = "exceeded quota: no-jobs"
+    for _ in range(20):
+        gated.reconcile()
+    gate = gate_of(gated)
+    assert (gate["phase"], gate["reason"]) == ("Paused", "ReplayNotStarted")
+    assert "cannot be created: exceeded quota: no-jobs" in gate["message"]
+    assert trials(gated) == {"baseline": {}, "candidate": {}}, "the pair no longer takes room"
+    assert gated.condition("Ready")[0] == "True"
+
+
 @pytest.mark.parametrize(
     ("container", "phase", "reason", "cause"),
     [
