@@ -97,8 +97,17 @@ def ab_result_of(pods: Sequence[Object]) -> ABResult | None:
     return None
 
 
-def describe_unarmed(pods: Sequence[Object], details: Sequence[str]) -> str:
-    """Return what a pod or a request waits for, as a clause; empty if it is not known."""
+def describe_unarmed(
+    job: str, pods: Sequence[Object], details: Sequence[str] = (), *, expected: int = 1
+) -> str:
+    """Return what the pods of a Job wait for, as a clause; empty if it is not known.
+
+    Args:
+        job: name of the Job.
+        pods: its pods.
+        details: failures of requests to the pods.
+        expected: number of pods that the Job creates.
+    """
     for pod in pods:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]
         scheduled = conditions_by_type(status).get("PodScheduled", {})
@@ -109,6 +118,9 @@ def describe_unarmed(pods: Sequence[Object], details: Sequence[str]) -> str:
             if waiting:
                 reason, message = waiting.get("reason", ""), waiting.get("message", "")
                 return f"; pod {name} waits: {reason} {message}".rstrip()
+    if len(pods) < expected:
+        # Only an Event has the cause, such as a quota.
+        return f"; {len(pods)} of {expected} pods exist; `kubectl describe job {job}` shows why"
     return next((f"; {detail}" for detail in details if detail), "")
 
 

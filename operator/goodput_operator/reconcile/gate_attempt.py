@@ -276,8 +276,8 @@ class GateAttempt:
         if true_condition(job, "Complete"):
             return self._repeat(f"the pod of Job {job['metadata']['name']} left no result", None)
         if not any(has_started(pod) for pod in pods):
-            detail = describe_unarmed(pods, ()) or "; its pod does not exist yet"
-            text = f"Job {job['metadata']['name']} has not started{detail}"
+            name = job["metadata"]["name"]
+            text = f"Job {name} has not started{describe_unarmed(name, pods)}"
             left_s = self._left_s(job)
             if left_s <= 0:
                 return self._end(GatePhase.PAUSED, GateReason.REPLAY_NOT_STARTED, text)

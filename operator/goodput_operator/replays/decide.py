@@ -239,7 +239,9 @@ def _arm(snapshot: ReplaySnapshot, spec: TraceReplaySpec, pods: Sequence[Object]
     if len(states) < spec.shards:
         remaining_s = _arm_wait_s(snapshot, spec)
         if remaining_s <= 0:
-            text += describe_unarmed(pods, [r.detail for r in readings if r is not None])
+            name = ReplayRun.of(snapshot.replay, spec).shards_job
+            details = [reading.detail for reading in readings if reading is not None]
+            text += describe_unarmed(name, pods, details, expected=spec.shards)
             return finish(snapshot, spec, invalid("NotArmed", text))
         status = running_status(snapshot, "Arming", text)
         unread = len(ready) > len(states)

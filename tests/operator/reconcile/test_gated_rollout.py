@@ -442,6 +442,23 @@ def test_an_attempt_is_repeated_after_a_pause(gated: Cluster) -> None:
     assert gate_of(gated)["phase"] == "Passed"
 
 
+def test_a_job_without_a_pod_ends_the_gate_after_the_deadline(gated: Cluster) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    change(gated)
+    job = until_job(gated)
+    name = job["metadata"]["name"]
+    job["status"] = {"active": 0}
+    del gated.pods[f"{name}-x"]
+    for _ in range(20):
+        gated.reconcile()
+    gate = gate_of(gated)
+    assert (gate["phase"], gate["reason"]) == ("Paused", "ReplayNotStarted")
+    assert gate["message"] == (
+        f"Job {name} has not started; 0 of 1 pods exist; `kubectl describe job {name}` shows why"
+    )
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+
+
 @pytest.mark.parametrize("role", TRIAL_ROLES)
 def test_a_replaced_engine_voids_the_attempt_even_if_it_gave_a_verdict(
     gated: Cluster, role: str
@@ -637,7 +654,8 @@ def test_a_rejected_job_is_reported_and_ends_the_gate_after_the_deadline(gated: 
     assert trials(gated) != {"baseline": {}, "candidate": {}}
     gated.rejection = ""
     until_job(gated)
-    gated.remove("Job", gated.jobs()[0]["metadata"]["name"])
+    (job,) = gated.jobs()
+    gated.remove("Job", job["metadata"]["name"])
     gated.rejection = "exceeded quota: no-jobs"
     for _ in range(20):
         gated.reconcile()

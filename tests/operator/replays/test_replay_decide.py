@@ -325,6 +325,10 @@ def test_shards_that_are_not_armed_are_awaited_until_the_deadline() -> None:
     verdict, reason, message, _ = outcome(run(late))
     assert (verdict, reason) == ("INVALID", "NotArmed")
     assert message.endswith("pod night-shards-2-x is not scheduled: 0/2 nodes")
+    rejected = armed(after_s=601, pods=given.pods[:2], readings={})
+    assert outcome(run(rejected))[2].endswith(
+        "; 2 of 3 pods exist; `kubectl describe job night-shards` shows why"
+    )
 
 
 def test_a_job_that_cannot_be_created_ends_the_replay_at_the_deadline() -> None:
