@@ -67,6 +67,17 @@ def test_no_step_is_longer_than_half_of_the_time_that_recent_requests_can_wait()
     assert _chunks(bench.step()) == [(2, 46 * 20 - 1)]
 
 
+def test_steps_leave_room_for_urgent_requests_as_long_as_prompts_progress() -> None:
+    """Half of the 15 ms that the urgent one can wait are less than two steps without prompts."""
+    bench = SloBench()
+    bench.add(1, 40, outputs=1000)
+    bench.step()
+    bench.add(2, 20, outputs=1, ttft_ms=20)
+    bench.step()
+    bench.add(3, 10_000, outputs=1, ttft_ms=60_000)
+    assert [bench.step().shape.num_tokens for _ in range(3)] == [200, 200, 200]
+
+
 def test_a_prompt_that_waits_for_blocks_becomes_urgent_before_it_is_late() -> None:
     bench = SloBench(blocks=400, left=200, preemption=Preemption.RECOMPUTE)
     bench.add(1, 1600, tpot_ms=40, outputs=300)

@@ -47,7 +47,7 @@ _SURE: Final = 0.99
 """This quantile takes its place if even the longest output would meet the target now."""
 _UNLIKELY: Final = 0.05
 """An end-to-end target is lost if not even an output as short as this quantile would meet it."""
-_LEAST_STEP: Final = 3
+_LEAST_STEP: Final = 2
 """A step with prompts may take as long as this many steps without, so that prompts progress."""
 _MOST_SLOWER: Final = 2.0
 """The decodes of a new request are planned to take at most this many times the time that they take
