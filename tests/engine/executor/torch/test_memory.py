@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -121,12 +122,15 @@ class ScarceModel:
     Attributes:
         refused: token ids that no step can compute.
         failures: number of steps that failed.
+        kept: number of steps that began while a tensor of an earlier, failed step was in memory.
     """
 
     def __init__(self, packed: PackedModel, most: int) -> None:
         self._packed, self._most = packed, most
         self.refused: set[int] = set()
         self.failures = 0
+        self.kept = 0
+        self._failed: weakref.ref[torch.Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._packed, name)
@@ -135,10 +139,13 @@ class ScarceModel:
         self, rows: Sequence[PackedRow], pool: KVPool, late: LateTokens | None = None
     ) -> torch.Tensor:
         """Compute a step, or fail after it wrote some keys and values."""
+        self.kept += self._failed is not None and self._failed() is not None
         ids = {token_id for row in rows for token_id in row.token_ids}
         if sum(len(row.token_ids) for row in rows) <= self._most and not ids & self.refused:
             return self._packed.compute(rows, pool, late)
         self.failures += 1
+        hidden_states = torch.empty(1)
+        self._failed = weakref.ref(hidden_states)
         for row in rows:
             block, slot = divmod(row.start, pool.block_size)
             pool.device_blocks[row.blocks[block], :, :, slot] = 7
@@ -176,6 +183,7 @@ def test_a_step_that_runs_out_of_memory_is_computed_in_parts(
         bench.submit(7 * family + 2, 12, family=family)
     bench.run_dry()
     assert scarce.failures > 0
+    assert scarce.kept == 0
     assert len(bench.finished) == 5
 
 
