@@ -6,6 +6,7 @@ fields that it decodes.
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Final
 
@@ -15,6 +16,8 @@ __all__ = ["require_utf8"]
 
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{},:]', re.DOTALL)
 _MAX_PATH: Final = 100
+_SLICE_BYTES: Final = 1 << 18
+_DECODER: Final = codecs.getincrementaldecoder("utf-8")
 
 
 def require_utf8(data: bytes) -> None:
@@ -23,15 +26,29 @@ def require_utf8(data: bytes) -> None:
     Raises:
         APIError: 400; the error names the field and the byte.
     """
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        field = _field_at(data, error.start)
+    at = _first_wrong_byte(data)
+    if at is not None:
+        field = _field_at(data, at)
         where = f"{field}: byte" if field else "byte"
         raise bad_request(
-            f"{where} {error.start} of the body is not UTF-8; encode the body as UTF-8",
-            field or None,
-        ) from error
+            f"{where} {at} of the body is not UTF-8; encode the body as UTF-8", field or None
+        )
+
+
+def _first_wrong_byte(data: bytes) -> int | None:
+    """Return the index of the first byte that is not UTF-8; None if there is none.
+
+    A large body is decoded in slices, so that other threads can run in between.
+    """
+    decoder = _DECODER()
+    for at in range(0, len(data), _SLICE_BYTES):
+        pending, _ = decoder.getstate()
+        end = at + _SLICE_BYTES
+        try:
+            decoder.decode(data[at:end], final=end >= len(data))
+        except UnicodeDecodeError as error:
+            return at - len(pending) + error.start
+    return None
 
 
 def _field_at(data: bytes, at: int) -> str:

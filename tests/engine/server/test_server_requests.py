@@ -14,6 +14,7 @@ from goodput_core.placement.blockhash import block_hashes
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_MS
 from goodput_engine import tokens
+from goodput_engine.openai.encoding import require_utf8
 from goodput_engine.openai.errors import APIError
 from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.server.requests import CompletionRequest, PromptLimits, RequestParser
@@ -324,6 +325,19 @@ def test_a_body_that_is_not_utf8_names_the_field_and_the_byte(
     at = data.index(b"|")
     assert error.param == field
     assert error.message == f"{where}byte {at} of the body is not UTF-8; encode the body as UTF-8"
+
+
+@pytest.mark.parametrize("offset", range(-3, 4))
+@pytest.mark.parametrize("wrong", [b"", b"\xff", b"\xe2\x82"], ids=["valid", "byte", "character"])
+def test_a_large_body_is_decoded_in_slices(offset: int, wrong: bytes) -> None:
+    """Characters and wrong bytes before and after the border of a slice of 256 KiB."""
+    head = b'{"prompt":"'
+    before = head + b"x" * ((1 << 18) + offset - len(head)) + "€".encode()
+    if wrong:
+        with pytest.raises(APIError, match=rf"^prompt: byte {len(before)} of the body is not "):
+            require_utf8(before + wrong + b'"}')
+    else:
+        require_utf8(before + b'"}')
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity"])
