@@ -9,7 +9,8 @@ The executor has the token ids: a plan states how many tokens of a request to co
 executor knows them, because it sampled them or received them with the prompt. A plan that was made
 before the result of an earlier plan finds the sampled tokens when it runs.
 
-A step that needs more memory than there is runs again in two halves. The rows of a step do not see
+A step that needs more memory than there is runs again in two halves, or whole if it was started
+before the end of the last one. The rows of a step do not see
 each other, and a row continues from the keys and values in the pool, so the tokens are the same.
 """
 
@@ -129,12 +130,14 @@ class _StartedStep:
     Args:
         start_ns: time at which the host began with it.
         work: tokens to compute.
+        ahead: True if it was started before the tokens of the last step were read.
         rids: requests that sample, in the order of `chosen`.
         chosen: their tokens; None if the step must be computed when it is finished.
     """
 
     start_ns: int
     work: _Work
+    ahead: bool = False
     rids: list[int] = field(default_factory=list)
     chosen: ChosenTokens | None = None
 
@@ -268,7 +271,7 @@ class TorchExecutor:
         self._apply(plan)
         unread = {} if before is None else {rid: at for at, rid in enumerate(before.rids)}
         work, late_rows = self._work(plan, unread)
-        started = _StartedStep(start_ns=start_ns, work=work)
+        started = _StartedStep(start_ns=start_ns, work=work, ahead=before is not None)
         if not work:
             return started
         late = None
@@ -313,6 +316,9 @@ class TorchExecutor:
         if started.chosen is not None:
             return self._read(started.rids, started.chosen, failed)
         work = [(rid, self._with_last_token(rid, row)) for rid, row in started.work]
+        if started.ahead:
+            # Whole again: the last step, which has ended now, took a part of the memory.
+            return self._compute(work, failed)
         return self._compute_parts(work, failed) if work else {}
 
     def _read(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from goodput_engine.executor.torch.kv_pool import KVPool
     from goodput_engine.executor.torch.model import LateTokens, PackedModel, PackedRow
+    from goodput_engine.scheduler.plan import StepResult
 
 pytestmark = pytest.mark.torch
 
@@ -121,6 +122,7 @@ class ScarceModel:
 
     Attributes:
         refused: token ids that no step can compute.
+        fails_ahead: True if steps fail that start before the tokens of the last one are read.
         failures: number of steps that failed.
         kept: number of steps that began while a tensor of an earlier, failed step was in memory.
     """
@@ -128,6 +130,7 @@ class ScarceModel:
     def __init__(self, packed: PackedModel, most: int) -> None:
         self._packed, self._most = packed, most
         self.refused: set[int] = set()
+        self.fails_ahead = False
         self.failures = 0
         self.kept = 0
         self._failed: weakref.ref[torch.Tensor] | None = None
@@ -141,7 +144,8 @@ class ScarceModel:
         """Compute a step, or fail after it wrote some keys and values."""
         self.kept += self._failed is not None and self._failed() is not None
         ids = {token_id for row in rows for token_id in row.token_ids}
-        if sum(len(row.token_ids) for row in rows) <= self._most and not ids & self.refused:
+        fits = sum(len(row.token_ids) for row in rows) <= self._most and not ids & self.refused
+        if fits and not (self.fails_ahead and late is not None):
             return self._packed.compute(rows, pool, late)
         self.failures += 1
         hidden_states = torch.empty(1)
@@ -187,9 +191,22 @@ def test_a_step_that_runs_out_of_memory_is_computed_in_parts(
     assert len(bench.finished) == 5
 
 
+def test_a_step_that_runs_out_of_memory_ahead_of_unread_tokens_is_computed_after_them(
+    tiny: TinyModel,
+) -> None:
+    scarce = ScarceModel(tiny.packed, 64)
+    scarce.fails_ahead = True
+    bench = make_bench(tiny, scarce, 2)
+    for family in range(5):
+        bench.submit(7 * family + 2, 12, family=family)
+    bench.run_dry()
+    assert scarce.failures > 0
+    assert len(bench.finished) == 5
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_request_that_cannot_be_computed_alone_fails_and_the_others_continue(
-    tiny: TinyModel, depth: int
+    tiny: TinyModel, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scarce = ScarceModel(tiny.packed, 64)
     bench = make_bench(tiny, scarce, depth)
@@ -204,9 +221,22 @@ def test_a_request_that_cannot_be_computed_alone_fails_and_the_others_continue(
         + tiny.outputs.of(bench.submits[rid])[0]
     }
     assert scarce.refused
+    results = []
+    collect = bench.executor.collect
+
+    def recorded(now_ns: int) -> StepResult | None:
+        result = collect(now_ns)
+        results.append(result)
+        return result
+
+    monkeypatch.setattr(bench.executor, "collect", recorded)
     for _ in range(4):
         bench.step()
     assert bench.rejected == {prompt: "out_of_memory"}
+    assert [(rid, *failure) for one in results if one for rid, failure in one.failed.items()] == [
+        (prompt, "out_of_memory", "the device has too little free memory for this request", 1)
+    ]
+    assert not any(prompt in one.token_ids for one in results if one), "half of its prompt failed"
     scarce.refused = set()
     # The prefix of the failed request, of which a part was never computed.
     again = bench.submit(30, 12, family=1)
