@@ -124,6 +124,7 @@ class ScarceModel:
         refused: token ids that no step can compute.
         fails_ahead: True if steps fail that start before the tokens of the last one are read.
         failures: number of steps that failed.
+        computed: the rows of all other steps.
         kept: number of steps that began while a tensor of an earlier, failed step was in memory.
     """
 
@@ -132,6 +133,7 @@ class ScarceModel:
         self.refused: set[int] = set()
         self.fails_ahead = False
         self.failures = 0
+        self.computed: list[PackedRow] = []
         self.kept = 0
         self._failed: weakref.ref[torch.Tensor] | None = None
 
@@ -146,6 +148,7 @@ class ScarceModel:
         ids = {token_id for row in rows for token_id in row.token_ids}
         fits = sum(len(row.token_ids) for row in rows) <= self._most and not ids & self.refused
         if fits and not (self.fails_ahead and late is not None):
+            self.computed += rows
             return self._packed.compute(rows, pool, late)
         self.failures += 1
         hidden_states = torch.empty(1)
@@ -210,7 +213,7 @@ def test_a_request_that_cannot_be_computed_alone_fails_and_the_others_continue(
 ) -> None:
     scarce = ScarceModel(tiny.packed, 64)
     bench = make_bench(tiny, scarce, depth)
-    prompt = bench.submit(30, 12, family=1)
+    prompt = bench.submit(60, 12, family=1)  # in two chunks
     ids = bench.submits[prompt].executor.token_ids
     others = [bench.submit(9, 12, family=family, ignore_eos=True) for family in (2, 3)]
     later = next(at for at in range(12, 30) if ids.index(ids[at]) == at)
@@ -237,9 +240,11 @@ def test_a_request_that_cannot_be_computed_alone_fails_and_the_others_continue(
         (prompt, "out_of_memory", "the device has too little free memory for this request", 1)
     ]
     assert not any(prompt in one.token_ids for one in results if one), "half of its prompt failed"
+    behind = [row for row in scarce.computed if row.start > later]
+    assert not any(ids[row.start :][: len(row.token_ids)] == row.token_ids for row in behind)
     scarce.refused = set()
     # The prefix of the failed request, of which a part was never computed.
-    again = bench.submit(30, 12, family=1)
+    again = bench.submit(60, 12, family=1)
     bench.run_dry()
     assert set(bench.finished) == {*others, again}
     assert bench.scheduler.free_blocks == bench.scheduler.total_blocks
@@ -262,3 +267,6 @@ def test_an_allocation_that_a_cpu_refuses_is_a_lack_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
     assert _is_out_of_memory(caught.value)
+    with pytest.raises(MemoryError) as python:
+        bytearray(1 << 62)
+    assert _is_out_of_memory(python.value)
