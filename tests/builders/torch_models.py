@@ -373,7 +373,9 @@ class ModelBench:
             assert self.finished[rid] == ("stop" if stopped else "length")
 
     def _take_rejected(self) -> None:
-        self.rejected |= {one.rid: one.reason for one in self.core.take_rejected()}
+        for one in self.core.take_rejected():
+            assert one.rid not in self.rejected, "a request is rejected once"
+            self.rejected[one.rid] = one.reason
 
     def _poison(self) -> None:
         if not self._poisons:
