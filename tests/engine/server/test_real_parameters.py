@@ -187,7 +187,7 @@ INVALID: dict[str, tuple[tuple[str, bytes], int, str | None, str]] = {
         (COMPLETIONS, b'{"model": "chat", "prompt": "\xff\xfe"}'),
         400,
         "prompt",
-        "prompt: byte 28 of the body is not UTF-8; encode",
+        "prompt: byte 29 of the body is not UTF-8; encode",
     ),
     "nested JSON": (raw('"logit_bias": ' + "[" * 50_000 + "]" * 50_000), 400, None, "recursion"),
     "an unknown model": (completion(model="gpt-4o"), 404, "model", "'gpt-4o' is not served here"),
