@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders.slo_bench import STEP_TIME, FixedLengths, SloBench
+from tests.builders.slo_bench import STEP_TIME, ExactModel, FixedLengths, SloBench
 
 from goodput_core.spec.choices import LateRequests, Preemption
+from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS
 from goodput_engine.scheduler.request_table import RequestState
 
@@ -76,6 +77,27 @@ def test_steps_leave_room_for_urgent_requests_as_long_as_prompts_progress() -> N
     bench.step()
     bench.add(3, 10_000, outputs=1, ttft_ms=60_000)
     assert [bench.step().shape.num_tokens for _ in range(3)] == [200, 200, 200]
+
+
+def test_later_chunks_of_a_long_prompt_are_smaller_because_they_read_more() -> None:
+    """Each token of context takes 2 µs, so 4,000 tokens take as long as 160 new ones."""
+
+    class Reads(ExactModel):
+        form = RooflineForm(
+            c0_ns=5e6, c1_ns_per_token=5e4, c2_ns_per_context_token=2000, c4_ns_per_request=0
+        )
+        step_ns = form.step_ns
+        chunk_within = form.chunk_within
+
+    bench = SloBench()
+    model = Reads()
+    bench.policy.model = model
+    bench.add(1, 40, tbt_ms=40, outputs=1000)
+    bench.step()
+    bench.add(2, 10_000, ttft_ms=60_000)
+    plans = [bench.step() for _ in range(12)]
+    assert plans[-1].chunks[0].start > 4000
+    assert all(35e6 < model.step_ns(plan.shape) <= 38e6 for plan in plans)
 
 
 def test_a_prompt_that_waits_for_blocks_becomes_urgent_before_it_is_late() -> None:

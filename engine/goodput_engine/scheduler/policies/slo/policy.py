@@ -209,6 +209,7 @@ class SloPolicy(SchedulingPolicy):
             beside=beside,
             target_ns=int(within_ns),
             most_tokens=max(0, limit - decodes),
+            start=max((p.request.base_computed for p in forecast.prompts), default=0),
         )
         return decodes + max(tokens, TRICKLE_TOKENS)
 
