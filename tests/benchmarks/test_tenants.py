@@ -22,7 +22,12 @@ def test_without_shares_a_flood_takes_the_promises_of_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixed lengths without a flood", "a large tenant in free capacity"]
+    "name",
+    [
+        "mixed lengths without a flood",
+        "a large tenant in free capacity",
+        "bursts beside long outputs without a flood",
+    ],
 )
 def test_nothing_is_rejected_while_the_capacity_suffices(name: str) -> None:
     results = serve(LOADS[name])

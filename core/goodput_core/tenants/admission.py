@@ -26,7 +26,7 @@ __all__ = ["ServiceCapacity", "TenantAdmission", "TenantRequest"]
 _ACTIVE_NS: Final = 60 * NS_PER_S
 _DEFAULT_TARGET_NS: Final = NS_PER_S
 """Target of a first token if no class has one."""
-_QUEUE: Final = 0.2
+_QUEUE: Final = 0.12
 """Part of the tightest target of a first token for which prompts may wait."""
 _FULL: Final = 0.9
 """Part of places and memory that may be used."""

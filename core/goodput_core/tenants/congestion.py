@@ -1,9 +1,8 @@
 """Signs of overload that a router sees in its streams, without a report from the replicas.
 
 The first is the rate at which replicas compute prompts, from which follows how many can wait for
-how long. A stream that waited shows it: by Little's law, it is the number of prompt tokens that its
-replica had when the stream was sent, divided by the wait. Before any stream has waited, a stream of
-its own shows at least how fast its prompt was computed.
+how long. Streams that waited show it: a wait grows with the prompt tokens that the replica had when
+the stream was sent. Before enough streams have waited, the oldest one that waits shows it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,11 @@ START_TOKENS: Final = 50
 _LEAST_WAIT_NS: Final = 100 * NS_PER_MS
 """Streams that start sooner did not wait for others."""
 _VALID_NS: Final = 60 * NS_PER_S
-"""Time constant with which the fastest prompt is forgotten, and time for which a rate is used."""
-_NEW: Final = 0.05
-"""Weight of a new measurement of the rate."""
+"""Time constant with which waits and the fastest prompt are forgotten."""
+_KNOWN_NS: Final = NS_PER_S
+"""Sum of such waits from which the rate is known."""
+_MOST: Final = 3.0
+"""Highest rate, as a multiple of that without the constant part of a wait."""
 _PACE_NS: Final = NS_PER_S
 """Time constant with which the pace is forgotten."""
 _VALID_PACE_NS: Final = 5 * NS_PER_S
@@ -38,24 +39,61 @@ _NEARLY_BEST: Final = 1.1
 """The same as a multiple of the fastest pace."""
 
 
+class _Waits:
+    """Fading sums over streams that started: the tokens that their replica had, and their waits."""
+
+    __slots__ = ("_at_ns", "_count", "_products", "_squares", "_tokens", "_wait_ns")
+
+    def __init__(self) -> None:
+        self._at_ns = 0
+        self._count = 0.0
+        self._tokens = 0.0
+        self._wait_ns = 0.0
+        self._squares = 0.0
+        self._products = 0.0
+
+    def note(self, tokens: float, wait_ns: int, now_ns: int) -> None:
+        fade = self._fade(now_ns)
+        self._at_ns = now_ns
+        self._count = self._count * fade + 1
+        self._tokens = self._tokens * fade + tokens
+        self._wait_ns = self._wait_ns * fade + wait_ns
+        self._squares = self._squares * fade + tokens * tokens
+        self._products = self._products * fade + tokens * wait_ns
+
+    def wait_ns(self, now_ns: int) -> float:
+        """Return the sum of the waits."""
+        return self._wait_ns * self._fade(now_ns)
+
+    @property
+    def per_s(self) -> float:
+        """Tokens per second of wait."""
+        return self._tokens * NS_PER_S / self._wait_ns
+
+    @property
+    def additional_per_s(self) -> float:
+        """The same of additional tokens, by least squares; 0 if the waits do not grow with them.
+
+        A wait also has a constant part: the rest of the running step, and the decodes of its own.
+        """
+        slope = self._count * self._products - self._tokens * self._wait_ns
+        spread = self._count * self._squares - self._tokens * self._tokens
+        return spread * NS_PER_S / slope if slope > 0 else 0.0
+
+    def _fade(self, now_ns: int) -> float:
+        return math.exp((self._at_ns - now_ns) / _VALID_NS)
+
+
 class PromptRate:
     """The prompt tokens that one replica computes per second."""
 
-    __slots__ = (
-        "_alone_ns",
-        "_alone_per_s",
-        "_measured_ns",
-        "_per_s",
-        "_tokens",
-        "_waiting",
-    )
+    __slots__ = ("_all", "_alone_ns", "_alone_per_s", "_long", "_tokens", "_waiting")
 
     def __init__(self) -> None:
         # Replica, time and tokens of each stream, and the tokens that the replica had with it.
         self._waiting: dict[object, tuple[str, int, float, float]] = {}
         self._tokens: dict[str, float] = {}
-        self._per_s: float | None = None
-        self._measured_ns = 0
+        self._all, self._long = _Waits(), _Waits()
         self._alone_per_s = 0.0
         self._alone_ns = 0
 
@@ -80,17 +118,16 @@ class PromptRate:
         alone_per_s = max(0.0, tokens - START_TOKENS) * NS_PER_S / wait_ns
         if alone_per_s > self._fastest(now_ns):
             self._alone_per_s, self._alone_ns = alone_per_s, now_ns
+        self._all.note(ahead, wait_ns, now_ns)
         if wait_ns >= _LEAST_WAIT_NS:
-            per_s = ahead * NS_PER_S / wait_ns
-            old = self._rate(now_ns)
-            self._per_s = per_s if old is None else old + _NEW * (per_s - old)
-            self._measured_ns = now_ns
+            self._long.note(ahead, wait_ns, now_ns)
 
     def tokens_within(self, limit_ns: int, now_ns: int) -> float:
         """Return the tokens that a replica computes in some time; infinite if unknown."""
-        rate = max(self._rate(now_ns) or 0.0, self._fastest(now_ns))
-        if rate:
-            return rate * limit_ns / NS_PER_S
+        if self._long.wait_ns(now_ns) >= _KNOWN_NS:
+            least = self._long.per_s
+            rate = max(least, min(self._all.additional_per_s, _MOST * least))
+            return max(rate, self._fastest(now_ns)) * limit_ns / NS_PER_S
         if not self._waiting:
             return math.inf
         _, began_ns, _, ahead = next(iter(self._waiting.values()))
@@ -99,9 +136,6 @@ class PromptRate:
 
     def _fastest(self, now_ns: int) -> float:
         return self._alone_per_s * math.exp((self._alone_ns - now_ns) / _VALID_NS)
-
-    def _rate(self, now_ns: int) -> float | None:
-        return self._per_s if now_ns - self._measured_ns < _VALID_NS else None
 
 
 class TokenPace:

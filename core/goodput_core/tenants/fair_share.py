@@ -59,8 +59,8 @@ _FLOWS: Final = (Resource.QUEUE, Resource.SERVICE)
 """Resources that every request occupies only shortly."""
 _BURST: Final = 1.75
 """Multiple of an equal part of all work, up to which a burst of a tenant is admitted."""
-_MOST_QUEUED: Final = 3.0
-"""The same as a multiple of the capacity of the queue."""
+_MOST_QUEUED: Final = 5.0
+"""The same as a multiple of the capacity of the queue: three fifths of the tightest target."""
 _NO_OTHERS: Final = 1 / 16
 """Part of the capacity up to which the use of the other tenants is ignored."""
 
@@ -115,6 +115,10 @@ class _TenantAccount:
         """True if a request was rejected lately because of the resource."""
         rejected_ns = self.limited_ns[resource]
         return rejected_ns is not None and now_ns - rejected_ns < _LIMITED_NS
+
+    def has_flooded(self, resource: Resource, now_ns: int) -> bool:
+        """True if a request was rejected lately because of the queue."""
+        return resource is Resource.QUEUE and self.is_limited(resource, now_ns)
 
     def demand(self, resource: Resource, now_ns: int) -> float:
         self.fade(now_ns)
@@ -171,8 +175,8 @@ class FairShare:
     ) -> bool:
         """Decide about a new request.
 
-        A tenant that uses nothing of a resource is always admitted to it, however much its request
-        needs.
+        A tenant that uses nothing of a resource is admitted to it, however much its request needs.
+        The exception is the queue after a rejection, while the tenant has most of all work.
 
         Args:
             tenant: name of the tenant.
@@ -193,13 +197,17 @@ class FairShare:
         admitted = True
         for resource in Resource:
             use, capacity = own.uses[resource], capacities[resource]
-            if use <= 0 or capacity == math.inf:
+            # A flood of prompts longer than the queue would otherwise have one in it at all times.
+            if capacity == math.inf or (use <= 0 and not own.has_flooded(resource, now_ns)):
                 continue
             if self._is_innocent(own, resource, needs[resource], capacity, now_ns):
                 continue
             if use + needs[resource] > own.weight * self._level(resource, capacity, now_ns):
-                own.limited_ns[resource] = now_ns
                 admitted = False
+                # A prompt that is too long to start in time is no flood.
+                too_long = use + needs[resource] > _MOST_QUEUED * capacity
+                if resource is not Resource.QUEUE or not (too_long and self._has_part(own)):
+                    own.limited_ns[resource] = now_ns
         return admitted
 
     def _is_innocent(
@@ -210,11 +218,11 @@ class FairShare:
         is_limited = own.is_limited(resource, now_ns)
         if resource not in _FLOWS:
             return not is_limited and total + need <= capacity
-        part = own.weight / sum(tenant.weight for tenant in self._active.values())
-        work = sum(own.uses[flow] for flow in _FLOWS)
-        works = sum(self._totals[flow] for flow in _FLOWS)
+        part = self._part(own)
+        if is_limited and use <= 0:
+            return self._has_part(own, _BURST)
         if is_limited:
-            return work <= part * works and (total + need <= capacity or use <= part * total)
+            return self._has_part(own) and (total + need <= capacity or use <= part * total)
         if resource is Resource.QUEUE:
             capacity *= _MOST_QUEUED
             if total + need <= capacity:
@@ -223,7 +231,17 @@ class FairShare:
                 return use <= part * total
             if total - use <= _NO_OTHERS * capacity:
                 return True
-        return use <= part * total or work <= _BURST * part * works
+        return use <= part * total or self._has_part(own, _BURST)
+
+    def _part(self, own: _TenantAccount) -> float:
+        """Return an equal part of the active tenants."""
+        return own.weight / sum(tenant.weight for tenant in self._active.values())
+
+    def _has_part(self, own: _TenantAccount, multiple: float = 1.0) -> bool:
+        """True if a tenant has at most an equal part, or a multiple, of waiting and recent work."""
+        work = sum(own.uses[flow] for flow in _FLOWS)
+        works = sum(self._totals[flow] for flow in _FLOWS)
+        return work <= multiple * self._part(own) * works
 
     def begin(self, tenant: str) -> None:
         """Count an admitted request; its use is added by `add`."""
