@@ -114,7 +114,8 @@ def test_a_killed_engine_costs_only_its_own_streams(
     # The remaining engine serves new requests.
     assert chat.run_streams("chat", STREAMS, 10) == ["done"] * STREAMS
     moved = replicas_of_sessions(chat)
-    assert {name: moved[name] for name in survivors} == survivors
+    # A pod in place of the killed one gets its share of the sessions when it is ready.
+    assert all(moved[name] == pod or moved[name] not in before for name, pod in survivors.items())
     assert set(streams.outcomes()) == {"done", "replica_lost"}, "each engine had some of them"
 
     def returned() -> bool:
