@@ -123,6 +123,8 @@ def draw(lines: Sequence[Curve], path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(line.name for line in lines))
+    others = dict.fromkeys(line.policy for line in lines if line.policy != Policy.SLO)
+    colours = {policy: f"C{number}" for number, policy in enumerate(others)}
     rows = -(-len(names) // 3)
     figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
     panels = figure.subplots(rows, 3, squeeze=False).flatten()
@@ -134,6 +136,7 @@ def draw(lines: Sequence[Curve], path: Path) -> None:
                     [point.kept_per_s for point in line.points],
                     marker=".",
                     label=line.policy,
+                    color="black" if line.policy == Policy.SLO else colours[line.policy],
                     linewidth=2.5 if line.policy == Policy.SLO else 1,
                 )
         panel.set_title(name)
