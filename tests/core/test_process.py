@@ -48,18 +48,34 @@ def test_a_process_that_has_ended_is_ignored(tmp_path: Path) -> None:
     not Path("/proc/self/autogroup").exists(), reason="NOT RUN: the kernel has no autogroups"
 )
 def test_a_new_session_has_the_priority_of_a_session_that_was_lowered() -> None:
+    """Without privileges, the kernel accepts one change in a tenth of a second, of any process."""
     program = """
-        import subprocess, sys
+        import subprocess, sys, time
         from pathlib import Path
         from goodput_core.process import share_session_priority
 
-        Path("/proc/self/autogroup").write_text("7")
+        def nice(pid):
+            return Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
+
+        def lower():
+            try:
+                Path("/proc/self/autogroup").write_text("7")
+            except BlockingIOError:
+                pass
+
+        def repeat(change, pid):
+            for _ in range(100):
+                change()
+                if nice(pid) == "7":
+                    return
+                time.sleep(0.05)
+
+        repeat(lower, "self")
         command = [sys.executable, "-c", "input()"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:
-            group = Path(f"/proc/{child.pid}/autogroup")
-            print(group.read_text().split()[-1], end=" ")
-            share_session_priority(child.pid)
-            print(group.read_text().split()[-1])
+            print(nice(child.pid), end=" ")
+            repeat(lambda: share_session_priority(child.pid), child.pid)
+            print(nice(child.pid))
             child.communicate(b"\\n")
     """
     done = subprocess.run(
@@ -69,6 +85,4 @@ def test_a_new_session_has_the_priority_of_a_session_that_was_lowered() -> None:
         check=False,
         start_new_session=True,
     )
-    if "Resource temporarily unavailable" in done.stderr:
-        pytest.skip("NOT RUN: another process changed a priority at this moment")
     assert (done.stdout, done.stderr) == ("0 7\n", "")

@@ -10,8 +10,8 @@ executor knows them, because it sampled them or received them with the prompt. A
 before the result of an earlier plan finds the sampled tokens when it runs.
 
 A step that needs more memory than there is runs again in two halves, or whole if it was started
-before the end of the last one. The rows of a step do not see
-each other, and a row continues from the keys and values in the pool, so the tokens are the same.
+before the end of the last one. The rows of a step do not see each other, and a row continues from
+the keys and values in the pool, so the tokens are the same.
 """
 
 from __future__ import annotations
