@@ -149,6 +149,19 @@ def admin_url(pod: Object) -> str | None:
     return None if host is None else f"http://{host}:{ADMIN_PORT}"
 
 
+def serving_url(pod: Object, port: int) -> str | None:
+    """Return the URL of a pod's serving port; None if the pod has no address yet."""
+    host = _host(pod)
+    return None if host is None else f"http://{host}:{port}"
+
+
+def replica_set_of(pod: Object) -> str:
+    """Return the name of the ReplicaSet that controls a pod; empty if none does."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    names = (o["name"] for o in owners if o.get("controller") and o.get("kind") == "ReplicaSet")
+    return next(names, "")
+
+
 def is_foreign(pod: Object) -> bool:
     """True if an engine's pod runs another server, which has no admin port."""
     return ANNOTATION_RUNTIME in (pod["metadata"].get("annotations") or {})

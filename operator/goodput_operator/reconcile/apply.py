@@ -167,7 +167,7 @@ class Applier:
                     case Apply():
                         await self._apply(snapshot.service, action, existing, record, result)
                     case Create():
-                        await self._create(snapshot.service, action, result)
+                        await self._create(snapshot.service, action, record, result)
                     case CreateToken():
                         await self._create_token(snapshot.service, action, result)
                     case Delete():
@@ -208,16 +208,23 @@ class Applier:
             body = {**action.body, "metadata": metadata}
             response, overwritten = await self._apply_to_ours(kind, body, action, record.uid)
         else:
-            record.foreign[kind.name, name] = live
-            result.failures[kind.name, name] = (
-                f"{kind.name} {name} exists and is not controlled by LLMService "
-                f"{service['metadata']['name']}"
-            )
+            self._report_foreign(service, live, record, result)
             return
         if isinstance(response, FailedCall):
             result.add(kind.name, name, response)
         elif overwritten:
             await self._emit(service, _overwritten_event(kind, name, overwritten), result)
+
+    @staticmethod
+    def _report_foreign(
+        service: Object, live: Object, record: ServiceRecord, result: ApplyResult
+    ) -> None:
+        kind, name = live["kind"], live["metadata"]["name"]
+        record.foreign[kind, name] = live
+        result.failures[kind, name] = (
+            f"{kind} {name} exists and is not controlled by LLMService "
+            f"{service['metadata']['name']}"
+        )
 
     async def _apply_to_ours(
         self, kind: Kind, body: Object, action: Apply, service_uid: str
@@ -265,11 +272,30 @@ class Applier:
         response = await self._client.replace_managed_fields(kind, live, managed_fields)
         return response if isinstance(response, FailedCall) else moved
 
-    async def _create(self, service: Object, action: Create, result: ApplyResult) -> None:
+    async def _create(
+        self, service: Object, action: Create, record: ServiceRecord, result: ApplyResult
+    ) -> None:
         kind, namespace = KINDS[action.body["kind"]], service["metadata"]["namespace"]
         response = await self._client.create(kind, namespace, action.body)
-        if isinstance(response, FailedCall) and response.reason != "AlreadyExists":
-            result.add(kind.name, action.body["metadata"]["name"], response)
+        if not isinstance(response, FailedCall):
+            return
+        metadata = action.body["metadata"]
+        name, labels = metadata["name"], metadata.get("labels") or {}
+        if response.reason == "AlreadyExists":
+            live = await self._client.read(kind, namespace, name)
+            if not isinstance(live, FailedCall):
+                if not controlled_by(live, record.uid):
+                    self._report_foreign(service, live, record, result)
+                elif not labels.items() <= (live["metadata"].get("labels") or {}).items():
+                    # It is not watched, so it could never be followed.
+                    result.failures[kind.name, name] = (
+                        f"{kind.name} {name} exists, but its labels were changed; delete it"
+                    )
+                return
+            if live.not_found:  # it was deleted in between
+                return
+            response = live
+        result.add(kind.name, name, response)
 
     async def _create_token(
         self, service: Object, action: CreateToken, result: ApplyResult

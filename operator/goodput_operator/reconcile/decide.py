@@ -182,7 +182,7 @@ def _reconcile(
 
     failed = snapshot.failures.keys() | snapshot.delayed.keys()
     repairs = find_repairs(view, inputs, render, memory, failed)
-    applies, foreign = repairs.applies, repairs.foreign
+    applies, foreign = repairs.applies, tuple(dict.fromkeys((*repairs.foreign, *gate.foreign)))
     failures = {key: message for key, message in snapshot.failures.items() if key not in foreign}
     problems = [
         *name_conflict(foreign),

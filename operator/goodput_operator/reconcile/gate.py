@@ -9,6 +9,7 @@ earlier one stopped, and a repeated or missed reconciliation changes nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ANNOTATION_RETRY, ROLE_ENGINE
@@ -22,6 +23,7 @@ from goodput_operator.reconcile.gate_plan import (
     gate_status,
     read_record,
 )
+from goodput_operator.reconcile.problems import name_conflict
 from goodput_operator.render.gate import job_name
 from goodput_operator.render.metadata import digest_of
 
@@ -104,14 +106,14 @@ def plan_gate(
             generation=view.generation,
             retries=retries,
         )
-        status = gate_status(update.name, record, gate, message="the gate begins")
-        return GatePlan(
+        plan = GatePlan(
             target=stable.name,
             record=record,
             deletes=obsolete_objects(view, key, None),
-            status=status,
+            status=gate_status(update.name, record, gate, message="the gate begins"),
             wake_after_s=1.0,
         )
+        return _await_storage(snapshot, view, spec, plan)
     current = replace(record, generation=view.generation, retries=retries)
     phase = record.phase(gate)
     job = job_name(view.owner, key, record.attempt)
@@ -140,6 +142,42 @@ def plan_gate(
         plan = replace(plan, record=current)
     # The pods of the pair name the ControllerRevision, which owns the Secret with their token.
     return plan if stored else replace(plan, pair=None, create=None)
+
+
+def _await_storage(
+    snapshot: Snapshot, view: View, spec: LLMServiceSpec, plan: GatePlan
+) -> GatePlan:
+    """Pause a gate whose record cannot be stored after the deadline.
+
+    Only the status then has the time of the first attempt to store it.
+
+    Args:
+        snapshot: the service and its objects.
+        view: the classified objects.
+        spec: spec of the service.
+        plan: plan that stores the record of a new gate.
+    """
+    assert plan.status is not None, "a new gate has a status"
+    place = ("ControllerRevision", plan.status.revision)
+    reason = GateReason.RECORD_REJECTED
+    message = snapshot.failures.get(place) or snapshot.delayed.get(place)
+    if conflict := name_conflict(view.foreign(*place)):
+        reason, message = GateReason.NAME_CONFLICT, conflict[0].message
+    stored = view.status.get("gate") or {}
+    names = (stored.get("revision"), stored.get("baseline"))
+    if not message or names != (plan.status.revision, plan.status.baseline):
+        return plan
+    started_at = str(stored.get("startedAt") or plan.status.started_at)
+    waited_s = snapshot.unix_s - int(datetime.fromisoformat(started_at).timestamp())
+    late = waited_s >= spec.rollout.progress_deadline_seconds
+    status = replace(
+        plan.status,
+        phase=GatePhase.PAUSED if late else GatePhase.STARTING,
+        started_at=started_at,
+        reason=reason if late else None,
+        message=f"the record of the gate cannot be stored: {message}",
+    )
+    return replace(plan, status=status, wake_after_s=10.0)
 
 
 def _hold_without_gate(

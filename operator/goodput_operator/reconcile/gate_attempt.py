@@ -38,7 +38,7 @@ from goodput_operator.kube.jobs import (
     pods_of,
     true_condition,
 )
-from goodput_operator.kube.objects import JOB
+from goodput_operator.kube.objects import JOB, admin_url, replica_set_of, serving_url
 from goodput_operator.reconcile.actions import Create, Delete
 from goodput_operator.reconcile.gate_plan import (
     GatePhase,
@@ -52,7 +52,9 @@ from goodput_operator.reconcile.problems import (
     ProblemReason,
     describe_unready,
     has_run,
+    name_conflict,
     problems_of_workload,
+    rejection_of,
 )
 from goodput_operator.reconcile.snapshot import Snapshot, View
 from goodput_operator.render.config_map import GateConfig, read_gate_setpoint
@@ -97,7 +99,7 @@ def obsolete_objects(view: View, key: str | None, job: str | None) -> tuple[Dele
         for workload in view.workloads(role)
         if workload.name not in names
     ]
-    return (*deletes, *(_delete(child) for child in _jobs(view) if _name(child) != job))
+    return (*deletes, *(_delete(child) for child in _jobs(view) if child.name != job))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +170,15 @@ class GateAttempt:
             return self._wait_for_engines(ready)
         text, create = "all engines of the gate are ready", Create(body=self._render_job(ready))
         key = (JOB.name, create.body["metadata"]["name"])
-        if message := self.snapshot.failures.get(key) or self.snapshot.delayed.get(key):
+        reason = GateReason.REPLAY_NOT_STARTED
+        if conflict := name_conflict(self.view.foreign(*key)):
+            message, reason = conflict[0].message, GateReason.NAME_CONFLICT
+        else:
+            message = self.snapshot.failures.get(key) or self.snapshot.delayed.get(key) or ""
+        if message:
             text += f", but Job {key[1]} cannot be created: {message}"
             if self._left_s(*(pod.body for pod in ready.values())) <= 0:
-                return self._end(GatePhase.PAUSED, GateReason.REPLAY_NOT_STARTED, text)
+                return self._end(GatePhase.PAUSED, reason, text)
         return self._plan(GatePhase.STARTING, text, create=create, wake_s=2.0)
 
     def _wait_for_engines(self, ready: Mapping[str, PodView]) -> GatePlan:
@@ -188,6 +195,8 @@ class GateAttempt:
             return self._plan(GatePhase.STARTING, text, reason=reason, wake_s=left_s)
         # Kubernetes ends its own messages with a full stop.
         deadline = f"{text.removesuffix('.')}, and spec.rollout.progressDeadlineSeconds has passed"
+        if any(problem.reason is ProblemReason.NAME_CONFLICT for problem in problems):
+            return self._end(GatePhase.PAUSED, GateReason.NAME_CONFLICT, deadline)
         if capacity is not None:
             return self._end(GatePhase.PAUSED, GateReason.INSUFFICIENT_CAPACITY, deadline)
         if ROLE_BASELINE in missing:
@@ -209,7 +218,8 @@ class GateAttempt:
             candidate=self.update.name,
             baseline=self.stable.name,
             targets=[
-                _url(pod, serving_port(revisions[role].template)) for role, pod in engines.items()
+                serving_url(pod.body, serving_port(revisions[role].template)) or ""
+                for role, pod in engines.items()
             ],
             replicas=max(1, self.setpoint.replicas),
             annotations={ANNOTATION_GATE: json.dumps(pods, sort_keys=True)},
@@ -218,16 +228,18 @@ class GateAttempt:
     def _ready(self, role: str) -> PodView | None:
         """Return the ready pod of a role; None while there is none or another one ends."""
         pods = self._pods(role)
-        if len(pods) != 1 or not pods[0].ready or not _address(pods[0]):
-            return None
-        return pods[0]
+        one = pods[0] if len(pods) == 1 else None
+        return one if one is not None and one.ready and admin_url(one.body) else None
 
     def _pods(self, role: str) -> list[PodView]:
+        """Return the pods of a role, without those of another owner that have its labels."""
         labels = {OBJECT_LABEL_GATE: self.record.key, OBJECT_LABEL_ROLE: role}
+        deployment = self.view.owner.names.gate(self.record.key, role)
         return [
             pod
             for pod in self.view.trials
             if labels.items() <= (pod.body["metadata"].get("labels") or {}).items()
+            and replica_set_of(pod.body).startswith(f"{deployment}-")
         ]
 
     @property
@@ -237,15 +249,15 @@ class GateAttempt:
 
     def _deployments(self) -> list[Object]:
         names = {self.view.owner.names.gate(self.record.key, role) for role in self._roles}
-        return [child.body for child in self.view.ours("Deployment") if _name(child) in names]
+        return [child.body for child in self.view.ours("Deployment") if child.name in names]
 
     def _problems(self, role: str) -> list[Problem]:
         name = self.view.owner.names.gate(self.record.key, role)
+        if conflict := name_conflict(self.view.foreign("Deployment", name)):
+            return conflict
         message = self.snapshot.failures.get(("Deployment", name))
         if message is not None:
-            quota = "exceeded quota" in message
-            reason = ProblemReason.QUOTA_EXCEEDED if quota else ProblemReason.REFUSED
-            return [Problem(reason=reason, message=f"Deployment {name}: {message}")]
+            return [rejection_of(f"Deployment {name}", message)]
         return [
             problem
             for workload in self.view.workloads(role)
@@ -257,7 +269,7 @@ class GateAttempt:
 
     def _job(self) -> Child | None:
         name = job_name(self.view.owner, self.record.key, self.record.attempt)
-        return next((child for child in _jobs(self.view) if _name(child) == name), None)
+        return next((child for child in _jobs(self.view) if child.name == name), None)
 
     def _follow(self, job: Object) -> GatePlan:
         """Follow the Job to its result."""
@@ -428,6 +440,7 @@ class GateAttempt:
             target=self.stable.name,
             pair=self._config() if pair else None,
             create=create,
+            foreign=self.view.foreign(JOB.name, job),
             deletes=obsolete_objects(self.view, self.record.key if pair else None, job),
             status=replace(
                 status,
@@ -471,12 +484,8 @@ def _jobs(view: View) -> list[Child]:
     ]
 
 
-def _name(child: Child) -> str:
-    return str(child.body["metadata"]["name"])
-
-
 def _delete(child: Child) -> Delete:
-    return Delete(kind=child.body["kind"], name=_name(child), uid=child.uid)
+    return Delete(kind=child.body["kind"], name=child.name, uid=child.uid)
 
 
 def _identity(pod: PodView) -> dict[str, Any]:
@@ -484,15 +493,6 @@ def _identity(pod: PodView) -> dict[str, Any]:
     statuses = (pod.body.get("status") or {}).get("containerStatuses") or ()
     restarts = sum(status.get("restartCount", 0) for status in statuses)
     return {"name": pod.name, "uid": pod.uid, "restarts": restarts}
-
-
-def _address(pod: PodView) -> str:
-    return str((pod.body.get("status") or {}).get("podIP") or "")
-
-
-def _url(pod: PodView, port: int) -> str:
-    address = _address(pod)
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _created_s(body: Object) -> int:

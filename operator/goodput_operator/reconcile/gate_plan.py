@@ -55,10 +55,14 @@ class GateReason(StrEnum):
     """The candidate did not run within the progress deadline: its image or a volume is missing."""
     BASELINE_NOT_READY = "BaselineNotReady"
     """The baseline was not ready within the progress deadline."""
+    NAME_CONFLICT = "NameConflict"
+    """An object that the service does not control has a name that the gate needs."""
     REPLAY_NOT_STARTED = "ReplayNotStarted"
     """The pod of the Job did not start within the progress deadline."""
     NO_VERDICT = "GateInvalid"
     """No attempt gave a valid measurement."""
+    RECORD_REJECTED = "RecordRejected"
+    """The record of the gate cannot be stored, so the gate cannot begin."""
     NOT_STORED = "GateNotStored"
     """The API server no longer stores the gate, because the definition is of another version."""
     NO_IMAGE = "NoReplayImage"
@@ -131,6 +135,8 @@ class GatePlan:
         pair: inputs of the engines of candidate and baseline; None if they should not exist.
         create: creation of the Job; None if it exists or is not due.
         deletes: deletions of objects of this and earlier gates.
+        foreign: kind and name of objects that have a name of the gate, but that the service does
+            not control.
         status: the status's section; None without a gate.
         wake_after_s: time after which to decide again; None to wait for a change.
     """
@@ -140,6 +146,7 @@ class GatePlan:
     pair: GateConfig | None = None
     create: Create | None = None
     deletes: tuple[Delete, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()
     status: GateStatus | None = None
     wake_after_s: float | None = None
 

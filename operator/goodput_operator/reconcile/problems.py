@@ -24,6 +24,7 @@ __all__ = [
     "problems_of",
     "problems_of_workload",
     "prometheus_not_allowed",
+    "rejection_of",
     "rollout_paused",
     "tenants_not_replaced",
 ]
@@ -109,7 +110,11 @@ def name_conflict(foreign: Iterable[tuple[str, str]]) -> list[Problem]:
     names = [f"{kind} {name}" for kind, name in foreign]
     if not names:
         return []
-    message = f"not controlled by this LLMService: {', '.join(names)}; rename or delete them"
+    verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    message = (
+        f"{', '.join(names)} {verb} not controlled by this LLMService, which needs the "
+        f"{'name' if len(names) == 1 else 'names'}; rename or delete {them}"
+    )
     return [Problem(reason=ProblemReason.NAME_CONFLICT, message=message)]
 
 
@@ -171,7 +176,7 @@ def _action_problems(
 ) -> Iterator[Problem]:
     for (kind, name), message in sorted(failures.items()):
         if kind not in {"Pod", "Event"}:
-            yield _rejection(f"{kind} {name}", message)
+            yield rejection_of(f"{kind} {name}", message)
     for (kind, name), message in sorted(delayed.items()):
         # Only a status write that succeeds could report that a status write was delayed.
         if kind not in {"Event", KIND_LLMSERVICE}:
@@ -191,7 +196,7 @@ def _workload_problems(workloads: Iterable[Workload]) -> Iterator[Problem]:
         failure = workload.conditions.get("ReplicaFailure", {})
         if failure.get("status") == "True":
             name, message = f"pods of {workload.name}", failure.get("message", "")
-            yield _rejection(name, message, limits_scaling=True)
+            yield rejection_of(name, message, limits_scaling=True)
         progress = workload.conditions.get("Progressing", {})
         if progress.get("reason") == "ProgressDeadlineExceeded" and workload.desired:
             yield _problem(ProblemReason.PROGRESS_DEADLINE_EXCEEDED, progress.get("message", ""))
@@ -257,7 +262,8 @@ def _describe_exit(container: Mapping[str, Any]) -> str:
     return f"the {container['name']} {cause}{f': {lines[-1]}' if lines else ''}"
 
 
-def _rejection(name: str, message: str, *, limits_scaling: bool = False) -> Problem:
+def rejection_of(name: str, message: str, *, limits_scaling: bool = False) -> Problem:
+    """Return the problem of an object that the API server rejected."""
     quota = "exceeded quota" in message
     reason = ProblemReason.QUOTA_EXCEEDED if quota else ProblemReason.REFUSED
     return _problem(reason, f"{name}: {message}", limits_scaling=limits_scaling)

@@ -190,6 +190,11 @@ class Child:
     ours: bool
 
     @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.body["metadata"]["name"])
+
+    @property
     def uid(self) -> str:
         """Its uid."""
         return str(self.body["metadata"]["uid"])
@@ -292,6 +297,11 @@ class View:
     engines: tuple[PodView, ...]
     routers: tuple[PodView, ...]
     trials: tuple[PodView, ...]
+
+    def foreign(self, kind: str, *names: str) -> tuple[tuple[str, str], ...]:
+        """Return kind and name of the existing objects of these names that it does not control."""
+        keys = [(kind, name) for name in names]
+        return tuple(key for key in keys if key in self.children and not self.children[key].ours)
 
     def ours(self, kind: str) -> list[Child]:
         """Return the objects of a kind that the service controls and that are not being deleted."""

@@ -145,15 +145,18 @@ def _begin(
         text = f"PersistentVolumeClaim {missing[0]} does not exist in this namespace"
         return _wait(snapshot, spec, "ClaimNotFound", text)
     remaining_s = _arm_wait_s(snapshot, spec)
+    text = f"{spec.shards} shards are starting"
+    if snapshot.rejected:
+        text = f"Job {run.shards_job} cannot be created: {snapshot.rejected}"
     if remaining_s <= 0:
-        text = f"Job {run.shards_job} could not be created; does another object have its name?"
         return finish(snapshot, spec, invalid("NotArmed", text))
-    status = running_status(snapshot, "Arming", f"{spec.shards} shards are starting")
+    status = running_status(snapshot, "Arming", text)
     return ReplayDecision(
         actions=(
+            # A rejection leaves out the actions after it.
+            *write_status(snapshot, {**status, "armed": f"0/{spec.shards}"}),
             CreateReplayToken(body=token_secret(run)),
             Create(body=shards_job(run, spec, slo, installation, snapshot.claims)),
-            *write_status(snapshot, {**status, "armed": f"0/{spec.shards}"}),
         ),
         wake_after_s=remaining_s,
     )
@@ -213,9 +216,7 @@ def _follow_shards(
     compares = spec.gate is not None and spec.gate.compares
     if spec.shards == 1 and (result := result_of(pods)) is not None:
         if compares and result.verdict is not VerdictKind.INVALID:
-            status = running_status(snapshot, "Comparing", "the run is compared with its baseline")
-            create = Create(body=merge_job(run, spec, installation))
-            return ReplayDecision(actions=(create, *write_status(snapshot, status)))
+            return _create_merge(snapshot, spec, run, job, installation)
         return finish(snapshot, spec, _judged(run, result))
     if failed := failure_of(job, pods):
         return finish(snapshot, spec, _shard_failure(snapshot, spec, job, failed))
@@ -223,9 +224,7 @@ def _follow_shards(
         if spec.shards == 1:
             text = f"the pod of Job {run.shards_job} left no result"
             return finish(snapshot, spec, invalid("ResultLost", text))
-        status = running_status(snapshot, "Merging", "the records of the shards are merged")
-        create = Create(body=merge_job(run, spec, installation))
-        return ReplayDecision(actions=(create, *write_status(snapshot, status)))
+        return _create_merge(snapshot, spec, run, job, installation)
     if (snapshot.replay.get("status") or {}).get("startTime"):
         return _follow_run(snapshot, spec, pods)
     return _arm(snapshot, spec, pods)
@@ -345,6 +344,35 @@ def _shard_failure(
 
 
 # --- Merging --------------------------------------------------------------------------------
+
+
+def _create_merge(
+    snapshot: ReplaySnapshot,
+    spec: TraceReplaySpec,
+    run: ReplayRun,
+    shards: Object,
+    installation: Installation,
+) -> ReplayDecision:
+    """Create the Job that merges the records, and compares the run if the gate says so.
+
+    A rejected creation is repeated for as long as the shards may take to arm.
+    """
+    merges = spec.shards > 1
+    text = (
+        "the records of the shards are merged"
+        if merges
+        else "the run is compared with its baseline"
+    )
+    if snapshot.rejected:
+        text = f"Job {run.merge_job} cannot be created: {snapshot.rejected}"
+        ended = (shards.get("status") or {}).get("completionTime")
+        ended_s = snapshot.unix_ns // NS_PER_S if ended is None else _parse_time_s(ended)
+        if ended_s + spec.arm_deadline_seconds <= snapshot.unix_ns / NS_PER_S:
+            reason = "MergeFailed" if merges else "ComparisonFailed"
+            return finish(snapshot, spec, invalid(reason, text))
+    status = running_status(snapshot, "Merging" if merges else "Comparing", text)
+    create = Create(body=merge_job(run, spec, installation))
+    return ReplayDecision(actions=(*write_status(snapshot, status), create))
 
 
 def _follow_merge(

@@ -17,6 +17,7 @@ from goodput_operator.kube.objects import (
     SECRET,
     TRACEREPLAY,
     admin_url,
+    controlled_by,
     is_ready,
 )
 from goodput_operator.reconcile.actions import Create, Delete, Emit, WriteStatus
@@ -76,6 +77,10 @@ class ReplayReconciler:
         self._installation = installation
         self._clock = clock
         self._key = key
+        self._foreign: dict[ReplayKey, Object] = {}
+        """Jobs of other owners under a name that a replay needs, until the replay ends."""
+        self._rejected: dict[ReplayKey, str] = {}
+        """Rejections of the last reconciliation's objects."""
         self._written: dict[ReplayKey, Object] = {}
         """Replays as the API server returned them after a status write, until the watch has it."""
 
@@ -88,6 +93,8 @@ class ReplayReconciler:
         replay = self._cache.replay(key)
         if replay is None:
             self._written.pop(key, None)
+            self._foreign.pop(key, None)
+            self._rejected.pop(key, None)
             return Result(deleted=True)
         replay = self._with_written_status(key, replay)
         if "deletionTimestamp" in replay["metadata"]:
@@ -113,6 +120,8 @@ class ReplayReconciler:
 
     async def _observe(self, key: ReplayKey, replay: Object) -> ReplaySnapshot:
         jobs, pods = self._cache.jobs(key), self._cache.pods(key)
+        if (foreign := self._foreign.pop(key, None)) is not None:
+            jobs = (*jobs, foreign)
         siblings = self._cache.replays_in(key.namespace)
         unix_ns = self._clock.unix_ns
         try:
@@ -156,6 +165,7 @@ class ReplayReconciler:
             service=service,
             claims=claims,
             unread=unread,
+            rejected=self._rejected.get(key, ""),
             readings=readings,
             siblings=siblings,
         )
@@ -166,8 +176,14 @@ class ReplayReconciler:
         After a failure the rest is left to the next reconciliation, since an action may need the
         one before it: a start is sent only once it is stored.
         """
+        rejected = self._rejected.pop(key, "")
         for action in decision.actions:
             problem = await self._carry_out(key, replay, action)
+            creates = isinstance(action, Create | CreateReplayToken)
+            if problem and creates:
+                self._rejected[key] = problem
+            elif rejected and not creates:
+                self._rejected[key] = rejected  # until an object is created
             if problem:
                 fields = {"namespace": key.namespace, "tracereplay": key.name, "detail": problem}
                 _log.warning("delayed", extra=fields)
@@ -184,10 +200,7 @@ class ReplayReconciler:
                 response = await self._client.create(SECRET, key.namespace, secret)
                 return _problem(response, unless="AlreadyExists")
             case Create(body=body):
-                # An object of another owner may have this name; the deadline then ends the replay.
-                kind = KINDS[body["kind"]]
-                response = await self._client.create(kind, key.namespace, body)
-                return _problem(response, unless="AlreadyExists")
+                return await self._create(key, uid, body)
             case PostStart(pod=pod, url=url, start_at=start_at):
                 error = await self._shards.start(url, uid, start_at)
                 return error and f"start of {pod}: {error}"
@@ -201,6 +214,20 @@ class ReplayReconciler:
             case Emit():
                 failed = await self._recorder.emit(replay, action)
                 return "" if failed is None else failed.message
+
+    async def _create(self, key: ReplayKey, uid: str, body: Object) -> str:
+        """Create a Job; one of another owner under its name becomes a part of the snapshot."""
+        kind, name = KINDS[body["kind"]], body["metadata"]["name"]
+        response = await self._client.create(kind, key.namespace, body)
+        if not isinstance(response, FailedCall) or response.reason != "AlreadyExists":
+            return _problem(response)
+        live = await self._client.read(kind, key.namespace, name)
+        if isinstance(live, FailedCall):
+            return "" if live.not_found else live.message
+        if controlled_by(live, uid):
+            return ""
+        self._foreign[key] = live
+        return f"{kind.name} {name} belongs to another object"
 
     async def _write_status(self, key: ReplayKey, uid: str, status: Object) -> str:
         body = {

@@ -40,6 +40,8 @@ class ReplaySnapshot:
         claims: access modes of the named PersistentVolumeClaims, None for one that does not exist;
             only read before the shards are created.
         unread: errors of reading these claims; empty if all were read.
+        rejected: message with which the API server rejected the last creation of an object; empty
+            if it rejected none.
         readings: states of ready shards by the name of the pod; only read until the shards start.
         siblings: all TraceReplays of the namespace.
     """
@@ -51,5 +53,6 @@ class ReplaySnapshot:
     service: Object | None = None
     claims: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     unread: str = ""
+    rejected: str = ""
     readings: Mapping[str, ShardReading] = field(default_factory=dict)
     siblings: tuple[Object, ...] = ()

@@ -310,10 +310,13 @@ def test_a_replay_that_cannot_start_ends_with_the_reason(
 ) -> None:
     replay("no-trace", trace="pvc://records/absent.parquet", shards=1)
     replay("single", records="pvc://single/runs")
+    installation.kubectl("create", "job", "taken-shards", "--image=example.test/none")
+    replay("taken", shards=1)
     replay("elsewhere", target={"url": "http://10.0.0.1"})
     for name, reason, text in (
         ("no-trace", "ShardFailed", "/var/lib/goodput/claims/records/absent.parquet: no such file"),
         ("single", "StorageRefused", "PersistentVolumeClaim single is ReadWriteOnce"),
+        ("taken", "NameConflict", "Job taken-shards belongs to another object"),
         ("elsewhere", "ProductionNotAllowed", "http://10.0.0.1 may serve clients"),
     ):
         status = finished(installation, name)
@@ -321,3 +324,4 @@ def test_a_replay_that_cannot_start_ends_with_the_reason(
         assert text in status["message"]
     events = installation.get("events", "--field-selector", "involvedObject.name=no-trace")
     assert [event["reason"] for event in events["items"]] == ["Invalid"]
+    installation.kubectl("delete", "job", "taken-shards")

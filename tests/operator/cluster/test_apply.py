@@ -76,6 +76,13 @@ def apply_of(name: str, **data: str) -> Apply:
     return Apply(body=config_map(name, **data))
 
 
+def create_of(name: str) -> Create:
+    """Return an action of `decide` that creates an object once."""
+    body = config_map(name)
+    body["metadata"]["labels"] = {"a": "1"}
+    return Create(body=body)
+
+
 async def carry_out(
     bench: Any,
     *actions: Action,
@@ -136,6 +143,36 @@ async def test_a_foreign_object_of_the_same_name_is_reported_and_never_changed(
     }
     assert list(record.foreign) == [("ConfigMap", "chat")], "the next snapshot contains it"
     assert not outcome.transient, "an early retry would not help"
+
+
+@pytest.mark.parametrize("owners", FOREIGN.values(), ids=FOREIGN.keys())
+async def test_a_foreign_object_under_the_name_of_a_new_one_is_reported_and_never_changed(
+    bench: Any, owners: Any
+) -> None:
+    theirs = config_map("chat", owners, other="x")
+    bench.server.put(f"{CONFIG_MAPS}/chat", theirs)
+    before = dict(bench.server.objects[f"{CONFIG_MAPS}/chat"])
+    record = ServiceRecord(uid=UID)
+    outcome = await carry_out(bench, create_of("chat"), record=record)
+    assert bench.server.objects[f"{CONFIG_MAPS}/chat"] == before
+    assert outcome.failures == {
+        ("ConfigMap", "chat"): "ConfigMap chat exists and is not controlled by LLMService chat"
+    }
+    assert list(record.foreign) == [("ConfigMap", "chat")]
+
+
+async def test_an_object_that_was_created_before_is_no_failure_unless_its_labels_changed(
+    bench: Any,
+) -> None:
+    assert (await carry_out(bench, create_of("chat"))).failures == {}
+    assert (await carry_out(bench, create_of("chat"))).failures == {}
+    del bench.server.objects[f"{CONFIG_MAPS}/chat"]["metadata"]["labels"]["a"]
+    record = ServiceRecord(uid=UID)
+    outcome = await carry_out(bench, create_of("chat"), record=record)
+    assert outcome.failures == {
+        ("ConfigMap", "chat"): "ConfigMap chat exists, but its labels were changed; delete it"
+    }
+    assert not record.foreign
 
 
 async def test_fields_of_another_manager_are_reset_and_reported_with_it(bench: Any) -> None:
@@ -291,7 +328,8 @@ async def test_a_deletion_names_the_uid_and_ignores_a_missing_object(bench: Any)
 
 
 async def test_an_existing_job_counts_as_created_and_a_rejection_is_a_failure(bench: Any) -> None:
-    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "chat-gate"}}
+    metadata = {"name": "chat-gate", "ownerReferences": OURS}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata}
     create = Create(body=body)
     assert (await carry_out(bench, create)).failures == {}
     assert "/apis/batch/v1/namespaces/ns/jobs/chat-gate" in bench.server.objects
@@ -300,7 +338,8 @@ async def test_an_existing_job_counts_as_created_and_a_rejection_is_a_failure(be
     bench.server.rejections["POST", "/apis/batch/v1/namespaces/ns/jobs"] = (403, rejection)
     outcome = await carry_out(bench, create)
     assert outcome.failures == {("Job", "chat-gate"): "exceeded quota: jobs"}
-    assert {call[0] for call in bench.server.calls} == {"POST"}, "Jobs are never read"
+    methods = [call[0] for call in bench.server.calls]
+    assert methods == ["POST", "POST", "GET", "POST"], "only an existing Job is read"
 
 
 async def test_a_token_is_derived_and_an_existing_secret_counts_as_success(bench: Any) -> None:

@@ -24,10 +24,13 @@ from goodput_replay.shares import Share
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from goodput_operator.reconcile.work_queue import Result
+
 KEY = b"0123456789abcdef" * 2
 UID = "0c0ffee0-0000"
 NIGHT = ReplayKey("team", "night")
 PATH = "/apis/goodput.dev/v1alpha1/namespaces/team/tracereplays/night"
+JOBS = "/apis/batch/v1/namespaces/team/jobs"
 LABELS = {"goodput.dev/tracereplay": "night"}
 ADDRESSES = ("127.77.0.1", "127.77.0.2")
 SLO = {"classes": [{"name": "chat", "ttftMs": 500, "tpotMs": 50, "objective": "99%"}]}
@@ -100,6 +103,11 @@ class ReplayCluster:
         """The stored status."""
         return dict(self.server.objects[PATH].get("status") or {})
 
+    async def reconcile_stored(self) -> Result:
+        """Reconcile once the watch has delivered the stored replay."""
+        self.cache.update(self.server.objects[PATH], deleted=False)
+        return await self.reconciler.reconcile(NIGHT)
+
     async def starts(self) -> list[int | None]:
         """Return the starts that the shards have accepted, nanoseconds since 1970."""
         urls = {address: f"http://{address}:{ADMIN_PORT}" for address in ADDRESSES}
@@ -155,14 +163,14 @@ async def armed_shards(token: str) -> AsyncIterator[None]:
     await asyncio.wait(tasks)
 
 
-async def test_the_token_is_created_before_the_job_and_then_the_status_written(
+async def test_the_token_is_created_before_the_job(
     cluster: ReplayCluster,
 ) -> None:
     result = await cluster.reconciler.reconcile(NIGHT)
     assert not result.failed
     written = [path.rpartition("/")[2] for _, path, _ in cluster.server.writes]
-    assert written == ["secrets", "jobs", "status"]
-    token = cluster.server.bodies[0]["stringData"]["token"]
+    assert written == ["status", "secrets", "jobs"]
+    token = cluster.server.bodies[1]["stringData"]["token"]
     assert token == shard_token(KEY, UID)
     assert cluster.status["phase"] == "Arming"
 
@@ -200,10 +208,43 @@ async def test_a_deleted_replay_is_forgotten(cluster: ReplayCluster) -> None:
     assert cluster.server.writes == []
 
 
-async def test_a_foreign_object_with_the_name_of_the_job_is_not_adopted(
+async def test_a_job_of_another_owner_ends_the_replay_with_the_name_in_conflict(
     cluster: ReplayCluster,
 ) -> None:
-    jobs = "/apis/batch/v1/namespaces/team/jobs/night-shards"
-    cluster.server.put(jobs, {"apiVersion": "batch/v1", "kind": "Job"})
-    assert not (await cluster.reconciler.reconcile(NIGHT)).failed
-    assert "ownerReferences" not in cluster.server.objects[jobs]["metadata"]
+    job = f"{JOBS}/night-shards"
+    cluster.server.put(job, {"apiVersion": "batch/v1", "kind": "Job"})
+    before = dict(cluster.server.objects[job])
+    assert (await cluster.reconciler.reconcile(NIGHT)).failed, "it is repeated at once"
+    await cluster.reconcile_stored()
+    assert cluster.status["phase"] == "Finished"
+    assert (cluster.status["verdict"], cluster.status["reason"]) == ("INVALID", "NameConflict")
+    assert cluster.status["message"].startswith("Job night-shards belongs to another object")
+    assert cluster.server.objects[job] == before
+
+
+async def test_a_job_of_another_owner_under_the_name_of_the_merge_ends_the_replay(
+    cluster: ReplayCluster,
+) -> None:
+    ours = {"uid": UID, "controller": True}
+    done = [{"type": "Complete", "status": "True"}]
+    cluster.cache.update(owned("Job", "night-shards", ours, conditions=done), deleted=False)
+    cluster.server.put(f"{JOBS}/night-merge", {"apiVersion": "batch/v1", "kind": "Job"})
+    assert (await cluster.reconciler.reconcile(NIGHT)).failed
+    assert cluster.status["phase"] == "Merging"
+    await cluster.reconcile_stored()
+    assert (cluster.status["verdict"], cluster.status["reason"]) == ("INVALID", "NameConflict")
+    assert cluster.status["message"].startswith("Job night-merge belongs to another object")
+
+
+async def test_a_rejected_job_is_shown_until_it_is_created(cluster: ReplayCluster) -> None:
+    cluster.server.rejections["POST", JOBS] = (403, {"message": "exceeded quota: no-jobs"})
+    assert (await cluster.reconciler.reconcile(NIGHT)).failed
+    assert (await cluster.reconcile_stored()).failed
+    shown = "Job night-shards cannot be created: exceeded quota: no-jobs"
+    assert cluster.status["conditions"][0]["message"] == shown
+    assert (await cluster.reconcile_stored()).failed
+    assert cluster.status["conditions"][0]["message"] == shown
+    cluster.server.rejections.clear()
+    assert not (await cluster.reconcile_stored()).failed
+    await cluster.reconcile_stored()
+    assert cluster.status["conditions"][0]["message"] == "2 shards are starting"

@@ -57,7 +57,7 @@ class Cluster:
         spec: spec of the service; `update_spec` changes it.
         broken: revisions whose pods never become ready.
         full: roles for whose pods a quota has no room.
-        rejection: message with which the API server rejects Jobs; empty to accept them.
+        rejections: messages with which the API server rejects new objects, by kind.
         annotations: annotations of the service.
         gate_state: progress that the pod of a gate's Job reports.
         secrets: names of the created Secrets.
@@ -80,7 +80,7 @@ class Cluster:
     now_ns: int = 10_000 * NS_PER_S
     window: ServiceWindow = field(default_factory=ServiceWindow)
     undeclared: frozenset[str] = frozenset()
-    rejection: str = ""
+    rejections: dict[str, str] = field(default_factory=dict)
     generation: int = 1
     counter: int = 0
     events: list[Emit] = field(default_factory=list)
@@ -221,8 +221,8 @@ class Cluster:
                 self._apply(action)
             case Create():
                 key = (action.body["kind"], action.body["metadata"]["name"])
-                if self.rejection:
-                    self.failures[key] = self.rejection
+                if key[0] in self.rejections:
+                    self.failures[key] = self.rejections[key[0]]
                 elif key not in self.objects:
                     self.objects[key] = self._stored(copy.deepcopy(dict(action.body)))
                     self.written.append(key)
@@ -245,8 +245,11 @@ class Cluster:
     def _apply(self, action: Apply) -> None:
         body = copy.deepcopy(dict(action.body))
         key = (body["kind"], body["metadata"]["name"])
-        self.written.append(key)
         live = self.objects.get(key)
+        if live is None and key[0] in self.rejections:
+            self.failures[key] = self.rejections[key[0]]
+            return
+        self.written.append(key)
         if live is None:
             self.objects[key] = self._stored(body)
             return
@@ -369,6 +372,14 @@ class Cluster:
                     "uid": f"pod-{self.counter}",
                     "labels": dict(labels),
                     "deployment": body["metadata"]["name"],
+                    "ownerReferences": [
+                        {
+                            "kind": "ReplicaSet",
+                            "name": f"{body['metadata']['name']}-6d4cf56db6",
+                            "uid": f"rs-{body['metadata']['uid']}",
+                            "controller": True,
+                        }
+                    ],
                 },
                 "status": {"podIP": f"10.0.0.{self.counter % 250}"},
             }

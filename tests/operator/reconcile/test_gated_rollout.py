@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from dataclasses import replace
@@ -645,18 +646,18 @@ UNKNOWN: dict[str, Any] = {
 def test_a_rejected_job_is_reported_and_ends_the_gate_after_the_deadline(gated: Cluster) -> None:
     gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
     gated.settle()
-    gated.rejection = "exceeded quota: no-jobs"
+    gated.rejections["Job"] = "exceeded quota: no-jobs"
     change(gated)
     for _ in range(8):
         gated.reconcile()
     assert gate_of(gated)["phase"] == "Starting"
     assert "cannot be created: exceeded quota: no-jobs" in gate_of(gated)["message"]
     assert trials(gated) != {"baseline": {}, "candidate": {}}
-    gated.rejection = ""
+    gated.rejections.clear()
     until_job(gated)
     (job,) = gated.jobs()
     gated.remove("Job", job["metadata"]["name"])
-    gated.rejection = "exceeded quota: no-jobs"
+    gated.rejections["Job"] = "exceeded quota: no-jobs"
     for _ in range(20):
         gated.reconcile()
     gate = gate_of(gated)
@@ -664,6 +665,106 @@ def test_a_rejected_job_is_reported_and_ends_the_gate_after_the_deadline(gated: 
     assert "cannot be created: exceeded quota: no-jobs" in gate["message"]
     assert trials(gated) == {"baseline": {}, "candidate": {}}, "the pair no longer takes room"
     assert gated.condition("Ready")[0] == "True"
+
+
+def conflicting_object(kind: str, name: str) -> dict[str, Any]:
+    metadata = {"name": name, "labels": {}, "ownerReferences": []}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"goodput.dev/role": "other"}}}
+    status = {"conditions": [{"type": "Suspended", "status": "True"}]}
+    return {"kind": kind, "metadata": metadata, "spec": spec, "status": status}
+
+
+@pytest.mark.parametrize("place", ["Job", "baseline", "candidate", "ControllerRevision"])
+def test_an_object_of_another_owner_under_a_name_of_the_gate_ends_it_without_a_verdict(
+    gated: Cluster, place: str
+) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    before = {name for _, name in gated.objects}
+    change(gated)
+    probe = copy.deepcopy(gated)
+    until_job(probe)
+    kind = place if place in {"Job", "ControllerRevision"} else "Deployment"
+    (name,) = [
+        found
+        for found_kind, found in probe.objects
+        if found_kind == kind and found not in before and place in {kind, found.split("-")[-1]}
+    ]
+    gated.put(conflicting_object(kind, name))
+    theirs = copy.deepcopy(gated.objects[kind, name])
+    for _ in range(8):
+        gated.reconcile()
+    sentence = f"{kind} {name} is not controlled by this LLMService"
+    assert gate_of(gated)["phase"] == "Starting"
+    assert sentence in gate_of(gated)["message"]
+    assert gated.condition("Stalled") == ("True", "NameConflict")
+    assert sentence in gated.message("Stalled")
+    for _ in range(20):
+        gated.reconcile()
+    gate = gate_of(gated)
+    assert (gate["phase"], gate["reason"], gate.get("verdict")) == ("Paused", "NameConflict", None)
+    assert sentence in gate["message"]
+    assert "failedRevision" not in gated.status
+    assert gated.condition("Ready") == ("True", "Serving")
+    assert trials(gated) in ({"baseline": {}, "candidate": {}}, {"other": {}})
+    assert gated.objects[kind, name] == theirs, "unchanged"
+    reasons = Counter(event.reason for event in gated.events)
+    assert (reasons["GateStarted"], reasons["NameConflict"], reasons["GatePaused"]) == (1, 1, 1)
+    gated.remove(kind, name)
+    gated.annotations = {"goodput.dev/retry": "now"}
+    until_job(gated)
+    assert gated.condition("Stalled") == ("False", "Unhindered")
+
+
+def test_a_conflicting_job_that_is_deleted_in_time_lets_the_gate_continue(gated: Cluster) -> None:
+    change(gated)
+    probe = copy.deepcopy(gated)
+    name = until_job(probe)["metadata"]["name"]
+    gated.put(conflicting_object("Job", name))
+    for _ in range(8):
+        gated.reconcile()
+    assert "is not controlled" in gate_of(gated)["message"]
+    gated.remove("Job", name)
+    until_job(gated)
+    gated.end_job(PASS)
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Passed"
+
+
+def test_a_gate_whose_record_is_rejected_begins_once_and_is_paused(gated: Cluster) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    gated.rejections["ControllerRevision"] = "exceeded quota: no-revisions"
+    change(gated)
+    for _ in range(20):
+        gated.reconcile()
+    gate = gate_of(gated)
+    assert (gate["phase"], gate["reason"]) == ("Paused", "RecordRejected")
+    assert "cannot be stored: exceeded quota: no-revisions" in gate["message"]
+    reasons = Counter(event.reason for event in gated.events)
+    assert (reasons["GateStarted"], reasons["GatePaused"]) == (1, 1)
+    gated.rejections.clear()
+    until_job(gated)
+
+
+def test_a_pod_of_another_owner_with_the_labels_of_the_pair_is_not_taken_for_an_engine(
+    gated: Cluster,
+) -> None:
+    change(gated)
+    for _ in range(2):
+        gated.reconcile(ready=0)
+    (name,) = gated.deployments("candidate")
+    labels = gated.objects["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+    gated.pods["copy"] = {
+        "kind": "Pod",
+        "metadata": {"name": "copy", "uid": "copy", "labels": dict(labels)},
+        "status": {"podIP": "10.1.1.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    command = until_job(gated)["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert "http://10.1.1.1:8000" not in command
+    gated.end_job(PASS)
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Passed"
 
 
 @pytest.mark.parametrize(
@@ -758,7 +859,9 @@ def test_the_comparison_waits_until_an_earlier_pod_of_the_pair_is_gone(gated: Cl
         gated.reconcile(ready=0)
     (name,) = gated.deployments("candidate")
     labels = gated.objects["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+    owner = {"kind": "ReplicaSet", "name": f"{name}-1", "uid": "rs", "controller": True}
     ending = {"name": "ending", "uid": "ending", "labels": labels, "deletionTimestamp": "now"}
+    ending["ownerReferences"] = [owner]
     gated.pods["ending"] = {"kind": "Pod", "metadata": ending, "status": {"podIP": "10.1.1.1"}}
     for _ in range(4):
         gated.reconcile()

@@ -154,7 +154,7 @@ def stored(given: ReplaySnapshot, decision: ReplayDecision, **fields: Any) -> Re
 
 
 def test_a_replay_starts_with_the_token_and_then_the_job() -> None:
-    token, created, status = run(snapshot()).actions
+    status, token, created = run(snapshot()).actions
     assert isinstance(token, CreateReplayToken)
     assert isinstance(created, Create)
     assert isinstance(status, WriteStatus)
@@ -415,7 +415,7 @@ def merging(*pods: Any, **conditions: str) -> ReplaySnapshot:
 
 def test_completed_shards_are_merged() -> None:
     decision = run(snapshot(jobs=(job("night-shards", Complete="CompletionsReached"),)))
-    create, status = decision.actions
+    status, create = decision.actions
     assert isinstance(create, Create)
     assert isinstance(status, WriteStatus)
     command = create.body["spec"]["template"]["spec"]["containers"][0]["command"]
@@ -508,7 +508,7 @@ def test_a_valid_run_of_one_shard_is_compared_and_an_invalid_one_is_not() -> Non
         jobs=(job("night-shards"),),
         pods=(pod("night-shards", 0, ended=PASSING),),
     )
-    create, status = run(given).actions
+    status, create = run(given).actions
     assert isinstance(create, Create)
     assert isinstance(status, WriteStatus)
     command = create.body["spec"]["template"]["spec"]["containers"][0]["command"]
@@ -585,6 +585,41 @@ def test_a_job_of_another_object_is_left_alone() -> None:
     foreign = job("night-shards")
     foreign["metadata"]["ownerReferences"] = []
     assert outcome(run(snapshot(jobs=(foreign,))))[:2] == ("INVALID", "NameConflict")
+
+
+@pytest.mark.parametrize(
+    ("after_s", "ended"), [(100, False), (601, True)], ids=["in time", "after the deadline"]
+)
+@pytest.mark.parametrize(
+    ("done", "shards", "gate", "name", "reason"),
+    [
+        (False, 3, {}, "night-shards", "NotArmed"),
+        (True, 3, {}, "night-merge", "MergeFailed"),
+        (True, 1, GATE, "night-merge", "ComparisonFailed"),
+    ],
+    ids=["shards", "merge", "comparison"],
+)
+def test_a_rejected_job_is_reported_and_ends_the_replay_after_the_deadline(
+    after_s: float, ended: bool, done: bool, shards: int, gate: Any, name: str, reason: str
+) -> None:
+    complete = job("night-shards", Complete="CompletionsReached")
+    complete["status"]["completionTime"] = format_time(CREATED_S)
+    given = snapshot(
+        after_s=after_s,
+        replay=replay(shards=shards, gate=gate),
+        jobs=(complete,) if done else (),
+        pods=(pod("night-shards", 0, ended=PASSING),) if done and shards == 1 else (),
+        rejected="exceeded quota: no-jobs",
+    )
+    text = f"Job {name} cannot be created: exceeded quota: no-jobs"
+    decision = run(given)
+    assert written(decision)["conditions"][0]["message"] == text
+    creates = [action for action in decision.actions if isinstance(action, Create)]
+    if ended:
+        assert outcome(decision)[:3] == ("INVALID", reason, text)
+        assert not creates
+    else:
+        assert [create.body["metadata"]["name"] for create in creates] == [name]
 
 
 def test_a_finished_replay_stops_its_shards_and_is_not_changed_again() -> None:
