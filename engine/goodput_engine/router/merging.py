@@ -6,6 +6,7 @@ of their admin ports, and do no I/O.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +14,13 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from goodput_core.contract import METRIC_BUILD_INFO, METRIC_ROUTER_REPLICA_UP
+from goodput_core.contract import (
+    LABEL_TENANT,
+    METRIC_BUILD_INFO,
+    METRIC_ROUTER_REPLICA_UP,
+    METRIC_TENANT_WEIGHT,
+)
+from goodput_core.tenants.tenant_list import OTHER_TENANTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +30,12 @@ __all__ = ["merge_metrics", "merge_states"]
 _SUMS: Final = ("arrivals", "in_flight", "client_errors", "judged_on_e2e_only")
 _SUMS_BY_NAME: Final = ("outcomes", "promises", "retries")
 _SMALLEST: Final = frozenset(
-    {METRIC_ROUTER_REPLICA_UP, METRIC_BUILD_INFO, "process_start_time_seconds"}
+    {
+        METRIC_ROUTER_REPLICA_UP,
+        METRIC_BUILD_INFO,
+        METRIC_TENANT_WEIGHT,
+        "process_start_time_seconds",
+    }
 )
 
 
@@ -53,16 +65,20 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def merge_metrics(texts: Sequence[str]) -> bytes:
     """Return the metrics of the router in Prometheus' text format.
 
-    Values are added up, apart from versions, start times and the readiness of replicas, of which
-    the smallest is used.
+    Values are added up, apart from versions, start times, the weights of tenants and the readiness
+    of replicas, of which the smallest is used. The series of a tenant that not all processes have
+    are left out: it was just added or removed, and their sum would fall.
     """
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    processes: Counter[str] = Counter()
     for text in texts:
         for family in text_string_to_metric_families(text):
             families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             merged = values.setdefault(family.name, {})
             smallest = family.name in _SMALLEST
+            if family.name == METRIC_TENANT_WEIGHT:
+                processes.update(sample.labels[LABEL_TENANT] for sample in family.samples)
             for sample in family.samples:
                 key = (sample.name, tuple(sample.labels.items()))
                 earlier = merged.get(key)
@@ -72,7 +88,9 @@ def merge_metrics(texts: Sequence[str]) -> bytes:
                     merged[key] = min(earlier, sample.value) if smallest else earlier + sample.value
     for name, family in families.items():
         for (sample_name, labels), value in values[name].items():
-            family.add_sample(sample_name, dict(labels), value)
+            tenant = dict(labels).get(LABEL_TENANT, OTHER_TENANTS)
+            if tenant == OTHER_TENANTS or processes[tenant] == len(texts):
+                family.add_sample(sample_name, dict(labels), value)
     registry = CollectorRegistry()
     registry.register(_Families(tuple(families.values())))
     return generate_latest(registry)

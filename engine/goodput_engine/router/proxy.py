@@ -189,6 +189,10 @@ class Proxy:
 
     async def _completion(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
         self._authenticate(request, state)
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        compressed = encoding not in {"", "identity"}
+        if self._tenants is not None and compressed:
+            self._tenants.require_uncompressed(encoding)
         body = await read_body(
             request,
             limit_bytes=self._limits.body_bytes,
@@ -196,7 +200,6 @@ class Proxy:
             memory=state.memory,
         )
         state.receive(body, self._clock())
-        compressed = "Content-Encoding" in request.headers
         header = request.headers.get(HEADER_SLO_CLASS)
         # Only the class is validated here; the engine reports other errors of the body.
         in_body = None if header is not None or compressed else _class_in(state.body)
@@ -211,7 +214,7 @@ class Proxy:
             now_ns = self._clock()
             self._tenants.admit(
                 state,
-                read_workload(state.body, compressed=compressed),
+                read_workload(state.body),
                 self._replicas.capacity(
                     now_ns, max_num_seqs=self._max_num_seqs, processes=self._processes
                 ),

@@ -6,6 +6,7 @@ its own requests.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from goodput_core.tenants.tenant_list import (
 )
 from goodput_core.units import NS_PER_MS
 from goodput_engine.api_keys import invalid_key, sent_key
-from goodput_engine.openai.errors import overloaded
+from goodput_engine.openai.errors import APIError, overloaded
 from goodput_engine.reloaded_file import ReloadedFile
 from goodput_engine.router.proxied_request import ProxiedRequest, TenantWorkload
 
@@ -67,15 +68,10 @@ class _WorkFields(msgspec.Struct):
 _WORK_FIELDS: Final = msgspec.json.Decoder(_WorkFields)
 
 
-def read_workload(body: bytes, *, compressed: bool = False) -> TenantWorkload:
-    """Return the expected work of a request; of an invalid body, only its length is used.
-
-    Args:
-        body: the request's body.
-        compressed: True if it has a `Content-Encoding`.
-    """
+def read_workload(body: bytes) -> TenantWorkload:
+    """Return the expected work of a request; of an invalid body, only its length is used."""
     estimate = TenantWorkload(prompt_tokens=len(body) // _BYTES_PER_TOKEN + 1)
-    if compressed or len(body) > _MAX_PARSED_BYTES:
+    if len(body) > _MAX_PARSED_BYTES:
         return estimate
     try:
         fields = _WORK_FIELDS.decode(body)
@@ -162,6 +158,25 @@ class Tenants(Collector):
         if tenant is None:
             raise invalid_key(given)
         return tenant
+
+    @staticmethod
+    def require_uncompressed(encoding: str) -> None:
+        """Require a body whose length shows the work of its request.
+
+        Args:
+            encoding: the request's `Content-Encoding`; empty without one.
+
+        Raises:
+            APIError: 415 for a compressed body.
+        """
+        if encoding:
+            raise APIError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"Content-Encoding {encoding[:40]!r} is not supported by a service with tenants; "
+                "send the body uncompressed",
+                param="Content-Encoding",
+                close=True,
+            )
 
     def admit(
         self,
@@ -261,6 +276,7 @@ class Tenants(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Part of prometheus_client's `Collector`."""
+        self.refresh()
         service, labels = self._llmservice, (LABEL_LLMSERVICE, LABEL_TENANT)
         requests = CounterMetricFamily(
             METRIC_TENANT_REQUESTS,
@@ -287,8 +303,9 @@ class Tenants(Collector):
             throttled.add_metric((service, name), counts.throttled)
             prompt.add_metric((service, name), counts.prompt_tokens)
             output.add_metric((service, name), counts.output_tokens)
-        for tenant in self._file.content[:_MAX_NAMED]:
-            weight.add_metric((service, tenant.name), tenant.weight)
+        for tenant in self._file.content:
+            if tenant.name in self._counts:
+                weight.add_metric((service, tenant.name), tenant.weight)
         yield from (requests, throttled, prompt, output, weight)
 
     def _replace(self) -> None:
@@ -296,7 +313,10 @@ class Tenants(Collector):
         tenants = self._file.content
         self._by_hash = {digest: t.name for t in tenants for digest in t.hashes}
         self._admission.set_weights({t.name: t.weight for t in tenants})
-        # A series never moves to another name, since counters must not fall.
+        # A series never moves to another name, since counters must not fall. That of a removed
+        # tenant ends; its last responses count as those of other tenants.
+        kept = {tenant.name for tenant in tenants} | {OTHER_TENANTS}
+        self._counts = {name: counts for name, counts in self._counts.items() if name in kept}
         for tenant in tenants:
             if len(self._counts) >= _MAX_NAMED:
                 break

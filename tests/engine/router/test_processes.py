@@ -14,7 +14,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.engine.router.test_command import pipe, router
 
-from goodput_core.contract import METRIC_ROUTER_REPLICA_UP
+from goodput_core.contract import (
+    METRIC_ROUTER_REPLICA_UP,
+    METRIC_TENANT_THROTTLED,
+    METRIC_TENANT_WEIGHT,
+)
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import Targets
 from goodput_core.units import NS_PER_S
@@ -101,6 +105,21 @@ def test_metrics_are_those_of_one_router_with_all_requests() -> None:
     assert samples(merged) == samples(generate_latest(counted(1, 3, 2, 5, 60)))
     up = f'# TYPE {METRIC_ROUTER_REPLICA_UP} gauge\n{METRIC_ROUTER_REPLICA_UP}{{replica="r"}} '
     assert samples(merge_metrics([f"{up}1.0\n", f"{up}0.0\n"])).popitem()[1] == 0
+
+
+def test_tenants_have_their_weight_and_only_those_of_all_processes_have_series() -> None:
+    def text(*tenants: str) -> str:
+        lines = [f"# TYPE {METRIC_TENANT_WEIGHT} gauge"]
+        lines += [f'{METRIC_TENANT_WEIGHT}{{tenant="{name}"}} 3.0' for name in tenants]
+        counter = METRIC_TENANT_THROTTLED.removesuffix("_total")
+        lines += [f"# TYPE {counter} counter"]
+        lines += [f'{counter}_total{{tenant="{name}"}} 2.0' for name in (*tenants, "other")]
+        return "\n".join(lines) + "\n"
+
+    merged = merge_metrics([text("a", "removed"), text("a")]).decode()
+    assert f'{METRIC_TENANT_WEIGHT}{{tenant="a"}} 3.0' in merged
+    assert "removed" not in merged
+    assert merged.count('{tenant="a"} 4.0') == merged.count('{tenant="other"} 4.0') == 1
 
 
 def test_processes_on_one_port_appear_as_one_router_and_end_with_the_first_of_them() -> None:

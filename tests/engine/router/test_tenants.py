@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import TYPE_CHECKING
 
@@ -276,6 +277,52 @@ async def test_at_most_a_hundred_tenants_have_series_of_their_own(
     ]
     assert len(series) == 101
     assert 'throttled_total{llmservice="chat",tenant="other"} 0.0' in "\n".join(series)
+
+
+async def test_the_series_of_a_removed_tenant_end_and_its_last_response_counts_as_other(
+    start: StartBench, tmp_path: Path
+) -> None:
+    now_ns = 0
+    file = write(tmp_path / "tenants", "a", "b")
+    bench = await start(tenants_file=file, clock=lambda: now_ns)
+    released = asyncio.Event()
+
+    async def behave(call: Call) -> None:
+        await released.wait()
+        await call.whole("200 OK", b"{}")
+
+    bench.replicas[0].behave = behave
+    running = asyncio.create_task(post(bench, "b"))
+    await until(lambda: len(bench.replicas[0].calls) == 1)
+    assert 'tenant="b"' in await bench.metrics()
+    write(tmp_path / "new", "a", "flood").replace(file)
+    now_ns += NS_PER_S
+    metrics = await bench.metrics()
+    assert 'tenant="b"' not in metrics
+    assert 'goodput_router_tenant_weight{llmservice="chat",tenant="flood"} 1.0' in metrics
+    released.set()
+    assert (await running)[0] == 200
+    metrics = await bench.metrics()
+    assert 'tenant="b"' not in metrics
+    requests = 'goodput_router_tenant_requests_total{llmservice="chat",outcome='
+    others = [line for line in metrics.splitlines() if 'tenant="other"' in line]
+    assert [line for line in others if line.startswith(requests) and line.endswith(" 1.0")]
+
+
+async def test_a_compressed_body_is_not_counted_by_its_length_but_refused(
+    start: StartBench, tmp_path: Path
+) -> None:
+    bench = await start(tenants_file=write(tmp_path / "tenants", "a"))
+    bench.replicas[0].behave = respond("200 OK", b"{}")
+    key = f"Bearer {KEYS['a']}"
+    packed = gzip.compress(b'{"prompt": "' + b"word " * 100_000 + b'"}')
+    status, text = await bench.post(packed, Authorization=key, Content_Encoding="gzip")
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (415, "Content-Encoding")
+    assert "send the body uncompressed" in error["message"]
+    assert not bench.replicas[0].calls
+    assert bench.router.outcomes.client_errors == 1
+    assert (await bench.post(BODY, Authorization=key, Content_Encoding="identity"))[0] == 200
 
 
 @pytest.mark.parametrize(
