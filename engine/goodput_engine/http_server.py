@@ -41,6 +41,7 @@ __all__ = [
     "announce",
     "error_response",
     "listen",
+    "no_such_path",
     "require_running",
     "share_port",
     "url_of",
@@ -155,6 +156,28 @@ def error_response(error: APIError, headers: Mapping[str, str] | None = None) ->
     if error.close:
         response.force_close()
     return response
+
+
+async def no_such_path(request: web.Request) -> web.Response:
+    """Respond to a request that no other route of the application serves.
+
+    This is the handler of the last route. The response is 405 with the methods of the path, or 404
+    with the paths of the port.
+    """
+    methods, paths = set[str](), []
+    for resource in request.app.router.resources():
+        match, allowed = await resource.resolve(request)
+        if match is None:
+            methods |= allowed
+            paths.append(resource.canonical)
+    path = request.path[:_MAX_SHOWN]
+    if methods:
+        allow = ", ".join(sorted(methods))
+        message = f"{path} has no method {request.method}; use {allow}"
+        error = APIError(405, message, code="method_not_allowed")
+        return error_response(error, {"Allow": allow})
+    message = f"no {request.method} {path} here; the paths of this port are {', '.join(paths)}"
+    return error_response(APIError(404, message, code="unknown_path"))
 
 
 class StreamedResponse(web.StreamResponse):

@@ -27,7 +27,14 @@ from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageErro
 from goodput_core.process import share_session_priority
 from goodput_core.signals import Shutdown
 from goodput_core.units import NS_PER_S
-from goodput_engine.http_server import announce, error_response, listen, share_port, url_of
+from goodput_engine.http_server import (
+    announce,
+    error_response,
+    listen,
+    no_such_path,
+    share_port,
+    url_of,
+)
 from goodput_engine.openai.errors import APIError, unavailable
 from goodput_engine.router.merging import merge_metrics, merge_states
 from goodput_engine.server_options import ADMIN_CONNECTIONS
@@ -242,10 +249,6 @@ class _AdminPort:
 
 
 def _admin_app(handlers: _AdminPort) -> web.Application:
-    async def no_such_path(request: web.Request) -> web.Response:
-        message = f"no {request.method} {request.path[:200]} here"
-        return error_response(APIError(404, message, code="unknown_path"))
-
     app = web.Application()
     app.router.add_get(PATH_METRICS, handlers.metrics)
     app.router.add_get(PATH_CONTROL_STATE, handlers.control_state)

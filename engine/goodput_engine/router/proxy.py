@@ -165,8 +165,11 @@ class Proxy:
                 self._tenants.settle(state, outcome, now_ns)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """Forward `GET /v1/models`, which has no outcome."""
+        """Forward `GET` of `/v1/models` or of one model, which has no outcome."""
         try:
+            # A server that resolves ".." would serve another of its paths.
+            if ".." in request.match_info.get("name", "").split("/"):
+                raise bad_request("the request's path cannot be forwarded")
             state = self._new_request()
             self._authenticate(request, state)
             return await self._forward(request, state)

@@ -35,7 +35,7 @@ from goodput_core.contract import (
 from goodput_core.process import raise_open_files
 from goodput_core.units import NS_PER_S
 from goodput_engine.api_keys import ApiKeys
-from goodput_engine.http_server import error_response, listen
+from goodput_engine.http_server import error_response, listen, no_such_path
 from goodput_engine.openai.errors import APIError
 from goodput_engine.process_metrics import register_process_metrics
 from goodput_engine.router.outcomes import OutcomeCounts
@@ -256,16 +256,17 @@ class RouterService:
         app.router.add_post(PATH_COMPLETIONS, self._proxy.inference)
         app.router.add_post(PATH_CHAT_COMPLETIONS, self._proxy.inference)
         app.router.add_get(PATH_MODELS, self._proxy.models)
+        app.router.add_get(PATH_MODELS + "/{name:.+}", self._proxy.models)
         app.router.add_get(PATH_LIVE, _live)
         app.router.add_get(PATH_READY, self._ready)
-        app.router.add_route("*", "/{path:.*}", _no_such_path)
+        app.router.add_route("*", "/{path:.*}", no_such_path)
         return app
 
     def _admin_app(self) -> web.Application:
         app = web.Application()
         app.router.add_get(PATH_METRICS, self._metrics)
         app.router.add_get(PATH_CONTROL_STATE, self._control_state)
-        app.router.add_route("*", "/{path:.*}", _no_such_path)
+        app.router.add_route("*", "/{path:.*}", no_such_path)
         return app
 
     async def _close_when_draining(self, _: web.Request, response: web.StreamResponse) -> None:
@@ -346,8 +347,3 @@ async def _live(_: web.Request) -> web.Response:
 
 def _not_ready(reason: str) -> web.Response:
     return web.json_response({"status": "not ready", "reason": reason}, status=503)
-
-
-async def _no_such_path(request: web.Request) -> web.Response:
-    message = f"no {request.method} {request.path[:200]} here"
-    return error_response(APIError(404, message, code="unknown_path"))

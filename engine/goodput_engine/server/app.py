@@ -33,7 +33,7 @@ from goodput_core.contract import (
 )
 from goodput_core.histogram import LengthHistogram
 from goodput_engine.api_keys import ApiKeys
-from goodput_engine.http_server import error_response
+from goodput_engine.http_server import error_response, no_such_path
 from goodput_engine.openai.errors import APIError, unavailable
 from goodput_engine.server.handlers import CompletionHandlers
 from goodput_engine.server.limits import LimitsHandler
@@ -129,12 +129,13 @@ def _error_middleware(state: ServerState) -> Callable[..., Awaitable[web.StreamR
             return await handler(request)
         except APIError as raised:
             error = raised
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+            response = await no_such_path(request)
+            response.headers.update({**replica, **load.headers()})
+            return response
         except web.HTTPException as raised:
-            error = APIError(
-                raised.status_code,
-                f"{request.method} {request.path[:200]}: {raised.reason}",
-                code="not_found" if raised.status_code == 404 else None,
-            )
+            message = f"{request.method} {request.path[:200]}: {raised.reason}"
+            error = APIError(raised.status_code, message)
         except ConnectionError:
             raise  # the client closed the connection
         except Exception:  # noqa: BLE001 - otherwise aiohttp sends an HTML page

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from tests.builders.http import connect, post_bytes
 from tests.engine.router.conftest import END, TOKEN, hang, respond, stream
+from yarl import URL
 
 from goodput_engine.router.settings import RouterLimits
 
@@ -222,6 +223,47 @@ async def test_no_other_path_is_forwarded(start: StartBench, path: str) -> None:
         async with bench.client.request(method, bench.router.url + path) as response:
             assert response.status == 404
             assert (await response.json())["error"]["code"] == "unknown_path"
+    assert bench.replicas[0].calls == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/chat", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_not_forwarded(
+    start: StartBench, method: str, path: str, allowed: str
+) -> None:
+    bench = await start()
+    async with bench.client.request(method, bench.router.url + path) as response:
+        assert (response.status, response.headers["Allow"]) == (405, allowed)
+        error = (await response.json())["error"]
+        assert error["message"] == f"{path} has no method {method}; use {allowed}"
+    assert bench.replicas[0].calls == []
+    assert await bench.settled() == {}
+
+
+@pytest.mark.parametrize("name", ["org/chat", "a%2Fb", "a..b"])
+async def test_one_model_is_forwarded(start: StartBench, name: str) -> None:
+    bench = await start()
+    bench.replicas[0].behave = respond("200 OK", b"{}")
+    url = URL(f"{bench.router.url}/v1/models/{name}", encoded=True)
+    async with bench.client.get(url) as response:
+        assert await response.read() == b"{}"
+    (call,) = bench.replicas[0].calls
+    assert (call.method, call.path) == ("GET", f"/v1/models/{name}")
+
+
+@pytest.mark.parametrize("name", ["../../metrics", "%2e%2e/%2E./metrics", "a/.."])
+async def test_no_other_path_is_reached_through_a_models_name(start: StartBench, name: str) -> None:
+    bench = await start()
+    url = URL(f"{bench.router.url}/v1/models/{name}", encoded=True)
+    async with bench.client.get(url) as response:
+        assert response.status == 400
     assert bench.replicas[0].calls == []
 
 

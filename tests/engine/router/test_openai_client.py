@@ -51,6 +51,9 @@ async def test_the_openai_client_streams_through_the_router(service: dict[str, s
     async with openai.AsyncOpenAI(base_url=service["url"] + "/v1", api_key="none") as client:
         models = await client.models.list()
         model = models.data[0].id
+        assert (await client.models.retrieve(model)).id == model
+        with pytest.raises(openai.NotFoundError, match="not served here"):
+            await client.models.retrieve("org/other")
         texts = []
         stream = await client.chat.completions.create(
             model=model,

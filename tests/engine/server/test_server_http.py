@@ -143,10 +143,23 @@ async def test_invalid_input_gets_an_error_in_openais_form(
         assert response.headers["X-Goodput-Replica"] == "replica-7"
 
 
-async def test_a_wrong_method_is_405(http: aiohttp.ClientSession) -> None:
+async def test_a_wrong_method_is_405_with_the_right_one(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/completions") as response:
-        assert response.status == 405
-        await error_of(response)
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        error = await error_of(response)
+        assert error["message"] == "/v1/completions has no method GET; use POST"
+        assert response.headers["X-Goodput-Replica"] == "replica-7"
+
+
+async def test_a_wrong_path_gets_the_right_ones(http: aiohttp.ClientSession) -> None:
+    async with http.post("/chat/completions") as response:  # the base URL lacks /v1
+        assert response.status == 404
+        error = await error_of(response)
+        assert error["code"] == "unknown_path"
+        assert error["message"] == (
+            "no POST /chat/completions here; the paths of this port are /v1/completions, "
+            "/v1/chat/completions, /v1/models, /v1/models/{name}, /health/live, /health/ready"
+        )
 
 
 @pytest.mark.parametrize(
