@@ -35,7 +35,7 @@ from goodput_engine.http_server import (
     share_port,
     url_of,
 )
-from goodput_engine.openai.errors import APIError, unavailable
+from goodput_engine.openai.errors import unavailable
 from goodput_engine.router.merging import merge_metrics, merge_states
 from goodput_engine.server_options import ADMIN_CONNECTIONS
 

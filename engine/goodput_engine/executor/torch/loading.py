@@ -36,6 +36,8 @@ from goodput_engine.model_folder import read_json_object
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from transformers import PreTrainedConfig
+
     from goodput_engine.executor.torch.attention import AttentionAdapter
 
 __all__ = ["load_model"]
@@ -109,17 +111,19 @@ def load_model(
     executes_code = allow_remote_code and "auto_map" in config
     _check_architecture(folder, config, executes_code=executes_code)
     files = _weight_files(folder, allow_pickle=allow_pickle_weights)
-    _check_size(folder, files, dtype, device)
+    tensors = _check_size(folder, files, dtype, device)
     disable_progress_bar()
     # The grouped product of experts has no kernel for float64.
     experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
     with _reports_if_loaded():
         try:
+            configuration = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=executes_code
+            )
+            _check_layers(folder, configuration, tensors)
             loaded, info = AutoModelForCausalLM.from_pretrained(
                 folder,
-                config=AutoConfig.from_pretrained(
-                    folder, local_files_only=True, trust_remote_code=executes_code
-                ),
+                config=configuration,
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
                 trust_remote_code=executes_code,
@@ -129,6 +133,8 @@ def load_model(
                 output_loading_info=True,
                 **experts,
             )
+        except InputError:
+            raise
         except Exception as error:  # transformers raises many types for an invalid folder
             field = _invalid_field(config, error)
             if field is not None:
@@ -220,7 +226,7 @@ def _check_architecture(folder: Path, config: dict[str, Any], *, executes_code: 
     kind = config.get("model_type")
     if executes_code:
         pass
-    elif kind not in CONFIG_MAPPING:
+    elif not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         remedy = "serve a model whose architecture transformers includes"
         if "auto_map" in config:
             raise InputError(
@@ -283,13 +289,30 @@ def _shards(folder: Path, index: str) -> list[Path]:
     return [folder / shard for shard in names]
 
 
-def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.device) -> None:
-    """Reject damaged weights, and weights that do not fit into memory."""
-    try:
-        elements = sum(
-            _count_elements(folder, path) if path.suffix == _SAFE else _count_pickled(path)
-            for path in files
+def _check_layers(folder: Path, configuration: PreTrainedConfig, tensors: int) -> None:
+    """Reject a number of layers for which there are no weights, before the layers are created."""
+    layers = getattr(configuration.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and not 1 <= layers <= tensors:
+        raise InputError(
+            f"{folder}: {_CONFIG} has {layers} layers, but the weights have {tensors} tensors; "
+            "download the model again"
         )
+
+
+def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.device) -> int:
+    """Reject damaged weights, and weights that do not fit into memory.
+
+    Returns:
+        The number of tensors in the files.
+    """
+    try:
+        lengths = [
+            length
+            for path in files
+            for length in (
+                _read_lengths(folder, path) if path.suffix == _SAFE else _pickled_lengths(path)
+            )
+        ]
     except UnpicklingError as error:
         raise InputError(
             f"{folder}: a pickled file of weights has more than tensors, or is damaged, and is not "
@@ -308,17 +331,18 @@ def _check_size(folder: Path, files: list[Path], dtype: str, device: torch.devic
             f"{folder}: a file of weights is damaged or incomplete; download the model again: "
             f"{_one_line(error)}"
         ) from error
-    size, available = elements * getattr(torch, dtype).itemsize, free_bytes(device)
+    size, available = sum(lengths) * getattr(torch, dtype).itemsize, free_bytes(device)
     if size > available:
         raise InputError(
             f"{folder}: the weights take {size / BYTES_PER_GIB:.1f} GiB as {dtype}, but only "
             f"{available / BYTES_PER_GIB:.1f} GiB of memory is available; serve a smaller model, "
             "or set spec.engine.realModel.dtype or --dtype to a smaller data type"
         )
+    return len(lengths)
 
 
-def _count_elements(folder: Path, path: Path) -> int:
-    """Return the number of weights in a file.
+def _read_lengths(folder: Path, path: Path) -> list[int]:
+    """Return the number of elements of each tensor in a file.
 
     Only the header is read: the library would map the complete file, which the system refuses if
     the file is larger than the memory.
@@ -346,11 +370,11 @@ def _count_elements(folder: Path, path: Path) -> int:
                 "and quantized weights are not implemented yet; serve the model without "
                 "quantization"
             )
-    return sum(prod(tensor["shape"]) for tensor in header.values())
+    return [prod(tensor["shape"]) for tensor in header.values()]
 
 
-def _count_pickled(path: Path) -> int:
-    """Return the number of weights in a pickled file, of which only the shapes are read.
+def _pickled_lengths(path: Path) -> list[int]:
+    """Return the number of elements of each tensor in a pickled file; only shapes are read.
 
     Raises:
         UnpicklingError: the file has more than tensors, or is damaged.
@@ -363,7 +387,7 @@ def _count_pickled(path: Path) -> int:
     tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
     if not tensors:
         raise TypeError(f"{path.name} has no weights")
-    return sum(tensor.numel() for tensor in tensors)
+    return [tensor.numel() for tensor in tensors]
 
 
 def _one_line(error: Exception) -> str:

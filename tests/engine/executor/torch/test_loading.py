@@ -152,6 +152,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "model_type 'mine', which transformers does not know",
     ),
     "no architecture": (lambda f: change_config(f, model_type=None), "model_type 'None'"),
+    "an architecture that is a list": (
+        lambda f: change_config(f, model_type=["llama"]),
+        "model_type \"['llama']\", which transformers does not know",
+    ),
     "an encoder": (lambda f: change_config(f, model_type="clip"), "not a causal language model"),
     "code": (run_code, "needs code from the model's folder, which is not executed"),
     "quantized": (
@@ -166,6 +170,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no heads": (
         lambda f: change_config(f, num_attention_heads=0),
         "config.json: num_attention_heads is 0, but must be at least 1",
+    ),
+    "no layers": (
+        lambda f: change_config(f, num_hidden_layers=0),
+        "config.json has 0 layers, but the weights have 21 tensors; download the model again",
+    ),
+    "layers that take an hour to create": (
+        lambda f: change_config(f, num_hidden_layers=10**8),
+        "config.json has 100000000 layers, but the weights have 21 tensors",
     ),
     "an unknown rope": (
         lambda f: change_config(f, rope_parameters={"rope_type": "bogus", "rope_theta": 1e4}),
