@@ -192,10 +192,10 @@ class Proxy:
 
     async def _completion(self, request: web.Request, state: ProxiedRequest) -> web.StreamResponse:
         self._authenticate(request, state)
-        encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        compressed = encoding not in {"", "identity"}
+        encodings = ", ".join(request.headers.getall("Content-Encoding", ())).lower()
+        compressed = encodings not in {"", "identity"}
         if self._tenants is not None and compressed:
-            self._tenants.require_uncompressed(encoding)
+            self._tenants.refuse_compressed(encodings)
         body = await read_body(
             request,
             limit_bytes=self._limits.body_bytes,

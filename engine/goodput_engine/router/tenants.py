@@ -7,7 +7,7 @@ its own requests.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -160,23 +160,22 @@ class Tenants(Collector):
         return tenant
 
     @staticmethod
-    def require_uncompressed(encoding: str) -> None:
-        """Require a body whose length shows the work of its request.
+    def refuse_compressed(encodings: str) -> NoReturn:
+        """Refuse a compressed body, whose length does not show the work of its request.
 
         Args:
-            encoding: the request's `Content-Encoding`; empty without one.
+            encodings: the request's `Content-Encoding`.
 
         Raises:
-            APIError: 415 for a compressed body.
+            APIError: 415.
         """
-        if encoding:
-            raise APIError(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                f"Content-Encoding {encoding[:40]!r} is not supported by a service with tenants; "
-                "send the body uncompressed",
-                param="Content-Encoding",
-                close=True,
-            )
+        raise APIError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Encoding {encodings[:40]!r} is not supported by a service with tenants; "
+            "send the body uncompressed",
+            param="Content-Encoding",
+            close=True,
+        )
 
     def admit(
         self,

@@ -323,6 +323,9 @@ async def test_a_compressed_body_is_not_counted_by_its_length_but_refused(
     assert not bench.replicas[0].calls
     assert bench.router.outcomes.client_errors == 1
     assert (await bench.post(BODY, Authorization=key, Content_Encoding="identity"))[0] == 200
+    two = [("Authorization", key), ("Content-Encoding", "identity"), ("Content-Encoding", "gzip")]
+    async with bench.complete(data=packed, headers=CIMultiDict(two)) as response:
+        assert response.status == 415
 
 
 @pytest.mark.parametrize(
