@@ -7,10 +7,7 @@ replay a trace from a claim.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,10 +17,12 @@ from tools.cluster.handle import wait_for
 from tools.cluster.starting import ROOT
 from tools.e2e.clients import replay_load
 from tools.e2e.installation import OPERATOR_PODS, conditions_of
+from tools.e2e.recordings import start_recordings
 from tools.e2e.watching import ServingEngines, watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tools.cluster.handle import OwnCluster
     from tools.e2e.installation import ChartRelease
@@ -325,37 +324,6 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
     tell(installation.kubectl("get", "llmsvc"))
 
 
-def record_service(
-    installation: ChartRelease, name: str, storage: Path
-) -> list[subprocess.Popen[str]]:
-    """Start recordings of a service with itself in the folder `history` of the claim.
-
-    There is one more than needed, because a busy machine may make one of them invalid.
-    """
-    url, slo = installation.url(name), storage / "slo.json"
-    slo.write_text(json.dumps(SLO), encoding="utf-8")
-    words: tuple[str, ...] = (
-        "ab",
-        "--trace",
-        str(storage / "trace.parquet"),
-        "--window",
-        f"0s..{WINDOW_S}s",
-    )
-    words += ("--target", url, "--target", url, "--slo", str(slo), "--yes", "--pairs", "1")
-    return [
-        subprocess.Popen(
-            installation.client_command(
-                str(Path(sys.executable).parent / "replay"),
-                *(*words, "--out", str(storage / "history" / f"night-{night}")),
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for night in range(4)
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engine(
@@ -397,7 +365,14 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     assert not gate_of(installation, "returned")
     installation.wait("condition=Stalled=false", "llmservice/returned")
     installation.kubectl("delete", *theirs)
-    recordings = record_service(installation, "returned", storage)
+    recordings = start_recordings(
+        installation,
+        "returned",
+        storage / "history",
+        slo=SLO,
+        trace=storage / "trace.parquet",
+        window_s=WINDOW_S,
+    )
 
     paused = wait_phase(installation, "traceless", "Paused", timeout_s=150)
     tell(paused["message"])

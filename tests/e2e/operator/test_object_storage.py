@@ -18,6 +18,7 @@ import pytest
 from tools.cluster.handle import wait_for
 from tools.cluster.layout import API_ADDRESS
 from tools.e2e.installation import conditions_of
+from tools.e2e.recordings import judge, start_recordings
 from tools.s3.server import BUILD, StorageServer, program
 
 from goodput_traces.sample import sample_path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tools.e2e.installation import ChartRelease
 
 SECRET = "object-storage"
+WINDOW_S = 22
+"""A PASS needs requests in twenty seconds."""
 SLO = {
     "classes": [
         {"name": "interactive", "ttftMs": 10000, "tpotMs": 1000, "objective": "80%"},
@@ -95,7 +98,7 @@ def replay(
             "metadata": {"name": name, "namespace": installation.namespace},
             "spec": {
                 "trace": store.uri("traces/sample.parquet"),
-                "window": {"startSeconds": 0, "endSeconds": 22},
+                "window": {"startSeconds": 0, "endSeconds": WINDOW_S},
                 "target": {"service": "stored"},
                 "allowProduction": True,
                 "slo": SLO,
@@ -121,6 +124,10 @@ def test_records_are_written_to_a_store_merged_from_it_and_judged(
     tell: Callable[[str], None],
 ) -> None:
     replay("kept")
+    nights = store.bucket("runs") / "history"
+    recordings = start_recordings(
+        installation, "stored", nights, slo=SLO, trace=sample_path(), window_s=WINDOW_S
+    )
     wait_for(lambda: status_of(installation, "kept").get("phase") == "Running", "kept runs", 90)
     began = time.monotonic()
     nowhere = StorageServer(
@@ -160,7 +167,18 @@ def test_records_are_written_to_a_store_merged_from_it_and_judged(
     assert "against the baseline in one pair of runs" in compared["message"]
     assert compared["interval"].startswith("interactive: ")
 
-    names = ",".join((*refused, "kept", "beside-kept"))
+    for recording in recordings:
+        output, _ = recording.communicate(timeout=120)
+        tell(output)
+    replay("beside-nights", shards=1, gate={"history": store.uri("runs/history"), "margin": "20%"})
+    compared = finished(installation, "beside-nights")
+    tell(f"beside nights: {compared['message']} {compared['interval']}")
+    run = store.bucket("runs") / compared["report"].partition("?")[0].removeprefix("s3://runs/")
+    judged = judge(run, "--recorded", str(nights), "--margin", "20%")
+    assert (compared["verdict"], compared["reason"]) == ("PASS", judged["reason"]), compared
+    assert compared["message"] == judged["sentence"]
+
+    names = ",".join((*refused, "kept", "beside-kept", "beside-nights"))
     pods = ("-l", f"goodput.dev/tracereplay in ({names})")
     logs = installation.kubectl("logs", *pods, "--tail=-1", "--prefix", "--all-containers")
     assert "kept-merge" in logs

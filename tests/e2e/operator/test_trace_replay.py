@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +15,13 @@ from tools.cluster.handle import wait_for
 from tools.cluster.images import Image
 from tools.cluster.starting import ROOT
 from tools.e2e.installation import conditions_of
+from tools.e2e.recordings import judge
 
 from goodput_traces.sample import sample_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tools.cluster.handle import OwnCluster
     from tools.e2e.installation import ChartRelease
@@ -180,6 +179,21 @@ def passing(
     return status
 
 
+@pytest.fixture(scope="module")
+def beside_nights(
+    installation: ChartRelease, passing: dict[str, Any], replay: Callable[..., None]
+) -> None:
+    """Start a replay that is compared with the nightly recordings."""
+    await_jobs(installation, "nightly-aa-pair")
+    replay(
+        "beside-nights",
+        trace="pvc://traces/prod.parquet",
+        window={"startSeconds": 0, "endSeconds": NIGHT_S},
+        shards=1,
+        gate={"history": "pvc://history/history", "margin": "20%"},
+    )
+
+
 def test_three_shards_against_a_service_are_judged_as_one_run(
     installation: ChartRelease, passing: dict[str, Any], records: Path
 ) -> None:
@@ -196,6 +210,7 @@ def test_three_shards_against_a_service_are_judged_as_one_run(
     assert (run / "report.html").exists()
 
 
+@pytest.mark.usefixtures("beside_nights")  # which runs meanwhile
 def test_a_lost_shard_makes_the_replay_invalid_and_is_not_sent_again(
     installation: ChartRelease, replay: Callable[..., None]
 ) -> None:
@@ -235,19 +250,12 @@ def test_a_run_is_compared_with_an_earlier_one_by_the_rule_of_the_gate(
 
 
 def test_the_nightly_pair_feeds_the_history_of_a_gate(
-    installation: ChartRelease, passing: dict[str, Any], replay: Callable[..., None], records: Path
+    installation: ChartRelease, beside_nights: None, records: Path, tell: Callable[[str], None]
 ) -> None:
-    await_jobs(installation, "nightly-aa-pair")
+    status = finished(installation, "beside-nights")
+    tell(f"beside the nights: {status['verdict']}: {status['message']} {status['interval']}")
     recorded = [path.parent for path in (records / "history").glob("*/ab.json")]
     assert len(recorded) >= NIGHTS - 1
-    replay(
-        "beside-nights",
-        trace="pvc://traces/prod.parquet",
-        window={"startSeconds": 0, "endSeconds": NIGHT_S},
-        shards=1,
-        gate={"history": "pvc://history/history", "margin": "20%"},
-    )
-    status = finished(installation, "beside-nights")
     run = records / status["report"].removeprefix("pvc://records/")
     judged = judge(run, "--recorded", str(records / "history"), "--margin", "20%")
     assert (status["verdict"], status["reason"]) == (judged["verdict"], judged["reason"]), status
@@ -290,19 +298,6 @@ def await_jobs(installation: ChartRelease, prefix: str) -> None:
         return [one["metadata"]["name"] for one in mine if not ends & conditions_of(one).keys()]
 
     wait_for(lambda: not active(), f"the Jobs {prefix} end")
-
-
-def judge(run: Path, *options: str) -> dict[str, Any]:
-    """Return the result of `replay gate` on a run."""
-    program = str(Path(sys.executable).parent / "replay")
-    done = subprocess.run(
-        [program, "gate", str(run), *options, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
 
 
 def test_a_replay_that_cannot_start_ends_with_the_reason(
