@@ -49,9 +49,9 @@ TRIAL: Final = "trial"
 """A service with a gated rollout, and without clients."""
 GATE: Final = {
     "trace": "sample",
-    "window": {"startSeconds": 0, "endSeconds": 22},
+    "window": {"startSeconds": 0, "endSeconds": 10},
     # More than the tests last, so that the pair is there until its service is deleted.
-    "pairs": 8,
+    "pairs": 20,
     "resources": {"requests": {"cpu": "10m"}},
 }
 IDLE: Final = (
@@ -97,6 +97,12 @@ class Monitoring:
         for name, value in variables.items():
             expr = expr.replace(name, value)
         return self.query(expr)
+
+    def loads_pair(self) -> bool:
+        """True if both engines of the gate have computed more than the request that tests them."""
+        tokens = PANELS[f"{SERVICE.uid}: Output tokens of the pair"].queries[0].expr
+        per_s = [float(one["value"][1]) for one in self.panel_series(tokens, TRIAL)]
+        return len(per_s) == len(PAIR) and min(per_s) > 1
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +152,7 @@ def monitoring(
                 ),
                 "the service misses its objective",
             )
-            steps = PANELS["goodput-service: Step time of the pair"].queries[0].expr
-            wait_for(
-                lambda: len(monitoring.panel_series(steps, TRIAL)) == len(PAIR),
-                "the gate has loaded both engines",
-            )
+            wait_for(monitoring.loads_pair, "the gate has loaded both engines")
             yield monitoring
     finally:
         for name in (NAME, TRIAL, "unpulled", "unscheduled"):
@@ -304,10 +306,7 @@ def test_no_other_panel_and_no_alert_counts_the_pair_of_a_gate(monitoring: Monit
     pair = monitoring.query(f'goodput_engine_running_requests{{role=~"{"|".join(PAIR)}"}}')
     pods = {one["metric"]["pod"] for one in pair}
     assert len(pods) == len(PAIR)
-    loaded = monitoring.panel_series(
-        PANELS[f"{SERVICE.uid}: Output tokens of the pair"].queries[0].expr, TRIAL
-    )
-    assert min(float(one["value"][1]) for one in loaded) > 0
+    assert monitoring.loads_pair()
     for name, panel in PANELS.items():
         if panel.gate or not name.startswith(f"{SERVICE.uid}: "):
             continue
