@@ -60,6 +60,7 @@ from goodput_operator.reconcile.snapshot import Snapshot, View
 from goodput_operator.render.config_map import GateConfig, read_gate_setpoint
 from goodput_operator.render.gate import gate_job, job_name, serving_port
 from goodput_operator.render.pods import Installation
+from goodput_operator.render.replay_pod import with_places
 from goodput_operator.render.revisions import Revision
 
 if TYPE_CHECKING:
@@ -170,14 +171,12 @@ class GateAttempt:
             return self._wait_for_engines(ready)
         text, create = "all engines of the gate are ready", Create(body=self._render_job(ready))
         key = (JOB.name, create.body["metadata"]["name"])
-        reason = GateReason.REPLAY_NOT_STARTED
-        if conflict := name_conflict(self.view.foreign(*key)):
-            message, reason = conflict[0].message, GateReason.NAME_CONFLICT
-        else:
-            message = self.snapshot.failures.get(key) or self.snapshot.delayed.get(key) or ""
-        if message:
+        conflict = name_conflict(self.view.foreign(*key))
+        rejection = self.snapshot.failures.get(key) or self.snapshot.delayed.get(key)
+        if message := conflict[0].message if conflict else rejection:
             text += f", but Job {key[1]} cannot be created: {message}"
             if self._left_s(*(pod.body for pod in ready.values())) <= 0:
+                reason = GateReason.NAME_CONFLICT if conflict else GateReason.REPLAY_NOT_STARTED
                 return self._end(GatePhase.PAUSED, reason, text)
         return self._plan(GatePhase.STARTING, text, create=create, wake_s=2.0)
 
@@ -329,7 +328,7 @@ class GateAttempt:
         return self._plan(
             GatePhase.REPLAYING,
             stored.message or "",
-            pairs=stored.pairs,
+            pairs=stored.pairs or "",
             verdict=stored.verdict,
             interval=stored.interval,
             wake_s=_POLL_S,
@@ -368,10 +367,13 @@ class GateAttempt:
                 ended=phase,
                 reason=result.reason,
                 message=result.message[:_MAX_MESSAGE],
-                pairs=f"{result.pairs}/{max(result.pairs, self.gate.pairs)}",
+                pairs=self._pairs(result),
                 interval=result.interval or "",
             )
         )
+
+    def _pairs(self, result: ABResult) -> str:
+        return f"{result.pairs}/{max(result.pairs, self.gate.pairs)}"
 
     def _repeat(self, message: str, result: ABResult | None) -> GatePlan:
         """Store an attempt without a verdict, and plan the next one."""
@@ -394,6 +396,7 @@ class GateAttempt:
                 ended=GatePhase.PAUSED,
                 reason=GateReason.NO_VERDICT,
                 message=text[:_MAX_MESSAGE],
+                pairs="" if result is None else self._pairs(result),
             )
         )
 
@@ -404,6 +407,7 @@ class GateAttempt:
 
     def _store(self, record: GateRecord) -> GatePlan:
         """Store a record; what follows from it is decided once it is stored."""
+        record = replace(record, message=with_places(record.message))
         job = job_name(self.view.owner, record.key, self.record.attempt)
         phase = record.phase(self.gate)
         return GatePlan(
@@ -427,7 +431,7 @@ class GateAttempt:
         message: str,
         *,
         reason: str = "",
-        pairs: str | None = None,
+        pairs: str = "",
         verdict: VerdictKind | None = None,
         interval: str | None = None,
         create: Create | None = None,
@@ -435,20 +439,16 @@ class GateAttempt:
         wake_s: float | None = None,
     ) -> GatePlan:
         job = job_name(self.view.owner, self.record.key, self.record.attempt)
-        status = gate_status(self.update.name, self.record, self.gate, phase=phase, message=message)
+        status = gate_status(
+            self.update.name, self.record, self.gate, phase=phase, message=message, pairs=pairs
+        )
         return GatePlan(
             target=self.stable.name,
             pair=self._config() if pair else None,
             create=create,
             foreign=self.view.foreign(JOB.name, job),
             deletes=obsolete_objects(self.view, self.record.key if pair else None, job),
-            status=replace(
-                status,
-                reason=str(reason) or None,
-                pairs=pairs,
-                verdict=verdict,
-                interval=interval,
-            ),
+            status=replace(status, reason=str(reason) or None, verdict=verdict, interval=interval),
             wake_after_s=wake_s,
         )
 

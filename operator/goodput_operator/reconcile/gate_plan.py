@@ -198,8 +198,9 @@ def gate_status(
     *,
     phase: GatePhase | None = None,
     message: str | None = None,
+    pairs: str | None = None,
 ) -> GateStatus:
-    """Return the status's section of a gate.
+    """Return the status's section of a gate; it names a report only if pairs are recorded.
 
     Args:
         revision: name of the candidate.
@@ -207,17 +208,22 @@ def gate_status(
         gate: the gate of the spec; None if the spec has none.
         phase: phase that the record does not show; None for that of the record.
         message: a sentence other than that of the record.
+        pairs: recorded pairs other than those of the record.
     """
+    shown = record.pairs if pairs is None else pairs
+    report = None
+    if gate is not None and shown and not shown.startswith("0/"):
+        report = report_place(gate, revision, record.key, record.attempt)
     return GateStatus(
         revision=revision,
         baseline=record.baseline,
         phase=phase or record.phase(gate) or GatePhase.STARTING,
-        pairs=record.pairs or None,
+        pairs=shown or None,
         attempt=record.attempt,
         verdict=record.verdict,
         reason=record.reason or None,
         message=(record.message if message is None else message) or None,
         interval=record.interval or None,
-        report=None if gate is None else report_place(gate, revision, record.key, record.attempt),
+        report=report,
         started_at=format_time(record.started),
     )

@@ -30,6 +30,7 @@ __all__ = [
     "path_in_pod",
     "place_below",
     "replay_pod",
+    "with_places",
 ]
 
 _CONFIG_FOLDER: Final = "/etc/goodput"
@@ -74,6 +75,11 @@ def output_options(place: str | None) -> list[str]:
 def path_in_pod(place: str) -> str:
     """Return the path in a pod of `pvc://CLAIM/PATH`, and any other place unchanged."""
     return f"{FOLDER_CLAIMS}/{place.removeprefix('pvc://')}" if _claim(place) else place
+
+
+def with_places(message: str) -> str:
+    """Return the message of a pod with places of claims instead of their paths in the pod."""
+    return message.replace(f"{FOLDER_CLAIMS}/", "pvc://")
 
 
 def place_below(place: str, path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.slo.verdict import VerdictKind
@@ -10,6 +10,7 @@ from goodput_core.spec.status import Truth
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.objects import conditions_by_type, format_time
 from goodput_operator.reconcile.actions import Emit, WriteStatus
+from goodput_operator.render.replay_pod import with_places
 from goodput_operator.replays.actions import ReplayDecision
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def finish(
     snapshot: ReplaySnapshot, spec: TraceReplaySpec | None, outcome: ReplayOutcome
 ) -> ReplayDecision:
     """Write the outcome; Jobs that still run are deleted once it is stored."""
+    outcome = replace(outcome, message=with_places(outcome.message))
     gated = spec is not None and spec.gate is not None
     passed = {VerdictKind.PASS: Truth.TRUE, VerdictKind.FAIL: Truth.FALSE}.get(
         outcome.verdict, Truth.UNKNOWN

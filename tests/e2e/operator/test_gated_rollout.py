@@ -376,7 +376,7 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
 
     paused = wait_phase(installation, "traceless", "Paused", timeout_s=150)
     tell(paused["message"])
-    assert "/var/lib/goodput/claims/gates/absent.parquet: no such file" in paused["message"]
+    assert "pvc://gates/absent.parquet: no such file" in paused["message"]
     assert installation.condition("traceless", "RolloutPaused")[0] == "GateInvalid"
     assert "failedRevision" not in installation.status("traceless")
     wait_for(lambda: not trial_pods(installation, "traceless"), "the pair is gone")

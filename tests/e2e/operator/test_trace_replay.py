@@ -309,7 +309,7 @@ def test_a_replay_that_cannot_start_ends_with_the_reason(
     replay("taken", shards=1)
     replay("elsewhere", target={"url": "http://10.0.0.1"})
     for name, reason, text in (
-        ("no-trace", "ShardFailed", "/var/lib/goodput/claims/records/absent.parquet: no such file"),
+        ("no-trace", "ShardFailed", "pvc://records/absent.parquet: no such file"),
         ("single", "StorageRefused", "PersistentVolumeClaim single is ReadWriteOnce"),
         ("taken", "NameConflict", "Job taken-shards belongs to another object"),
         ("elsewhere", "ProductionNotAllowed", "http://10.0.0.1 may serve clients"),

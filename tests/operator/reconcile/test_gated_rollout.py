@@ -44,7 +44,9 @@ PASS, FAIL, INCONCLUSIVE, INVALID = (
         (VerdictKind.INVALID, "InvalidRun"),
     )
 )
-ERROR = encode_message(ABResult(reason="Error", message="/claims/traces/x.parquet: no such file"))
+ERROR = encode_message(
+    ABResult(reason="Error", message="/var/lib/goodput/claims/traces/x.parquet: no such file")
+)
 TRIAL_ROLES = ("baseline", "candidate")
 
 
@@ -329,7 +331,7 @@ def test_a_revision_that_passes_after_a_fail_no_longer_counts_as_failed(gated: C
     ("message", "code", "sentence"),
     [
         (INVALID, 3, "INVALID of a."),
-        (ERROR, 64, "/claims/traces/x.parquet: no such file"),
+        (ERROR, 64, "pvc://traces/x.parquet: no such file"),
         ("Killed", 137, "ended without a verdict: Killed"),
         (None, 1, "the pod of Job"),
         ("", 0, "left no result"),
@@ -353,6 +355,7 @@ def test_an_attempt_without_a_verdict_is_repeated_three_times_and_never_fails_th
     assert len(names) == 3
     assert gate_of(gated)["phase"] == "Paused"
     assert sentence in gate_of(gated)["message"]
+    assert ("report" in gate_of(gated)) == (message is INVALID), "only with recorded pairs"
     assert gated.condition("RolloutPaused") == ("True", "GateInvalid")
     assert "failedRevision" not in gated.status
     assert trials(gated) == {"baseline": {}, "candidate": {}}
@@ -385,7 +388,7 @@ PREEMPTED = {"type": "DisruptionTarget", "status": "True", "message": "Preempted
             "the pod of Job {job} was stopped: The node was low on memory.",
         ),
         (INTERRUPTED, 130, {}, "the pod of Job {job} was stopped by SIGTERM"),
-        (ERROR, 64, DELETED, "/claims/traces/x.parquet: no such file"),
+        (ERROR, 64, DELETED, "pvc://traces/x.parquet: no such file"),
         ("", 1, DELETED, "pod {job}-x of the comparison ended without a verdict: it was lost"),
     ],
     ids=[
@@ -703,6 +706,7 @@ def test_an_object_of_another_owner_under_a_name_of_the_gate_ends_it_without_a_v
         gated.reconcile()
     gate = gate_of(gated)
     assert (gate["phase"], gate["reason"], gate.get("verdict")) == ("Paused", "NameConflict", None)
+    assert "report" not in gate, "nothing was recorded"
     assert sentence in gate["message"]
     assert "failedRevision" not in gated.status
     assert gated.condition("Ready") == ("True", "Serving")
