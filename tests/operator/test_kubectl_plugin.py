@@ -201,6 +201,7 @@ def test_gate_exits_with_the_verdict_only_if_asked(
     plain = run(cluster, "gate", "chat")
     assert plain.returncode == 0
     assert "pvc://runs/chat-2/report.html" in plain.stdout
+    assert all(line == line.rstrip() for line in plain.stdout.splitlines()), "nothing is padded"
     done = run(cluster, "gate", "chat", "--exit-code", "--json")
     assert done.returncode == code
     assert json.loads(done.stdout)["failedRevision"] == "chat-2"

@@ -173,7 +173,7 @@ def _print_services(services: Iterable[Any]) -> None:
             )
         )
     columns = (
-        *("NAMESPACE", "NAME", "PHASE", "REPLICAS", "ATTAINMENT", "GOODPUT/S", "BUDGET", "GATE"),
+        *("NAMESPACE", "NAME", "PHASE", "REPLICAS", "ATTAINMENT", "GOODPUT", "BUDGET", "GATE"),
     )
     _print_table(TextTable(columns=columns, rows=rows))
 
@@ -343,7 +343,14 @@ def _print_table(table: TextTable) -> None:
         shown.add_column(column, overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(printable(str(cell))) for cell in row))
-    _console().print(shown)
+    console = _console()
+    if sys.stdout.isatty():
+        console.print(shown)
+        return
+    with console.capture() as text:
+        console.print(shown)
+    # A long message in one row would otherwise pad all others to its length.
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.get().splitlines()))
 
 
 def _print_line(text: str, *, style: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import API_VERSION, KIND_TRACEREPLAY
 from goodput_core.errors import SpecError
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from goodput_operator.replays.actions import ReplayAction, ReplayDecision
     from goodput_operator.replays.shards import ShardClient
 
-__all__ = ["ReplayReconciler"]
+__all__ = ["EVENT_REPLAY", "ReplayReconciler"]
 
+EVENT_REPLAY: Final = "replay"
+"""Log event of the outcome of a replay, with the reason and message of its Event."""
 _log = logging.getLogger(__name__)
 
 
@@ -212,6 +214,10 @@ class ReplayReconciler:
                     return ""  # it is gone, or another object has its name
                 return _problem(response)
             case Emit():
+                level = logging.WARNING if action.warning else logging.INFO
+                fields = {"namespace": key.namespace, "tracereplay": key.name}
+                fields |= {"reason": action.reason, "detail": action.message}
+                _log.log(level, EVENT_REPLAY, extra=fields)
                 failed = await self._recorder.emit(replay, action)
                 return "" if failed is None else failed.message
 

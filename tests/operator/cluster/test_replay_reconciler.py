@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from pythonjsonlogger.json import JsonFormatter
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import Cache, ReplayKey
@@ -16,7 +19,7 @@ from goodput_operator.kube.fence import SystemClock
 from goodput_operator.kube.objects import ADMIN_PORT, CHILDREN, JOB, LLMSERVICE, POD, TRACEREPLAY
 from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.render.pods import Installation
-from goodput_operator.replays.reconciler import ReplayReconciler
+from goodput_operator.replays.reconciler import EVENT_REPLAY, ReplayReconciler
 from goodput_operator.replays.shards import ShardClient, shard_token
 from goodput_replay.sending.arming import await_start
 from goodput_replay.shares import Share
@@ -209,13 +212,21 @@ async def test_a_deleted_replay_is_forgotten(cluster: ReplayCluster) -> None:
 
 
 async def test_a_job_of_another_owner_ends_the_replay_with_the_name_in_conflict(
-    cluster: ReplayCluster,
+    cluster: ReplayCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = f"{JOBS}/night-shards"
     cluster.server.put(job, {"apiVersion": "batch/v1", "kind": "Job"})
     before = dict(cluster.server.objects[job])
     assert (await cluster.reconciler.reconcile(NIGHT)).failed, "it is repeated at once"
-    await cluster.reconcile_stored()
+    with caplog.at_level(logging.INFO, logger="goodput_operator"):
+        await cluster.reconcile_stored()
+    line = json.loads(JsonFormatter().format(caplog.records[-1]))
+    assert (line["message"], line["tracereplay"], line["reason"]) == (
+        EVENT_REPLAY,
+        "night",
+        "Invalid",
+    )
+    assert line["detail"].startswith("NameConflict: Job night-shards belongs to another object")
     assert cluster.status["phase"] == "Finished"
     assert (cluster.status["verdict"], cluster.status["reason"]) == ("INVALID", "NameConflict")
     assert cluster.status["message"].startswith("Job night-shards belongs to another object")
