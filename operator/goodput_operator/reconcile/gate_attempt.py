@@ -1,8 +1,8 @@
 """One gate without an outcome: start its engines, compare them in a Job, and follow its attempts.
 
 An attempt without a verdict is repeated: an invalid measurement, a lost pod of the Job, and a
-replaced engine. A candidate that crashes is not replaced by another pod, so the requests that it
-lost can fail it. If they do not, the attempt is repeated, too.
+replaced engine. A crashed candidate gets no other pod, so the requests that it lost can fail it;
+otherwise the attempt is repeated, too.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ MAX_ATTEMPTS: Final = 3
 _PAIR: Final = (ROLE_BASELINE, ROLE_CANDIDATE)
 _BACKOFF_S: Final = 10
 _MAX_MESSAGE: Final = 1500
+_MISSED: Final = " within spec.rollout.progressDeadlineSeconds"
 _POLL_S: Final = 10.0
 _OUTCOMES: Final = {
     VerdictKind.PASS: GatePhase.PASSED,
@@ -185,28 +186,27 @@ class GateAttempt:
         problems = [problem for role in missing for problem in self._problems(role)]
         capacity = next((one for one in problems if one.is_capacity), None)
         pods = [pod for role in missing for pod in self._pods(role)]
+        left_s = self._left_s(*self._deployments())
         text = f"{len(ready)} of {len(self._roles)} engines of the gate are ready"
+        text += _MISSED if left_s <= 0 else ""
         if cause := describe_unready(problems if capacity is None else [capacity], pods):
             text += f"; {cause}"
-        left_s = self._left_s(*self._deployments())
         if left_s > 0:
             reason = GateReason.INSUFFICIENT_CAPACITY if capacity is not None else ""
             return self._plan(GatePhase.STARTING, text, reason=reason, wake_s=left_s)
-        # Kubernetes ends its own messages with a full stop.
-        deadline = f"{text.removesuffix('.')}, and spec.rollout.progressDeadlineSeconds has passed"
         if any(problem.reason is ProblemReason.NAME_CONFLICT for problem in problems):
-            return self._end(GatePhase.PAUSED, GateReason.NAME_CONFLICT, deadline)
+            return self._end(GatePhase.PAUSED, GateReason.NAME_CONFLICT, text)
         if capacity is not None:
-            return self._end(GatePhase.PAUSED, GateReason.INSUFFICIENT_CAPACITY, deadline)
+            return self._end(GatePhase.PAUSED, GateReason.INSUFFICIENT_CAPACITY, text)
         if ROLE_BASELINE in missing:
-            return self._end(GatePhase.PAUSED, GateReason.BASELINE_NOT_READY, deadline)
+            return self._end(GatePhase.PAUSED, GateReason.BASELINE_NOT_READY, text)
         if not any(map(has_run, pods)):
-            return self._end(GatePhase.PAUSED, GateReason.CANDIDATE_NOT_STARTED, deadline)
-        return self._end(GatePhase.FAILED, GateReason.PROGRESS_DEADLINE_EXCEEDED, deadline)
+            return self._end(GatePhase.PAUSED, GateReason.CANDIDATE_NOT_STARTED, text)
+        return self._end(GatePhase.FAILED, GateReason.PROGRESS_DEADLINE_EXCEEDED, text)
 
     def _render_job(self, engines: Mapping[str, PodView]) -> dict[str, Any]:
         pods = {role: _identity(pod) for role, pod in engines.items()}
-        revisions = self._config().engines
+        ports = {role: serving_port(one.template) for role, one in self._config().engines.items()}
         return gate_job(
             self.view.owner,
             self.spec,
@@ -216,10 +216,7 @@ class GateAttempt:
             attempt=self.record.attempt,
             candidate=self.update.name,
             baseline=self.stable.name,
-            targets=[
-                serving_url(pod.body, serving_port(revisions[role].template)) or ""
-                for role, pod in engines.items()
-            ],
+            targets=[serving_url(pod.body, ports[role]) or "" for role, pod in engines.items()],
             replicas=max(1, self.setpoint.replicas),
             annotations={ANNOTATION_GATE: json.dumps(pods, sort_keys=True)},
         )
@@ -288,8 +285,9 @@ class GateAttempt:
             return self._repeat(f"the pod of Job {job['metadata']['name']} left no result", None)
         if not any(has_started(pod) for pod in pods):
             name = job["metadata"]["name"]
-            text = f"Job {name} has not started{describe_unarmed(name, pods)}"
             left_s = self._left_s(job)
+            missed = _MISSED if left_s <= 0 else ""
+            text = f"Job {name} has not started{missed}{describe_unarmed(name, pods)}"
             if left_s <= 0:
                 return self._end(GatePhase.PAUSED, GateReason.REPLAY_NOT_STARTED, text)
             return self._plan(GatePhase.STARTING, text, wake_s=left_s)

@@ -441,14 +441,27 @@ def _clean_up(snapshot: ReplaySnapshot) -> list[ReplayAction]:
     uid = snapshot.replay["metadata"]["uid"]
     actions: list[ReplayAction] = []
     for job in snapshot.jobs:
+        pods = pods_of(snapshot.pods, job["metadata"]["name"])
         ended = true_condition(job, "Failed") or true_condition(job, "Complete")
-        if not ended and controlled_by(job, uid) and "deletionTimestamp" not in job["metadata"]:
+        if (
+            not ended
+            and not _pods_ended(job, pods)
+            and controlled_by(job, uid)
+            and "deletionTimestamp" not in job["metadata"]
+        ):
             metadata = job["metadata"]
             actions.append(Delete(kind=JOB.name, name=metadata["name"], uid=metadata["uid"]))
     for replay in _superseded(snapshot):
         metadata = replay["metadata"]
         actions.append(Delete(kind=TRACEREPLAY.name, name=metadata["name"], uid=metadata["uid"]))
     return actions
+
+
+def _pods_ended(job: Object, pods: Sequence[Object]) -> bool:
+    """True if all pods of a Job ended and no other follows, so that it ends with their logs."""
+    last = (job.get("spec") or {}).get("backoffLimit") == 0
+    phases = {(pod.get("status") or {}).get("phase") for pod in pods}
+    return phases == {"Succeeded"} or (last and bool(phases) and phases <= {"Succeeded", "Failed"})
 
 
 def _superseded(snapshot: ReplaySnapshot) -> list[Object]:

@@ -458,7 +458,8 @@ def test_a_job_without_a_pod_ends_the_gate_after_the_deadline(gated: Cluster) ->
     gate = gate_of(gated)
     assert (gate["phase"], gate["reason"]) == ("Paused", "ReplayNotStarted")
     assert gate["message"] == (
-        f"Job {name} has not started; 0 of 1 pods exist; `kubectl describe job {name}` shows why"
+        f"Job {name} has not started within spec.rollout.progressDeadlineSeconds; "
+        f"0 of 1 pods exist; `kubectl describe job {name}` shows why"
     )
     assert trials(gated) == {"baseline": {}, "candidate": {}}
 
@@ -812,7 +813,9 @@ def test_only_a_candidate_that_ran_fails_after_the_deadline(
         gated.reconcile()
     gated.settle()
     assert gate_of(gated)["phase"] == phase
-    assert f"{cause}, and spec.rollout.progressDeadlineSeconds" in gate_of(gated)["message"]
+    missed = "1 of 2 engines of the gate are ready within spec.rollout.progressDeadlineSeconds; "
+    assert gate_of(gated)["message"].startswith(missed)
+    assert cause in gate_of(gated)["message"]
     assert gated.condition("RolloutPaused") == ("True", reason)
     assert ("failedRevision" in gated.status) == (phase == "Failed")
     assert trials(gated) == {"baseline": {}, "candidate": {}}

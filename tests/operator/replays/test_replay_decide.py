@@ -632,6 +632,24 @@ def test_a_finished_replay_stops_its_shards_and_is_not_changed_again() -> None:
     assert run(done) == ReplayDecision()
 
 
+@pytest.mark.parametrize(
+    ("codes", "retries", "kept"),
+    [((0,), 3, True), ((64,), 0, True), ((0, 64, 0), 0, True), ((64,), 3, False), ((), 0, False)],
+    ids=["succeeded", "failed", "a shard failed", "another pod follows", "no pod"],
+)
+def test_a_job_whose_pods_ended_keeps_them_with_their_logs(
+    codes: tuple[int, ...], retries: int, kept: bool
+) -> None:
+    ending = job("night-shards")
+    ending["spec"] = {"backoffLimit": retries}
+    pods = tuple(
+        pod("night-shards", index, ended=PASSING, code=code) for index, code in enumerate(codes)
+    )
+    given = armed(after_s=601, readings={})
+    ended = replace(stored(given, run(given)), jobs=(ending,), pods=pods)
+    assert (run(ended) == ReplayDecision()) == kept
+
+
 def test_a_state_that_is_stored_is_not_written_again() -> None:
     given = armed(readings={})
     assert run(stored(given, run(given))).actions == ()
