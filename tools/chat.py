@@ -23,7 +23,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from goodput_core.contract import EVENT_READY, PATH_CHAT_COMPLETIONS
+from goodput_core.contract import (
+    EVENT_READY,
+    HEADER_SLO_TPOT_MS,
+    HEADER_SLO_TTFT_MS,
+    PATH_CHAT_COMPLETIONS,
+)
 from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
 from goodput_core.text import printable
 from goodput_core.units import format_duration
@@ -44,13 +49,17 @@ from goodput_replay.sending.target import parse_target
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-# A small model rambles at high temperatures, and may not end at all.
-_SAMPLING: Final = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 512}
+# A small model errs and rambles if a token is drawn by chance. Without the penalty, it repeats a
+# line for ever.
+_SAMPLING: Final = {"temperature": 0, "frequency_penalty": 0.3, "max_tokens": 512}
 _MAX_QUESTION: Final = 1 << 20
 _MAX_ERROR_BYTES: Final = 4096
 _READ_BYTES: Final = 1 << 16
 _MAX_LOG_BYTES: Final = 1 << 20
 _SILENCE_S: Final = 300
+# A late answer is better than none, so the chat replaces the targets of the service, by which the
+# policy `slo` would reject a long question.
+_TARGETS: Final = {HEADER_SLO_TTFT_MS: str(_SILENCE_S * 1000), HEADER_SLO_TPOT_MS: "60000"}
 _POLL_S: Final = 0.1
 _STOP_S: Final = 10
 _TEXT: Final = msgspec.json.Decoder(str | None)
@@ -139,7 +148,7 @@ class Chat:
     @contextmanager
     def _post(self, body: str) -> Iterator[http.client.HTTPResponse]:
         """Send a request, and close its connection when the block ends."""
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **_TARGETS}
         try:
             with closing(http.client.HTTPConnection(self._address, timeout=_SILENCE_S)) as opened:
                 opened.request("POST", f"{self._prefix}{PATH_CHAT_COMPLETIONS}", body, headers)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import yaml
 from aiohttp import web
 from tests.replay.sending.stand_ins import DONE, StandIn, delta, event, running, usage
 from tools import smollm2
+from tools.chat import Chat, serve
 from tools.torch_packages import packages_folder
 
 if TYPE_CHECKING:
@@ -97,6 +99,21 @@ async def test_one_question_in_a_pipe_starts_the_service_and_has_only_the_answer
         r"  \d+ tokens, TTFT [\d.]+ ms, TPOT [\d.]+ ms\n",
         err,
     ), err
+
+
+def test_answers_that_miss_the_services_target_are_late_and_not_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = yaml.safe_load((ROOT / "examples/chat.yaml").read_text())
+    manifest["spec"]["engine"]["policy"] = "slo"
+    manifest["spec"]["replicas"] = 1
+    manifest["spec"]["slo"]["classes"][0]["ttftMs"] = 1  # no step is as short
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(manifest))
+    with serve(str(tmp_path / "chat.yaml")) as url:
+        chat = Chat(url)
+        for _ in range(3):  # without a measured step, the first one would be admitted
+            chat.ask("Hello")
+    assert capsys.readouterr().out.count("the quick brown fox") >= 3
 
 
 async def test_the_whole_of_stdin_is_one_question() -> None:

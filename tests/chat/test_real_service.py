@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 from benchmarks.real_chats import check_chats, prompts, stream_chats
 from openai import OpenAI
-from tools.chat import serve
+from tools.chat import Chat, serve
 from tools.smollm2 import model_folder
 
 if TYPE_CHECKING:
@@ -46,6 +46,14 @@ def test_an_openai_client_streams_sensible_text(url: str) -> None:
         pieces = [choice.delta.content or "" for chunk in stream for choice in chunk.choices]
     assert len(pieces) > 5
     assert "capital of France is Paris" in "".join(pieces)
+
+
+def test_the_same_question_has_the_same_answer_in_the_chat(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        Chat(url).ask("What is the capital of France?")
+    assert capsys.readouterr().out == 2 * "The capital of France is Paris.\n"
 
 
 def test_concurrent_chats_have_the_tokens_of_transformers(
