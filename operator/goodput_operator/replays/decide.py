@@ -458,10 +458,13 @@ def _clean_up(snapshot: ReplaySnapshot) -> list[ReplayAction]:
 
 
 def _pods_ended(job: Object, pods: Sequence[Object]) -> bool:
-    """True if all pods of a Job ended and no other follows, so that it ends with their logs."""
+    """True if all pods of a Job ended and no other follows, so that it ends with their logs.
+
+    The containers show it some seconds before the phase of the pod does.
+    """
     last = (job.get("spec") or {}).get("backoffLimit") == 0
-    phases = {(pod.get("status") or {}).get("phase") for pod in pods}
-    return phases == {"Succeeded"} or (last and bool(phases) and phases <= {"Succeeded", "Failed"})
+    ends = [terminated_of(pod) for pod in pods]
+    return bool(ends) and all(end and (last or end.get("exitCode") == 0) for end in ends)
 
 
 def _superseded(snapshot: ReplaySnapshot) -> list[Object]:

@@ -645,6 +645,8 @@ def test_a_job_whose_pods_ended_keeps_them_with_their_logs(
     pods = tuple(
         pod("night-shards", index, ended=PASSING, code=code) for index, code in enumerate(codes)
     )
+    for one in pods:
+        one["status"]["phase"] = "Running"
     given = armed(after_s=601, readings={})
     ended = replace(stored(given, run(given)), jobs=(ending,), pods=pods)
     assert (run(ended) == ReplayDecision()) == kept
