@@ -251,6 +251,27 @@ LOADS: Final[Mapping[str, TenantLoads]] = {
             "flood": _flood(80, 2500, 200),
         },
     ),
+    "long requests beside pulses of other tenants": TenantLoads(
+        tenants={
+            "a": _small(1.8, 3000, 400),
+            **{
+                f"flood{n}": _flood(400, 100, 30, begin_s=10 + 8 * n, end_s=13 + 8 * n)
+                for n in range(4)
+            },
+        },
+    ),
+    "chat beside pulses of documents": TenantLoads(
+        tenants={
+            "a": _small(12),
+            **{
+                f"flood{n}": _flood(12, 6000, 100, begin_s=8 + 7 * n, end_s=11 + 7 * n)
+                for n in range(6)
+            },
+        },
+    ),
+    "long and chat beside a short flood": TenantLoads(
+        tenants={"a": _small(1.2, 4000, 300), "b": _small(5), "flood": _flood(300, 100, 40)},
+    ),
     "long outputs in free capacity": TenantLoads(
         held_out=True,
         replicas=4,

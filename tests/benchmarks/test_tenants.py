@@ -8,7 +8,9 @@ import pytest
 from benchmarks.tenants import LOADS, serve
 
 
-@pytest.mark.parametrize("name", ["very long outputs", "pulses"])
+@pytest.mark.parametrize(
+    "name", ["very long outputs", "pulses", "long requests beside pulses of other tenants"]
+)
 def test_a_tenant_keeps_beside_a_flood_what_it_keeps_alone(name: str) -> None:
     load = LOADS[name]
     alone, beside = serve(load, floods=False)["a"], serve(load)["a"]

@@ -124,6 +124,10 @@ class _TenantAccount:
         self.fade(now_ns)
         return math.inf if self.is_limited(resource, now_ns) else self._peaks[resource]
 
+    def is_busy(self, now_ns: int) -> bool:
+        """True if a request is in flight or arrived in the last seconds."""
+        return self.requests > 0 or now_ns - self.last_ns < _RECENT_NS
+
     def is_active(self, now_ns: int) -> bool:
         """True if a request is in flight or arrived lately."""
         return self.requests > 0 or now_ns - self.last_ns < _ACTIVE_NS
@@ -154,6 +158,8 @@ class FairShare:
         self._active: dict[str, _TenantAccount] = {}
         self._pruned_ns = 0
         self._faded_ns = 0
+        # Weight of the busy tenants, and the largest of the other active ones, at some time.
+        self._weights_ns, self._busy, self._idle = -1, 0, 0
         self._totals = [0.0] * len(Resource)
         self._levels = [_ComputedLevel() for _ in Resource]
 
@@ -186,7 +192,9 @@ class FairShare:
         """
         own = self._tenants[tenant]
         own.last_ns = now_ns
-        self._active[tenant] = own
+        if tenant not in self._active:
+            self._active[tenant] = own
+            self._weights_ns = -1
         if now_ns - self._pruned_ns >= NS_PER_S:
             self._pruned_ns = now_ns
             self._active = {n: t for n, t in self._active.items() if t.is_active(now_ns)}
@@ -206,7 +214,7 @@ class FairShare:
                 admitted = False
                 # A prompt that is too long to start in time is no flood.
                 too_long = use + needs[resource] > _MOST_QUEUED * capacity
-                if resource is not Resource.QUEUE or not (too_long and self._has_part(own)):
+                if resource is not Resource.QUEUE or not (too_long and self._has_part(own, now_ns)):
                     own.limited_ns[resource] = now_ns
         return admitted
 
@@ -218,11 +226,13 @@ class FairShare:
         is_limited = own.is_limited(resource, now_ns)
         if resource not in _FLOWS:
             return not is_limited and total + need <= capacity
-        part = self._part(own)
+        part = self._part(own, now_ns)
         if is_limited and use <= 0:
-            return self._has_part(own, _BURST)
+            return self._has_part(own, now_ns, _BURST)
         if is_limited:
-            return self._has_part(own) and (total + need <= capacity or use <= part * total)
+            # The long prompts of others would entitle a flood to as many tokens in the queue.
+            fair = resource is Resource.SERVICE and use <= part * total
+            return self._has_part(own, now_ns) and (fair or total + need <= capacity)
         if resource is Resource.QUEUE:
             capacity *= _MOST_QUEUED
             if total + need <= capacity:
@@ -231,17 +241,27 @@ class FairShare:
                 return use <= part * total
             if total - use <= _NO_OTHERS * capacity:
                 return True
-        return use <= part * total or self._has_part(own, _BURST)
+        return use <= part * total or self._has_part(own, now_ns, _BURST)
 
-    def _part(self, own: _TenantAccount) -> float:
-        """Return an equal part of the active tenants."""
-        return own.weight / sum(tenant.weight for tenant in self._active.values())
+    def _part(self, own: _TenantAccount, now_ns: int) -> float:
+        """Return an equal part of the busy tenants; of two if the others were only active lately.
 
-    def _has_part(self, own: _TenantAccount, multiple: float = 1.0) -> bool:
-        """True if a tenant has at most an equal part, or a multiple, of waiting and recent work."""
+        Tenants that used the service in turn would otherwise reduce the part of a constant one.
+        """
+        if self._weights_ns != now_ns:
+            self._weights_ns, self._busy, self._idle = now_ns, 0, 0
+            for tenant in self._active.values():
+                if tenant.is_busy(now_ns):
+                    self._busy += tenant.weight
+                else:
+                    self._idle = max(self._idle, tenant.weight)
+        return own.weight / (self._busy + (self._idle if self._busy <= own.weight else 0))
+
+    def _has_part(self, own: _TenantAccount, now_ns: int, multiple: float = 1.0) -> bool:
+        """True if a tenant has at most its part, or a multiple, of waiting and recent work."""
         work = sum(own.uses[flow] for flow in _FLOWS)
         works = sum(self._totals[flow] for flow in _FLOWS)
-        return work <= multiple * self._part(own) * works
+        return work <= multiple * self._part(own, now_ns) * works
 
     def begin(self, tenant: str) -> None:
         """Count an admitted request; its use is added by `add`."""

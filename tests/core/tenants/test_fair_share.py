@@ -167,6 +167,42 @@ def test_a_large_tenant_with_recent_service_is_admitted_while_others_do_not_wait
     assert all(bench.send("big", 200) for _ in range(4))
 
 
+def test_the_long_prompt_of_another_tenant_gives_a_flood_no_room_in_the_queue() -> None:
+    bench = ShareBench(Resource.QUEUE, 100, a=1, flood=1)
+    bench.send("a")
+    bench.flood("flood")
+    for _ in range(200):
+        bench.end("flood")
+    bench.share.add("a", Resource.SERVICE, 10_000, 0)
+    assert bench.send("a", 5_000)
+    admitted = bench.flood("flood")
+    waiting = bench.share._tenants["flood"].uses[Resource.QUEUE]
+    assert admitted == 0
+    assert waiting > 50
+
+
+def test_tenants_that_used_the_service_in_turn_do_not_reduce_the_part_of_a_constant_one() -> None:
+    visitors = {f"v{number}": 1 for number in range(9)}
+    bench = ShareBench(Resource.QUEUE, 100, a=1, flood=1, **visitors)
+    for visitor in visitors:
+        assert bench.send(visitor)
+        bench.end(visitor)
+    bench.now_ns = 10 * NS_PER_S
+    assert bench.send("a", 400)
+    assert bench.send("flood", 400)
+    assert bench.send("a", 100), "it has about half of the queue, and half of the busy tenants"
+    bench.flood("flood", 100)
+    assert bench.send("a", 100)
+
+
+def test_an_idle_tenant_keeps_half_of_the_queue_from_a_flood() -> None:
+    bench = ShareBench(Resource.QUEUE, 100, a=1, flood=1)
+    bench.send("a")
+    bench.end("a")
+    bench.now_ns = 10 * NS_PER_S
+    assert bench.flood("flood", 10) <= 50
+
+
 def test_a_flood_that_ended_is_forgotten_within_seconds() -> None:
     bench = ShareBench(Resource.QUEUE, 100, a=1, flood=1)
     bench.send("a", 20)
