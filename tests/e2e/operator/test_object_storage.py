@@ -116,7 +116,7 @@ def replay(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 def test_records_are_written_to_a_store_merged_from_it_and_judged(
     installation: ChartRelease,
     replay: Callable[..., None],
