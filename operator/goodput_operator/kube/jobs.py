@@ -21,6 +21,7 @@ __all__ = [
     "describe_unarmed",
     "failure_of",
     "has_started",
+    "pods_ended",
     "pods_of",
     "result_of",
     "terminated_of",
@@ -133,6 +134,16 @@ def failure_of(job: Object, pods: Sequence[Object]) -> Object | None:
     if true_condition(job, "Failed") or true_condition(job, "FailureTarget"):
         return job
     return None
+
+
+def pods_ended(job: Object, pods: Sequence[Object]) -> bool:
+    """True if all pods of a Job ended and no other follows, so that it ends with their logs.
+
+    The containers show it some seconds before the phase of the pod does.
+    """
+    last = (job.get("spec") or {}).get("backoffLimit") == 0
+    ends = [terminated_of(pod) for pod in pods]
+    return bool(ends) and all(end and (last or end.get("exitCode") == 0) for end in ends)
 
 
 def has_started(pod: Object) -> bool:

@@ -29,6 +29,7 @@ from goodput_operator.kube.jobs import (
     describe_stop,
     describe_unarmed,
     failure_of,
+    pods_ended,
     pods_of,
     result_of,
     terminated_of,
@@ -445,7 +446,7 @@ def _clean_up(snapshot: ReplaySnapshot) -> list[ReplayAction]:
         ended = true_condition(job, "Failed") or true_condition(job, "Complete")
         if (
             not ended
-            and not _pods_ended(job, pods)
+            and not pods_ended(job, pods)
             and controlled_by(job, uid)
             and "deletionTimestamp" not in job["metadata"]
         ):
@@ -455,16 +456,6 @@ def _clean_up(snapshot: ReplaySnapshot) -> list[ReplayAction]:
         metadata = replay["metadata"]
         actions.append(Delete(kind=TRACEREPLAY.name, name=metadata["name"], uid=metadata["uid"]))
     return actions
-
-
-def _pods_ended(job: Object, pods: Sequence[Object]) -> bool:
-    """True if all pods of a Job ended and no other follows, so that it ends with their logs.
-
-    The containers show it some seconds before the phase of the pod does.
-    """
-    last = (job.get("spec") or {}).get("backoffLimit") == 0
-    ends = [terminated_of(pod) for pod in pods]
-    return bool(ends) and all(end and (last or end.get("exitCode") == 0) for end in ends)
 
 
 def _superseded(snapshot: ReplaySnapshot) -> list[Object]:
