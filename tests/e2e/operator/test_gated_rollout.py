@@ -347,24 +347,18 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     installation.patch("alike", model={"source": "emulated:///devices/alike.yaml"})
     for name in ("traceless", "returned"):
         installation.patch(name, engine={"policy": "orca"})
+    wait_for(lambda: trial_pods(installation, "traceless"), "the pair without a trace exists")
+    # Its third attempt, the last one, finds a Job of another owner.
+    key = trial_pods(installation, "traceless")[0].split("-")[1]
+    theirs = ("job", f"traceless-{key}-gate-3")
+    installation.kubectl("create", *theirs, "--image=example.test/none")
     wait_phase(installation, "returned", "Starting", "Replaying", "Waiting")
     wait_for(lambda: trial_pods(installation, "returned"), "the pair of the gate exists")
-    key = trial_pods(installation, "returned")[0].split("-")[1]
-    theirs = ("job", f"returned-{key}-gate-1")
-    installation.kubectl("create", *theirs, "--image=example.test/none")
-    sentence = f"Job {theirs[1]} is not controlled by this LLMService"
-    wait_for(
-        lambda: sentence in gate_of(installation, "returned")["message"],
-        "the Job of another owner is reported",
-    )
-    assert installation.condition("returned", "Stalled")[0] == "NameConflict"
     installation.patch("returned", engine={"policy": "sarathi"})
     wait_for(lambda: not trial_pods(installation, "returned"), "the gate is removed")
     installation.wait_settled("returned")
     assert installation.status("returned")["currentRevision"] == stable
     assert not gate_of(installation, "returned")
-    installation.wait("condition=Stalled=false", "llmservice/returned")
-    installation.kubectl("delete", *theirs)
     recordings = start_recordings(
         installation,
         "returned",
@@ -374,6 +368,14 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
         window_s=WINDOW_S,
     )
 
+    sentence = f"Job {theirs[1]} is not controlled by this LLMService"
+    wait_for(
+        lambda: sentence in gate_of(installation, "traceless").get("message", ""),
+        "the Job of another owner is reported",
+        timeout_s=150,
+    )
+    assert installation.condition("traceless", "Stalled")[0] == "NameConflict"
+    installation.kubectl("delete", *theirs)
     paused = wait_phase(installation, "traceless", "Paused", timeout_s=150)
     tell(paused["message"])
     assert "pvc://gates/absent.parquet: no such file" in paused["message"]
