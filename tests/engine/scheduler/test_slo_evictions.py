@@ -96,16 +96,25 @@ def test_the_request_with_the_least_weight_is_evicted_if_any_would_miss() -> Non
     assert (heavy.preemptions, light.preemptions) == (0, 1)
 
 
-def test_the_request_whose_chance_falls_least_is_evicted() -> None:
-    """The sooner the target of an output that may be long, the more a pause loses."""
+@pytest.mark.parametrize("other_ms", [120, 400], ids=["can hardly be met", "is far"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_request_whose_chance_falls_least_is_evicted(other_ms: int, *, is_first: bool) -> None:
+    """A pause loses little if the target can hardly be met, or is far; else nearly all."""
     bench = SloBench(blocks=7, left=1)
-    far = bench.add(1, 40, e2e_ms=400, outputs=40)
-    near = bench.add(2, 40, e2e_ms=150, outputs=40)
+    targets_ms = (200, other_ms) if is_first else (other_ms, 200)
+    held = {
+        e2e_ms: bench.add(rid, 40, e2e_ms=e2e_ms, outputs=40)
+        for rid, e2e_ms in enumerate(targets_ms)
+    }
     bench.step()
     bench.policy.predictor = LearnedLengths()
+    losses = dict.fromkeys(held, 0.0)
     while not bench.scheduler.stats.preemptions:
+        losses = {e2e_ms: bench.policy._look().loss(one) for e2e_ms, one in held.items()}
         bench.step()
-    assert (near.preemptions, far.preemptions) == (0, 1)
+    assert losses[200] > 0.5
+    assert losses[other_ms] < 0.05
+    assert (held[200].preemptions, held[other_ms].preemptions) == (0, 1)
 
 
 def test_what_a_pause_loses_is_at_most_the_chance_that_is_left() -> None:
