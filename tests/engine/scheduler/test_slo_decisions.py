@@ -10,7 +10,7 @@ from tests.builders.slo_bench import SloBench
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
-from goodput_core.units import NS_PER_MS
+from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.scheduler.policies.slo import admission
 from goodput_engine.scheduler.policies.slo.memory import copies_ns
 from goodput_engine.scheduler.policy import SchedulerLimits
@@ -290,6 +290,28 @@ def test_no_undecided_request_starts_beside_one_whose_target_can_be_ensured() ->
     bench.step()
     assert short.state is long.state is RequestState.WAITING
     assert set(bench.policy._undecided) == {2, 3}
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_an_idle_engine_rejects_nothing_for_better_requests_that_are_not_there(
+    *, idle: bool
+) -> None:
+    """A burst of better requests was rejected lately, but no other request is here now."""
+    bench = SloBench()
+    bench.add(1, 100, outputs=1 if idle else 100)
+    bench.pass_time(2000)
+    bench.step()
+    offered = bench.policy._admission._offered
+    best = offered.rank(0, 1e9, 1.0)
+    for i in range(100):
+        offered.add(best, NS_PER_S, window_ns=0.0, now_ns=bench.now_ns + (i - 100) * 10**7)
+        offered.refuse(best, NS_PER_S)
+    request = bench.add(2, 2500, ttft_ms=200, outputs=1)
+    assert bench.is_admitted(2) == idle
+    if idle:
+        while bench.scheduler.has_work:
+            bench.step()
+        assert 0 < request.first_token_ns - request.arrival_ns <= 200 * NS_PER_MS
 
 
 def test_short_prompts_that_share_a_step_are_all_admitted() -> None:

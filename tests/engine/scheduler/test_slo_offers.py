@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -69,17 +69,54 @@ def test_under_full_load_capacity_is_held_back_for_better_requests_and_none_for_
     assert offered.held_back(best, now_ns) == 0
 
 
-def test_a_share_of_the_work_of_better_requests_can_be_reserved() -> None:
-    now_ns = 20 * NS_PER_S
-    offered = OfferedWork(reserved=0.7)
-    # Nine tenths of the capacity are asked for by better requests, and twice as much by equals.
+def _shared(higher: tuple[int, int], *, asked: float, others: float) -> OfferedWork:
+    """Offer the work of a higher rank and of `_WORSE` for 20 s, as shares of the capacity."""
+    offered = OfferedWork(reserves=True)
     for i in range(200):
         at_ns = i * NS_PER_S // 10
-        offered.add(_BETTER, 0.09 * NS_PER_S, window_ns=0, now_ns=at_ns)
-        offered.add(_WORSE, 0.18 * NS_PER_S, window_ns=0, now_ns=at_ns)
-    assert offered.held_back(_WORSE, now_ns) == pytest.approx(0.7 * 0.9, rel=0.02)
-    # A third of the work is of equals. It counts half, times the two thirds of the others.
-    assert offered.held_back(_BETTER, now_ns) == pytest.approx(0.6 / 9, rel=0.02)
+        offered.add(higher, asked * NS_PER_S / 10, window_ns=0, now_ns=at_ns)
+        offered.add(_WORSE, others * NS_PER_S / 10, window_ns=0, now_ns=at_ns)
+    return offered
+
+
+@pytest.mark.parametrize(
+    ("higher", "asked", "held"),
+    [
+        (OfferedWork.rank(0, 1.42, 1.0), 0.5, 0.7 * 0.5),
+        (OfferedWork.rank(0, 64.0, 1.0), 0.5, 1.5 * 0.5),
+        (OfferedWork.rank(0, 64.0, 1.0), 0.9, 0.95),
+        (OfferedWork.rank(1, 64.0, 1.0), 0.5, 0.7 * 0.5),
+    ],
+    ids=["worth little more", "worth far more", "nearly all", "a higher level"],
+)
+def test_more_is_reserved_for_requests_that_are_worth_far_more(
+    higher: tuple[int, int], asked: float, held: float
+) -> None:
+    offered = _shared(higher, asked=asked, others=2.0)
+    assert offered.held_back(_WORSE, 20 * NS_PER_S) == pytest.approx(held, rel=0.02)
+
+
+def test_better_requests_leave_room_to_equal_ones_only() -> None:
+    """A third of the work is of equals. It counts half, times the two thirds of the others."""
+    offered = _shared(_BETTER, asked=0.9, others=1.8)
+    assert offered.held_back(_BETTER, 20 * NS_PER_S) == pytest.approx(0.6 / 9, rel=0.02)
+
+
+@given(
+    work_ns=st.floats(1e3, 1e12),
+    factors=st.lists(st.floats(1, 1.18), min_size=20, max_size=40),
+    load=st.floats(0.5, 10),
+)
+def test_requests_of_nearly_equal_work_leave_no_room_to_each_other(
+    work_ns: float, factors: list[float], load: float
+) -> None:
+    offered = OfferedWork(reserves=True)
+    ranks = [OfferedWork.rank(0, 1.0, work_ns * factor) for factor in factors]
+    for i, rank in enumerate(ranks):
+        offered.add(rank, load * NS_PER_S, window_ns=0, now_ns=i * NS_PER_S)
+    assert [offered.held_back(rank, len(ranks) * NS_PER_S) for rank in ranks] == [
+        pytest.approx(0, abs=1e-9)
+    ] * len(ranks)
 
 
 def test_the_shortest_window_is_that_of_a_recent_rank() -> None:
@@ -124,20 +161,25 @@ def test_the_standard_error_of_the_load_is_subtracted_while_the_account_is_young
     offers=st.lists(
         st.tuples(st.integers(-2, 2), st.floats(0, 1e3), st.floats(0, 1e10), st.integers(0, 10**9)),
         max_size=50,
-    )
+    ),
+    reserves=st.booleans(),
 )
 def test_the_share_held_back_is_within_bounds_and_falls_with_the_rank(
-    offers: list[tuple[int, float, float, int]],
+    offers: list[tuple[int, float, float, int]], *, reserves: bool
 ) -> None:
-    offered, now_ns = OfferedWork(), 0
+    """Ranks that lie closer together may count partly different ranks as equal."""
+    offered, now_ns = OfferedWork(reserves=reserves), 0
     ranks = []
     for priority, value, work_ns, passed_ns in offers:
         now_ns += passed_ns
         ranks.append(OfferedWork.rank(priority, value, work_ns))
         offered.add(ranks[-1], work_ns, window_ns=0.0, now_ns=now_ns)
-    held = [offered.held_back(rank, now_ns) for rank in sorted(ranks)]
-    assert all(0 <= share <= 0.6 for share in held)
-    assert all(later <= share + 1e-12 for share, later in pairwise(held))
+    held = {rank: offered.held_back(rank, now_ns) for rank in sorted(ranks)}
+    assert all(0 <= share <= (0.95 if reserves else 0.6) for share in held.values())
+    for lower, higher in combinations(held, 2):
+        same_level = lower[0] == higher[0]
+        if (same_level and higher[1] > lower[1] + 2) or not (same_level or reserves):
+            assert held[higher] <= held[lower] + 1e-12
 
 
 def test_old_offers_fade() -> None:

@@ -15,7 +15,7 @@ from goodput_engine.scheduler.policies.slo.chances import Chances
 from goodput_engine.scheduler.policies.slo.demand import late_prompts
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import Better, MemoryTest, NewStay
-from goodput_engine.scheduler.policies.slo.offers import OfferedWork
+from goodput_engine.scheduler.policies.slo.offers import BINS_PER_DOUBLING, OfferedWork
 from goodput_engine.scheduler.policies.slo.prompts import Prompt, is_ensurable
 from goodput_engine.scheduler.request_table import RequestState
 
@@ -30,13 +30,11 @@ __all__ = ["LearningStepTime", "Refusal", "SLOAdmission"]
 
 _BUFFER_STEP: Final = 0.01
 """Buffers move so that one in a hundred admitted requests misses its target."""
-_RESERVED: Final = 0.7
-"""Share of the device time asked for by better requests that is held back for them."""
 _MAX_CLASSES: Final = 64
 _SAMPLE_DECODES: Final = 16
 """The cost of a decode is that of so many more, because steps are rounded."""
-_RETRY_BINS: Final = 4
-"""A retry at the stated time counts as worth four times as much: two doublings of two bins."""
+_RETRY_BINS: Final = 2 * BINS_PER_DOUBLING
+"""A retry at the stated time counts as worth four times as much."""
 _HIGHEST_BIN: Final = 1 << 30
 """No request is worth so much per work."""
 _MOST_CONTESTED: Final = 0.2
@@ -108,9 +106,9 @@ class SLOAdmission:
     def __init__(self, view: SchedulerView, model: LearningStepTime) -> None:
         self._view = view
         self._model = model
-        self._offered = OfferedWork(reserved=_RESERVED)
+        self._offered = OfferedWork(reserves=True)
         self._offered_memory = OfferedWork()
-        self._offered_places = OfferedWork(reserved=_RESERVED)
+        self._offered_places = OfferedWork(reserves=True)
         self._memory = MemoryTest(view)
         self._buffers_ns: dict[str, float] = {}
         """Time by class that must be left before a new prompt is due, besides a step of decodes."""
@@ -168,7 +166,8 @@ class SLOAdmission:
             places.held_back(claim.place_rank, now_ns),
         )
         displaced: list[ScheduledRequest] | None = None
-        is_alone = again and window_ns >= 0 and self._is_idle(prompts)
+        is_idle = self._is_idle(prompts)
+        is_alone = again and window_ns >= 0 and is_idle
         if is_alone:
             displaced = []  # nothing else would use the device
         elif not again:
@@ -181,7 +180,7 @@ class SLOAdmission:
                 account.add(rank, work_ns, window_ns=window_ns, now_ns=now_ns)
         elif self._model.steps and contested <= _MOST_CONTESTED:
             displaced = self._made_late(claim, prompts, forecast)
-        is_outbid = offered.outbids(claim.rank, now_ns) and not is_alone
+        is_outbid = offered.outbids(claim.rank, now_ns) and not is_idle
         if displaced is None or is_outbid:
             waits = may_wait and not is_outbid
             waits = waits and self._may_change(claim, prompts, forecast, contested)
