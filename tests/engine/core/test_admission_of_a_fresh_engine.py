@@ -46,14 +46,14 @@ def rejections(*, per_s: int, served_before: int) -> list[tuple[int, str, int]]:
     return found
 
 
-def test_at_the_edge_of_its_capacity_a_fresh_engine_rejects_as_many_as_a_warm_one() -> None:
+def test_at_the_edge_of_its_capacity_a_fresh_engine_rejects_no_more_than_a_warm_one() -> None:
     fresh = rejections(per_s=100, served_before=0)
     warm = rejections(per_s=100, served_before=300)
     assert {reason for _, reason, _ in fresh} == {"unattainable"}
     assert all(1 <= after_s <= 10 for _, _, after_s in fresh)
     # It can serve about three in four: `sjf`, which rejects none, serves 231 of 300 in time.
     assert 60 <= len(fresh) <= 85
-    assert abs(len(fresh) - len(warm)) <= 10
+    assert len(fresh) <= len(warm) + 5 <= 95
     assert fresh[0][0] > 500, "none at the start"
 
 
