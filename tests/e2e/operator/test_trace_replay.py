@@ -245,7 +245,7 @@ def test_a_run_is_compared_with_an_earlier_one_by_the_rule_of_the_gate(
     status = finished(installation, "alone")
     tell(f"alone: {status['reason']}: {status['message']}")
     assert (status["verdict"], status["reason"]) == ("INVALID", "ShardFailed"), status
-    assert "claims/records/runs/absent/summary.json: " in status["message"]
+    assert "pvc://records/runs/absent/summary.json: " in status["message"]
     assert conditions_of(installation.get("tracereplay", "alone"))["Passed"] == "Unknown"
 
 
