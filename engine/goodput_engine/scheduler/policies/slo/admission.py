@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.chances import Chances
-from goodput_engine.scheduler.policies.slo.demand import late_prompts
+from goodput_engine.scheduler.policies.slo.demand import PromptSteps, late_prompts
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import Better, MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import BINS_PER_DOUBLING, OfferedWork
@@ -151,6 +151,7 @@ class SLOAdmission:
         if not again:
             self._asked = forecast
         self._step_ns = forecast.step_ns
+        self._memory.look(prompts, forecast)
         claim, now_ns = self._claim(request, forecast), forecast.begins_ns
         if retry:
             claim = claim._replace(
@@ -378,8 +379,31 @@ class SLOAdmission:
             # more step, which costs the time of its decodes.
             margin_ns=0.0 if is_next else forecast.token_ns + self._buffer_ns(new, begins_ns),
             is_next=is_next,
+            steps=self._steps(forecast),
             share=1 - self._offered.held_back(claim.rank, begins_ns),
             reorders=self._reorders,
+        )
+
+    def _steps(self, forecast: Forecast) -> PromptSteps:
+        """Return the steps that compute prompts beside the decodes in time."""
+        model, kept = self._model, forecast.kept_decodes
+        tokens = max(2, int(forecast.step_ns / forecast.prompt_ns))
+        each = kept.decode_context_tokens // max(1, kept.num_decodes)
+        more = StepShape.of(
+            decodes=kept.num_decodes + _SAMPLE_DECODES,
+            decode_context_tokens=kept.decode_context_tokens + _SAMPLE_DECODES * each,
+        )
+        full_ns = model.step_ns(kept.with_chunk(0, tokens))
+        half_ns = model.step_ns(kept.with_chunk(0, tokens // 2))
+        longer_ns = model.step_ns(more.with_chunk(0, tokens)) - full_ns
+        ends, after = self._memory.ends()
+        factor = forecast.step_ns / full_ns
+        return PromptSteps(
+            step_ns=forecast.step_ns,
+            base_ns=min(max(0.0, 2 * half_ns - full_ns) * factor, forecast.step_ns),
+            decode_ns=max(0.0, longer_ns / _SAMPLE_DECODES) * factor,
+            ends=ends,
+            after=after,
         )
 
     def _is_next(self, new: Prompt, prompts: Iterable[Prompt], forecast: Forecast) -> bool:

@@ -179,6 +179,9 @@ class MemoryTest:
         self._steps_left = 0
         """Steps until they are counted again; until then, requests that end count as running."""
         self._counted_ns = 0
+        self._counted_epoch = 0
+        self._ends: list[int] = []
+        """Tokens until the ends of the running requests, in order."""
         self._held: list[_Running] = []
         """The running requests."""
         self._not_held: list[tuple[ScheduledRequest, Stay]] = []
@@ -242,6 +245,20 @@ class MemoryTest:
         """Count all stays again at the next test, because waiting requests were displaced."""
         self._steps_left = -1
 
+    def look(self, prompts: Sequence[Prompt], forecast: Forecast) -> None:
+        """Count the stays of all requests in this forecast, if the last count is old."""
+        if forecast is not self._forecast:
+            self._steps_left -= 1
+            self._forecast = forecast
+            self._waiting.clear()
+        if self._steps_left < 0:
+            self._count_stays(prompts, forecast)
+            self._steps_left = self._view.num_running // _COUNTED_IN_A_STEP
+
+    def ends(self) -> tuple[list[int], int]:
+        """Return the tokens until the ends of the running requests, and the steps since then."""
+        return self._ends, self._view.decode_epoch - self._counted_epoch
+
     def suffices(
         self,
         new: NewStay,
@@ -265,13 +282,11 @@ class MemoryTest:
             levels: as `places.expected`, for requests of higher levels alone.
         """
         view, begins_ns = self._view, forecast.begins_ns
-        if forecast is not self._forecast:
-            self._steps_left -= 1
-            self._forecast = forecast
-            self._waiting.clear()
-        if not whole or self._steps_left < 0:
+        if whole:
+            self.look(prompts, forecast)
+        else:
             self._count_stays(prompts, forecast)
-            self._steps_left = view.num_running // _COUNTED_IN_A_STEP if whole else -1
+            self._steps_left = -1
         request, num_places = new.prompt.request, view.limits.max_num_seqs
         needed = self._blocks - (-(request.total_tokens + new.left) // view.block_size)
         self._is_short = needed > view.total_blocks
@@ -439,8 +454,11 @@ class MemoryTest:
         self._held, self._not_held = [], []
         self._pools.clear()
         self._waiting.clear()
+        self._counted_epoch = view.decode_epoch
+        ends = forecast.ends()
+        self._ends = [end for end, *_ in ends]
         backlog_ns = sum(prompt.share_ns for prompt in prompts)
-        for end, mean_left, request in forecast.ends():
+        for end, mean_left, request in ends:
             left = self._cautious(request, end, forecast)
             mean = self._cautious(request, mean_left, forecast)
             is_favoured = request is forecast.favoured
