@@ -160,8 +160,9 @@ def test_prompts_get_on_even_where_decodes_fill_the_step() -> None:
 def test_an_infeasible_request_is_rejected_at_once_with_a_retry_time() -> None:
     bench = SloBench()
     for rid in range(1, 11):
-        bench.add(rid, 1000, ttft_ms=506)  # 50 ms each, and a step of decodes as margin
-    bench.add(11, 1000, ttft_ms=506)
+        # 50 ms each, a millisecond for the decodes that they add, and a step as margin.
+        bench.add(rid, 1000, ttft_ms=507)
+    bench.add(11, 1000, ttft_ms=507)
     bench.add(12, 1000, ttft_ms=560)
     assert bench.refusals[:10] == [None] * 10
     assert bench.refusals[11] is None

@@ -1,8 +1,8 @@
 """Admission to the queue: an admitted request is expected to meet its targets.
 
-A new request is tested against the work of all requests, late ones included (`demand`), and against
-the work that is offered by requests that are worth more (`offers`). One that fails may wait for a
-later decision, because other requests may end earlier than predicted.
+A new request is tested against the work of all requests, late ones included (`device`, `memory`),
+and against the work that is offered by requests that are worth more (`offers`). One that fails may
+wait for a later decision, because other requests may end earlier than predicted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.chances import Chances
-from goodput_engine.scheduler.policies.slo.demand import PromptSteps, late_prompts
+from goodput_engine.scheduler.policies.slo.device import SAMPLE_DECODES, late_prompts, prompt_steps
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import Better, MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import BINS_PER_DOUBLING, OfferedWork
@@ -31,8 +31,6 @@ __all__ = ["LearningStepTime", "Refusal", "SLOAdmission"]
 _BUFFER_STEP: Final = 0.01
 """Buffers move so that one in a hundred admitted requests misses its target."""
 _MAX_CLASSES: Final = 64
-_SAMPLE_DECODES: Final = 16
-"""The cost of a decode is that of so many more, because steps are rounded."""
 _RETRY_BINS: Final = 2 * BINS_PER_DOUBLING
 """A retry at the stated time counts as worth four times as much."""
 _HIGHEST_BIN: Final = 1 << 30
@@ -275,10 +273,10 @@ class SLOAdmission:
         one_ns, two_ns = (model.step_ns(decodes.with_chunk(0, n * half)) for n in (1, 2))
         count, context = decodes.num_decodes, decodes.decode_context_tokens
         more = StepShape.of(
-            decodes=count + _SAMPLE_DECODES,
-            decode_context_tokens=context + _SAMPLE_DECODES * (tokens + left // 2),
+            decodes=count + SAMPLE_DECODES,
+            decode_context_tokens=context + SAMPLE_DECODES * (tokens + left // 2),
         )
-        decode_ns = max(0, model.step_ns(more) - model.step_ns(decodes)) / _SAMPLE_DECODES
+        decode_ns = max(0, model.step_ns(more) - model.step_ns(decodes)) / SAMPLE_DECODES
         stay = self._memory.stay(prompt, left, forecast)
         # Not at the pace beside prompts, which may be refused.
         length_ns = prompt.work_ns + left * forecast.token_ns
@@ -374,36 +372,14 @@ class SLOAdmission:
         return late_prompts(
             prompts,
             new,
+            steps=prompt_steps(forecast, self._model, *self._memory.ends()),
             begins_ns=begins_ns,
             # A step is cut so that a prompt in it ends in time. The rest of the step then takes one
             # more step, which costs the time of its decodes.
             margin_ns=0.0 if is_next else forecast.token_ns + self._buffer_ns(new, begins_ns),
             is_next=is_next,
-            steps=self._steps(forecast),
             share=1 - self._offered.held_back(claim.rank, begins_ns),
             reorders=self._reorders,
-        )
-
-    def _steps(self, forecast: Forecast) -> PromptSteps:
-        """Return the steps that compute prompts beside the decodes in time."""
-        model, kept = self._model, forecast.kept_decodes
-        tokens = max(2, int(forecast.step_ns / forecast.prompt_ns))
-        each = kept.decode_context_tokens // max(1, kept.num_decodes)
-        more = StepShape.of(
-            decodes=kept.num_decodes + _SAMPLE_DECODES,
-            decode_context_tokens=kept.decode_context_tokens + _SAMPLE_DECODES * each,
-        )
-        full_ns = model.step_ns(kept.with_chunk(0, tokens))
-        half_ns = model.step_ns(kept.with_chunk(0, tokens // 2))
-        longer_ns = model.step_ns(more.with_chunk(0, tokens)) - full_ns
-        ends, after = self._memory.ends()
-        factor = forecast.step_ns / full_ns
-        return PromptSteps(
-            step_ns=forecast.step_ns,
-            base_ns=min(max(0.0, 2 * half_ns - full_ns) * factor, forecast.step_ns),
-            decode_ns=max(0.0, longer_ns / _SAMPLE_DECODES) * factor,
-            ends=ends,
-            after=after,
         )
 
     def _is_next(self, new: Prompt, prompts: Iterable[Prompt], forecast: Forecast) -> bool:

@@ -1,12 +1,10 @@
-"""Tests whether a new request can be served in time beside those that were admitted before it.
+"""The demand of requests for KV memory and for places in the batch.
 
-Two resources are tested. The device computes prompts one after the other, in the order of their
-due times. KV memory and places in the batch are held for a time, so the demand up to each time is
-compared with the capacity until then. Both tests leave room for requests that are worth more.
-
-The demand for memory is a necessary condition: it assumes that requests can be paused at any time
-without cost. A third test follows the queue until each waiting request finds free blocks. A
-sufficient condition is that the blocks are free until the new request ends.
+Both are held for a time, so the demand up to each time is compared with the capacity until then.
+Room is left for requests that are worth more. This is a necessary condition: it assumes that
+requests can be paused at any time without cost. A second test follows the queue until each waiting
+request finds free blocks. A sufficient condition is that the blocks are free until the new request
+ends.
 
 Source: the processor-demand test of Baruah, Rosier and Howell, "Algorithms and complexity
 concerning the preemptive scheduling of periodic, real-time tasks on one processor", Real-Time
@@ -24,175 +22,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from goodput_engine.scheduler.policies.slo.prompts import Prompt
-    from goodput_engine.scheduler.request_table import ScheduledRequest
 
 __all__ = [
     "Held",
     "PoolDemand",
     "PoolQueue",
     "PromptDelay",
-    "PromptSteps",
     "Stay",
     "TokensInMemory",
-    "late_prompts",
 ]
 
 _MAX_TIMES: Final = 64
-_EARLY: Final = 0.95
 _PAUSES: Final = 2
 """A request lends its blocks for a stay only if it can pause for so many of them. Of the requests
 that relied on shorter pauses, one in ten was late."""
-
-
-class PromptSteps(NamedTuple):
-    """Steps that compute prompts beside decodes.
-
-    A full step is as long as the decodes allow. A step in which a prompt is due is cut, and the
-    decodes of the next one make the prompts behind it later. Each prompt adds a decode to the steps
-    after it, and outputs that end take theirs away.
-
-    Args:
-        step_ns: time of a full step.
-        base_ns: time of its decodes.
-        decode_ns: time of one more decode.
-        ends: tokens until the end of each running request, in order, from an earlier step on.
-        after: steps since then.
-    """
-
-    step_ns: float
-    base_ns: float
-    decode_ns: float
-    ends: Sequence[float]
-    after: int
-
-    def slower(self, started: int, at_ns: float) -> float:
-        """Return the factor by which prompts take longer after a time, when so many have started.
-
-        Fewer decodes than now are no reason to count on more time.
-        """
-        ended = bisect_right(self.ends, self.after + at_ns / self.step_ns)
-        ended -= bisect_right(self.ends, self.after)
-        more_ns = self.decode_ns * max(0, started - ended)
-        return self.step_ns / max(self.step_ns - more_ns, self.step_ns / 4)
-
-
-class _Walk:
-    """The steps that compute some prompts one after the other.
-
-    Args:
-        steps: the steps.
-    """
-
-    __slots__ = ("_begins_ns", "_ends_ns", "_fits_ns", "_started", "_steps", "_used_ns", "_rate")
-
-    def __init__(self, steps: PromptSteps) -> None:
-        self._steps = steps
-        self._rate = 1 - steps.base_ns / steps.step_ns
-        self._begins_ns = 0.0
-        self._ends_ns = self._fits_ns = steps.step_ns
-        self._used_ns = 0.0
-        self._started = 0
-
-    def copy(self) -> _Walk:
-        other = _Walk(self._steps)
-        other._begins_ns, other._ends_ns = self._begins_ns, self._ends_ns
-        other._fits_ns, other._used_ns = self._fits_ns, self._used_ns
-        other._started = self._started
-        return other
-
-    @property
-    def now_ns(self) -> float:
-        """Time at which the next prompt begins."""
-        return self._begins_ns + self._used_ns
-
-    def add(self, share_ns: float, left_ns: float) -> float:
-        """Add a prompt, and return the time of its end.
-
-        Args:
-            share_ns: its time in full steps.
-            left_ns: time until it is due.
-        """
-        steps = self._steps
-        step_ns = steps.step_ns
-        used_ns = self._used_ns + share_ns * steps.slower(self._started, self._begins_ns)
-        self._started += 1
-        if used_ns > self._fits_ns:
-            full, used_ns = divmod(used_ns - self._fits_ns, step_ns)
-            self._begins_ns = self._ends_ns + full * step_ns
-            self._ends_ns = self._begins_ns + step_ns
-            self._fits_ns = step_ns
-        self._used_ns = used_ns
-        end_ns = self._begins_ns + steps.base_ns + used_ns * self._rate
-        cut_ns = self._begins_ns + _EARLY * (left_ns - self._begins_ns)
-        if cut_ns < self._ends_ns:
-            self._ends_ns = max(end_ns, cut_ns)
-            if self._rate > 0:
-                fits_ns = (self._ends_ns - self._begins_ns - steps.base_ns) / self._rate
-                self._fits_ns = min(self._fits_ns, fits_ns)
-        return end_ns
-
-
-def late_prompts(
-    prompts: Sequence[Prompt],
-    new: Prompt,
-    *,
-    begins_ns: int,
-    margin_ns: float,
-    share: float,
-    steps: PromptSteps,
-    is_next: bool = False,
-    reorders: bool = False,
-) -> list[ScheduledRequest] | None:
-    """Return the less important requests that a new prompt would make late.
-
-    Args:
-        prompts: the prompts to compute, in order.
-        new: the new prompt.
-        begins_ns: start of the first prompt.
-        margin_ns: time that must be left before the new prompt is due.
-        share: share of the time until the new prompt's latest start that the prompts before it may
-            take, above 0, at most 1. The rest is kept for requests that are worth more.
-        steps: the steps that compute them.
-        is_next: True if the next step computes the new prompt in time.
-        reorders: True if all prompts are in time without the new one, in another order.
-
-    Returns:
-        Those requests. None if the new prompt would be late, or would make a prompt late that is at
-        least as important.
-    """
-    late: list[ScheduledRequest] = []
-    walk = _Walk(steps)
-    alone: _Walk | None = None
-    """The steps without the new prompt, after it."""
-    for prompt in prompts:
-        if alone is None and new < prompt:
-            alone = walk.copy()
-            if not is_next and not _in_time(new, walk, begins_ns, margin_ns, share):
-                return None
-            if is_next:
-                walk.add(new.share_ns, new.due_ns - begins_ns)
-        left_ns = prompt.due_ns - begins_ns
-        end_ns = walk.add(prompt.share_ns, left_ns)
-        # A prompt that would be late without the new one as well is no reason to refuse it.
-        made_late = reorders
-        if alone is not None:
-            alone_ns = alone.add(prompt.share_ns, left_ns)
-            made_late = reorders or max(alone_ns, prompt.work_ns) <= left_ns
-        if made_late and left_ns < end_ns:
-            if prompt.request.priority >= new.request.priority:
-                return None
-            late.append(prompt.request)
-    if alone is None and not is_next and not _in_time(new, walk, begins_ns, margin_ns, share):
-        return None
-    return late
-
-
-def _in_time(new: Prompt, walk: _Walk, begins_ns: int, margin_ns: float, share: float) -> bool:
-    """Add the new prompt to the steps, and return True if it is in time."""
-    left_ns, ahead_ns = new.due_ns - begins_ns, walk.now_ns
-    end_ns = max(walk.add(new.share_ns, left_ns), new.work_ns)
-    return end_ns + margin_ns <= left_ns and ahead_ns <= share * (left_ns - new.work_ns)
 
 
 class Stay(NamedTuple):

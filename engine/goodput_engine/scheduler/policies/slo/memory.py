@@ -178,10 +178,8 @@ class MemoryTest:
         """Stays of waiting requests in this forecast by rid, from when the stays were counted."""
         self._steps_left = 0
         """Steps until they are counted again; until then, requests that end count as running."""
-        self._counted_ns = 0
-        self._counted_epoch = 0
-        self._ends: list[int] = []
-        """Tokens until the ends of the running requests, in order."""
+        self._counted_ns = self._counted_epoch = 0
+        self._ends: list[int] = []  # tokens until the ends of the running requests, in order
         self._held: list[_Running] = []
         """The running requests."""
         self._not_held: list[tuple[ScheduledRequest, Stay]] = []
@@ -256,7 +254,7 @@ class MemoryTest:
             self._steps_left = self._view.num_running // _COUNTED_IN_A_STEP
 
     def ends(self) -> tuple[list[int], int]:
-        """Return the tokens until the ends of the running requests, and the steps since then."""
+        """Return the tokens until the ends of running requests, and the steps since the count."""
         return self._ends, self._view.decode_epoch - self._counted_epoch
 
     def suffices(
@@ -448,14 +446,12 @@ class MemoryTest:
 
     def _count_stays(self, prompts: Sequence[Prompt], forecast: Forecast) -> None:
         """Add up the blocks and places of running and waiting requests."""
-        view = self._view
-        self._counted_ns = forecast.begins_ns
+        view, self._counted_ns = self._view, forecast.begins_ns
         self._blocks = self._requests = 0
         self._held, self._not_held = [], []
         self._pools.clear()
         self._waiting.clear()
-        self._counted_epoch = view.decode_epoch
-        ends = forecast.ends()
+        self._counted_epoch, ends = view.decode_epoch, forecast.ends()
         self._ends = [end for end, *_ in ends]
         backlog_ns = sum(prompt.share_ns for prompt in prompts)
         for end, mean_left, request in ends:

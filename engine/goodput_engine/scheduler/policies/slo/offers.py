@@ -139,16 +139,16 @@ class OfferedWork:
         sure_ns = max(0.0, total_ns - young * math.sqrt(self._squares))
         load = sure_ns / span_ns
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
-        most_reserve = _LEAST_RESERVE + (_MOST_RESERVE - _LEAST_RESERVE) * min(
-            1.0, self._offers / _RESERVE_EVIDENCE
-        )
-        level, most = rank[0], rank[1] + _EQUAL
+        evidence = min(1.0, self._offers / _RESERVE_EVIDENCE)
+        most_reserve = _LEAST_RESERVE + (_MOST_RESERVE - _LEAST_RESERVE) * evidence
+        level, density = rank
+        lowest, highest = (level, density - _EQUAL), (level, density + _EQUAL)
         above_ns = equal_ns = reserved_ns = 0.0
         for key, work_ns in self._work_ns.items():
-            if key > (level, most):
+            if key > highest:
                 above_ns += work_ns
                 reserved_ns += work_ns * _reserve(rank, key, most_reserve)
-            elif key >= (level, rank[1] - _EQUAL):
+            elif key >= lowest:
                 equal_ns += work_ns
         equal = equal_ns / total_ns
         contested = above_ns / total_ns + equal * (1 - equal) / 2
