@@ -30,6 +30,9 @@ __all__ = ["LearningStepTime", "Refusal", "SLOAdmission"]
 
 _BUFFER_STEP: Final = 0.01
 """Buffers move so that one in a hundred admitted requests misses its target."""
+_MARGIN: Final = 0.08
+"""Part of the time until a new prompt is due that must be left, at least a step without prompts. If
+a step fails to end a prompt by a little, those behind it wait for the decodes of one more step."""
 _MAX_CLASSES: Final = 64
 _RETRY_BINS: Final = 2 * BINS_PER_DOUBLING
 """A retry at the stated time counts as worth four times as much."""
@@ -171,12 +174,13 @@ class SLOAdmission:
             displaced = []  # nothing else would use the device
         elif not again:
             displaced = self._displaced(claim, prompts, forecast)
-            offered.add(claim.rank, claim.work_ns, window_ns=window_ns, now_ns=now_ns)
+            stay_ns = claim.new.stay.length_ns
             for account, rank, work_ns in (
+                (offered, claim.rank, claim.work_ns),
                 (memory, claim.memory_rank, claim.memory_work_ns),
                 (places, claim.place_rank, claim.place_work_ns),
             ):
-                account.add(rank, work_ns, window_ns=window_ns, now_ns=now_ns)
+                account.add(rank, work_ns, window_ns=window_ns, stay_ns=stay_ns, now_ns=now_ns)
         elif self._model.steps and contested <= _MOST_CONTESTED:
             displaced = self._made_late(claim, prompts, forecast)
         is_outbid = offered.outbids(claim.rank, now_ns) and not is_idle
@@ -369,14 +373,13 @@ class SLOAdmission:
         """Return the less important prompts that become late; None if the new one may not."""
         new, begins_ns = claim.new.prompt, forecast.begins_ns
         is_next = self._is_next(new, prompts, forecast)
+        margin_ns = max(forecast.token_ns, _MARGIN * (new.due_ns - begins_ns))
         return late_prompts(
             prompts,
             new,
             steps=prompt_steps(forecast, self._model, *self._memory.ends()),
             begins_ns=begins_ns,
-            # A step is cut so that a prompt in it ends in time. The rest of the step then takes one
-            # more step, which costs the time of its decodes.
-            margin_ns=0.0 if is_next else forecast.token_ns + self._buffer_ns(new, begins_ns),
+            margin_ns=0.0 if is_next else margin_ns + self._buffer_ns(new, begins_ns),
             is_next=is_next,
             share=1 - self._offered.held_back(claim.rank, begins_ns),
             reorders=self._reorders,

@@ -48,6 +48,7 @@ _REFUSED: Final = 0.02
 """Share of their work that must have been refused, because predicted loads have errors."""
 _EVIDENCE: Final = 64
 """Offers before a rank is outbid."""
+_LEAST_HORIZON_NS: Final = NS_PER_S // 10
 _LEAST_EVIDENCE: Final = 8
 """Offers before anything is held back. A few requests that arrive together are no load."""
 _MIN_WORK: Final = 1e-9
@@ -63,9 +64,13 @@ class OfferedWork:
     """
 
     __slots__ = (
+        "_due_ns",
         "_first_ns",
+        "_horizon_ns",
         "_last_ns",
         "_offers",
+        "_recent_ns",
+        "_recent_squares",
         "_refused_ns",
         "_reserves",
         "_seen_ns",
@@ -84,6 +89,10 @@ class OfferedWork:
         """Time of the last offer."""
         self._squares = 0.0
         """Sum of the squares of the work of each request, which fades as the work does."""
+        self._recent_ns = self._recent_squares = 0.0
+        """The same work and squares, which fade over the horizon."""
+        self._due_ns, self._horizon_ns = 0.0, float(_LEAST_HORIZON_NS)
+        """Sum of the work of each request times its horizon, and the mean horizon."""
         self._first_ns: int | None = None
         self._last_ns = 0
         self._offers = 0
@@ -94,13 +103,33 @@ class OfferedWork:
         density = max(value, _MIN_WORK) / max(work_ns, _MIN_WORK)
         return priority, math.floor(BINS_PER_DOUBLING * math.log2(density))
 
-    def add(self, rank: tuple[int, int], work_ns: float, *, window_ns: float, now_ns: int) -> None:
-        """Add the work of a new request, admitted or not."""
+    def add(
+        self,
+        rank: tuple[int, int],
+        work_ns: float,
+        *,
+        window_ns: float,
+        stay_ns: float,
+        now_ns: int,
+    ) -> None:
+        """Add the work of a new request, admitted or not.
+
+        Args:
+            rank: its rank.
+            work_ns: its work.
+            window_ns: time until its latest start; negative if it would be late.
+            stay_ns: time from its start to its end.
+            now_ns: the time.
+        """
         if self._first_ns is None:
             self._first_ns = self._last_ns = now_ns
-        fade = math.exp((self._last_ns - now_ns) / _FADE_NS)
+        passed_ns, window_ns = now_ns - self._last_ns, max(0.0, window_ns)
+        fade, recent = (math.exp(-passed_ns / span) for span in (_FADE_NS, self._horizon_ns))
         self._last_ns = now_ns
         self._squares = self._squares * fade**2 + work_ns**2
+        self._recent_ns = self._recent_ns * recent + work_ns
+        self._recent_squares = self._recent_squares * recent**2 + work_ns**2
+        self._due_ns = self._due_ns * fade + work_ns * (window_ns + stay_ns / 2)
         for account in (self._work_ns, self._refused_ns):
             for key in account:
                 account[key] *= fade
@@ -109,10 +138,11 @@ class OfferedWork:
             del self._work_ns[least], self._windows_ns[least], self._seen_ns[least]
             self._refused_ns.pop(least, None)
         self._work_ns[rank] = self._work_ns.get(rank, 0.0) + work_ns
-        window_ns = max(0.0, window_ns)
         window = self._windows_ns.get(rank, window_ns)
         self._windows_ns[rank] = window + 0.1 * (window_ns - window)
         self._seen_ns[rank] = now_ns
+        total_ns = max(1.0, sum(self._work_ns.values()))
+        self._horizon_ns = max(_LEAST_HORIZON_NS, self._due_ns / total_ns)
         self._offers += 1
 
     def refuse(self, rank: tuple[int, int], work_ns: float) -> None:
@@ -133,11 +163,15 @@ class OfferedWork:
             return 0.0
         # What arrives in a burst may be done until it is due.
         due_ns = sum(work_ns * self._windows_ns[key] for key, work_ns in self._work_ns.items())
-        span_ns = max(1.0, due_ns / total_ns, self._span_ns(now_ns))
+        window_ns = due_ns / total_ns
+        span_ns = max(1.0, window_ns, self._span_ns(now_ns))
         # Until the account has its full span, a burst at the start may pass for a lasting load.
         young = 1 - self._span_ns(now_ns) / _FADE_NS
         sure_ns = max(0.0, total_ns - young * math.sqrt(self._squares))
-        load = sure_ns / span_ns
+        # A load that jumps shows first in the time in which its requests must be served.
+        recent_ns = max(window_ns, self._span_ns(now_ns, self._horizon_ns))
+        recent_load = (self._recent_ns - math.sqrt(self._recent_squares)) / recent_ns
+        load = max(sure_ns / span_ns, recent_load)
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
         evidence = min(1.0, self._offers / _RESERVE_EVIDENCE)
         most_reserve = _LEAST_RESERVE + (_MOST_RESERVE - _LEAST_RESERVE) * evidence
@@ -202,10 +236,10 @@ class OfferedWork:
 
         return expected
 
-    def _span_ns(self, now_ns: int) -> float:
-        """Return the time in which the account's work was offered."""
+    def _span_ns(self, now_ns: int, fade_ns: float = _FADE_NS) -> float:
+        """Return the time in which work was offered that fades over a time."""
         assert self._first_ns is not None
-        return _FADE_NS * -math.expm1((self._first_ns - now_ns) / _FADE_NS)
+        return fade_ns * -math.expm1((self._first_ns - now_ns) / fade_ns)
 
 
 def _reserve(rank: tuple[int, int], higher: tuple[int, int], most: float) -> float:
