@@ -30,7 +30,7 @@ def _offered(
     work_ns = load * NS_PER_S / per_s
     for i in range(int(seconds * per_s)):
         now_ns = i * NS_PER_S // per_s
-        offered.add(rank, work_ns, window_ns=window_s * NS_PER_S, now_ns=now_ns)
+        offered.add(rank, work_ns, window_ns=window_s * NS_PER_S, stay_ns=0.0, now_ns=now_ns)
         if refused:
             offered.refuse(rank, work_ns)
     return offered
@@ -74,8 +74,8 @@ def _shared(higher: tuple[int, int], *, asked: float, others: float) -> OfferedW
     offered = OfferedWork(reserves=True)
     for i in range(200):
         at_ns = i * NS_PER_S // 10
-        offered.add(higher, asked * NS_PER_S / 10, window_ns=0, now_ns=at_ns)
-        offered.add(_WORSE, others * NS_PER_S / 10, window_ns=0, now_ns=at_ns)
+        offered.add(higher, asked * NS_PER_S / 10, window_ns=0.0, stay_ns=0.0, now_ns=at_ns)
+        offered.add(_WORSE, others * NS_PER_S / 10, window_ns=0.0, stay_ns=0.0, now_ns=at_ns)
     return offered
 
 
@@ -96,6 +96,27 @@ def test_more_is_reserved_for_requests_that_are_worth_far_more(
     assert offered.held_back(_WORSE, 20 * NS_PER_S) == pytest.approx(held, rel=0.02)
 
 
+def _jumped(*, silent_s: float = 0.0, window_s: float = 0.5, stay_s: float = 0.0) -> float:
+    """Return what is held back when a quarter of the capacity was asked for, then twice as much."""
+    offered = OfferedWork()
+    for i, load in enumerate([0.25] * 2000 + [2.0] * 100):
+        offered.add(
+            _BETTER if i % 2 else _WORSE,
+            load * NS_PER_S / 100,
+            window_ns=window_s * NS_PER_S,
+            stay_ns=stay_s * NS_PER_S,
+            now_ns=i * NS_PER_S // 100,
+        )
+    return offered.held_back(_WORSE, round((21 + silent_s) * NS_PER_S))
+
+
+def test_a_load_that_jumps_shows_in_the_time_in_which_its_requests_must_be_served() -> None:
+    assert _jumped() > 0.2
+    assert _jumped(silent_s=1) == 0, "the burst has passed"
+    assert _jumped(window_s=10) == 0, "there is time to serve all"
+    assert _jumped(stay_s=20) == 0, "its work is done over a longer time"
+
+
 def test_better_requests_leave_room_to_equal_ones_only() -> None:
     """A third of the work is of equals. It counts half, times the two thirds of the others."""
     offered = _shared(_BETTER, asked=0.9, others=1.8)
@@ -113,7 +134,7 @@ def test_requests_of_nearly_equal_work_leave_no_room_to_each_other(
     offered = OfferedWork(reserves=True)
     ranks = [OfferedWork.rank(0, 1.0, work_ns * factor) for factor in factors]
     for i, rank in enumerate(ranks):
-        offered.add(rank, load * NS_PER_S, window_ns=0, now_ns=i * NS_PER_S)
+        offered.add(rank, load * NS_PER_S, window_ns=0.0, stay_ns=0.0, now_ns=i * NS_PER_S)
     assert [offered.held_back(rank, len(ranks) * NS_PER_S) for rank in ranks] == [
         pytest.approx(0, abs=1e-9)
     ] * len(ranks)
@@ -122,8 +143,8 @@ def test_requests_of_nearly_equal_work_leave_no_room_to_each_other(
 def test_the_shortest_window_is_that_of_a_recent_rank() -> None:
     offered = OfferedWork()
     assert offered.shortest_window_ns(0) == math.inf
-    offered.add(_BETTER, 1.0, window_ns=100, now_ns=0)
-    offered.add(_WORSE, 1.0, window_ns=500, now_ns=10 * NS_PER_S)
+    offered.add(_BETTER, 1.0, window_ns=100, stay_ns=0.0, now_ns=0)
+    offered.add(_WORSE, 1.0, window_ns=500, stay_ns=0.0, now_ns=10 * NS_PER_S)
     assert offered.shortest_window_ns(10 * NS_PER_S) == 100
     assert offered.shortest_window_ns(25 * NS_PER_S) == 500
     assert offered.shortest_window_ns(60 * NS_PER_S) == math.inf
@@ -173,7 +194,7 @@ def test_the_share_held_back_is_within_bounds_and_falls_with_the_rank(
     for priority, value, work_ns, passed_ns in offers:
         now_ns += passed_ns
         ranks.append(OfferedWork.rank(priority, value, work_ns))
-        offered.add(ranks[-1], work_ns, window_ns=0.0, now_ns=now_ns)
+        offered.add(ranks[-1], work_ns, window_ns=0.0, stay_ns=0.0, now_ns=now_ns)
     held = {rank: offered.held_back(rank, now_ns) for rank in sorted(ranks)}
     assert all(0 <= share <= (0.95 if reserves else 0.6) for share in held.values())
     for lower, higher in combinations(held, 2):
@@ -186,7 +207,7 @@ def test_old_offers_fade() -> None:
     offered = _offered(_BETTER, load=2.0, refused=True)
     assert offered.outbids(_WORSE, 20 * NS_PER_S)
     for second in range(20, 120):
-        offered.add(_WORSE, 0.9 * NS_PER_S, window_ns=0.0, now_ns=second * NS_PER_S)
+        offered.add(_WORSE, 0.9 * NS_PER_S, window_ns=0.0, stay_ns=0.0, now_ns=second * NS_PER_S)
     assert not offered.outbids(_WORSE, 120 * NS_PER_S)
     above = offered.held_back(_WORSE, 120 * NS_PER_S)
     assert above == 0, "the load is 1 now"
@@ -224,7 +245,7 @@ def test_equal_requests_never_outbid_each_other(works: list[float], own: float) 
     offered = OfferedWork()
     for i, work in enumerate(works):
         rank = OfferedWork.rank(0, 1.0, work)
-        offered.add(rank, work * NS_PER_S, window_ns=0.0, now_ns=i * NS_PER_S // 10)
+        offered.add(rank, work * NS_PER_S, window_ns=0.0, stay_ns=0.0, now_ns=i * NS_PER_S // 10)
         offered.refuse(rank, work * NS_PER_S)
     now_ns = len(works) * NS_PER_S // 10
     assert not offered.outbids(OfferedWork.rank(0, 1.0, own), now_ns)
@@ -232,9 +253,9 @@ def test_equal_requests_never_outbid_each_other(works: list[float], own: float) 
 
 def test_the_number_of_ranks_is_bounded_and_the_least_work_is_forgotten() -> None:
     offered = OfferedWork()
-    offered.add((9, 0), 1e12, window_ns=0.0, now_ns=0)
+    offered.add((9, 0), 1e12, window_ns=0.0, stay_ns=0.0, now_ns=0)
     for i in range(2000):
-        offered.add((0, i), 1.0 + i, window_ns=0.0, now_ns=i)
+        offered.add((0, i), 1.0 + i, window_ns=0.0, stay_ns=0.0, now_ns=i)
         offered.refuse((0, i), 1.0 + i)
     assert len(offered._work_ns) <= 256
     assert offered._windows_ns.keys() == offered._work_ns.keys()
@@ -258,5 +279,5 @@ def test_the_expected_work_grows_with_the_time_after_the_window() -> None:
 def test_no_work_is_expected_within_no_time(window_ns: float, count: int) -> None:
     offered = OfferedWork()
     for i in range(count):
-        offered.add(_BETTER, 1e9, window_ns=window_ns, now_ns=i * NS_PER_S)
+        offered.add(_BETTER, 1e9, window_ns=window_ns, stay_ns=0.0, now_ns=i * NS_PER_S)
     assert offered.expected_above(_WORSE, count * NS_PER_S)(0.0) == 0
