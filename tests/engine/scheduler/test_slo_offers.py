@@ -97,7 +97,7 @@ def test_more_is_reserved_for_requests_that_are_worth_far_more(
 
 
 def _jumped(*, silent_s: float = 0.0, window_s: float = 0.5, stay_s: float = 0.0) -> float:
-    """Return what is held back when a quarter of the capacity was asked for, then twice as much."""
+    """Return the share that is held back after a jump from a quarter to twice the capacity."""
     offered = OfferedWork()
     for i, load in enumerate([0.25] * 2000 + [2.0] * 100):
         offered.add(

@@ -59,7 +59,7 @@ class SloPolicy(SchedulingPolicy):
     """Maximises the weighted number of requests that meet their SLO targets.
 
     A new request is admitted if, by predicted step times and output lengths, it and all admitted
-    requests meet their targets (`demand`), and if no requests that are worth more per use of the
+    requests meet their targets (`device`, `memory`), and if none that are worth more per use of the
     device or of KV memory ask for the room (`offers`). More important requests displace waiting
     ones that are less important. If a later decision may differ, the request waits for it until it
     could no longer be in time. Before each step the policy looks at every request (`forecast`):
