@@ -304,7 +304,9 @@ def test_an_idle_engine_rejects_nothing_for_better_requests_that_are_not_there(
     offered = bench.policy._admission._offered
     best = offered.rank(0, 1e9, 1.0)
     for i in range(100):
-        offered.add(best, NS_PER_S, window_ns=0.0, now_ns=bench.now_ns + (i - 100) * 10**7)
+        offered.add(
+            best, NS_PER_S, window_ns=0.0, stay_ns=0.0, now_ns=bench.now_ns + (i - 100) * 10**7
+        )
         offered.refuse(best, NS_PER_S)
     request = bench.add(2, 2500, ttft_ms=200, outputs=1)
     assert bench.is_admitted(2) == idle

@@ -63,7 +63,7 @@ def test_the_load_counts_requests_worth_at_least_as_much() -> None:
     for number in range(400):
         rank, share = (low, 0.5) if number % 2 else (high, 0.25)
         at_ns = number * NS_PER_S // 20
-        offered.add(rank, share * NS_PER_S / 10, window_ns=0, now_ns=at_ns)
+        offered.add(rank, share * NS_PER_S / 10, window_ns=0, stay_ns=0.0, now_ns=at_ns)
     now_ns = 20 * NS_PER_S
     assert offered.load(high, now_ns) == pytest.approx(0.25, rel=0.05)
     assert offered.load(low, now_ns) == pytest.approx(0.75, rel=0.05)
