@@ -281,3 +281,10 @@ def test_no_work_is_expected_within_no_time(window_ns: float, count: int) -> Non
     for i in range(count):
         offered.add(_BETTER, 1e9, window_ns=window_ns, stay_ns=0.0, now_ns=i * NS_PER_S)
     assert offered.expected_above(_WORSE, count * NS_PER_S)(0.0) == 0
+
+
+def test_the_first_offers_at_one_time_are_no_error() -> None:
+    offered = OfferedWork()
+    for _ in range(20):
+        offered.add(_BETTER, 1e9, window_ns=0.0, stay_ns=0.0, now_ns=5)
+    assert 0 <= offered.held_back(_WORSE, 5) <= 0.95

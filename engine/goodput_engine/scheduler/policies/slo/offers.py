@@ -171,7 +171,7 @@ class OfferedWork:
         # A load that jumps shows first in the time in which its requests must be served.
         fade = math.exp((self._last_ns - now_ns) / self._horizon_ns)
         recent_ns = fade * (self._recent_ns - math.sqrt(self._recent_squares))
-        recent_span_ns = max(window_ns, self._span_ns(now_ns, self._horizon_ns))
+        recent_span_ns = max(1.0, window_ns, self._span_ns(now_ns, self._horizon_ns))
         load = max(sure_ns / span_ns, recent_ns / recent_span_ns)
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
         evidence = min(1.0, self._offers / _RESERVE_EVIDENCE)
