@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from benchmarks.comparison.loads import OfferedRequest
 
-__all__ = ["JUMPS", "Jump", "JumpResult", "main"]
+__all__ = ["JUMPS", "Jump", "JumpResult", "jump_requests", "main"]
 
 JUMPS: Final = ((0.25, 1.3), (0.5, 1.0), (0.25, 2.5), (0.8, 1.5))
 """Load before and after, in multiples of the knee."""
@@ -55,6 +55,7 @@ _EQUAL: Final = Mix(
 )
 """Requests of nearly one size on a fast device, of which over a hundred run at a time."""
 _EQUAL_KNEE: Final = 77.0
+"""Requests per second; an estimate, as 100 per second are 1.3 times what the device sustains."""
 _NAMES: Final = (_EQUAL.name, *MIXES)
 
 

@@ -49,6 +49,7 @@ _REFUSED: Final = 0.02
 _EVIDENCE: Final = 64
 """Offers before a rank is outbid."""
 _LEAST_HORIZON_NS: Final = NS_PER_S // 10
+"""Shortest time over which the recent load is a mean."""
 _LEAST_EVIDENCE: Final = 8
 """Offers before anything is held back. A few requests that arrive together are no load."""
 _MIN_WORK: Final = 1e-9
