@@ -220,12 +220,15 @@ class Rollouts:
         """Return the steps in which the operator was killed."""
         return {step for steps in self.kills for step in steps.values() if step}
 
+    def are_new(self, steps: dict[str, str]) -> bool:
+        """Return whether a service is in a step in which it saw no kill of the operator."""
+        return not steps.items() <= {pair for kill in self.kills for pair in kill.items()}
+
     def kill_operator(self) -> None:
         """Kill the operator in a step of a service that is new, or some seconds after the last."""
         steps, now = self.steps, time.monotonic()
-        known = {pair for kill in self.kills for pair in kill.items()}
         waited_s = now - self._killed
-        if waited_s < (self.PAUSE_S if steps.items() <= known else self.START_S):
+        if waited_s < (self.START_S if self.are_new(steps) else self.PAUSE_S):
             return
         if self._installation.own.processes_of(self._operator):
             self._installation.kill_process(self._operator)
@@ -256,11 +259,12 @@ class Rollouts:
             self._installation.patch("hit", suspend=not seen)
 
     def follow(self) -> bool:
-        """Disturb the rollouts; return True after the last kill and the end of all of them."""
+        """Disturb the rollouts; return True when all have ended and the operator was killed then."""
         self.kill_operator()
         self.kill_pods()
         self.suspend()
-        ended = all(step in ENDS for step in self.steps.values())
+        steps = self.steps
+        ended = all(step in ENDS for step in steps.values()) and not self.are_new(steps)
         return ended and len(self.kills) >= KILLS
 
 
