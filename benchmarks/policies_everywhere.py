@@ -61,6 +61,8 @@ from benchmarks.comparison.policies_view import (
 )
 from benchmarks.comparison.preemption_modes import MODE_POLICIES, compare_modes, mode_cells
 from benchmarks.comparison.rule import chances_by_mix, compare, judge_cell
+from rich.console import Console
+from rich.progress import track
 
 from goodput_core.spec.choices import Policy
 from goodput_core.spec.workloads import TokenBudgetSpec
@@ -128,6 +130,7 @@ def serve(
         cell.name: {policy: {} for policy in policies} for cell in cells
     }
 
+    console = Console(stderr=True)
     tasks = [(cell, policy) for cell in cells for policy in policies]
     stages = [0, *(() if whole else HOPELESS), len(seeds)]
     for start, end in itertools.pairwise(stages):
@@ -138,7 +141,10 @@ def serve(
             (cell, policy, pool.submit(_serve, cell, policy, numbers, most_loads))
             for cell, policy in tasks
         ]
-        for cell, policy, future in futures:
+        served = f"seeds {numbers[0]} to {numbers[-1]}"
+        for cell, policy, future in track(
+            futures, served, console=console, transient=True, disable=not console.is_terminal
+        ):
             runs[cell.name][policy] |= future.result()
         if end in HOPELESS:
             margin = HOPELESS[end]
