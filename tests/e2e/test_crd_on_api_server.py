@@ -57,7 +57,9 @@ class DryRunResponse:
         """Return the rejected fields."""
         causes = self.body.get("details", {}).get("causes", [])
         unknown = re.findall(r'unknown field "([^"]+)"', self.body.get("message", ""))
-        return {cause["field"].lstrip(".") for cause in causes if "field" in cause} | set(unknown)
+        named = [cause["field"].lstrip(".") for cause in causes if "field" in cause]
+        # The path of a rule has the key of a map in brackets.
+        return {re.sub(r"\[(\D[^]]*)\]", r".\1", path) for path in named} | set(unknown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,50 @@ def test_an_invalid_manifest_is_rejected_at_the_field_that_we_name(
     response = server.validate(changed(case))
     assert response.code in {400, 422}
     assert case["path"] in response.paths, response.body["message"]
+    assert "should match" not in response.body["message"], "the error is a regular expression"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("metadata.name", "4chat", "must start with a letter, end with a letter or digit"),
+        ("spec.model.source", "s3://a/b", "must begin with hf://, pvc://, file:// or emulated://"),
+        ("spec.slo.classes[0].objective", "fifty", "must be a percentage such as '99%'"),
+        ("spec.slo.classes[0].objective", "0%", "must lie above 0% and below 100%"),
+        (
+            "spec.rollout",
+            {"gate": {"trace": "sample", "records": "/runs"}},
+            "must be pvc://CLAIM/PATH, s3://BUCKET/PATH or gs://BUCKET/PATH",
+        ),
+        (
+            "spec.rollout",
+            {"gate": {"trace": "prod.parquet"}},
+            "must be pvc://CLAIM/PATH, file://PATH, s3://BUCKET/PATH, gs://BUCKET/PATH or sample",
+        ),
+        (
+            "spec.engine",
+            {"resources": {"limits": {"memory": "16GB"}}},
+            "must be a quantity such as 1, '500m' or '16Gi'",
+        ),
+        (
+            "spec.engine",
+            {"pod": {"env": [{"name": "a-b", "value": "c"}]}},
+            "must hold letters, digits and '_' only, and begin with no digit",
+        ),
+        (
+            "spec.router",
+            {"sessionAffinity": {"header": "X Y"}},
+            "must be the name of an HTTP header",
+        ),
+    ],
+)
+def test_the_error_of_a_text_is_one_sentence_with_the_remedy(
+    server: DryRunServer, path: str, value: Any, sentence: str
+) -> None:
+    response = server.validate(changed({"set": {path: value}}))
+    (cause,) = response.body["details"]["causes"]
+    assert cause["field"].lstrip(".").startswith(path)
+    assert sentence in cause["message"]
 
 
 @pytest.mark.parametrize("case", DECODED, ids=[case["name"] for case in DECODED])

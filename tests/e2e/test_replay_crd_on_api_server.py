@@ -45,6 +45,31 @@ def test_the_api_server_rejects_it_at_the_same_field(
     with pytest.raises(ClusterError) as raised:
         dry_run(manifest(**change))
     assert error.partition(":")[0] in str(raised.value)
+    assert "should match" not in str(raised.value), "the error is a regular expression"
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "sentence"),
+    [
+        (
+            {"records": "sample"},
+            "spec.records",
+            '"sample": must be pvc://CLAIM/PATH, s3://BUCKET/PATH or gs://BUCKET/PATH',
+        ),
+        (
+            {"target": {"url": "llm:8000"}, "slo": SLO},
+            "spec.target.url",
+            '"llm:8000": must begin with http:// or https:// and name a server',
+        ),
+    ],
+    ids=["records", "url"],
+)
+def test_the_error_of_a_text_is_a_sentence_with_the_remedy(
+    dry_run: Any, change: dict[str, Any], path: str, sentence: str
+) -> None:
+    with pytest.raises(ClusterError) as raised:
+        dry_run(manifest(**change))
+    assert f"{path}: Invalid value: {sentence}" in str(raised.value)
 
 
 def test_a_replay_is_accepted_and_cannot_be_changed(

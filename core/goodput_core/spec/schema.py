@@ -1,7 +1,8 @@
 """Schemas generated from a spec's dataclasses: OpenAPI for the CRD, JSON Schema for editors.
 
 The API server enforces the same bounds as the decoder and names the same paths. It enforces the
-rules between fields as CEL. `goodput schema` prints the JSON Schema of a manifest.
+rules between fields as CEL, and patterns too: the error of an OpenAPI pattern is the bare regular
+expression, that of a rule is a sentence. `goodput schema` prints the JSON Schema of a manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from goodput_core.spec.llmservice import LLMService
 if TYPE_CHECKING:
     from goodput_core.declaration import DeclaredField, FieldRule
 
-__all__ = ["json_schema", "main", "make_parser", "object_schema", "text_schema"]
+__all__ = ["json_schema", "main", "make_parser", "object_schema", "pattern_rule", "text_schema"]
 
 _OPAQUE: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _KEY_RULE: Final = {
@@ -41,6 +42,11 @@ def object_schema(cls: type[Any], description: str | None) -> dict[str, Any]:
         cls: a dataclass whose fields were made by `spec_field`.
         description: the object's description; None if the caller adds it.
     """
+    return _without_patterns(_object_schema(cls, description))
+
+
+def _object_schema(cls: type[Any], description: str | None) -> dict[str, Any]:
+    """Return the schema with each pattern twice: as a keyword, and as a rule with a message."""
     declared = declared_fields(cls)
     schema: dict[str, Any] = {"description": description} if description else {}
     schema["type"] = "object"
@@ -88,7 +94,7 @@ def _field_schema(field: DeclaredField) -> dict[str, Any]:
     if field.container is Mapping:
         return _map_schema(field)
     if field.nested is not None:
-        return object_schema(field.nested, None)
+        return _object_schema(field.nested, None)
     return _scalar_schema(field.hint, field.rule)
 
 
@@ -97,11 +103,11 @@ def _list_schema(field: DeclaredField) -> dict[str, Any]:
     # `kubectl explain` shows a list together with its items, so the items need no description.
     items = {**_OPAQUE, "maxProperties": MAX_ENTRIES}
     if field.nested is not None:
-        items = object_schema(field.nested, None)
+        items = _object_schema(field.nested, None)
     elif field.item is int:
         items = _integer_schema(rule)
     elif field.item is str:
-        items = text_schema(rule)
+        items = _text_schema(rule)
     schema: dict[str, Any] = {"type": "array", "items": items, "maxItems": rule.max_items}
     if rule.min_items is not None:
         schema["minItems"] = rule.min_items
@@ -134,7 +140,7 @@ def _scalar_schema(hint: Any, rule: FieldRule) -> dict[str, Any]:
     if hint is float:
         return _number_schema(rule)
     assert hint in {str, Fraction}, hint
-    return text_schema(rule)
+    return _text_schema(rule)
 
 
 def _integer_schema(rule: FieldRule) -> dict[str, Any]:
@@ -160,21 +166,60 @@ def _bounds(rule: FieldRule) -> dict[str, Any]:
 
 
 def text_schema(rule: FieldRule) -> dict[str, Any]:
-    """Return the schema of a text field."""
-    bounds = {
-        "format": rule.format,
-        "minLength": rule.min_length,
-        "maxLength": rule.max_length,
-        "pattern": rule.pattern,
-    }
-    schema: dict[str, Any] = {"type": "string"}
+    """Return the schema of a text field, without its pattern and rules."""
+    bounds = {"format": rule.format, "minLength": rule.min_length, "maxLength": rule.max_length}
+    return {"type": "string"} | {name: b for name, b in bounds.items() if b is not None}
+
+
+def _text_schema(rule: FieldRule) -> dict[str, Any]:
+    schema = text_schema(rule)
     if rule.int_or_string:
         # The pattern does not apply to a bare number; `minimum` rejects a negative one.
-        schema = {"x-kubernetes-int-or-string": True, "minimum": 0}
-    schema |= {name: bound for name, bound in bounds.items() if bound is not None}
-    if rule.cel is not None:
-        schema["x-kubernetes-validations"] = [_rule_schema(rule.cel, "")]
+        del schema["type"]
+        schema = {"x-kubernetes-int-or-string": True, "minimum": 0, **schema}
+    if rule.pattern is not None:
+        schema["pattern"] = rule.pattern
+    if rules := _text_rules(rule):
+        schema["x-kubernetes-validations"] = [_rule_schema(cel, "") for cel in rules]
     return schema
+
+
+def _text_rules(rule: FieldRule) -> list[Cel]:
+    if rule.pattern is None:
+        return [rule.cel] if rule.cel is not None else []
+    pattern = pattern_rule(rule)
+    if rule.cel is None:
+        return [pattern]
+    # A text that does not match the pattern has one error only.
+    return [pattern, Cel(rule=f"!{pattern.rule} || ({rule.cel.rule})", message=rule.cel.message)]
+
+
+def pattern_rule(rule: FieldRule, *, at: str = "self") -> Cel:
+    """Return the pattern of a field as a rule of the API server.
+
+    Args:
+        rule: the bounds of a field with a pattern.
+        at: the CEL expression of the text.
+    """
+    assert rule.pattern is not None
+    assert rule.pattern_hint is not None, rule
+    quote = '"' if "'" in rule.pattern else "'"
+    matches = f"{at}.matches(r{quote}{rule.pattern}{quote})"
+    if rule.int_or_string:
+        matches = f"(type({at}) != string || {matches})"
+    return Cel(rule=matches, message=f"must {rule.pattern_hint}")
+
+
+def _without_patterns(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without the keyword `pattern`; a field of this name stays."""
+    kept = {key: part for key, part in node.items() if key != "pattern"}
+    if "properties" in node:
+        parts = node["properties"].items()
+        kept["properties"] = {name: _without_patterns(part) for name, part in parts}
+    for inside in ("items", "additionalProperties"):
+        if inside in node:
+            kept[inside] = _without_patterns(node[inside])
+    return kept
 
 
 def _rule_schema(cel: Cel, field: str) -> dict[str, Any]:
@@ -188,7 +233,7 @@ def json_schema() -> dict[str, Any]:
     It does not contain the rules between fields; the decoder and the API server check them.
     """
     document = _strip_extensions(
-        object_schema(LLMService, "A language model service and its SLOs.")
+        _object_schema(LLMService, "A language model service and its SLOs.")
     )
     document["properties"]["apiVersion"] = {"const": API_VERSION}
     document["properties"]["kind"] = {"const": KIND_LLMSERVICE}

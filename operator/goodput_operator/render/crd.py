@@ -21,7 +21,7 @@ from goodput_core.contract import (
 )
 from goodput_core.declaration import declared_fields
 from goodput_core.spec.llmservice import LLMServiceSpec, MetadataSpec
-from goodput_core.spec.schema import object_schema, text_schema
+from goodput_core.spec.schema import object_schema, pattern_rule, text_schema
 from goodput_core.spec.status import LLMServiceStatus, SummaryStatus
 from goodput_core.spec.tracereplay import TraceReplaySpec, TraceReplayStatus
 
@@ -158,10 +158,15 @@ def _age(doc: str) -> dict[str, Any]:
 
 def _root(description: str, spec: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     (name,) = (field for field in declared_fields(MetadataSpec) if field.name == "name")
+    named = pattern_rule(name.rule, at="self.metadata.name")
     return {
         "description": description,
         "type": "object",
         "required": ["spec"],
+        # The metadata itself cannot have rules.
+        "x-kubernetes-validations": [
+            {"rule": named.rule, "message": named.message, "fieldPath": ".metadata.name"}
+        ],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},

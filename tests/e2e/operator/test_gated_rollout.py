@@ -259,7 +259,7 @@ class Rollouts:
             self._installation.patch("hit", suspend=not seen)
 
     def follow(self) -> bool:
-        """Disturb the rollouts; return True when all have ended and the operator was killed then."""
+        """Disturb the rollouts; return True when all ended and the operator was killed then."""
         self.kill_operator()
         self.kill_pods()
         self.suspend()

@@ -112,6 +112,19 @@ def test_every_text_list_and_map_is_bounded(path: str) -> None:
         assert node["type"] in {"integer", "boolean", "object"}
 
 
+def test_a_pattern_is_a_rule_whose_error_is_a_sentence() -> None:
+    """The error of the keyword `pattern` would be the regular expression."""
+    patterns = {path: field.rule for path, field in DECLARED.items() if field.rule.pattern}
+    assert len(patterns) > 40
+    for path, rule in patterns.items():
+        node = NODES.get(f"{path}[]", NODES[path])
+        first = node["x-kubernetes-validations"][0]
+        assert rule.pattern is not None
+        assert rule.pattern in first["rule"]
+        assert first["message"] == f"must {rule.pattern_hint}"
+    assert [path for path, node in NODES.items() if "pattern" in node] == []
+
+
 @pytest.mark.parametrize(
     ("path", "choices"),
     [
@@ -170,13 +183,11 @@ def test_a_fractional_minimum_is_also_a_rule() -> None:
 
 def test_only_the_name_of_the_metadata_is_validated() -> None:
     name = ROOT["properties"]["metadata"]["properties"]
-    assert name == {
-        "name": {
-            "type": "string",
-            "maxLength": 40,
-            "pattern": "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
-        }
-    }
+    assert name == {"name": {"type": "string", "maxLength": 40}}
+    (rule,) = ROOT["x-kubernetes-validations"]
+    assert rule["rule"] == "self.metadata.name.matches(r'^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')"
+    assert rule["message"].startswith("must start with a letter, end with a letter or digit")
+    assert rule["fieldPath"] == ".metadata.name"
 
 
 def test_the_scale_subresource_has_replicas_and_selector() -> None:
