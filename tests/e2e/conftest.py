@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and "cluster" in item.fixturenames:
             item.add_marker(pytest.mark.cluster)
             # The first test starts the cluster, possibly on a busy machine.
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def _skip_or_fail(reason: str) -> None:

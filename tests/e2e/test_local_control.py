@@ -76,11 +76,11 @@ async def running_up(folder: Path) -> AsyncIterator[ServiceEvents]:
     assert process.stdout is not None
     reading = asyncio.ensure_future(up.read_events(process.stdout))
     try:
-        await up.wait_for(lambda: up.named("ready"), within_s=60)
+        await up.wait_for(lambda: up.named("ready"), within_s=120)
         yield up
     finally:
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await process.wait()
         reading.cancel()
 
@@ -99,7 +99,7 @@ async def running_load(url: str) -> AsyncIterator[Load]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(
     tmp_path: Path,
 ) -> None:
@@ -107,20 +107,20 @@ async def test_a_load_step_moves_the_budget_first_then_replicas_and_back_down(
         [ready] = up.named("ready")
         async with running_load(ready["url"]) as load:
             load.set_rate(1.4)
-            await up.wait_for(lambda: load.outcomes["done"] >= 2 * LEAST_REQUESTS, within_s=120)
+            await up.wait_for(lambda: load.outcomes["done"] >= 2 * LEAST_REQUESTS, within_s=240)
             assert up.changes() == [], "constant load changes nothing"
             load.set_rate(6.0)
-            await up.wait_for(lambda: up.replicas() > 1, within_s=150)
+            await up.wait_for(lambda: up.replicas() > 1, within_s=300)
             knobs = [knob for knob, _ in up.changes()]
             assert knobs[0] == "TokenBudget"
             assert knobs[-1] == "Replicas"
             first = up.changes()[0][1]
             assert first.startswith("token budget 1024 → 768, safety 90 % → 85 %: TPOT is missed")
-            await up.wait_for(lambda: up.named("replica_started"), within_s=60)
+            await up.wait_for(lambda: up.named("replica_started"), within_s=120)
             await wait_for_lowered_budgets(up)
             load.set_rate(0.5)
-            await up.wait_for(lambda: up.replicas() == 1, within_s=600)
-            await up.wait_for(lambda: up.named("replica_left"), within_s=60)
+            await up.wait_for(lambda: up.replicas() == 1, within_s=900)
+            await up.wait_for(lambda: up.named("replica_left"), within_s=120)
     assert set(load.outcomes) == {"done"}, "no request fails"
     messages = [message.split(":")[0] for knob, message in up.changes() if knob == "Replicas"]
     assert messages[0].startswith("replicas 1 → ")
@@ -139,7 +139,7 @@ async def wait_for_lowered_budgets(up: ServiceEvents) -> None:
             async with http.get(f"{url}/control/state") as response:
                 return int((await response.json())["token_budget"])
 
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while max(budgets) > 768:
             assert time.monotonic() < deadline, budgets
             await asyncio.sleep(0.2)
@@ -147,6 +147,7 @@ async def wait_for_lowered_budgets(up: ServiceEvents) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_replay_writes_the_decisions_of_the_service_that_it_started(tmp_path: Path) -> None:
     ended = subprocess.run(
         [
@@ -154,7 +155,7 @@ def test_a_replay_writes_the_decisions_of_the_service_that_it_started(tmp_path: 
             "--window", "0s..6s", "-f", str(EXAMPLES / "control.yaml"),
             "--device", str(EXAMPLES / "slow-device.yaml"), "--out", "run",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=220, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     lines = (tmp_path / "run" / "decisions.jsonl").read_text(encoding="utf-8").splitlines()

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 CHAT = ROOT / "examples" / "chat.yaml"
 
+pytestmark = pytest.mark.timeout(700)
+
 
 def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -33,7 +35,7 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "160"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
 
@@ -137,7 +139,7 @@ def test_an_interrupted_replay_writes_its_run_and_leaves_no_process(tmp_path: Pa
         if " sent " in line:
             break
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=120)
     assert child.returncode == 130, err
     assert "Traceback" not in err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

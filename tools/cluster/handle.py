@@ -34,7 +34,7 @@ class ClusterError(Exception):
     """A command of the cluster failed; the text is the cluster's message."""
 
 
-def wait_for(check: Callable[[], _Found], description: str, timeout_s: float = 60) -> _Found:
+def wait_for(check: Callable[[], _Found], description: str, timeout_s: float = 120) -> _Found:
     """Repeat a check until its result is true, and return that result.
 
     Raises:
@@ -65,7 +65,7 @@ class ClusterHandle:
         path = f"{self.binaries}:{os.environ['PATH']}"
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
-    def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+    def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 120) -> str:
         """Run kubectl and return its output.
 
         Raises:
@@ -96,7 +96,7 @@ class ClusterHandle:
         decoded: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
         return decoded
 
-    def wait(self, condition: str, *words: str, timeout_s: int = 60) -> None:
+    def wait(self, condition: str, *words: str, timeout_s: int = 120) -> None:
         """Wait as `kubectl wait --for=CONDITION` does.
 
         Raises:
@@ -119,7 +119,7 @@ class NamespaceHandle:
     cluster: ClusterHandle
     namespace: str
 
-    def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+    def kubectl(self, *words: str, stdin: str | None = None, timeout_s: float = 120) -> str:
         """Run kubectl in the namespace; see `ClusterHandle.kubectl`."""
         return self.cluster.kubectl("-n", self.namespace, *words, stdin=stdin, timeout_s=timeout_s)
 
@@ -127,7 +127,7 @@ class NamespaceHandle:
         """Return an object of the namespace, or a list; see `ClusterHandle.get`."""
         return self.cluster.get(*words, "-n", self.namespace)
 
-    def wait(self, condition: str, *words: str, timeout_s: int = 60) -> None:
+    def wait(self, condition: str, *words: str, timeout_s: int = 120) -> None:
         """Wait for a condition of an object in the namespace; see `ClusterHandle.wait`."""
         self.cluster.wait(condition, *words, "-n", self.namespace, timeout_s=timeout_s)
 
@@ -216,7 +216,7 @@ class OwnCluster(ClusterHandle):
                     entry["user"].setdefault("username", "")
                     yield entry
 
-    def wait_until(self, *words: str, timeout_s: float = 60) -> None:
+    def wait_until(self, *words: str, timeout_s: float = 120) -> None:
         """Repeat a kubectl command until it succeeds.
 
         Raises:

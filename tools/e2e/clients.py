@@ -128,7 +128,7 @@ class CompletionStreams:
             begun.add(event["request"])
             self._outcomes += [event["outcome"]] if "outcome" in event else []
 
-    def outcomes(self, timeout_s: float = 60) -> list[str]:
+    def outcomes(self, timeout_s: float = 120) -> list[str]:
         """Wait for the end of all requests; each outcome is `done` or an error code."""
         output, _ = self._process.communicate(timeout=timeout_s)
         events = [json.loads(line) for line in output.splitlines()]
@@ -188,7 +188,7 @@ def replay_load(
     finally:
         ended_early = replay.poll() is not None
         replay.send_signal(signal.SIGINT)
-        output, _ = replay.communicate(timeout=60)
+        output, _ = replay.communicate(timeout=120)
         assert not ended_early, output
     assert replay.returncode == ExitCode.INTERRUPTED, output
     records = [judged.record for judged in read_judged(out)]

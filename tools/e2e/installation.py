@@ -70,7 +70,7 @@ class ChartRelease(NamespaceHandle):
         patch = json.dumps({"spec": spec})
         self.kubectl("patch", f"llmservice/{name}", "--type=merge", "-p", patch)
 
-    def wait_settled(self, name: str, timeout_s: int = 90) -> None:
+    def wait_settled(self, name: str, timeout_s: int = 180) -> None:
         """Wait until a service is ready and the operator has completed all changes."""
         for condition in ("Ready", "Reconciling=false"):
             self.wait(f"condition={condition}", f"llmservice/{name}", timeout_s=timeout_s)
@@ -78,7 +78,7 @@ class ChartRelease(NamespaceHandle):
     def wait_deleted(self, *names: str) -> None:
         """Wait until no pod of these services exists."""
         for name in names:
-            self.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=90)
+            self.wait("delete", "pods", "-l", f"goodput.dev/llmservice={name}", timeout_s=180)
 
     def status(self, name: str) -> dict[str, Any]:
         """Return a service's status; empty before the operator has written it."""
@@ -172,7 +172,7 @@ class ChartRelease(NamespaceHandle):
         """Run streamed completions to their end; see `start_streams` and `CompletionStreams`."""
         return self.start_streams(name, count, tokens).outcomes()
 
-    def run_inside(self, *command: str, timeout_s: float = 60) -> str:
+    def run_inside(self, *command: str, timeout_s: float = 120) -> str:
         """Run a command in the network of our own cluster and return its output."""
         return subprocess.run(
             self.own.inside(*command),
@@ -202,7 +202,7 @@ class ChartRelease(NamespaceHandle):
     def scale_operator(self, replicas: int) -> None:
         """Scale the operator's Deployment and wait for its pods."""
         self.kubectl("scale", "deployment/goodput", f"--replicas={replicas}")
-        self.kubectl("rollout", "status", "deployment/goodput", "--timeout=60s", timeout_s=70)
+        self.kubectl("rollout", "status", "deployment/goodput", "--timeout=120s", timeout_s=130)
         if replicas == 0:
             self.wait("delete", *OPERATOR_PODS)
 

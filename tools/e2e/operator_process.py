@@ -90,7 +90,7 @@ class OperatorProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = 120) -> int:
         return self.process.wait(timeout=timeout_s)
 
 

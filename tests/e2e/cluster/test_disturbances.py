@@ -27,7 +27,7 @@ def test_the_pods_of_a_drained_node_move_to_the_other(
     own_cluster.apply(web("web", replicas=4), "-n", namespace)
     own_cluster.wait("jsonpath={.status.readyReplicas}=4", "deployment/web", "-n", namespace)
     try:
-        own_cluster.kubectl("drain", "node-1", "--pod-selector=app=web", "--timeout=60s")
+        own_cluster.kubectl("drain", "node-1", "--pod-selector=app=web", "--timeout=100s")
         own_cluster.wait("jsonpath={.status.readyReplicas}=4", "deployment/web", "-n", namespace)
         pods = own_cluster.get("pods", "-n", namespace)["items"]
         remaining = [p for p in pods if "deletionTimestamp" not in p["metadata"]]

@@ -61,7 +61,7 @@ def test_every_node_renews_its_lease(own_cluster: OwnCluster) -> None:
     assert renewed == {node.name for node in NODES}
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_pod_that_exceeds_its_volumes_size_limit_is_evicted(
     own_cluster: OwnCluster, namespace: str
 ) -> None:
@@ -73,10 +73,10 @@ def test_a_pod_that_exceeds_its_volumes_size_limit_is_evicted(
             pod(name, shell(script, volumeMounts=mounts), volumes=volumes), "-n", namespace
         )
     running = "jsonpath={.status.phase}=Running"
-    own_cluster.wait(running, "pod/small", "-n", namespace, timeout_s=60)
+    own_cluster.wait(running, "pod/small", "-n", namespace, timeout_s=120)
     # The kubelet measures volumes once a minute and evicts every ten seconds.
     evicted = "jsonpath={.status.reason}=Evicted"
-    own_cluster.wait(evicted, "pod/growing", "-n", namespace, timeout_s=100)
+    own_cluster.wait(evicted, "pod/growing", "-n", namespace, timeout_s=200)
     growing, small = (
         own_cluster.get("pod", name, "-n", namespace)["status"] for name in ("growing", "small")
     )

@@ -67,14 +67,14 @@ def test_a_node_that_is_drained_under_load_costs_no_request(
         )
         # Longer than the delay before a router drains, which still admits requests.
         streams = chat.start_streams("chat", STREAMS, 2 * TOKENS_OF_TEN_S)
-        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
-        chat.kubectl("drain", "node-1", *words, timeout_s=100)
+        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=180s")
+        chat.kubectl("drain", "node-1", *words, timeout_s=190)
         chat.wait_settled("chat")
         assert replay.poll() is None, "the replay lasted longer than the drain"
     finally:
         chat.kubectl("uncordon", "node-1")
         replay.send_signal(signal.SIGINT)
-        output, _ = replay.communicate(timeout=60)
+        output, _ = replay.communicate(timeout=120)
     assert streams.outcomes() == ["done"] * STREAMS
     outcomes = {judged.record.outcome for judged in read_judged(tmp_path / "run")}
     assert outcomes <= {"ok", "cancelled", "unsent"}, output
@@ -164,7 +164,7 @@ def test_new_revisions_start_under_load_before_the_pods_of_the_old_ones_stop(
             now = changes()[-1]
             return complete(now) and all(now[one].isdisjoint(before[one]) for one in COMPONENTS)
 
-        wait_for(replaced, "other engines and other routers", timeout_s=90)
+        wait_for(replaced, "other engines and other routers", timeout_s=180)
         seen = changes()[begun:]
         for component in COMPONENTS:
             assert {len(ready[component]) for ready in seen} == {REPLICAS, REPLICAS + 1}, component

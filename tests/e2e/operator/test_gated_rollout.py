@@ -155,7 +155,7 @@ def gate_of(installation: ChartRelease, name: str) -> dict[str, Any]:
 
 
 def wait_phase(
-    installation: ChartRelease, name: str, *phases: str, timeout_s: int = 60
+    installation: ChartRelease, name: str, *phases: str, timeout_s: int = 120
 ) -> dict[str, Any]:
     """Wait until the gate has one of these phases, and return it."""
     wait_for(
@@ -269,7 +269,7 @@ class Rollouts:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(540)
+@pytest.mark.timeout(960)
 def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are_killed(
     installation: ChartRelease,
     gated: Callable[..., None],
@@ -289,7 +289,7 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
         installation.patch("good", engine={"policy": "orca"})
         installation.patch("late", model={"source": "emulated:///devices/slow.yaml"})
         installation.patch("hit", engine={"policy": "orca"})
-        wait_for(rollouts.follow, "twenty kills and the end of the rollouts", timeout_s=420)
+        wait_for(rollouts.follow, "twenty kills and the end of the rollouts", timeout_s=660)
         installation.wait_settled("good")
     tell(f"serving engines, at least: {engines.least}")
     assert rollouts.visited() >= STEPS, "a kill in every step"
@@ -329,7 +329,7 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(960)
 def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engine(
     installation: ChartRelease,
     gated: Callable[..., None],
@@ -376,11 +376,11 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     wait_for(
         lambda: sentence in gate_of(installation, "traceless").get("message", ""),
         "the Job of another owner is reported",
-        timeout_s=150,
+        timeout_s=300,
     )
     assert installation.condition("traceless", "Stalled")[0] == "NameConflict"
     installation.kubectl("delete", *theirs)
-    paused = wait_phase(installation, "traceless", "Paused", timeout_s=150)
+    paused = wait_phase(installation, "traceless", "Paused", timeout_s=300)
     tell(paused["message"])
     assert "pvc://gates/absent.parquet: no such file" in paused["message"]
     assert installation.condition("traceless", "RolloutPaused")[0] == "GateInvalid"
@@ -388,7 +388,7 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     wait_for(lambda: not trial_pods(installation, "traceless"), "the pair is gone")
 
     failed, alike = (
-        wait_phase(installation, name, "Passed", "Failed", "Paused", timeout_s=200)
+        wait_phase(installation, name, "Passed", "Failed", "Paused", timeout_s=400)
         for name in ("faulty", "alike")
     )
     tell(f"faulty: {failed['message']}")
@@ -419,7 +419,7 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
         installation.kubectl("delete", "resourcequota", "no-pair")
 
     for recording in recordings:
-        output, _ = recording.communicate(timeout=120)
+        output, _ = recording.communicate(timeout=240)
         tell(output)
     recorded = {"baseline": "Recorded", "history": "pvc://gates/history", "pairs": 1}
     installation.patch("returned", rollout={"gate": {**recorded, "trace": GATE["trace"]}})
@@ -427,7 +427,7 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
         lambda: [pod for pod in trial_pods(installation, "returned") if "-candidate-" in pod],
         "the candidate starts",
     )
-    passed = wait_phase(installation, "returned", "Passed", "Failed", "Paused", timeout_s=120)
+    passed = wait_phase(installation, "returned", "Passed", "Failed", "Paused", timeout_s=240)
     tell(f"returned: {passed['message']}")
     assert (passed["phase"], passed["pairs"]) == ("Passed", "1/1"), passed
     installation.wait_settled("returned")

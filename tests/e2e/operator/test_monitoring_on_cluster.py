@@ -143,7 +143,7 @@ def monitoring(
                 *("--rate", "8/s", "--duration", "26s", "--input-tokens", "300~50%"),
                 *("--output-tokens", "30", "--class-by", "batch: input_tokens >= 300"),
             )
-            output, _ = replay.communicate(timeout=90)
+            output, _ = replay.communicate(timeout=180)
             # 3: a busy machine delayed the client, which does not matter here.
             assert replay.returncode in {0, 3}, output
             wait_for(
@@ -170,7 +170,7 @@ def start_gate(installation: ChartRelease) -> None:
         f"goodput.dev/llmservice={TRIAL},goodput.dev/role in (baseline,candidate)",
     )
     wait_for(lambda: len(installation.get(*pods)["items"]) == len(PAIR), "the pair exists")
-    installation.wait("condition=Ready", *pods, timeout_s=60)
+    installation.wait("condition=Ready", *pods, timeout_s=120)
 
 
 def write_configuration(folder: Path, installation: ChartRelease) -> None:
@@ -349,7 +349,7 @@ def test_the_plugin_of_kubectl_shows_the_service_its_decisions_and_load(
             env={**installation.cluster.environment, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -371,7 +371,9 @@ def test_the_plugin_of_kubectl_shows_the_service_its_decisions_and_load(
 
 def test_the_charts_live_page_lists_the_services_and_shows_one(monitoring: Monitoring) -> None:
     installation = monitoring.installation
-    installation.kubectl("rollout", "status", "deployment/goodput-page", "--timeout=60s")
+    installation.kubectl(
+        "rollout", "status", "deployment/goodput-page", "--timeout=120s", timeout_s=130
+    )
     address = installation.get("service", "goodput-page")["spec"]["clusterIP"]
 
     def page(path: str, host: str = "localhost") -> str:

@@ -116,7 +116,7 @@ def replay(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(540)
+@pytest.mark.timeout(900)
 def test_records_are_written_to_a_store_merged_from_it_and_judged(
     installation: ChartRelease,
     replay: Callable[..., None],
@@ -128,7 +128,7 @@ def test_records_are_written_to_a_store_merged_from_it_and_judged(
     recordings = start_recordings(
         installation, "stored", nights, slo=SLO, trace=sample_path(), window_s=WINDOW_S
     )
-    wait_for(lambda: status_of(installation, "kept").get("phase") == "Running", "kept runs", 90)
+    wait_for(lambda: status_of(installation, "kept").get("phase") == "Running", "kept runs", 180)
     began = time.monotonic()
     nowhere = StorageServer(
         address=f"{API_ADDRESS}:7099", folder=store.folder, access_key="", secret_key=""
@@ -168,7 +168,7 @@ def test_records_are_written_to_a_store_merged_from_it_and_judged(
     assert compared["interval"].startswith("interactive: ")
 
     for recording in recordings:
-        output, _ = recording.communicate(timeout=120)
+        output, _ = recording.communicate(timeout=240)
         tell(output)
     replay("beside-nights", shards=1, gate={"history": store.uri("runs/history"), "margin": "20%"})
     compared = finished(installation, "beside-nights")
@@ -201,5 +201,5 @@ def uid_of(installation: ChartRelease, name: str) -> str:
 
 def finished(installation: ChartRelease, name: str) -> dict[str, Any]:
     """Return the status of a replay once it has ended."""
-    installation.wait("condition=Finished", f"tracereplay/{name}", timeout_s=120)
+    installation.wait("condition=Finished", f"tracereplay/{name}", timeout_s=240)
     return status_of(installation, name)

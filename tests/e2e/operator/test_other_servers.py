@@ -130,7 +130,7 @@ def replicas(installation: ChartRelease, name: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_other_servers_are_scaled_up_and_down_by_their_targets(
     services: ChartRelease, tmp_path: Path
 ) -> None:
@@ -144,7 +144,7 @@ def test_other_servers_are_scaled_up_and_down_by_their_targets(
     wait_for(
         lambda: services.condition("vllm-slow", "RuntimeLimited")[0] == "NoReadings",
         "the status says that there are no readings",
-        30,
+        60,
     )
 
     def all_have(*counts: int) -> bool:
@@ -158,12 +158,12 @@ def test_other_servers_are_scaled_up_and_down_by_their_targets(
         replay_load(services, "vllm", high / "vllm", rate_per_s=HIGH, lengths=LENGTHS),
         replay_load(services, "vllm-slow", high / "vllm-slow", rate_per_s=HIGH, lengths=LENGTHS),
     ):
-        wait_for(lambda: all_have(2, 3), "a replica is added", 90)
+        wait_for(lambda: all_have(2, 3), "a replica is added", 180)
     with (
         replay_load(services, "vllm", low / "vllm", rate_per_s=LOW, lengths=LENGTHS),
         replay_load(services, "vllm-slow", low / "vllm-slow", rate_per_s=LOW, lengths=LENGTHS),
     ):
-        wait_for(lambda: all_have(1), "one replica is left", 200)
+        wait_for(lambda: all_have(1), "one replica is left", 400)
     for name in SCALED:
         messages = [decision["message"] for decision in services.status(name)["decisions"]]
         assert all(message.startswith("replicas ") for message in messages), "no limit is changed"
@@ -171,7 +171,7 @@ def test_other_servers_are_scaled_up_and_down_by_their_targets(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_good_change_of_another_server_serves_and_a_bad_one_does_not(
     services: ChartRelease,
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_good_change_of_another_server_serves_and_a_bad_one_does_not(
         return found
 
     gated, ends = ("vllm-good", "vllm-bad"), {"Passed", "Failed", "Paused"}
-    wait_for(lambda: ends.issuperset(map(phase, gated)), "both gates have an outcome", 250)
+    wait_for(lambda: ends.issuperset(map(phase, gated)), "both gates have an outcome", 450)
     good, bad = services.status("vllm-good"), services.status("vllm-bad")
     assert good["gate"]["verdict"] == "PASS", good["gate"]
     assert bad["gate"]["verdict"] == "FAIL", bad["gate"]
@@ -194,6 +194,6 @@ def test_a_good_change_of_another_server_serves_and_a_bad_one_does_not(
     wait_for(
         lambda: services.condition("vllm-good", "RuntimeLimited")[0] == "NoReadings",
         "the status says that the metrics page is missing",
-        30,
+        60,
     )
     assert services.condition("vllm-good", "Ready")[0] == "Serving"

@@ -99,7 +99,7 @@ def ready_engines(installation: ChartRelease) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("own_cluster")
 def test_pods_serve_a_model_of_a_claim_while_they_are_scaled_and_rolled(
     installation: ChartRelease, claim: str, serve: Callable[..., None], tmp_path: Path

@@ -72,7 +72,7 @@ def llama_cpp_image() -> tuple[Image, Path, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_server_of_kind_openai_answers_a_replay(
     installation: ChartRelease,
@@ -109,9 +109,9 @@ def test_a_real_server_of_kind_openai_answers_a_replay(
         question = "What is the capital of France? Answer in one sentence."
         ask = {"role": "user", "content": question}
         body = {"model": model, "messages": [ask], "temperature": 0, "max_tokens": 12}
-        words = ("curl", "--silent", "--fail", "--max-time", "60", "--json", json.dumps(body))
+        words = ("curl", "--silent", "--fail", "--max-time", "120", "--json", json.dumps(body))
         url = f"{installation.url(name)}/v1/chat/completions"
-        answer = json.loads(installation.run_inside(*words, url, timeout_s=90))
+        answer = json.loads(installation.run_inside(*words, url, timeout_s=150))
         assert "Paris" in answer["choices"][0]["message"]["content"]
 
         load = ["--rate", "1/s", "--duration", f"{REQUESTS}s", "--arrivals", "constant"]
@@ -119,7 +119,7 @@ def test_a_real_server_of_kind_openai_answers_a_replay(
         chat = ("--endpoint", "chat", "--prompt", "text")
         out = tmp_path / "run"
         replay = installation.start_replay(name, out, *load, *lengths, "--model", model, *chat)
-        output, _ = replay.communicate(timeout=120)
+        output, _ = replay.communicate(timeout=240)
         records = [judged.record for judged in read_judged(out)]
         assert {record.outcome for record in records} == {"ok"}, output
         assert len(records) >= REQUESTS - 1

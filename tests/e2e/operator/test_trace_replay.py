@@ -113,7 +113,7 @@ def replay(installation: ChartRelease, target: str) -> Callable[..., None]:
     return create
 
 
-def finished(installation: ChartRelease, name: str, timeout_s: int = 120) -> dict[str, Any]:
+def finished(installation: ChartRelease, name: str, timeout_s: int = 240) -> dict[str, Any]:
     """Return the status of a replay once it has ended."""
     installation.wait("condition=Finished", f"tracereplay/{name}", timeout_s=timeout_s)
     status: dict[str, Any] = installation.get("tracereplay", name)["status"]
@@ -215,7 +215,7 @@ def test_a_lost_shard_makes_the_replay_invalid_and_is_not_sent_again(
     installation: ChartRelease, replay: Callable[..., None]
 ) -> None:
     replay("lost")
-    installation.wait("jsonpath={.status.phase}=Running", "tracereplay/lost", timeout_s=120)
+    installation.wait("jsonpath={.status.phase}=Running", "tracereplay/lost", timeout_s=240)
     labels = ("pods", "-l", "goodput.dev/tracereplay=lost")
     pods = {pod["metadata"]["name"] for pod in installation.get(*labels)["items"]}
     victim = next(name for name in pods if name.startswith("lost-shards-1-"))
@@ -225,7 +225,7 @@ def test_a_lost_shard_makes_the_replay_invalid_and_is_not_sent_again(
     assert status["message"].startswith(f"pod {victim} ended during the run")
     assert conditions_of(installation.get("tracereplay", "lost"))["Passed"] == "Unknown"
     assert {pod["metadata"]["name"] for pod in installation.get(*labels)["items"]} <= pods
-    installation.wait("delete", "job/lost-shards", timeout_s=60)
+    installation.wait("delete", "job/lost-shards", timeout_s=120)
 
 
 def test_a_run_is_compared_with_an_earlier_one_by_the_rule_of_the_gate(
