@@ -96,8 +96,10 @@ def test_the_examples_and_their_pods_are_accepted(
         dry_run(document)
         for text in document.get("data", {}).values():
             dry_run(yaml.safe_load(text))
-        if document["kind"] == "CronJob":
-            pod = document["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        if document["kind"] in {"CronJob", "Pod"}:
+            pod = document["spec"]
+            if document["kind"] == "CronJob":
+                pod = pod["jobTemplate"]["spec"]["template"]["spec"]
             pod.pop("serviceAccountName", None)  # exists only once the example is applied
             metadata = {"name": "pod", "namespace": namespace}
             body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}

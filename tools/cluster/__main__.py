@@ -49,13 +49,13 @@ def up() -> None:
     print(cluster.kubectl("get", "-f", str(_SAMPLE)))
     print("In another terminal:\n")
     print(f"  export KUBECONFIG={cluster.kubeconfig}")
-    print(f"  export PATH={cluster.binaries}:$PATH    # kubectl, helm")
+    programs = Path(sys.executable).parent
+    print(f"  export PATH={cluster.binaries}:{programs}:$PATH    # kubectl, helm, goodput")
     print("  kubectl get llmservices,pods\n")
     address = cluster.get("service", "chat")["spec"]["clusterIP"]
     print("Services and pods are reachable inside the cluster's network, so replay from there:\n")
     replay = ("--trace", "sample", "--slo", str(_SAMPLE), "--target", f"http://{address}", "--yes")
-    program = str(Path(sys.executable).parent / "replay")
-    print(f"  {' '.join(cluster.inside(program, *replay))}\n")
+    print(f"  {' '.join(cluster.inside(str(programs / 'replay'), *replay))}\n")
     print("Stop the cluster with: make cluster-down")
 
 

@@ -58,7 +58,7 @@ class Kept:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=400,
         )
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
@@ -87,10 +87,14 @@ def test_a_kept_cluster_serves_in_every_namespace_and_leaves_no_process(kept: Ke
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    ready = "--for=condition=Ready --timeout=90s llmservice/chat"
+    ready = "--for=condition=Ready --timeout=180s llmservice/chat"
     user(f"kubectl wait {ready}")
     assert user("which kubectl helm").split() == [
         str(kept.cache / "cluster" / binaries.folder().name / name) for name in ("kubectl", "helm")
+    ]
+    ours = Path(sys.executable).parent
+    assert user("which goodput kubectl-goodput").split() == [
+        str(ours / name) for name in ("goodput", "kubectl-goodput")
     ]
     user("kubectl create namespace elsewhere")
     user(f"kubectl apply -n elsewhere -f {CHAT}; kubectl wait -n elsewhere {ready}")
