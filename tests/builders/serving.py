@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from goodput_engine.messages import FollowManifest
 from goodput_engine.openai.headers import ServiceClasses
 from goodput_engine.server.app import serving_app
 from goodput_engine.server.manifest_watch import FollowedFields
+from goodput_engine.server.parsers import Parsers
 from goodput_engine.server.settings import ClientLimits, EngineSettings, ReplicaIdentity
 from goodput_engine.server.state import ServerState
 from goodput_engine.server_options import CLIENT_CONNECTIONS, ConnectionLimits
@@ -96,7 +96,7 @@ async def serving(
         silence_s: time after which a silent core is killed.
     """
     async with AsyncExitStack() as stack:
-        parsers = stack.enter_context(ThreadPoolExecutor(1))
+        parsers = Parsers.start(stack)
         core = await CoreClient.start(
             state.settings.configure, on_step=on_step, silence_s=silence_s
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from goodput_engine.api_keys import ApiKeys
 from goodput_engine.http_server import listen
 from goodput_engine.openai.errors import APIError
 from goodput_engine.server.app import serving_app
+from goodput_engine.server.parsers import Parsers
 from goodput_engine.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ async def test_the_engine_requires_a_key_except_for_health_checks(tmp_path: Path
     file.write_text(OLD)
     state = ServerState(replace(server_state().settings, api_key_file=file))
     async with AsyncExitStack() as stack:
-        parsers = stack.enter_context(ThreadPoolExecutor(1))
+        parsers = Parsers.start(stack)
         url, _ = await listen(stack, serving_app(state, parsers), ("127.0.0.1", 0))
         client = await stack.enter_async_context(aiohttp.ClientSession(url))
         for method, path in (

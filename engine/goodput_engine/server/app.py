@@ -42,11 +42,11 @@ from goodput_engine.server.state import ServerPhase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from concurrent.futures import Executor
 
     from goodput_engine.server.follower_channel import FollowerReport
     from goodput_engine.server.followers import Followers
     from goodput_engine.server.metrics import EngineMetrics
+    from goodput_engine.server.parsers import Parsers
     from goodput_engine.server.state import ServerState
 
 __all__ = ["admin_app", "serving_app"]
@@ -54,12 +54,12 @@ __all__ = ["admin_app", "serving_app"]
 _log: Final = logging.getLogger(__name__)
 
 
-def serving_app(state: ServerState, parsers: Executor) -> web.Application:
+def serving_app(state: ServerState, parsers: Parsers) -> web.Application:
     """Return the application of the serving port.
 
     Args:
         state: state of the HTTP process.
-        parsers: executor that parses large bodies.
+        parsers: threads that parse requests.
 
     Raises:
         InputError: the file of API keys is invalid.

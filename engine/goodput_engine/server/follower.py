@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -40,6 +39,7 @@ from goodput_engine.server.follower_channel import (
 )
 from goodput_engine.server.lifecycle import reduce_pauses, write_last_events
 from goodput_engine.server.model_options import load_text_settings
+from goodput_engine.server.parsers import Parsers
 from goodput_engine.server.state import ServerPhase, ServerState
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Follower:
         """
         settings = start.settings
         state = ServerState(settings, number=start.number)
-        parsers = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="long-bodies"))
+        parsers = Parsers.start(stack)
         await listen(
             stack,
             serving_app(state, parsers),
@@ -121,7 +121,7 @@ class _Follower:
         model = settings.configure.model
         if model is not None:
             state.tokenizer, state.defaults = await asyncio.get_running_loop().run_in_executor(
-                parsers, load_text_settings, model
+                parsers.long_bodies, load_text_settings, model
             )
         reduce_pauses()
         return cls(channel, state)

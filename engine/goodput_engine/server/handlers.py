@@ -23,10 +23,10 @@ from goodput_core.contract import (
     HEADER_REVISION,
     HEADER_TIMINGS,
 )
-from goodput_core.units import NS_PER_MS
+from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.http_server import StreamedResponse
 from goodput_engine.openai.bodies import response_body, tool_call_object, usage_object
-from goodput_engine.openai.errors import APIError, error_event
+from goodput_engine.openai.errors import APIError, error_event, overloaded
 from goodput_engine.openai.rejections import rejection_error
 from goodput_engine.openai.sse_writer import DONE_EVENT, EventWriter
 from goodput_engine.request_bodies import read_body
@@ -37,10 +37,10 @@ from goodput_engine.text.tool_calls import ToolCallParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from concurrent.futures import Executor
 
     from goodput_engine.core_client import CoreConnection, RequestStream
     from goodput_engine.server.output_text import TextSource
+    from goodput_engine.server.parsers import Parsers
     from goodput_engine.server.requests import CompletionRequest, RequestParser
     from goodput_engine.server.state import ServerState
     from goodput_engine.text.tool_calls import ToolCall
@@ -59,10 +59,10 @@ class CompletionHandlers:
 
     Args:
         state: state of the HTTP process.
-        parsers: executor that parses large bodies.
+        parsers: threads that parse requests.
     """
 
-    def __init__(self, state: ServerState, parsers: Executor) -> None:
+    def __init__(self, state: ServerState, parsers: Parsers) -> None:
         self._state = state
         self._parsers = parsers
         self._load = LoadHeader(state)
@@ -127,6 +127,11 @@ class CompletionHandlers:
             rid = self._state.next_rid()
             return parser.parse(body, request.headers, chat=chat, rid=rid, arrival_ns=arrival_ns)
 
+        def parse_chat(body: bytes, last_ns: int) -> CompletionRequest:
+            if time.monotonic_ns() > last_ns:
+                raise overloaded("the chat template is behind with chats; retry later", 1)
+            return parse(body)
+
         try:
             body = await read_body(
                 request,
@@ -135,9 +140,15 @@ class CompletionHandlers:
                 memory=memory,
             )
             # A schema is compiled, which takes longer than its length suggests.
-            if len(body) <= clients.inline_bytes and b'"response_format"' not in body:
-                return parse(body)
-            return await asyncio.get_running_loop().run_in_executor(self._parsers, parse, body)
+            is_long = len(body) > clients.inline_bytes or b'"response_format"' in body
+            loop = asyncio.get_running_loop()
+            if chat and self._state.tokenizer is not None:
+                thread = self._parsers.long_chats if is_long else self._parsers.chats
+                last_ns = time.monotonic_ns() + round(clients.chat_wait_s * NS_PER_S)
+                return await loop.run_in_executor(thread, parse_chat, body, last_ns)
+            if is_long:
+                return await loop.run_in_executor(self._parsers.long_bodies, parse, body)
+            return parse(body)
         finally:
             memory.release()
 

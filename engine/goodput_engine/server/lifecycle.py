@@ -14,7 +14,6 @@ import gc
 import logging
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -32,6 +31,7 @@ from goodput_engine.server.followers import Followers
 from goodput_engine.server.manifest_watch import watch_manifest
 from goodput_engine.server.metrics import EngineMetrics
 from goodput_engine.server.model_options import load_text_settings
+from goodput_engine.server.parsers import Parsers
 from goodput_engine.server.state import ServerPhase, ServerState
 from goodput_engine.server_options import ADMIN_CONNECTIONS
 from goodput_engine.weights.fetch import fetch_weights
@@ -67,7 +67,7 @@ async def serve(settings: EngineSettings) -> int:
     )
     connections = settings.connections.within(raise_open_files(), files_each=1)
     async with AsyncExitStack() as stack:
-        parsers = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="long-bodies"))
+        parsers = Parsers.start(stack)
         address = settings.host, settings.port
         shared = share_port(*address) if settings.http_processes > 1 else None
         url, _ = await listen(
@@ -110,7 +110,7 @@ async def serve(settings: EngineSettings) -> int:
         if model is not None:
             # The core loads the weights in the meantime.
             state.tokenizer, state.defaults = await asyncio.get_running_loop().run_in_executor(
-                parsers, load_text_settings, model
+                parsers.long_bodies, load_text_settings, model
             )
         ready = asyncio.ensure_future(supervisor.await_ready())
         await _wait_for_first(shutdown.requested.wait(), ready, followers.ended)

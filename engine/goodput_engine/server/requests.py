@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, runtime_check
 
 import msgspec
 
-from goodput_core.errors import InputError
+from goodput_core.errors import InputError, InternalError
 from goodput_core.placement.blockhash import block_hashes
 from goodput_engine.messages import ExecutorInput, SamplingOptions, Submit
 from goodput_engine.openai.bodies import (
@@ -23,7 +23,7 @@ from goodput_engine.openai.bodies import (
     decode_body,
     read_stops,
 )
-from goodput_engine.openai.errors import APIError, bad_request, too_long
+from goodput_engine.openai.errors import APIError, bad_request, too_long, unavailable
 from goodput_engine.openai.headers import ServiceClasses, read_headers
 from goodput_engine.openai.response_format import read_grammar
 from goodput_engine.openai.sampling_fields import (
@@ -159,7 +159,8 @@ class RequestParser:
             arrival_ns: the request's arrival time.
 
         Raises:
-            APIError: 400 or 404, naming the field or header.
+            APIError: 400 or 404, naming the field or header; 503 if the process of the chat
+                template was ended from outside.
         """
         from_headers = read_headers(headers)
         body = (
@@ -263,6 +264,8 @@ class RequestParser:
                 ids, tools = self._encode_chat(body)
             except InputError as error:
                 raise bad_request(str(error), "messages") from error
+            except InternalError as error:
+                raise unavailable(str(error), "chat_template_unavailable") from error
             return self._require_fit(ids, "messages"), tools
         try:
             ids = self._read_completion_prompt(bytes(body.prompt))

@@ -42,6 +42,7 @@ class ClientLimits:
         body_s: time limit for receiving a body; after it the client gets 408.
         inline_bytes: maximum size of a body that is parsed on the event loop; a larger body is
             parsed in a thread, so that it does not delay streams.
+        chat_wait_s: time after which a chat that still waits for the chat template gets 429.
         stall_s: time after which a client that reads nothing is disconnected.
         event_tokens: maximum number of tokens in one event for a client that reads slowly.
     """
@@ -52,6 +53,7 @@ class ClientLimits:
     all_bodies_bytes: int = 256 << 20
     body_s: float = 30.0
     inline_bytes: int = 48 << 10
+    chat_wait_s: float = 10.0
     stall_s: float = 60.0
     event_tokens: int = 4096
 

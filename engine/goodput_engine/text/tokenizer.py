@@ -2,7 +2,7 @@
 
 `tokenizers` reads `tokenizer.json` in a fraction of a second. The import of transformers would take
 seconds and needs torch. Only the files of the folder are read, and none of them is executed except
-for the chat template, in a sandbox.
+for the chat template, in a sandbox and in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from goodput_core.errors import InputError
 from goodput_engine.model_folder import read_json_object
-from goodput_engine.text.chat_template import ChatTemplate
 from goodput_engine.text.detokenizer import Detokenizer, TokenTexts
+from goodput_engine.text.template_process import TemplateProcess
 from goodput_engine.text.tool_calls import tool_format
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def load_model_tokenizer(
 
     Raises:
         InputError: a file of the tokenizer is damaged, or of a format that is not supported.
+        InternalError: the process of the chat template cannot be started.
     """
     if not (folder / TOKENIZER_FILE).is_file():
         for name in _OTHER_FORMATS:
@@ -76,7 +77,9 @@ def load_model_tokenizer(
         ) from error
     try:
         template = (
-            None if source is None else ChatTemplate(source, special_tokens, now=now or _local_time)
+            None
+            if source is None
+            else TemplateProcess(source, special_tokens, now=now or _local_time)
         )
     except InputError as error:
         raise InputError(f"{folder}: {error}") from error
@@ -123,7 +126,7 @@ class ModelTokenizer:
         self,
         tokenizer: Tokenizer,
         texts: TokenTexts,
-        template: ChatTemplate | None,
+        template: TemplateProcess | None,
         tools: ToolFormat | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -177,6 +180,7 @@ class ModelTokenizer:
 
         Raises:
             InputError: the model has no chat template, or it rejects the messages.
+            InternalError: the process of the chat template was ended from outside.
         """
         if self._template is None:
             raise InputError(

@@ -1,9 +1,8 @@
-"""Chat templates render as in transformers, within the sandbox and a number of steps."""
+"""Chat templates render as in transformers, within the sandbox."""
 
 from __future__ import annotations
 
 import json
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -104,63 +103,23 @@ def test_a_template_that_fails_is_one_sentence(source: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{", "{% unknown %}", "{{ x | unknown }}"])
-def test_an_invalid_template_is_rejected_when_it_is_loaded(source: str) -> None:
-    with pytest.raises(InputError, match="the chat template is invalid: "):
-        render(source)
-
-
-_NESTED = (
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}"
-)
-_DOUBLED = (
-    "{% set n = namespace(x=?) %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}"
-)
-
-
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(_NESTED, id="nested loops"),
-        pytest.param(
-            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-            "{{ f(40) }}",
-            id="a macro that calls itself twice",
-        ),
-        pytest.param(
-            "{% for a in [[]] recursive %}{{ loop([[], []]) }}{% endfor %}", id="a recursive loop"
-        ),
-        pytest.param("{{ 'a' * 10**12 }}", id="a long text"),
-        pytest.param("{{ 9 ** (9 ** 9) }}", id="a large power"),
-        pytest.param("{% for m in messages * 999999999 %}{% endfor %}", id="a long list"),
-        pytest.param(
-            "{% for a in range(90000) %}{{ 'abcdefgh' * 10000 }}{% endfor %}", id="a large output"
-        ),
-        pytest.param(_DOUBLED.replace("?", "'a' * 99").replace("+", "~"), id="a doubled text"),
-        pytest.param(_DOUBLED.replace("?", "'a' * 99"), id="a doubled sum of texts"),
-        pytest.param(_DOUBLED.replace("?", "[0]"), id="a doubled list"),
-        pytest.param(
-            "{% set n = namespace(x=[]) %}{% for a in range(90000) %}"
-            "{% set n.x = n.x + ['abcdefgh' * 100000] %}{% endfor %}",
-            id="many long texts",
-        ),
-        pytest.param("{{ messages | tojson(indent=999999999) }}", id="a large indent"),
-        pytest.param("{{ messages | tojson(indent='a' * 999999) }}", id="a long indent"),
-        pytest.param("{{ 'a' | center(9999999999) }}", id="a wide filter"),
-        pytest.param("{{ ['a'] | map('center', 9999999999) | list }}", id="a mapped filter"),
-        pytest.param("{{ 'a'.ljust(9999999999) }}", id="a wide method"),
-        pytest.param("{{ '{:>9999999999}'.format('a') }}", id="a wide format"),
-        pytest.param("{{ '{:>{}}'.format('a', 9999999999) }}", id="a computed width"),
-        pytest.param("{{ '%9999999999d' % 1 }}", id="a wide number"),
-        pytest.param("{{ '%*d' | format(9999999999, 1) }}", id="a computed width of a number"),
-        pytest.param("{{ [1] | batch(9999999999, 'a') | list }}", id="a wide batch"),
+        pytest.param("{% for %}", id="a loop without a list"),
+        pytest.param("{{", id="an open expression"),
+        pytest.param("{% unknown %}", id="an unknown block"),
+        pytest.param("{{ x | unknown }}", id="an unknown filter"),
+        pytest.param("{{ x is unknown }}", id="an unknown test"),
+        pytest.param("{{ " + "(" * 500 + ")" * 500 + " }}", id="nested parentheses"),
+        pytest.param("{% for a in b %}" * 25 + "{% endfor %}" * 25, id="nested loops"),
+        pytest.param("{% if a %}" * 200 + "{% endif %}" * 200, id="nested conditions"),
+        pytest.param("{{ " + "9" * 5000 + " }}", id="a number of 5,000 digits"),
     ],
 )
-def test_an_endless_template_ends(source: str) -> None:
-    start = time.process_time()
-    with pytest.raises(InputError, match=r"chat template .*(fails|writes|invalid)"):
+def test_an_invalid_template_is_rejected_when_it_is_loaded(source: str) -> None:
+    with pytest.raises(InputError, match="the chat template is invalid: "):
         render(source)
-    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(

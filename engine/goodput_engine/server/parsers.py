@@ -1,0 +1,45 @@
+"""The threads in which an HTTP process parses requests that would delay its event loop.
+
+A chat of a real model waits for the process of its chat template, and a hostile template makes each
+chat wait for seconds. Chats therefore have threads of their own. Long bodies of either kind take
+long to tokenize, so that short chats do not wait for long ones.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack, ExitStack
+
+__all__ = ["Parsers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsers:
+    """One thread for each kind of request.
+
+    Args:
+        long_bodies: parses long bodies, and compiles schemas.
+        chats: parses short chats that have a chat template.
+        long_chats: parses long ones.
+    """
+
+    long_bodies: Executor
+    chats: Executor
+    long_chats: Executor
+
+    @classmethod
+    def start(cls, stack: ExitStack | AsyncExitStack) -> Parsers:
+        """Return executors that end with the stack."""
+
+        def thread(name: str) -> Executor:
+            return stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=name))
+
+        return cls(
+            long_bodies=thread("long-bodies"),
+            chats=thread("chats"),
+            long_chats=thread("long-chats"),
+        )
