@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import psutil
 import pytest
 from tests.builders.http import PATIENCE_S, connect, post_bytes
 
@@ -195,6 +197,27 @@ async def test_a_body_that_exceeds_the_limit_while_it_arrives_is_413(
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == "request_too_large"
+
+
+async def test_the_rest_of_a_compressed_body_that_is_too_large_is_not_decompressed(
+    http: aiohttp.ClientSession, engine: RunningEngine
+) -> None:
+    compressor = zlib.compressobj(wbits=31)
+    body = b"".join(compressor.compress(b" " * (1 << 20)) for _ in range(256)) + compressor.flush()
+    process = psutil.Process(engine.process.pid)
+    before_s = sum(process.cpu_times()[:2])
+    for _ in range(4):
+        async with http.post(
+            "/v1/completions", data=body, headers={"Content-Encoding": "gzip"}
+        ) as response:
+            assert response.status == 413
+            assert (await error_of(response))["code"] == "request_too_large"
+        # The event loop serves this request after it has dealt with the rest of the body.
+        async with http.get("/health/live") as response:
+            assert response.status == 200
+    # 1 GiB in all takes 3 s.
+    spent_s = sum(process.cpu_times()[:2]) - before_s
+    assert spent_s < 1.5
 
 
 async def test_headers_are_bounded(http: aiohttp.ClientSession) -> None:
