@@ -212,7 +212,9 @@ def _wait_ready(up: subprocess.Popen[bytes], events: int, log: int) -> str:
 def _talk(chat: Chat) -> None:
     """Read questions from the terminal until its end."""
     with suppress(ImportError):
-        import_module("readline")  # `input` then edits lines and has a history
+        readline = import_module("readline")  # `input` then edits lines and has a history
+        # Python turns this off. Without it, each line of a pasted text is a question.
+        readline.parse_and_bind("set enable-bracketed-paste on")
     _tell(f"{chat.model} is ready. Ctrl-C stops an answer, /clear starts again, Ctrl-D ends.\n")
     while True:
         try:

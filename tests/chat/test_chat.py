@@ -189,15 +189,28 @@ class Screen:
         self.child = child
         self.unread = ""
         self._terminal = terminal
+        self._marks_pastes = False
         self._grown = asyncio.Event()
         asyncio.get_running_loop().add_reader(terminal, self._read)
 
     def _read(self) -> None:
         self.unread += os.read(self._terminal, 65536).decode("utf-8", "replace")
+        for sequence, marks in (("\x1b[?2004h", True), ("\x1b[?2004l\r", False)):
+            if sequence in self.unread:
+                self.unread, self._marks_pastes = self.unread.replace(sequence, ""), marks
         self._grown.set()
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
+
+    async def paste(self, text: str) -> None:
+        """Type a text as a terminal does with a pasted one, in parts that fit into its buffer."""
+        typed = text.replace("\n", "\r")
+        if self._marks_pastes:
+            typed = f"\x1b[200~{typed}\x1b[201~"
+        for at in range(0, len(typed), 256):
+            self.type(typed[at : at + 256])
+            await asyncio.sleep(0)
 
     async def shows(self, part: str) -> str:
         """Wait for a text, and return the output before it."""
@@ -260,6 +273,21 @@ async def test_a_conversation_keeps_its_messages_until_it_is_cleared() -> None:
         [first, answer, {"role": "user", "content": "two"}],
         [{"role": "user", "content": "three"}],
     ]
+
+
+async def test_a_pasted_text_of_several_lines_is_one_question() -> None:
+    text = "the quick brown fox\n\n" * 500 + "What is the colour of the fox?"
+    server = ChatRecorder(answer=hello)
+    async with running(server) as url, screen(url) as shown:
+        await shown.prompts()
+        await shown.paste(text)
+        await shown.shows("What is the colour of the fox?")
+        shown.type("\r")
+        await shown.shows("5 tokens, TTFT ")
+        await shown.prompts()
+        shown.type("\x04")
+        assert await shown.child.wait() == 0
+    assert server.messages == [[{"role": "user", "content": text}]]
 
 
 async def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
