@@ -166,7 +166,8 @@ class RolloutSpec:
     """Replacement of the stable revision by a new one."""
 
     gate: GateSpec | None = spec_field(
-        "The test that a new revision must pass; ignored outside a cluster.", default=None
+        "The test that a new revision must pass. Outside a cluster, `goodput up --gate` reads it.",
+        default=None,
     )
     progress_deadline_seconds: int = spec_field(
         "Seconds without progress after which a rollout has failed. Ignored outside a cluster.",

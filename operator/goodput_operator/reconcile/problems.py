@@ -65,9 +65,7 @@ class ProblemReason(StrEnum):
     """The API server, or an admission webhook, is temporarily unavailable."""
 
 
-_CAPACITY: Final = frozenset(
-    {ProblemReason.QUOTA_EXCEEDED, ProblemReason.REFUSED, ProblemReason.UNSCHEDULABLE}
-)
+_CAPACITY: Final = frozenset({ProblemReason.QUOTA_EXCEEDED, ProblemReason.UNSCHEDULABLE})
 _SEVERITY: Final = {reason: index for index, reason in enumerate(ProblemReason)}
 _WAITING: Final[Mapping[str, ProblemReason]] = {
     "ErrImagePull": ProblemReason.IMAGE_PULL_FAILED,

@@ -56,7 +56,8 @@ class Cluster:
     Attributes:
         spec: spec of the service; `update_spec` changes it.
         broken: revisions whose pods never become ready.
-        full: roles for whose pods a quota has no room.
+        full: roles whose pods are refused.
+        refusal: the words of the refusal.
         rejections: messages with which the API server rejects new objects, by kind.
         annotations: annotations of the service.
         gate_state: progress that the pod of a gate's Job reports.
@@ -72,6 +73,7 @@ class Cluster:
     secrets: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     full: set[str] = field(default_factory=set)
+    refusal: str = "exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4"
     annotations: dict[str, str] = field(default_factory=dict)
     gate_state: ABState | None = None
     memory: Memory = field(default_factory=Memory)
@@ -391,8 +393,7 @@ class Cluster:
         role = body["spec"]["selector"]["matchLabels"]["goodput.dev/role"]
         conditions = [one for one in conditions if one["type"] != "ReplicaFailure"]
         if role in self.full:
-            text = "exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4"
-            failure = {"type": "ReplicaFailure", "status": "True", "message": text}
+            failure = {"type": "ReplicaFailure", "status": "True", "message": self.refusal}
             conditions = [*conditions, failure]
         body["status"] = {
             "observedGeneration": body["metadata"]["generation"],

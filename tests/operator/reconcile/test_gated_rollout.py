@@ -615,6 +615,53 @@ def test_a_quota_without_room_is_reported_and_paused_after_the_deadline(gated: C
     until_job(gated)
 
 
+def test_a_pod_that_fits_on_no_node_is_a_lack_of_capacity_in_the_schedulers_words(
+    gated: Cluster,
+) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    change(gated)
+    gated.decide()
+    gated.broken = {gated.status["updateRevision"]}
+    gated.reconcile()
+    gated.reconcile()
+    words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    for pod in gated.pods.values():
+        if pod["metadata"]["labels"]["goodput.dev/role"] == "candidate":
+            pod["status"] = {"conditions": [{**unscheduled, "message": words}]}
+    gated.reconcile()
+    assert gate_of(gated)["phase"] == "Starting", "a node may be added"
+    assert gated.condition("RolloutPaused") == ("True", "InsufficientCapacity")
+    assert words in gated.message("RolloutPaused")
+    for _ in range(20):
+        gated.reconcile()
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Paused"
+    assert gated.condition("RolloutPaused") == ("True", "InsufficientCapacity")
+    assert words in gated.message("RolloutPaused")
+    assert "failedRevision" not in gated.status
+
+
+@pytest.mark.parametrize("role", ["candidate", "baseline"])
+def test_a_pod_that_an_admission_webhook_refuses_is_no_lack_of_capacity(
+    gated: Cluster, role: str
+) -> None:
+    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    gated.settle()
+    gated.refusal = 'admission webhook "policy.example.test" denied the request: no team label'
+    gated.full = {role}
+    change(gated)
+    for _ in range(20):
+        gated.reconcile()
+    gated.settle()
+    assert gate_of(gated)["phase"] == "Paused"
+    reason = "CandidateNotStarted" if role == "candidate" else "BaselineNotReady"
+    assert gated.condition("RolloutPaused") == ("True", reason)
+    assert gated.refusal in gated.message("RolloutPaused")
+    assert "failedRevision" not in gated.status
+
+
 def test_room_that_appears_in_time_lets_the_gate_continue(gated: Cluster) -> None:
     gated.full = {"candidate", "baseline"}
     change(gated)
