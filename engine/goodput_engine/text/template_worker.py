@@ -89,7 +89,7 @@ def read_reply(stream: BufferedRWPair) -> tuple[bool, str]:
     return valid, _read(stream, size).decode("utf-8", "surrogatepass")
 
 
-class _Renderer:
+class _ServedTemplate:
     """The template, once the first message has brought it."""
 
     def __init__(self) -> None:
@@ -116,14 +116,14 @@ class _Renderer:
 
 
 def _serve(stream: BufferedRWPair) -> None:
-    renderer = _Renderer()
+    template = _ServedTemplate()
     while header := stream.read(_LENGTH.size):
         data = _read(stream, _LENGTH.unpack(header)[0])
         # Without a handler, SIGPROF ends the process, whatever it computes.
-        signal.setitimer(signal.ITIMER_PROF, renderer.limit_s)
+        signal.setitimer(signal.ITIMER_PROF, template.limit_s)
         valid = True
         try:
-            text = renderer.reply(data).encode("utf-8", "surrogatepass")
+            text = template.reply(data).encode("utf-8", "surrogatepass")
         except InputError as error:
             valid = False
             text = str(error).encode("utf-8", "backslashreplace")[:_MAX_ERROR_BYTES]
