@@ -107,7 +107,7 @@ e2e: export GOODPUT_VALUES := $(abspath $(VALUES))
 e2e: WORKERS := 0
 else
 # These tests wait for more than half of the time.
-e2e: WORKERS := 4
+e2e: WORKERS := 3
 endif
 
 e2e: $(VENV)/.dev ## end-to-end tests on local processes and a cluster (KUBECONFIG=FILE [VALUES=FILE] selects one)
