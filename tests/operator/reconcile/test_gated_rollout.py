@@ -615,16 +615,21 @@ def test_a_quota_without_room_is_reported_and_paused_after_the_deadline(gated: C
     until_job(gated)
 
 
+def until_candidate_hangs(cluster: Cluster) -> None:
+    """Start a gate whose candidate never becomes ready, with a deadline of a minute."""
+    cluster.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
+    cluster.settle()
+    change(cluster)
+    cluster.decide()
+    cluster.broken = {cluster.status["updateRevision"]}
+    cluster.reconcile()
+    cluster.reconcile()
+
+
 def test_a_pod_that_fits_on_no_node_is_a_lack_of_capacity_in_the_schedulers_words(
     gated: Cluster,
 ) -> None:
-    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
-    gated.settle()
-    change(gated)
-    gated.decide()
-    gated.broken = {gated.status["updateRevision"]}
-    gated.reconcile()
-    gated.reconcile()
+    until_candidate_hangs(gated)
     words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     for pod in gated.pods.values():
@@ -838,13 +843,7 @@ def test_a_pod_of_another_owner_with_the_labels_of_the_pair_is_not_taken_for_an_
 def test_only_a_candidate_that_ran_fails_after_the_deadline(
     gated: Cluster, container: dict[str, Any] | None, phase: str, reason: str, cause: str
 ) -> None:
-    gated.update_spec(rollout={"gate": GATE, "progressDeadlineSeconds": 60})
-    gated.settle()
-    change(gated)
-    gated.decide()
-    gated.broken = {gated.status["updateRevision"]}
-    gated.reconcile()
-    gated.reconcile()
+    until_candidate_hangs(gated)
     (name,) = gated.deployments("candidate")
     late = {
         "type": "Progressing",
