@@ -184,3 +184,32 @@ def test_if_targets_can_be_ensured_the_request_goes_that_loses_the_least_weight(
     policy = bench.policy
     assert policy._look().loss(small) == policy._look().loss(large) == 0
     assert policy.eviction_key(small) > policy.eviction_key(large), "its next token is due last"
+
+
+@pytest.mark.parametrize(("tpot_ms", "important_goes"), [(1000, True), (50, False)])
+def test_a_more_important_request_is_evicted_first_if_it_can_wait_until_the_others_have_ended(
+    tpot_ms: int, *, important_goes: bool
+) -> None:
+    # The other one has 20 tokens left, which take 100 ms.
+    bench = SloBench()
+    important = bench.add(1, 40, ttft_ms=10_000, tpot_ms=tpot_ms, priority=1)
+    other = bench.add(2, 40, ttft_ms=10_000, tpot_ms=100)
+    bench.step()
+    bench.step()
+    policy = bench.policy
+    assert policy._look().loss(important) == policy._look().loss(other) == 0
+    assert (policy.eviction_key(important) > policy.eviction_key(other)) is important_goes
+
+
+def test_a_paused_request_with_time_does_not_take_its_blocks_back_from_urgent_prompts() -> None:
+    bench = SloBench(blocks=20, left=5)
+    important = bench.add(1, 100, ttft_ms=10_000, tpot_ms=1000, priority=1, outputs=100)
+    bench.step()
+    bench.add(2, 150, ttft_ms=10_000, tpot_ms=100, outputs=100)
+    while not important.preemptions:
+        bench.step()
+    urgent = bench.add(3, 40, ttft_ms=40, tpot_ms=100, outputs=20)
+    bench.step()
+    bench.step()
+    assert urgent.sampled_tokens
+    assert not important.blocks

@@ -281,9 +281,8 @@ class Forecast:
             due_ns = min(due_ns, max(end_ns - int(rest_ns * slower), soon_ns))
         else:
             last_ns = due_ns
-        return Prompt(
-            self.order.level(request), due_ns, request.rid, work_ns, share_ns, last_ns, request
-        )
+        level = self.order.level(request, due_ns)
+        return Prompt(level, due_ns, request.rid, work_ns, share_ns, last_ns, request)
 
     def latest_start_ns(self, prompt: Prompt) -> float:
         """Return the time at which a prompt must start, so that it and those behind are in time."""

@@ -6,9 +6,7 @@ It keeps the predicted stays of all requests between arrivals, because to count 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.spec.choices import Preemption
@@ -20,7 +18,6 @@ from goodput_engine.scheduler.policies.slo.demand import (
     Stay,
     TokensInMemory,
 )
-from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS
 from goodput_engine.scheduler.policies.slo.prompts import latest_starts
 
 if TYPE_CHECKING:
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns", "freed_after", "urgent_ns"]
+__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns"]
 
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
@@ -42,8 +39,6 @@ _POOL_STEP: Final = 0.05
 _NARROWING: Final = 0.01
 """Part of this step by which it shrinks otherwise, so that one in a hundred may miss."""
 _MAX_FREE: Final = 0.5
-_URGENT_STEPS: Final = 2
-"""A prompt is urgent if it must start within this many steps."""
 _UNSURE: Final = 0.5
 """Standard error of a mean length with one output, as a part of the mean."""
 _LONGEST_WAIT: Final = 2
@@ -106,28 +101,6 @@ class _Pool(NamedTuple):
     demand: PoolDemand
     queue: PoolQueue
     held: TokensInMemory
-
-
-def freed_after(forecast: Forecast) -> Callable[[int], float]:
-    """Return a function: the time until the ends of running requests free so many tokens."""
-    ends = forecast.ends()
-    freed = [*accumulate(running.total_tokens for *_, running in ends)]
-
-    def freed_ns(tokens: int) -> float:
-        at = bisect_left(freed, tokens)
-        return ends[at][0] * forecast.pace_ns if at < len(ends) else NEVER_NS
-
-    return freed_ns
-
-
-def urgent_ns(
-    request: ScheduledRequest, forecast: Forecast, view: SchedulerView, *, free_tokens: int
-) -> float:
-    """Return the slack from which a waiting prompt must start, or find room by evictions."""
-    slack_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
-    if request.total_tokens <= free_tokens:
-        return slack_ns
-    return slack_ns + copies_ns(request, forecast, view, step_ns=forecast.step_ns)
 
 
 def copies_ns(

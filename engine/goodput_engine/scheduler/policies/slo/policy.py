@@ -10,13 +10,13 @@ from goodput_core.steptime import OnlineStepTime, StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.admission import Rejection, Removal
 from goodput_engine.scheduler.policies.slo.admission import Refusal, SLOAdmission
+from goodput_engine.scheduler.policies.slo.evictions import EvictionOrder, freed_after, urgent_ns
 from goodput_engine.scheduler.policies.slo.forecast import (
     NEVER_NS,
     SAFETY,
     TRICKLE_TOKENS,
     Forecast,
 )
-from goodput_engine.scheduler.policies.slo.memory import freed_after, urgent_ns
 from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
@@ -47,8 +47,6 @@ _MAX_UNDECIDED: Final = 64
 """Requests that may wait for a later decision; at most a quarter of the queue."""
 _LEFT_OPEN_IN_A_STEP: Final = 8
 """Decisions that are tried again before a step, and left open again."""
-_LEAST_LOSS: Final = 0.02  # part of the weight that a pause costs without a predicted loss
-_LOSS_SCALE: Final = 10**12  # eviction keys are integers, weights divided by tokens times steps
 _AGEING_NS: Final = 30 * NS_PER_S
 """Time from its arrival after which a late request may be favoured, as under `sjf`."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
@@ -69,8 +67,9 @@ class SloPolicy(SchedulingPolicy):
       schedule leaves time for prompts.
     - While others can be in time, late requests decode in every sixteenth step only and start after
       the others. The oldest of them gets a share of every step, so no request starves.
-    - If blocks run out, late requests are evicted first, then those whose pause is expected to lose
-      the least weight, by the chance that they meet their targets before and after it.
+    - If blocks run out, late requests are evicted first, then those that lose nothing by a long
+      pause, then those whose pause is expected to lose the least weight, by the chance that they
+      meet their targets before and after it.
 
     The policy learns step times, output lengths and its own misses while serving.
 
@@ -94,6 +93,7 @@ class SloPolicy(SchedulingPolicy):
         self._queue = RankedQueue()
         self._forecast: Forecast | None = None
         """The state before the next step; None before its first use."""
+        self._evictions: EvictionOrder
         self._committed_ns = 0
         self._step_factor = 1.0
         """95 % quantile of measured over predicted step times, at least 1."""
@@ -232,26 +232,17 @@ class SloPolicy(SchedulingPolicy):
         return sorted(prefilling, key=self._order)
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
-        """Late, then least important requests first, then the least weight lost.
-
-        If no target can be ensured, the loss is divided by the memory that becomes free.
-        """
+        """Late requests first, then in the order of `EvictionOrder`."""
         group, level, due_ns, rid = self._urgency(request)
         if group != _IN_TIME:
-            return group, level, 0, due_ns, rid
-        forecast = self._look()
-        lost = forecast.loss(request)
-        if not forecast.ensures_targets:
-            left = forecast.tokens_left(request)
-            freed = (request.total_tokens + left / 2) * left
-            lost = (lost + _LEAST_LOSS * request.weight) / freed
-        return group, level, -int(lost * _LOSS_SCALE), due_ns, rid
+            return group, 0, level, 0, due_ns, rid
+        return group, *self._evictions.key(request), due_ns, rid
 
     def _order(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key of prompts, lower first; see `PromptOrder`."""
         group, level, due_ns, rid = self._urgency(request)
         if group == _IN_TIME:
-            level = self._look().order.level(request)
+            level = self._look().order.level(request, due_ns)
         return (group, level, due_ns, rid)
 
     def _urgency(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
@@ -487,6 +478,7 @@ class SloPolicy(SchedulingPolicy):
                 longest_ns=self._admission.longest_step_ns(self.view.now_ns),
                 undecided=self._undecided,
             )
+            self._evictions = EvictionOrder(self.view, self._forecast)
             self._admission.learn_late(self._forecast.lost.values())
         return self._forecast
 

@@ -71,23 +71,28 @@ class PromptOrder(NamedTuple):
     Args:
         by_level: True for by priority, then by due time; False for by due time alone.
         started_first: True if, by priority, started prompts come before all others.
-        highest: the highest priority.
+        highest, lowest: the highest and the lowest priority.
+        later_ns: by priority, paused requests that are due after this time come last.
     """
 
     by_level: bool = True
     started_first: bool = False
     highest: int = 0
+    lowest: int = 0
+    later_ns: float = math.inf
 
-    def level(self, request: ScheduledRequest) -> int:
+    def level(self, request: ScheduledRequest, due_ns: int) -> int:
         """Return the level of a request's prompt; lower ones are computed first."""
         if not self.by_level:
             return 0
+        if due_ns > self.later_ns and request.base_sampled and not request.blocks:
+            return -self.lowest
         first = self.started_first and request.blocks
         return -(self.highest if first else request.priority)
 
     def placed(self, prompt: Prompt) -> Prompt:
         """Return a prompt with its level in this order."""
-        return prompt._replace(level=self.level(prompt.request))
+        return prompt._replace(level=self.level(prompt.request, prompt.due_ns))
 
 
 def best_order(
@@ -96,18 +101,22 @@ def best_order(
     """Return the order by due time if all prompts can be in time so, else an order by priority.
 
     In the latter, prompts that have started come first if those of higher levels can be in time
-    after them. The arguments are those of `all_in_time`.
+    after them, and paused requests that have time come last: they would take back the memory that
+    their pause has freed. The arguments are those of `all_in_time`.
     """
     in_time = partial(all_in_time, view=view, begins_ns=begins_ns, token_ns=token_ns)
     priorities = [prompt.request.priority for prompt in prompts]
     order = PromptOrder(by_level=False)
     if not prompts or in_time(sorted(map(order.placed, prompts))):
         return order
-    order = PromptOrder(started_first=True, highest=max(priorities))
-    first = [p for p in prompts if p.request.priority > min(priorities) or p.request.blocks]
+    lowest = min(priorities)
+    work_ns = sum(prompt.share_ns for prompt in prompts) + token_ns
+    by_level = PromptOrder(lowest=lowest, later_ns=begins_ns + work_ns / _EARLY)
+    order = by_level._replace(started_first=True, highest=max(priorities))
+    first = [p for p in prompts if p.request.priority > lowest or p.request.blocks]
     if first and in_time(sorted(map(order.placed, first))):
         return order
-    return PromptOrder()
+    return by_level
 
 
 def all_in_time(
