@@ -52,6 +52,7 @@ from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.window import SecondRing
 from goodput_core.units import NS_PER_S
+from goodput_engine.router.upstream_client import RetryReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from goodput_core.slo.window import RecentSeconds
     from goodput_engine.openai.sse import TokenObserver
     from goodput_engine.router.proxied_request import ProxiedRequest
-    from goodput_engine.router.upstream_client import RetryReason
 
 __all__ = ["OutcomeCounts"]
 
@@ -290,8 +290,9 @@ class OutcomeCounts(Collector):
             "Requests sent a second time, by reason.",
             labels=(LABEL_LLMSERVICE, LABEL_REASON),
         )
-        for reason, count in self.retries.items():
-            retries.add_metric((service, reason), count)
+        # `rate` does not see the first increment of a series that begins with it.
+        for reason in RetryReason:
+            retries.add_metric((service, reason.value), self.retries.get(reason.value, 0))
         yield retries
         client_errors = CounterMetricFamily(
             METRIC_ROUTER_CLIENT_ERRORS,

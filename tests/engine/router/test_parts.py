@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from goodput_core.contract import METRIC_ROUTER_RETRIES
 from goodput_core.errors import InputError, UsageError
 from goodput_core.placement import PlacementReason
 from goodput_core.spec.choices import RouterPolicy
 from goodput_core.units import NS_PER_S
+from goodput_engine.router.outcomes import OutcomeCounts
 from goodput_engine.router.proxied_request import Timings, read_timings
 from goodput_engine.router.replicas import EngineReport, ReplicaPool
 from goodput_engine.router.retry import RetryBudget
+from goodput_engine.router.upstream_client import RetryReason
 from goodput_engine.router.upstreams import (
     Upstream,
     UpstreamsFile,
@@ -253,3 +257,18 @@ async def test_changes_of_the_list_are_published(tmp_path: Path) -> None:
     publish(path, '[{"name":"b","url":"http://h:1"}]')
     await asyncio.wait_for(published.wait(), 5)
     task.cancel()
+
+
+def test_every_reason_of_a_retry_has_a_series_before_the_first_retry() -> None:
+    """Prometheus's `rate` does not see the first increment of a series that begins with it."""
+    registry = CollectorRegistry()
+    outcomes = OutcomeCounts(registry, llmservice="chat", classes=["chat"])
+
+    def retries() -> dict[str, float]:
+        found = {family.name: family for family in registry.collect()}
+        samples = found[METRIC_ROUTER_RETRIES.removesuffix("_total")].samples
+        return {one.labels["reason"]: one.value for one in samples}
+
+    assert retries() == dict.fromkeys(RetryReason, 0)
+    outcomes.count_retry(RetryReason.LOST)
+    assert retries() == {**dict.fromkeys(RetryReason, 0), RetryReason.LOST: 1}
