@@ -49,9 +49,8 @@ def server_command(service: str, spec: LLMServiceSpec) -> dict[str, Any]:
 def _vllm(service: str, spec: LLMServiceSpec) -> list[str]:
     """Return the command of vLLM 0.33.
 
-    Its documentation (configuration/optimization.md) advises 2,048 batched tokens for short gaps
-    between tokens, which is the default of `tokenBudget.initial`, and more than 8,192 for the
-    highest throughput. Chunked prefill and prefix caching are on by default.
+    Chunked prefill and prefix caching are on by default. docs/runtimes.md has the sources of the
+    other values.
     """
     engine = spec.engine
     return [
@@ -70,9 +69,9 @@ def _vllm(service: str, spec: LLMServiceSpec) -> list[str]:
 def _sglang(service: str, spec: LLMServiceSpec) -> list[str]:
     """Return the command of SGLang 0.5.
 
-    Its documentation (advanced_features/server_arguments) names the size of prefill chunks as the
-    trade between throughput and latency; it computes decodes beside no more prompt tokens than
-    that. Its metrics must be enabled, and it listens on the loopback address by default.
+    Decodes wait while it computes a chunk of prompts, so the size of chunks is the trade between
+    throughput and latency. Its metrics must be enabled, and it listens on the loopback address by
+    default. docs/runtimes.md has the sources.
     """
     engine = spec.engine
     return [
