@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tools.cluster.handle import ClusterError
 from tools.cluster.starting import ROOT
+from tools.e2e.definitions import DefinitionsMissing, defined, module_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,30 +21,15 @@ EXAMPLE = ROOT / "examples" / "gateway" / "route.yaml"
 @pytest.fixture
 def gateway_api(own_cluster: OwnCluster) -> Iterator[None]:
     """The definitions of the Gateway API, from its Go module."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("NOT RUN: Go is missing; install it with `apt-get install golang-go`")
     try:
-        downloaded = subprocess.run(
-            [go, "mod", "download", "-json", MODULE],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-            cwd="/",
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        pytest.skip(f"NOT RUN: {MODULE} cannot be downloaded; run `go mod download {MODULE}`")
-    folder = Path(json.loads(downloaded.stdout)["Dir"]) / "config" / "crd" / "standard"
-    files = [
-        folder / f"gateway.networking.k8s.io_{kind}.yaml" for kind in ("gateways", "httproutes")
-    ]
-    for file in files:
-        own_cluster.kubectl("apply", "--server-side", "-f", str(file))
-        own_cluster.kubectl("wait", "--for=condition=Established", "-f", str(file))
-    yield
-    for file in files:
-        own_cluster.kubectl("delete", "-f", str(file), "--wait=false")
+        folder = module_folder(MODULE) / "config" / "crd" / "standard"
+    except DefinitionsMissing as error:
+        pytest.skip(f"NOT RUN: {error}")
+    kinds = ("gateways", "httproutes")
+    with defined(
+        own_cluster, [folder / f"gateway.networking.k8s.io_{kind}.yaml" for kind in kinds]
+    ):
+        yield
 
 
 @pytest.mark.usefixtures("gateway_api")

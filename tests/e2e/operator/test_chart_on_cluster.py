@@ -8,8 +8,11 @@ tests/charts/earlier contains an earlier chart, since a shallow clone lacks the 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
 
 import pytest
+import yaml
+from tests.builders.documented import documented_command, documented_yaml
 from tools.cluster.handle import ClusterError, wait_for
 from tools.cluster.installing import (
     CHART,
@@ -19,23 +22,34 @@ from tools.cluster.installing import (
     uninstall_chart,
 )
 from tools.cluster.starting import ROOT
+from tools.e2e.clients import PortForward
+from tools.e2e.definitions import DefinitionsMissing, defined, module_folder
 from tools.e2e.installation import CHAT, OPERATOR_PODS, ChartRelease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tools.cluster.handle import ClusterHandle
+    from tools.cluster.handle import ClusterHandle, OwnCluster
 
 EARLIER = ROOT / "tests" / "charts" / "earlier" / "goodput-6833dd7.tgz"
 EXAMPLES = CHART / "examples"
 VALUES = {
     "default": [],
     "kind": ["--values", str(EXAMPLES / "kind.yaml")],
-    # The Prometheus operator would define the kinds of the monitors.
+    # The cluster does not have the kinds of the Prometheus operator; see below.
     "gpu": [
         *("--values", str(EXAMPLES / "gpu.yaml")),
         *("--set", "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false"),
     ],
+}
+PAGE = "dashboards.md"
+PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.92.1"
+MONITORS = ("servicemonitors", "podmonitors", "prometheusrules")
+MISTAKES = {
+    "an unknown field": ("honorLabels: true", "honourLabels: true", "honourLabels"),
+    "a duration without its unit": ("interval: 10s", 'interval: "10"', r"\.interval:"),
+    "an unknown action": ("action: labeldrop", "action: drops", r"\.action:"),
+    "a duration of an alert in words": ("for: 5m", "for: five minutes", r"\.for:"),
 }
 
 
@@ -58,11 +72,84 @@ def test_the_api_server_rejects_an_unknown_field(cluster: ClusterHandle, namespa
         cluster.apply(text, "--server-side", "--dry-run=server", "--validate=strict")
 
 
+@pytest.fixture
+def prometheus_operator(own_cluster: OwnCluster) -> Iterator[None]:
+    """The Prometheus operator's definitions of its custom resources, from its Go module."""
+    try:
+        folder = module_folder(PROMETHEUS_OPERATOR) / "example" / "prometheus-operator-crd"
+    except DefinitionsMissing as error:
+        pytest.skip(f"NOT RUN: {error}")
+    files = [folder / f"monitoring.coreos.com_{kind}.yaml" for kind in MONITORS]
+    with defined(own_cluster, files):
+        yield
+
+
+@pytest.mark.usefixtures("prometheus_operator")
+def test_monitors_and_rules_are_valid_for_the_prometheus_operator(
+    own_cluster: OwnCluster, namespace: str
+) -> None:
+    options = ("--values", str(EXAMPLES / "gpu.yaml"))
+    text = rendered_chart(
+        *(own_cluster, *options, "--set", "metrics.prometheusRule.enabled=true"),
+        namespace=namespace,
+    )
+    ours = [
+        body
+        for body in yaml.safe_load_all(text)
+        if body and body["apiVersion"].startswith("monitoring.coreos.com/")
+    ]
+    manifest = yaml.safe_dump_all(ours)
+    strictly = ("--server-side", "--dry-run=server", "--validate=strict")
+    applied = own_cluster.apply(manifest, *strictly)
+    kinds = {line.partition(".")[0] for line in applied.splitlines()}
+    assert kinds == {kind.removesuffix("s") for kind in MONITORS}
+    for name, (right, wrong, field) in MISTAKES.items():
+        assert right in manifest, name
+        with pytest.raises(ClusterError, match=field):
+            own_cluster.apply(manifest.replace(right, wrong), *strictly)
+
+
 def test_the_charts_own_test_passes_against_the_installed_release(
     installation: ChartRelease,
 ) -> None:
     output = run_chart_tests(installation.cluster, namespace=installation.namespace)
     assert "Phase:          Succeeded" in output
+
+
+def test_the_documented_ingress_and_port_forward_lead_to_the_live_page(
+    installation: ChartRelease,
+) -> None:
+    command = documented_command(PAGE, "kubectl port-forward")
+    _, _, flag, namespace, target, ports = command
+    assert (flag, namespace) == ("-n", "goodput-system")
+    kind, _, name = target.partition("/")
+    service = installation.get(kind, name)
+
+    ingress = documented_yaml(PAGE, "kind: Ingress")
+    assert ingress["metadata"].pop("namespace") == namespace
+    words = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
+    created = installation.kubectl(*words, stdin=yaml.safe_dump(ingress))
+    assert "ingress.networking.k8s.io/goodput-page created" in created
+    wrong = yaml.safe_dump(ingress).replace("pathType: Prefix", "pathType: Prefixes")
+    with pytest.raises(ClusterError, match="pathType"):
+        installation.kubectl(*words, stdin=wrong)
+    [rule] = ingress["spec"]["rules"]
+    [path] = rule["http"]["paths"]
+    backend = path["backend"]["service"]
+    assert backend["name"] == name
+    [port] = service["spec"]["ports"]
+    assert backend["port"]["name"] == port["name"]
+
+    # Another local port than the documented one, which a program of this machine may use.
+    local, _, remote = ports.partition(":")
+    assert port["port"] == int(remote)
+    forwarded = PortForward(installation.cluster, installation.namespace, name)
+    try:
+        request = Request(forwarded.url, headers={"Host": f"localhost:{local}"})
+        with urlopen(request, timeout=30) as response:
+            assert "<title>" in response.read().decode()
+    finally:
+        forwarded.close()
 
 
 def test_the_admission_policy_rejects_a_model_that_pods_cannot_get(
