@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.builders.documented import documented_yaml
 from tests.charts.rights import documented_rights
 from tools.monitoring.alerts import make_rules
 
@@ -257,10 +259,40 @@ def test_engines_of_a_gate_are_scraped_under_their_own_role(render: Render) -> N
     monitor = only(render(*KEY, "--set", "metrics.podMonitor.enabled=true"), "PodMonitor")
     (_, roles) = monitor["spec"]["selector"]["matchExpressions"]
     assert set(roles["values"]) == {"router", "engine", "candidate", "baseline"}
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    (relabelling,) = endpoint["relabelings"]
-    assert relabelling["targetLabel"] == "role"
-    assert "honorLabels" not in endpoint, "a pod must not choose the namespace of its metrics"
+    ours, others = monitor["spec"]["podMetricsEndpoints"]
+    for endpoint, port in ((ours, PORT_NAME_ADMIN), (others, PORT_NAME_SERVING)):
+        assert endpoint["port"] == port
+        assert "role" in [one.get("targetLabel") for one in endpoint["relabelings"]]
+        assert "honorLabels" not in endpoint, "a pod must not choose the namespace of its metrics"
+
+
+def test_the_documented_scrape_configuration_has_the_rules_of_the_pod_monitor(
+    render: Render,
+) -> None:
+    """The end-to-end test of the dashboards scrapes with the documented configuration."""
+    monitor = only(render(*KEY, "--set", "metrics.podMonitor.enabled=true"), "PodMonitor")
+    jobs = documented_yaml("dashboards.md", "scrape_configs:")["scrape_configs"]
+    # The Prometheus operator adds these labels itself.
+    added = ["namespace", "pod"]
+    for endpoint, job in zip(monitor["spec"]["podMetricsEndpoints"], jobs[1:], strict=True):
+        for rule in endpoint["relabelings"]:
+            assert in_snake_case(rule) in job["relabel_configs"]
+        for rule in endpoint["metricRelabelings"]:
+            assert in_snake_case(rule) in job["metric_relabel_configs"]
+        targets = [one["target_label"] for one in job["relabel_configs"] if "target_label" in one]
+        ours = [one["targetLabel"] for one in endpoint["relabelings"] if "targetLabel" in one]
+        assert sorted(targets) == sorted([*ours, *added])
+        selected = [
+            one["regex"]
+            for one in job["relabel_configs"]
+            if one["source_labels"] == ["__meta_kubernetes_pod_container_port_name"]
+        ]
+        assert selected == [endpoint["port"]]
+
+
+def in_snake_case(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return a rule of a monitor with the names of Prometheus's own configuration."""
+    return {re.sub("([A-Z])", lambda one: f"_{one[0].lower()}", key): rule[key] for key in rule}
 
 
 def test_labels_of_services_metrics_are_kept_by_the_service_monitor(render: Render) -> None:
@@ -318,15 +350,20 @@ def test_network_policies_admit_clients_to_routers_and_routers_to_engines(render
     engines = found["chat", "goodput-engines"]
     assert engines["podSelector"]["matchLabels"] == {"goodput.dev/role": "engine"}
     of_routers = [{"podSelector": {"matchLabels": {"goodput.dev/role": "router"}}}]
+    both = [{"port": PORT_NAME_SERVING}, {"port": PORT_NAME_ADMIN}]
     assert engines["ingress"] == [
-        {"ports": [{"port": PORT_NAME_SERVING}, {"port": PORT_NAME_ADMIN}], "from": of_routers},
-        {"ports": [{"port": PORT_NAME_ADMIN}], "from": admins},
+        {"ports": both, "from": of_routers},
+        # Another server than Goodput's engine has its metrics on the serving port.
+        {"ports": both, "from": admins},
     ]
     gates = found["chat", "goodput-gates"]
     (roles,) = gates["podSelector"]["matchExpressions"]
     assert roles["values"] == [ROLE_BASELINE, ROLE_CANDIDATE]
     of_replays = [{"podSelector": {"matchLabels": {"goodput.dev/role": "replay"}}}]
-    assert gates["ingress"] == [{"ports": [{"port": PORT_NAME_SERVING}], "from": of_replays}]
+    assert gates["ingress"] == [
+        {"ports": [{"port": PORT_NAME_SERVING}], "from": of_replays},
+        {"ports": both, "from": admins},
+    ]
     assert {tuple(spec["policyTypes"]) for key, spec in found.items() if key[0] == "chat"} == {
         ("Ingress",)
     }

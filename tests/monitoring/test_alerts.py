@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from tests.monitoring.programs import run_promtool
 from tools.monitoring.alerts import make_rules
 
 if TYPE_CHECKING:
@@ -202,13 +201,6 @@ CASES = {
 }  # fmt: skip
 
 
-def promtool() -> str:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("NOT RUN: promtool is missing; install it with `apt-get install prometheus`")
-    return program
-
-
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rules") / "rules.yaml"
@@ -217,10 +209,7 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_prometheus_accepts_the_rules(rules: Path) -> None:
-    done = subprocess.run(
-        [promtool(), "check", "rules", str(rules)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_promtool("check", "rules", str(rules))
 
 
 def test_every_alert_has_a_case_that_fires_and_clears() -> None:
@@ -267,10 +256,7 @@ def test_an_alert_fires_and_clears(rules: Path, tmp_path: Path, case: Case) -> N
     }
     path = tmp_path / "test.yaml"
     path.write_text(yaml.safe_dump(tests), encoding="utf-8")
-    done = subprocess.run(
-        [promtool(), "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_promtool("test", "rules", str(path))
 
 
 def labels_text(alert: str, labels: dict[str, str]) -> str:

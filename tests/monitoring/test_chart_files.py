@@ -84,6 +84,8 @@ def test_the_json_has_every_panel_with_its_queries() -> None:
             assert all(one["refId"] for one in made["targets"])
             assert made["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             assert made["fieldConfig"]["defaults"]["unit"] == panel.unit.value
+            assert made["fieldConfig"]["defaults"].get("noValue") == panel.empty
+            assert (panel.empty is not None) == panel.gate, "without a gate, it says so"
             instant = panel.look in {Look.NUMBERS, Look.TABLE}
             assert all(one.get("instant", False) is instant for one in made["targets"])
 
@@ -98,14 +100,14 @@ def test_decisions_are_annotations_at_their_own_times() -> None:
 
 def test_queries_of_a_service_never_count_the_engines_of_a_gate() -> None:
     """Engine metrics of a service are selected by role, which differs for a gate's engines."""
-    engine = re.compile(r"\bgoodput_engine_\w+\{([^}]*)\}")
+    engine = re.compile(r"\b(?:goodput_engine_|vllm:|sglang:)\w+\{([^}]*)\}")
     selectors = [
         (panel, labels)
         for panel in panels(SERVICE)
         for query in panel.queries
         for labels in engine.findall(query.expr)
     ]
-    assert len(selectors) > 20
+    assert len(selectors) > 40
     for panel, labels in selectors:
         expected = 'role=~"candidate|baseline"' if panel.gate else 'role="engine"'
         assert expected in labels, panel.title

@@ -135,6 +135,8 @@ def _panel(panel: Panel) -> Any:
     )
     if panel.largest is not None:
         builder = builder.max(panel.largest)
+    if panel.empty is not None:
+        builder = builder.no_value(panel.empty)
     for number, query in enumerate(panel.queries):
         target = (
             prometheus.Dataquery()

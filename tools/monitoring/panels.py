@@ -13,7 +13,6 @@ from typing import Final
 from goodput_core.contract import (
     METRIC_BUILD_INFO,
     METRIC_E2E,
-    METRIC_KV_BLOCKS,
     METRIC_MAX_NUM_SEQS,
     METRIC_OPERATOR_CALLS,
     METRIC_OPERATOR_LEADER,
@@ -22,7 +21,6 @@ from goodput_core.contract import (
     METRIC_OPERATOR_TURNS,
     METRIC_OPERATOR_WAITING,
     METRIC_OUTPUT_TOKENS,
-    METRIC_PREEMPTIONS,
     METRIC_PREFIX_HIT,
     METRIC_PREFIX_QUERIED,
     METRIC_PROMISES,
@@ -32,7 +30,6 @@ from goodput_core.contract import (
     METRIC_ROUTER_IN_FLIGHT,
     METRIC_ROUTER_OUTPUT_TOKENS,
     METRIC_ROUTER_RETRIES,
-    METRIC_RUNNING,
     METRIC_SAFETY,
     METRIC_SCHEDULED_TOKENS,
     METRIC_SERVICE_ATTAINMENT_LOWER,
@@ -62,8 +59,8 @@ from goodput_core.contract import (
     METRIC_TOKEN_BUDGET,
     METRIC_TPOT,
     METRIC_TTFT,
-    METRIC_WAITING,
 )
+from goodput_core.server_metrics import SERVER_METRICS
 
 __all__ = ["FLEET", "SERVICE", "DashboardSpec", "Look", "Panel", "PanelUnit", "Query", "Row"]
 
@@ -116,6 +113,7 @@ class Panel:
         largest: upper end of its axis; None for that of the data.
         limits: values at which a horizontal line is drawn.
         gate: True if there is data only during a gated rollout.
+        empty: text without data; None for Grafana's.
     """
 
     title: str
@@ -126,6 +124,7 @@ class Panel:
     largest: float | None = None
     limits: tuple[float, ...] = ()
     gate: bool = False
+    empty: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,11 +217,34 @@ def _per_step(tokens: str, labels: str, by: str) -> str:
     return f"sum by ({by}) ({tokens})\n/\n({steps} > 0)"
 
 
+def _of_any_server(reading: str, labels: str, *, rates: bool = False) -> str:
+    """Return the series of a reading from Goodput's engines and from other servers.
+
+    Args:
+        reading: name of the reading, from `SERVER_METRICS`.
+        labels: label matchers.
+        rates: True for the rates of a counter.
+    """
+    metrics = SERVER_METRICS[reading]
+    return " or ".join(_rate(one, labels) if rates else f"{one}{{{labels}}}" for one in metrics)
+
+
+def _kv_usage(labels: str, by: str) -> str:
+    """Return the share of the KV cache in use; other servers than Goodput's publish it as such."""
+    blocks, *shares = SERVER_METRICS["kv_usage"]
+    others = " or ".join(f"{one}{{{labels}}}" for one in shares)
+    return (
+        f'sum by ({by}) ({blocks}{{{labels},state="used"}})\n/\n'
+        f"sum by ({by}) ({blocks}{{{labels}}})\nor\navg by ({by}) ({others})"
+    )
+
+
 _OUTPUT: Final = _rate(METRIC_OUTPUT_TOKENS, _ENGINE)
 _SCHEDULED: Final = _rate(METRIC_SCHEDULED_TOKENS, _ENGINE)
 _PROCESS: Final = (
     f'on (namespace, pod) group_left (role) {METRIC_BUILD_INFO}{{{_SERVICE},role=~"router|engine"}}'
 )
+_NO_PAIR: Final = "no gate in this time range"
 _OF_PAIR: Final = f'{_SERVICE},role=~"candidate|baseline"'
 
 
@@ -528,9 +550,7 @@ SERVICE: Final = DashboardSpec(
                     largest=1,
                     queries=(
                         Query(
-                            expr="sum by (pod) "
-                            f'({METRIC_KV_BLOCKS}{{{_ENGINE},state="used"}})\n/\n'
-                            f"sum by (pod) ({METRIC_KV_BLOCKS}{{{_ENGINE}}})",
+                            expr=_kv_usage(_ENGINE, "pod"),
                             legend="{{pod}}",
                         ),
                     ),
@@ -540,8 +560,14 @@ SERVICE: Final = DashboardSpec(
                     note="Requests of all engines, and requests without an outcome at the routers.",
                     unit=PanelUnit.COUNT,
                     queries=(
-                        Query(expr=f"sum ({METRIC_RUNNING}{{{_ENGINE}}})", legend="running"),
-                        Query(expr=f"sum ({METRIC_WAITING}{{{_ENGINE}}})", legend="waiting"),
+                        Query(
+                            expr=f"sum ({_of_any_server('running_requests', _ENGINE)})",
+                            legend="running",
+                        ),
+                        Query(
+                            expr=f"sum ({_of_any_server('waiting_requests', _ENGINE)})",
+                            legend="waiting",
+                        ),
                         Query(
                             expr=f"sum ({METRIC_ROUTER_IN_FLIGHT}{{{_SERVICE}}})",
                             legend="in flight at routers",
@@ -555,7 +581,8 @@ SERVICE: Final = DashboardSpec(
                     unit=PanelUnit.PER_SECOND,
                     queries=(
                         Query(
-                            expr=f"sum by (pod) ({_rate(METRIC_PREEMPTIONS, _ENGINE)})",
+                            expr="sum by (pod) "
+                            f"({_of_any_server('preemptions', _ENGINE, rates=True)})",
                             legend="{{pod}}",
                         ),
                     ),
@@ -636,6 +663,7 @@ SERVICE: Final = DashboardSpec(
                     unit=PanelUnit.COUNT,
                     look=Look.TABLE,
                     gate=True,
+                    empty="no gate",
                     queries=(
                         Query(
                             # The label is empty before the first pair of runs.
@@ -651,6 +679,7 @@ SERVICE: Final = DashboardSpec(
                     "serve no clients.",
                     unit=PanelUnit.SECONDS,
                     gate=True,
+                    empty="no gate of Goodput's engines in this time range",
                     queries=(
                         Query(
                             expr=f"sum by (role) ({_rate(METRIC_STEP_SECONDS + '_sum', _OF_PAIR)})"
@@ -665,9 +694,11 @@ SERVICE: Final = DashboardSpec(
                     note="Output tokens per second of candidate and baseline.",
                     unit=PanelUnit.COUNT,
                     gate=True,
+                    empty=_NO_PAIR,
                     queries=(
                         Query(
-                            expr=f"sum by (role) ({_rate(METRIC_OUTPUT_TOKENS, _OF_PAIR)})",
+                            expr="sum by (role) "
+                            f"({_of_any_server('output_tokens', _OF_PAIR, rates=True)})",
                             legend="{{role}}",
                         ),
                     ),
@@ -677,13 +708,14 @@ SERVICE: Final = DashboardSpec(
                     note="Running and waiting requests of candidate and baseline.",
                     unit=PanelUnit.COUNT,
                     gate=True,
+                    empty=_NO_PAIR,
                     queries=(
                         Query(
-                            expr=f"sum by (role) ({METRIC_RUNNING}{{{_OF_PAIR}}})",
+                            expr=f"sum by (role) ({_of_any_server('running_requests', _OF_PAIR)})",
                             legend="{{role}} running",
                         ),
                         Query(
-                            expr=f"sum by (role) ({METRIC_WAITING}{{{_OF_PAIR}}})",
+                            expr=f"sum by (role) ({_of_any_server('waiting_requests', _OF_PAIR)})",
                             legend="{{role}} waiting",
                             dashed=True,
                         ),
@@ -695,14 +727,8 @@ SERVICE: Final = DashboardSpec(
                     unit=PanelUnit.SHARE,
                     largest=1,
                     gate=True,
-                    queries=(
-                        Query(
-                            expr="sum by (role) "
-                            f'({METRIC_KV_BLOCKS}{{{_OF_PAIR},state="used"}})\n/\n'
-                            f"sum by (role) ({METRIC_KV_BLOCKS}{{{_OF_PAIR}}})",
-                            legend="{{role}}",
-                        ),
-                    ),
+                    empty=_NO_PAIR,
+                    queries=(Query(expr=_kv_usage(_OF_PAIR, "role"), legend="{{role}}"),),
                 ),
             ),
         ),
