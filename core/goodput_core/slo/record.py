@@ -47,7 +47,7 @@ class RequestRecord:
             cannot hide queueing.
         sent_ns: time at which the request was written to the socket; None if never sent.
         first_token_ns: arrival time of the first non-empty token; None without a token.
-        last_token_ns: arrival time of the last non-empty token; None without a token.
+        last_token_ns: arrival time of the last token; None without a token.
         end_ns: time at which the response ended or failed; None if never sent.
         gaps_us: microseconds between consecutive tokens, `output_tokens - 1` values if every
             chunk carried one token; empty if gaps were not recorded.

@@ -32,7 +32,8 @@ _MAX_OBSERVED_BYTES: Final = 256 << 10
 _BOM: Final = b"\xef\xbb\xbf"
 _ABSENT: Final = msgspec.Raw(b"")
 _NULL: Final = msgspec.Raw(b"null")
-_PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]+')
+_EMPTY_TEXT: Final = msgspec.Raw(b'""')
+_PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]*')
 _GAP_BOUNDS_NS: Final = [round(bound * NS_PER_S) for bound in BUCKETS_TPOT_S]
 _KEEP_ALIVE: Final = frozenset({b"ping", b"heartbeat", b"keepalive", b"keep-alive"})
 
@@ -238,9 +239,12 @@ class _ObservedEvent(msgspec.Struct, gc=False):
 class TokenObserver:
     """Times the tokens of a stream of completions.
 
-    Each event with content, token ids, reasoning, a refusal or a tool call counts as one token. If
-    the stream reports `usage`, the count there is used instead. Events that are not in OpenAI's
-    form are ignored. A line above 256 KiB counts as one token and is not parsed.
+    Each event with content, token ids, reasoning, a refusal or a tool call counts as one token. So
+    does a later event with an empty text, because servers send one for a token whose text they hold
+    back. In the event with the finish reason, an empty text is a token only if `usage` reports one
+    more than the other events. The number of tokens itself is that of `usage`, if the stream
+    reports it. Events that are not in OpenAI's form are ignored. A line above 256 KiB counts as one
+    token and is not parsed.
 
     Most events of a stream differ only in their text. So an event that equals an earlier token,
     except for another text without quotes, escapes and control characters, is not parsed.
@@ -262,6 +266,7 @@ class TokenObserver:
     __slots__ = (
         "_decode",
         "_events",
+        "_final_ns",
         "_keep_gaps",
         "_prefix",
         "_reader",
@@ -281,6 +286,7 @@ class TokenObserver:
         self._decode = _DECODER.decode
         self._events = 0
         self._usage_tokens = 0
+        self._final_ns: int | None = None  # time of a last event with an empty text
         self._keep_gaps = keep_gaps
         # The bytes around the text of an event that is alone in its chunk; empty if not known.
         self._prefix = b""
@@ -348,30 +354,35 @@ class TokenObserver:
                 self._event(valid, now_ns)
             return
         if event.choices:
-            has_token = False
+            is_last = False
             for choice in event.choices:
-                delta = choice.delta
-                has_token = (
-                    has_token
-                    or _is_filled(choice.text)
-                    or _is_filled(choice.token_ids)
-                    or _has_token(delta)
-                )
                 if _is_filled(choice.finish_reason):
-                    self.finished = True
+                    is_last = self.finished = True
                     if is_failure(bytes(choice.finish_reason).decode(errors="replace").strip('"')):
                         self._fail(data)
-            if has_token:
+            if any(map(_has_token, event.choices)):
                 self._token(now_ns)
                 self._learn(data, event)
+            elif self.last_ns is not None and any(map(_has_empty_text, event.choices)):
+                if is_last:
+                    self._final_ns = now_ns
+                else:
+                    self._token(now_ns)
         if event.usage is not None:
-            self._usage_tokens = event.usage.completion_tokens or self._usage_tokens
-            if isinstance(event.usage.prompt_tokens, int):
-                self.prompt_tokens = event.usage.prompt_tokens
+            self._take_usage(event.usage)
         if b'"error' in data or (event.choices is None and event.usage is None):
             error = read_error(data)
             if error is not None:
                 self._fail(error)
+
+    def _take_usage(self, usage: _ObservedUsage) -> None:
+        self._usage_tokens = usage.completion_tokens or self._usage_tokens
+        # An event with a finish reason and an empty text is the last token, or none.
+        final_ns, self._final_ns = self._final_ns, None
+        if final_ns is not None and self._usage_tokens == self._events + 1:
+            self._token(max(final_ns, self.last_ns or 0))
+        if isinstance(usage.prompt_tokens, int):
+            self.prompt_tokens = usage.prompt_tokens
 
     def _learn(self, data: bytes, event: _ObservedEvent) -> None:
         """Store the bytes around the text of an event that is nothing but one token."""
@@ -437,11 +448,22 @@ def _is_filled(raw: msgspec.Raw) -> bool:
     return len(raw) > 2 and raw != _NULL
 
 
-def _has_token(delta: _ObservedDelta | None) -> bool:
+def _has_token(choice: _ObservedChoice) -> bool:
+    if _is_filled(choice.text) or _is_filled(choice.token_ids):
+        return True
+    delta = choice.delta
     return delta is not None and (
         _is_filled(delta.content)
         or _is_filled(delta.reasoning_content)
         or _is_filled(delta.reasoning)
         or _is_filled(delta.tool_calls)
         or _is_filled(delta.refusal)
+    )
+
+
+def _has_empty_text(choice: _ObservedChoice) -> bool:
+    delta = choice.delta
+    return choice.text == _EMPTY_TEXT or (
+        delta is not None
+        and _EMPTY_TEXT in (delta.content, delta.reasoning_content, delta.reasoning)
     )

@@ -51,7 +51,7 @@ class EventWriter:
 
     def event(
         self,
-        text: str,
+        text: str | None,
         finish_reason: str | None,
         token_ids: Sequence[int] | None = None,
         logprobs: bytes = b"null",
@@ -59,7 +59,8 @@ class EventWriter:
         """Return one event.
 
         Args:
-            text: the next text.
+            text: the next text; empty for tokens whose text is held back. None if another event has
+                the output of the same tokens.
             finish_reason: the finish reason if this is the last text; None otherwise.
             token_ids: ids of the tokens since the previous event; None to send no ids.
             logprobs: log-probabilities to send with the text, as JSON.

@@ -195,8 +195,6 @@ class CompletionHandlers:
                 if error is not None:
                     await self._finish(request, response, error_event(error))
                     return response
-                # Without text so far, the head is not written yet, and must precede direct writes.
-                request.writer.send_headers()
                 if direct is None:
                     await stream.more(text.tokens)
                 else:
@@ -258,8 +256,9 @@ class CompletionHandlers:
     ) -> tuple[bytes, str | None]:
         """Return the events of the new tokens, and the finish reason if the output ends with them.
 
-        Each token is one event. If the client has not yet read the earlier events, all new tokens
-        are one event, up to a limit.
+        Each token is one event, also if its text is held back, so that the times of the events are
+        those of the tokens. If the client has not yet read the earlier events, all new tokens are
+        one event, up to a limit.
         """
         transport = request.transport
         is_slow = transport is not None and transport.get_write_buffer_size() > 0
@@ -279,6 +278,7 @@ class CompletionHandlers:
             entries = []
             if logprobs is not None:
                 entries = logprobs.send(piece, complete=last and not text.stopped)
+            found: list[ToolCall] = []
             if calls is not None:
                 known = calls.count
                 piece, found = calls.feed(piece, last=reason is not None)
@@ -286,9 +286,11 @@ class CompletionHandlers:
                     events.append(writer.tool_calls(_tool_calls(found), known))
                 if reason == "stop" and calls.count:
                     reason = "tool_calls"
-            if piece or ids or entries or reason is not None:
+            if piece or ids or entries or reason is not None or not found:
                 encoded = b"null" if logprobs is None or not entries else logprobs.encode(entries)
-                events.append(writer.event(piece, reason, ids, encoded))
+                # After the event of a call, an empty text would be one more token.
+                content = None if found and not piece else piece
+                events.append(writer.event(content, reason, ids, encoded))
             if reason is not None or text.tokens >= end:
                 return b"".join(events), reason
 
@@ -422,7 +424,7 @@ class _TokenWriter:
         if text.stopped:
             self.unsent = piece
             return False
-        if piece and not transport.is_closing():
+        if not transport.is_closing():
             event = self._events.token(piece)
             transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event)
         return True

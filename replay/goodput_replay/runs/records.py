@@ -81,7 +81,7 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
         ),
         _optional("sent_ns", pa.int64(), "Time of the send; null if the request was not sent."),
         _optional("first_token_ns", pa.int64(), "Time of the first non-empty token."),
-        _optional("last_token_ns", pa.int64(), "Time of the last non-empty token."),
+        _optional("last_token_ns", pa.int64(), "Time of the last token."),
         _optional("end_ns", pa.int64(), "Time at which the response ended or failed."),
         _required("outcome", _LABEL, "Outcome: ok, shed, error, timeout, cancelled or unsent."),
         _optional(

@@ -118,6 +118,48 @@ def test_a_token_is_an_event_with_content(event: bytes, tokens: int) -> None:
     assert observer.first_ns == (7 if tokens else None)
 
 
+@pytest.mark.parametrize(
+    ("held", "counted"),
+    [
+        pytest.param(completion(""), True, id="text"),
+        pytest.param(chat('{"content":""}'), True, id="content"),
+        pytest.param(chat('{"content":null,"reasoning_content":""}'), True, id="reasoning"),
+        pytest.param(chat("{}"), False, id="nothing"),
+        pytest.param(chat('{"content":null}'), False, id="null"),
+        pytest.param(completion("", '"stop"'), False, id="the end"),
+    ],
+)
+def test_an_empty_text_after_a_token_is_a_token(held: bytes, counted: bool) -> None:
+    observer = TokenObserver(keep_gaps=True)
+    shown = completion("a") if b'"text"' in held else chat('{"content":"a"}')
+    for number, event in enumerate((held, shown, held, shown), 1):
+        observer.feed(event, number * 1_000)
+    assert observer.first_ns == 2_000, "TTFT is the time of the first token with text"
+    assert observer.gaps_us == ([1, 1] if counted else [2])
+    assert observer.tokens == len(observer.gaps_us) + 1
+
+
+@pytest.mark.parametrize(
+    ("usage", "gaps_us"),
+    [
+        pytest.param(b"", [1], id="no usage"),
+        pytest.param(b'"completion_tokens":2', [1], id="only the end"),
+        pytest.param(b'"completion_tokens":3', [1, 5], id="the last token"),
+        pytest.param(b'"completion_tokens":4', [1], id="several tokens an event"),
+    ],
+)
+def test_an_empty_text_at_the_end_is_a_token_if_the_usage_has_one_more(
+    usage: bytes, gaps_us: list[int]
+) -> None:
+    observer = TokenObserver(keep_gaps=True)
+    observer.feed(completion("a"), 1_000)
+    observer.feed(completion("b"), 2_000)
+    observer.feed(completion("", '"stop"'), 7_000)
+    observer.feed(b'data: {"choices":[],"usage":{%b}}\n\n' % usage, 9_000)
+    assert observer.gaps_us == gaps_us
+    assert observer.last_ns == 2_000 + sum(gaps_us[1:]) * 1_000
+
+
 def test_events_of_one_chunk_have_the_same_time() -> None:
     observer = TokenObserver(keep_gaps=True)
     observer.feed(completion("a"), 1_000)

@@ -1,8 +1,10 @@
-"""The `openai` package as the client of a real router with two real engines."""
+"""The `openai` package and the replayer as clients of a real router with two real engines."""
 
 from __future__ import annotations
 
 import json
+import re
+import time
 import urllib.request
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -10,8 +12,15 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 from tests.engine.router.conftest import started
+from tests.replay.sending.builders import make_planned
+from yarl import URL
 
-from goodput_core.contract import HEADER_REPLICA
+from goodput_core.contract import HEADER_REPLICA, METRIC_TBT
+from goodput_core.units import NS_PER_S
+from goodput_engine.tokens import answer_text
+from goodput_replay.sending.body import PreparedRequest
+from goodput_replay.sending.client.connection import open_session
+from goodput_replay.sending.client.request import RequestClient, SendingPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,3 +99,43 @@ async def test_both_replicas_serve_requests(service: dict[str, str]) -> None:
             for _ in range(4)
         ]
     assert {response.headers[HEADER_REPLICA] for response in answers} == {"r0", "r1"}
+
+
+def counted_gaps(service: dict[str, str]) -> float:
+    """Return the number of times between tokens in the router's metrics."""
+    with urllib.request.urlopen(service["admin_url"] + "/metrics") as response:
+        page = response.read().decode()
+    labels = r"\{.*slo_class=\"interactive\"\}"
+    (count,) = re.findall(rf"(?m)^{METRIC_TBT}_count{labels} (\S+)$", page)
+    return float(count)
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens"),
+    [
+        pytest.param(answer_text(1, 18) + " without an end", 24, id="text held back"),
+        pytest.param(answer_text(1, 18), 19, id="text removed"),
+    ],
+)
+async def test_router_and_replayer_time_each_token_whose_text_is_held_back(
+    service: dict[str, str], stop: str, tokens: int
+) -> None:
+    before = counted_gaps(service)
+    body = {"model": "chat", "prompt": "x", "max_tokens": 24, "stop": [stop], "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    request = PreparedRequest(
+        planned=make_planned(output_tokens=tokens),
+        body=json.dumps(body).encode(),
+        input_tokens=1,
+        headers={"Content-Type": "application/json"},
+    )
+    async with open_session({}) as session:
+        client = RequestClient(
+            session,
+            [URL(f"{service['url']}/v1/completions")],
+            SendingPolicy(timeout_ns=60 * NS_PER_S, pinned=True),
+        )
+        record = await client.run(request, time.monotonic_ns())
+    assert (record.output_tokens, record.deviations) == (tokens, ())
+    assert len(record.gaps_us) == tokens - 1
+    assert counted_gaps(service) - before == tokens - 1

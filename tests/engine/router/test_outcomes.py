@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pytest
 from prometheus_client.utils import floatToGoString
 from tests.engine.router.conftest import END, TOKEN
 
-from goodput_core.units import NS_PER_S
+from goodput_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from tests.engine.router.conftest import Call, StartBench
@@ -158,6 +159,37 @@ async def test_the_metrics_count_tokens_and_the_times_between_them(
         line for line in lines if 'tbt_seconds_bucket{le="0.001"' in line and "inter" in line
     ]
     assert float(first.split()[1]) >= 1, "two tokens of one read have the same time"
+
+
+async def test_tokens_whose_text_is_held_back_count(start: StartBench) -> None:
+    now_ns = 0
+    bench = await start(clock=lambda: now_ns)
+    held_back = TOKEN.replace(b'"x"', b'""')
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":5}}\n\n'
+    read = asyncio.Event()
+
+    async def behave(call: Call) -> None:
+        nonlocal now_ns
+        await call.stream_head()
+        for event in (TOKEN, held_back, held_back, held_back, END.partition(b"data: [")[0] + usage):
+            read.clear()
+            now_ns += 40 * NS_PER_MS
+            await call.chunk(event)
+            await read.wait()
+        await call.end()
+
+    bench.replicas[0].behave = behave
+    async with bench.complete() as response:
+        async for _ in response.content.iter_any():
+            read.set()
+    await bench.settled()
+    labels = '{llmservice="chat",slo_class="interactive"}'
+    lines = (await bench.metrics()).splitlines()
+    assert f"goodput_router_output_tokens_total{labels} 5.0" in lines
+    assert f"goodput_request_tbt_seconds_count{labels} 4.0" in lines
+    assert f"goodput_request_tbt_seconds_sum{labels} 0.16" in lines
+    within = f'goodput_request_tbt_seconds_bucket{{le="0.05",{labels[1:]} 4.0'
+    assert within in lines, "no gap is as long as two tokens"
 
 
 async def test_tokens_of_a_response_that_is_not_streamed_come_from_its_timings(

@@ -109,7 +109,7 @@ async def test_streamed_and_whole_texts_are_those_of_generate(
     url = "/v1/chat/completions" if chat else "/v1/completions"
 
     async def stream(http: aiohttp.ClientSession, text: str) -> tuple[str, dict[str, Any]]:
-        pieces: list[str] = []
+        pieces: list[str] = []  # one for each token, also if it ends inside a character
         usage: dict[str, Any] = {}
         body = body_of(text, chat=chat, stream=True, stream_options={"include_usage": True})
         async with http.post(url, json=body) as response:
@@ -122,6 +122,7 @@ async def test_streamed_and_whole_texts_are_those_of_generate(
                     assert "token_ids" not in choice
                     pieces.append(choice["delta"]["content"] if chat else choice["text"])
                 usage = event["usage"] or usage
+        assert len(pieces) == usage["completion_tokens"]
         return "".join(pieces), usage
 
     async def whole(http: aiohttp.ClientSession, text: str) -> tuple[str, dict[str, Any]]:

@@ -249,17 +249,19 @@ async def test_a_long_prompt_is_counted_to_the_token(http: aiohttp.ClientSession
         ),
     ],
 )
-async def test_the_head_precedes_a_text_that_begins_with_a_later_token(
+async def test_a_token_whose_text_is_held_back_is_an_event_without_text(
     http: aiohttp.ClientSession, path: str, prompt: dict[str, Any]
 ) -> None:
     # The first tokens may be the beginning of the stop string, so their text is held back.
     stop = answer_text(0, 3) + " and so on"
     body = {"model": "chat", "max_tokens": 8, "stream": True, "stop": [stop], **prompt}
+    body["stream_options"] = {"include_usage": True}
     async with http.post(path, json=body) as response:
         assert response.status == 200
         lines = [line async for line in response.content]
     events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-    choices = [event["choices"][0] for event in events]
+    choices = [choice for event in events for choice in event["choices"]]
     pieces = [one["text"] if "text" in one else one["delta"]["content"] for one in choices]
     assert "".join(pieces) == answer_text(0, 8)
-    assert len(pieces[0]) > len(answer_text(0, 1))
+    assert pieces[:3] == ["", "", ""]
+    assert len(pieces) == events[-1]["usage"]["completion_tokens"] == 8

@@ -32,6 +32,7 @@ from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.slo.verdict import Reason, Verdict, VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
+from goodput_engine.openai.sse import TokenObserver
 from goodput_replay.runs.records import read_records
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.client.connection import open_session
@@ -84,6 +85,16 @@ def chat(count: int) -> Iterable[bytes]:
     yield DONE
 
 
+def held_back(count: int) -> Iterable[bytes]:
+    """Hold back the text of half of the tokens, also of the last one, as vLLM does."""
+    yield delta(role="assistant", content="")
+    for number in range(count - 1):
+        yield delta(content="ab" if number % 2 == 0 else "")
+    yield delta("stop", content="")
+    yield usage(count)
+    yield DONE
+
+
 def spoiled(events: Iterable[bytes], old: bytes, new: bytes) -> list[bytes]:
     """Replace bytes of a response."""
     return [b"".join(events).replace(old, new)]
@@ -114,10 +125,11 @@ UNDERSTOOD: dict[str, tuple[Answer, int, tuple[Deviation, ...]]] = {
     "no finish reason": (lambda n: [*tokens(n), usage(n), DONE], LENGTH, ()),
     "a padded [DONE]": (lambda n: [*tokens(n), usage(n), event(b" [DONE] ")], LENGTH, ()),
     "tokens without text": (
-        lambda n: complete([text(""), *tokens(n - 2), text("")], n),
+        lambda n: complete([text(""), text(""), *tokens(n - 3), text("")], n),
         LENGTH,
         (SEVERAL,),
     ),
+    "tokens whose text is held back": (held_back, LENGTH, ()),
     "comments between the events": (
         lambda n: [b": ping\n\n", *complete((b": ping\n\n" + t for t in tokens(n)), n)],
         LENGTH,
@@ -247,6 +259,13 @@ async def test_the_tokens_of_a_foreign_server_are_counted(
     assert record.most_output_tokens is None
     assert record.deviations == deviations
     assert record.first_token_ns is not None
+    if SEVERAL not in deviations:
+        assert len(record.gaps_us) == count - 1
+    observer = TokenObserver(keep_gaps=True)
+    for piece in answer(LENGTH):
+        observer.feed(piece, 1)
+    observer.end(2)
+    assert len(observer.gaps_us) == len(record.gaps_us), "the router counts as the replayer does"
 
 
 async def test_a_server_that_ends_no_response_is_not_waited_for(prepared: Prepared) -> None:

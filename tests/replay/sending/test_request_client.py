@@ -127,7 +127,13 @@ async def test_send_lag_is_part_of_the_ttft(serve: Serve, prepared: Prepared) ->
 
 
 TOKENS = {
-    "empty texts are no tokens": (token("") + token("a") + token("", "stop"), 1),
+    "an empty text before the first token or at the end is no token": (
+        token("") + token("a") + token("", "stop"),
+        1,
+    ),
+    "an empty text after the first token is a token": (token("a") + token("") + token("b"), 3),
+    "so is an empty content": (delta(content="a") + delta(content=""), 2),
+    "and an empty reasoning": (delta(reasoning="a") + delta(reasoning=""), 2),
     "a role alone is no token": (delta(role="assistant") + delta(content="a"), 1),
     "reasoning counts": (
         delta(reasoning_content="a") + delta(reasoning="b") + delta(content="c"),

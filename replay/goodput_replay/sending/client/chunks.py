@@ -1,7 +1,8 @@
 """Events of an OpenAI stream, decoded for counting tokens. No text is kept.
 
 Each event with text, token ids, reasoning, a refusal or a tool call counts as one event with
-output. The number of tokens follows from these events and from the last `usage`, by the rule in
+output. A later event with an empty text is the event of a token whose text the server holds back.
+The number of tokens follows from these events and from the last `usage`, by the rule in
 `goodput_core.slo.conformance`.
 """
 
@@ -19,6 +20,7 @@ __all__ = [
     "decode_chunk",
     "decode_usage",
     "error_sentence",
+    "has_empty_text",
     "has_output",
     "status_sentence",
 ]
@@ -35,6 +37,7 @@ class MalformedChunkError(ValueError):
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _ABSENT: Final = msgspec.Raw(b"")
 _NULL: Final = msgspec.Raw(b"null")
+_EMPTY_TEXT: Final = msgspec.Raw(b'""')
 
 
 class _PromptDetails(msgspec.Struct):
@@ -94,6 +97,15 @@ def has_output(choice: _Choice) -> bool:
         or _is_filled(delta.reasoning)
         or _is_filled(delta.refusal)
         or _is_filled(delta.tool_calls)
+    )
+
+
+def has_empty_text(choice: _Choice) -> bool:
+    """Return True if a choice contains a text of no characters."""
+    delta = choice.delta
+    return choice.text == _EMPTY_TEXT or (
+        delta is not None
+        and _EMPTY_TEXT in (delta.content, delta.reasoning_content, delta.reasoning)
     )
 
 

@@ -20,10 +20,12 @@ from goodput_engine.openai.errors import (
 from goodput_engine.openai.sse import SSEReader, without_nan
 from goodput_replay.sending.client.chunks import (
     DONE,
+    CompletionChunk,
     MalformedChunkError,
     decode_chunk,
     decode_usage,
     error_sentence,
+    has_empty_text,
     has_output,
 )
 
@@ -36,6 +38,7 @@ class ResponseReader:
     """Output and times of a response so far. Times are on the monotonic clock."""
 
     __slots__ = (
+        "_final_ns",
         "cached_tokens",
         "deviations",
         "done",
@@ -60,6 +63,7 @@ class ResponseReader:
         self.end_ns: int | None = None
         self.gaps_us: list[int] = []
         self.events = 0
+        self._final_ns: int | None = None  # time of a last event with an empty text
         self.usage_tokens: int | None = None
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
@@ -128,27 +132,42 @@ class ResponseReader:
         if (b'"error' in event or choices is None) and read_error(event) is not None:
             self.fail(event)
             return
-        output = False
+        is_last = False
         for choice in choices or ():
-            output = output or has_output(choice)
             if choice.finish_reason:
+                is_last = True
                 self.finish_reason = choice.finish_reason
                 self.end_ns = now_ns
                 if not is_known_reason(choice.finish_reason):
                     self.fail(event, f"the stream ended with {choice.finish_reason!r}")
                     if not is_failure(choice.finish_reason):
                         self.deviations = (Deviation.UNKNOWN_FINISH_REASON,)
-        if output:
-            if self.last_ns is None:
-                self.first_ns = now_ns
+        if choices and any(map(has_output, choices)):
+            self._token(now_ns)
+        elif choices and self.last_ns is not None and any(map(has_empty_text, choices)):
+            if is_last:
+                self._final_ns = now_ns
             else:
-                self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
-            self.last_ns = now_ns
-            self.events += 1
+                self._token(now_ns)
+        self._take_usage(chunk)
+
+    def _token(self, now_ns: int) -> None:
+        if self.last_ns is None:
+            self.first_ns = now_ns
+        else:
+            self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
+        self.last_ns = now_ns
+        self.events += 1
+
+    def _take_usage(self, chunk: CompletionChunk) -> None:
         if chunk.has_usage:
             usage = decode_usage(chunk.usage)
             if usage.completion_tokens is not None:
                 self.usage_tokens = usage.completion_tokens
+                # An event with a finish reason and an empty text is the last token, or none.
+                final_ns, self._final_ns = self._final_ns, None
+                if final_ns is not None and self.usage_tokens == self.events + 1:
+                    self._token(max(final_ns, self.last_ns or 0))
             if usage.prompt_tokens is not None:
                 self.prompt_tokens = usage.prompt_tokens
             if usage.prompt_tokens_details is not None:
