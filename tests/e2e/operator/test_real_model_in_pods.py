@@ -1,4 +1,4 @@
-"""A real chat model from a PersistentVolumeClaim: served, scaled, rolled and deleted.
+"""`examples/smollm2.yaml` with a PersistentVolumeClaim: served, scaled, rolled and deleted.
 
 The engines are pods that compute SmolLM2 with torch. `make smollm2` installs both.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from tools.cluster.handle import wait_for
 from tools.e2e.claims import claim_to
 from tools.e2e.clients import replay_load
@@ -21,10 +23,10 @@ from goodput_core.contract import HEADER_REPLICA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tools.e2e.installation import ChartRelease
 
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "smollm2.yaml"
 START_S = 150
 """Time in which an engine starts beside two others on a machine that is busy."""
 NAME = "smollm2"
@@ -104,20 +106,22 @@ def ready_engines(installation: ChartRelease) -> int:
 def test_pods_serve_a_model_of_a_claim_while_they_are_scaled_and_rolled(
     installation: ChartRelease, claim: str, serve: Callable[..., None], tmp_path: Path
 ) -> None:
-    serve(
-        NAME,
-        model={"source": f"pvc://{claim}/{model_folder().name}"},
-        engine={
-            "tokenBudget": {"min": 64, "max": 128, "initial": 128},
-            "preemption": "recompute",
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
+    # Up to three engines share this machine, so they are small and keep no targets of one alone.
+    (slo_class,) = example["slo"]["classes"]
+    changes = {
+        "model": {"source": f"pvc://{claim}/{model_folder().name}"},
+        "engine": {
+            **example["engine"],
             "httpProcesses": 2,
             "realModel": {"kvBlocks": 256, "threads": 1},
             "resources": {"limits": {"cpu": "3", "memory": "4Gi"}},
         },
-        router={"replicas": 1, "sessionAffinity": {"header": SESSION}},
-        replicas=2,
-        slo={"classes": [{"name": "interactive", "ttftMs": 60_000, "tpotMs": 10_000}]},
-    )
+        "router": {"replicas": 1, "sessionAffinity": {"header": SESSION}},
+        "replicas": 2,
+        "slo": {**example["slo"], "classes": [{**slo_class, "ttftMs": 60_000, "tpotMs": 10_000}]},
+    }
+    serve(NAME, **{**example, **changes})
     url = installation.url(NAME)
     assert "Paris" in ask(installation, url, "What is the capital of France?")[0]
     check_session(installation, url)
