@@ -14,8 +14,14 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 from benchmarks.real_chats import check_chats, prompts, stream_chats
 from openai import OpenAI
+from tests.e2e.test_one_manifest import replayed
 from tools.chat import Chat, serve
 from tools.smollm2 import model_folder
+
+from goodput_core.slo.record import Outcome
+from goodput_core.slo.verdict import VerdictKind
+from goodput_replay.runs.records import read_records
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,12 +32,38 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """The URL of the router."""
+def manifest() -> Path:
+    """The example, whose model is present."""
     if not model_folder().exists():
         pytest.skip("NOT RUN: SmolLM2 is missing; run `make smollm2`")
-    with serve(str(MANIFEST)) as url:
+    return MANIFEST
+
+
+@pytest.fixture(scope="module")
+def url(manifest: Path) -> Iterator[str]:
+    """The URL of the router."""
+    with serve(str(manifest)) as url:
         yield url
+
+
+# The first test, because the replay starts a service of its own.
+def test_a_replay_of_the_example_is_a_valid_run_with_the_times_of_all_tokens(
+    manifest: Path, tmp_path: Path
+) -> None:
+    load = ("--rate", "30/m", "--duration", "12s", "--input-tokens", "64", "--output-tokens", "16")
+    replayed(*load, "-f", manifest, cwd=tmp_path)
+    summary = read_summary(tmp_path / "run")
+    assert summary.verdict.kind is not VerdictKind.INVALID, summary.verdict
+    assert summary.validity.deviations == ()
+    records = list(read_records(tmp_path / "run"))
+    assert len(records) >= 3
+    # On a machine that is busy with other tests, the policy can reject a request as too late.
+    assert {record.outcome for record in records} <= {Outcome.OK, Outcome.SHED}, summary.errors
+    served = [record for record in records if record.outcome is Outcome.OK]
+    assert served
+    for record in served:
+        assert record.output_tokens == record.pinned_output_tokens
+        assert len(record.gaps_us) == record.output_tokens - 1
 
 
 def test_an_openai_client_streams_sensible_text(url: str) -> None:
