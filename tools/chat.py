@@ -18,10 +18,13 @@ import time
 from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from io import TextIOWrapper
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
+import yaml
 
 from goodput_core.contract import (
     EVENT_READY,
@@ -30,10 +33,12 @@ from goodput_core.contract import (
     PATH_CHAT_COMPLETIONS,
 )
 from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
+from goodput_core.spec.manifest import parse_manifest, read_manifest_text
 from goodput_core.text import printable
 from goodput_core.units import format_duration
 from goodput_engine.openai.errors import read_error
 from goodput_engine.openai.sse import SSEReader
+from goodput_engine.weights.source import local_folder
 from goodput_replay.sending.client.chunks import (
     DONE,
     CompletionChunk,
@@ -60,6 +65,8 @@ _SILENCE_S: Final = 300
 # A late answer is better than none, so the chat replaces the targets of the service, by which the
 # policy `slo` would reject a long question.
 _TARGETS: Final = {HEADER_SLO_TTFT_MS: str(_SILENCE_S * 1000), HEADER_SLO_TPOT_MS: "60000"}
+# Below this number of parameters, a model answers in sentences that are often wrong.
+_SMALL: Final = 1_000_000_000
 _POLL_S: Final = 0.1
 _STOP_S: Final = 10
 _TEXT: Final = msgspec.json.Decoder(str | None)
@@ -107,8 +114,10 @@ class Chat:
         try:
             with closing(self._stream(messages)) as chunks:
                 for text, chunk in chunks:
-                    if text:
+                    # Later events without text are tokens too, whose text is held back.
+                    if text or (times and chunk.choices):
                         times.append(time.monotonic_ns())
+                    if text:
                         pieces.append(text)
                         _write(_safe(text))
                     for choice in chunk.choices or ():
@@ -276,8 +285,25 @@ def main(service: str) -> None:
         _run(service, question)
         return
     _tell(f"starting the service of {service}, which loads its model in less than a minute")
+    if warning := _warn_of_size(service):
+        _tell(warning)
     with serve(service) as url:
         _run(url, question)
+
+
+def _warn_of_size(manifest: str) -> str:
+    """Return a warning if the model is in a folder and small; otherwise an empty text."""
+    with suppress(GoodputError, OSError, ValueError):
+        text = read_manifest_text(Path(manifest))
+        folder = local_folder(parse_manifest(text, source=manifest, yaml=yaml).spec.model)
+        with (folder / "model.safetensors").open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        size = sum(prod(tensor["shape"]) for tensor in header.values())
+        if size < _SMALL:
+            millions = round(size / 1e6)
+            return f"{folder.name} has {millions} million parameters, so it is often wrong"
+    return ""
 
 
 def _run(url: str, question: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -19,7 +20,7 @@ import yaml
 from aiohttp import web
 from tests.replay.sending.stand_ins import DONE, StandIn, delta, event, running, usage
 from tools import smollm2
-from tools.chat import Chat, serve
+from tools.chat import Chat, _warn_of_size, serve
 from tools.torch_packages import packages_folder
 
 if TYPE_CHECKING:
@@ -99,6 +100,30 @@ async def test_one_question_in_a_pipe_starts_the_service_and_has_only_the_answer
         r"  \d+ tokens, TTFT [\d.]+ ms, TPOT [\d.]+ ms\n",
         err,
     ), err
+
+
+def test_a_small_model_of_a_folder_has_a_warning(tmp_path: Path) -> None:
+    assert not _warn_of_size(str(ROOT / "examples/chat.yaml")), "an emulated model"
+    manifest = yaml.safe_load((ROOT / "examples/smollm2.yaml").read_text())
+    folder = tmp_path / "tiny"
+    manifest["spec"]["model"]["source"] = f"file://{folder}"
+    path = tmp_path / "service.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    assert not _warn_of_size(str(path)), "no folder"
+    folder.mkdir()
+    for rows, warning in (
+        (1000, "tiny has 3 million parameters, so it is often wrong"),
+        (10**6, ""),
+    ):
+        tensors = {
+            "a": {"shape": [rows, 2000]},
+            "b": {"shape": [10**6]},
+            "__metadata__": {"x": "y"},
+        }
+        header = json.dumps(tensors).encode()
+        content = len(header).to_bytes(8, "little") + header
+        (folder / "model.safetensors").write_bytes(content)
+        assert _warn_of_size(str(path)) == warning
 
 
 def test_answers_that_miss_the_services_target_are_late_and_not_rejected(
