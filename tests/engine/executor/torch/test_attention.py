@@ -13,9 +13,12 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 import torch
 from tests.builders.flash_attn_contract import make_varlen_func
+from torch.compiler import set_stance
+from torch.nn.attention.flex_attention import flex_attention
 
 from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch, SDPAttention
 from goodput_engine.executor.torch.flash_attention import FlashAttention
+from goodput_engine.executor.torch.flex_attention import FlexAttention
 from goodput_engine.executor.torch.kv_pool import KVGeometry, KVPool
 from goodput_engine.executor.torch.triton_attention import TritonAttention
 from goodput_engine.scheduler.plan import Copy
@@ -157,6 +160,43 @@ def test_an_adapter_equals_the_reference_on_ragged_batches(
     assert out.dtype == dtype
     expected = expected_attention(q, keys, values, batch, rule)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+class FlexOfSmallChunks(FlexAttention):
+    """FlexAttention that also computes chunks which would be padded too much."""
+
+    @staticmethod
+    def computes(num_queries: int, num_keys: int, rule: AttentionRule) -> bool:
+        """Accept what the kernel can compute, of any size."""
+        windowed = rule.window is not None and num_keys > rule.window
+        return not windowed and rule.softcap is None
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_equals_the_reference_on_ragged_batches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls: list[int] = []
+
+    def counted(q: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        calls.append(q.shape[2])
+        with set_stance("force_eager"):
+            return flex_attention(q, *arguments, **options)
+
+    # The masks take most of the time.
+    @settings(max_examples=12, deadline=None)
+    @given(heads=st.sampled_from(HEADS), data=st.data())
+    def compare(heads: tuple[int, int], data: st.DataObject) -> None:
+        sizes = data.draw(ragged(heads)) | {"window": None, "softcap": None}
+        q, keys, values, batch, rule = build(sizes, torch.float64)
+        with torch.inference_mode():
+            out = FlexOfSmallChunks(counted).attend(q, keys, values, batch, rule)
+        expected = expected_attention(q, keys, values, batch, rule)
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+    compare()
+    assert len(calls) > 10
+    assert not caplog.records, "SDPA computed a chunk"
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
