@@ -18,7 +18,9 @@ from tests.builders.torch_models import CONTEXT, STOP_IDS, VOCABULARY, make_fold
 from transformers import dynamic_module_utils
 
 from goodput_core.errors import InputError
+from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
+from goodput_engine.executor.torch.model import PackedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -403,6 +405,29 @@ def test_a_rotary_embedding_that_follows_other_requests_is_refused(tmp_path: Pat
     with pytest.raises(InputError, match="request of 65 tokens changes the outputs of others"):
         load_model(tmp_path, max_model_tokens=65)
     assert load_model(tmp_path, max_model_tokens=64).max_model_tokens == 64
+
+
+def test_a_dynamic_rotary_embedding_follows_no_other_request_within_the_context(
+    tmp_path: Path,
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    make_folder(tmp_path, "Llama", rope_parameters=rope)
+    model = load_model(tmp_path, dtype="float64")
+    assert model.max_model_tokens == CONTEXT
+
+    def logits_beside(*positions: int) -> torch.Tensor:
+        pool = KVPool(model.geometry, num_blocks=8, block_size=4)
+        rows = [PackedRow([7, 3, 9, 2, 8], 0, [0, 1], samples=True)]
+        for at, position in enumerate(positions):
+            rows.append(PackedRow([5], 0, [2 + at], samples=False, shift=position))
+        return model.compute(rows, pool)
+
+    alone = logits_beside()
+    torch.testing.assert_close(logits_beside(CONTEXT - 1, 40), alone, rtol=0, atol=1e-12)
+    # Beyond the context, which no request reaches, a neighbour would change the others.
+    assert (logits_beside(4 * CONTEXT) - alone).abs().max() > 1e-3
+    with pytest.raises(InputError, match=f"must be 1 to {CONTEXT}, not {2 * CONTEXT}"):
+        load_model(tmp_path, max_model_tokens=2 * CONTEXT)
 
 
 @pytest.mark.parametrize("limit", [0, CONTEXT + 1])
