@@ -107,8 +107,8 @@ class Configure(_Message, frozen=True, kw_only=True):
         prefill_chunk_tokens: largest number of prompt tokens of one request in a step; None if
             only the token budget limits them.
         swap_space_bytes: host memory for the KV blocks of preempted requests.
-        depth: plans queued on the device behind the running one, 0 to 2; None for the device
-            profile's value.
+        depth: plans queued on the device behind the running one, 0 to 2; None for the executor's
+            value.
         step_log: absolute path of the step log; None if none is written.
         model: the model to compute; None to emulate `device`.
     """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from tests.builders.queued_downloads import QueuedDownloads
 from tests.builders.schedulers import make_scheduler
 
 from goodput_core.placement.blockhash import block_hashes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.choices import Preemption
     from goodput_engine.executor.torch.block_copies import CopyStreams
+    from goodput_engine.executor.torch.downloads import Downloads
     from goodput_engine.executor.torch.grammar import Grammars
     from goodput_engine.executor.torch.padded_decodes import StepRecorder
     from goodput_engine.scheduler.plan import TokenLogprobs
@@ -179,6 +181,7 @@ class ModelBench:
         reuses_prefixes: False to give no request block hashes.
         grammars: compiles the grammars of outputs.
         starts_ahead: see `TorchExecutor`.
+        downloads: copies of the sampled tokens; None for those of a GPU if steps start ahead.
         decode_sizes: sizes of the padded steps that only decode; empty for ragged ones.
         recorder: records the padded steps.
         streams: streams of copies. Free blocks then hold what the last request wrote.
@@ -200,6 +203,7 @@ class ModelBench:
         reuses_prefixes: bool = True,
         grammars: Grammars | None = None,
         starts_ahead: bool = False,
+        downloads: Downloads | None = None,
         decode_sizes: Sequence[int] = (),
         recorder: StepRecorder | None = None,
         streams: CopyStreams | None = None,
@@ -220,6 +224,8 @@ class ModelBench:
             **scheduler,
         )
         self._ticks = count(0, 1_000)
+        if downloads is None and starts_ahead and model.packed.device.type == "cpu":
+            downloads = QueuedDownloads()
         self.executor = TorchExecutor(
             model.packed,
             num_blocks=blocks,
@@ -228,6 +234,7 @@ class ModelBench:
             grammars=grammars,
             clock=self.clock,
             starts_ahead=starts_ahead,
+            downloads=downloads,
             streams=streams,
         )
         self._poisons = streams is None

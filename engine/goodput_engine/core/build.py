@@ -61,15 +61,15 @@ def build_core(
     Raises:
         InputError: a value is out of bounds, or a name is unknown.
     """
+    executor = EmulatedExecutor(profile)
     scheduler = _build_scheduler(
         config,
         policy,
         kv=BlockPool(total_blocks=profile.kv_blocks, block_size=profile.block_size),
         host=_host_memory(config, profile),
         max_model_tokens=profile.max_model_tokens,
-        default_depth=profile.default_depth,
+        default_depth=executor.default_depth,
     )
-    executor = EmulatedExecutor(profile)
     return EngineCore(
         scheduler=scheduler,
         executor=executor,
@@ -116,7 +116,7 @@ def build_model_core(
         kv=BlockPool(total_blocks=model.kv_blocks, block_size=model.block_size),
         host=HostPool(total_blocks=model.host_blocks, ns_per_block=model.swap_ns_per_block),
         max_model_tokens=model.max_model_tokens,
-        default_depth=0,
+        default_depth=model.executor.default_depth,
     )
     return EngineCore(
         scheduler=scheduler,

@@ -31,6 +31,11 @@ class Executor(Protocol):
         """Total time by which an emulated device's clock was set back; 0 for a real device."""
         ...
 
+    @property
+    def default_depth(self) -> int:
+        """Number of plans that wait behind the running one unless configured, 0 to 2."""
+        ...
+
     def add(self, submit: Submit) -> None:
         """Add a request that later plans may contain."""
         ...

@@ -72,6 +72,7 @@ class EmulatedExecutor:
 
     def __init__(self, profile: DeviceProfile, *, max_late_ns: int = _MAX_LATE_NS) -> None:
         self.behind_ns = 0
+        self.default_depth = profile.default_depth
         self._profile = profile
         self._max_late_ns = max_late_ns
         self._sequences: dict[int, _Sequence] = {}

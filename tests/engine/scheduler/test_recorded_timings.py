@@ -47,6 +47,7 @@ class Recording:
     plans: list[StepPlan] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     behind_ns: int = 0
+    default_depth: int = 0
 
     def add(self, submit: Submit) -> None:
         self.device.add(submit)
@@ -76,6 +77,7 @@ class RecordedTimes:
     plans: list[StepPlan] = field(default_factory=list)
     under_way: int = 0
     behind_ns: int = 0
+    default_depth: int = 0
 
     def add(self, submit: Submit) -> None:
         """It needs no lengths: where answers end was noted."""

@@ -22,14 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from goodput_engine.executor.torch.chosen_tokens import ChosenTokens
+from goodput_engine.executor.torch.downloads import downloads_of
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import LateTokens, PackedRow
-from goodput_engine.executor.torch.sampling import (
-    ChosenTokens,
-    RequestSampling,
-    SampledRow,
-    Sampler,
-)
+from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
 from goodput_engine.messages import ExecutorInput, SamplingOptions
 from goodput_engine.scheduler.plan import RequestFailure, StepResult
 
@@ -39,12 +36,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from goodput_engine.executor.torch.block_copies import CopyStreams
+    from goodput_engine.executor.torch.chosen_tokens import SampledToken
+    from goodput_engine.executor.torch.downloads import Downloads
 
     # Its package may be missing.
     from goodput_engine.executor.torch.grammar import Grammars, OutputGrammar  # noqa: TC004
     from goodput_engine.executor.torch.model import PackedModel
     from goodput_engine.executor.torch.padded_decodes import PaddedDecodes
-    from goodput_engine.executor.torch.sampling import SampledToken
     from goodput_engine.messages import Submit
     from goodput_engine.scheduler.plan import StepPlan
 
@@ -153,10 +151,12 @@ class TorchExecutor:
         grammars: compiles the grammars of outputs; None if no request has one.
         clock: returns monotonic nanoseconds.
         streams: streams of copies; None for those of the device.
+        downloads: copies of the sampled tokens to the host; None for those of the device.
         starts_ahead: True to start a queued plan before the tokens of the running one are read. On
             a CPU, which computes at once, their tokens would only be sent later.
 
     Attributes:
+        default_depth: 1 for `starts_ahead`; otherwise a plan would only delay new requests.
         pool: the contents of the blocks, and of one more block for the rows of padded steps.
         padded: computes steps that only decode; None to compute them like the others.
     """
@@ -173,6 +173,7 @@ class TorchExecutor:
         grammars: Grammars | None = None,
         clock: Callable[[], int],
         streams: CopyStreams | None = None,
+        downloads: Downloads | None = None,
         starts_ahead: bool = False,
     ) -> None:
         self.pool = KVPool(
@@ -185,12 +186,13 @@ class TorchExecutor:
         )
         self._model = model
         self._clock = clock
-        self._sampler = Sampler()
+        self._sampler = Sampler(downloads or downloads_of(model.device))
         self._grammars = grammars
         self._sequences: dict[int, _TokenSequence] = {}
         self._members: dict[int, None] = {}
         self._plans: deque[tuple[StepPlan, int]] = deque()
         self.padded: PaddedDecodes | None = None
+        self.default_depth = int(starts_ahead)
         self._starts_ahead = starts_ahead
         self._started: _StartedStep | None = None
         self._ended_ns = 0
@@ -226,8 +228,10 @@ class TorchExecutor:
         self._plans.append((plan, ready_ns))
 
     def next_event_ns(self) -> int | None:
-        """Return the time from which the oldest plan may run; None if no plan is in flight."""
-        return self._plans[0][1] if self._plans else None
+        """Return the time from which the oldest plan may end; None if no plan is in flight."""
+        # Not before the last one ended, even if the plan was made earlier. Requests that arrived
+        # meanwhile are then added before this plan is collected, and the next plan has them.
+        return max(self._plans[0][1], self._ended_ns) if self._plans else None
 
     def collect(self, now_ns: int) -> StepResult | None:
         """Run the oldest plan and return its result; None if there is none, or before its time."""

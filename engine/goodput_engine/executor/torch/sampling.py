@@ -11,7 +11,8 @@ options. Tokens that are as probable as the last token within top-k or top-p are
 order of equal logits has no effect.
 
 The counts of the penalties and the ids of stop tokens are on the device. A token is counted when it
-is chosen, so the next step need not wait until the host has read it.
+is chosen, so the next step need not wait until the host has read it. The host never reads from a
+GPU while it samples, and `ChosenTokens` are read without waiting for the next step.
 
 Source: Maddison, Tarlow, Minka, "A* sampling", NeurIPS 2014, section 2: the Gumbel-max rule.
 """
@@ -23,16 +24,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import torch
 
+from goodput_engine.executor.torch.chosen_tokens import ChosenTokens, RawLogits
 from goodput_engine.executor.torch.penalties import PenaltyCounts, StopIds
 from goodput_engine.executor.torch.uploads import upload, upload_list
-from goodput_engine.scheduler.plan import TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from goodput_engine.executor.torch.chosen_tokens import SampledToken
+    from goodput_engine.executor.torch.downloads import Downloads
     from goodput_engine.messages import SamplingOptions
 
-__all__ = ["ChosenTokens", "RequestSampling", "SampledRow", "SampledToken", "Sampler"]
+__all__ = ["RequestSampling", "SampledRow", "Sampler"]
 
 # Below, a softmax in float32 has one token, or overflows.
 _GREEDY_BELOW: Final = 1e-5
@@ -41,24 +44,12 @@ _PREFIXES: Final = (256, 4096)
 # Logits that are computed together: on a CPU as many as its cache holds, else as the memory does.
 _MAX_CPU_LOGITS: Final = 1 << 18
 _MAX_LOGITS: Final = 1 << 24
+# Sorted logits take more memory: indices, and probabilities in double precision.
+_MAX_SORTED_LOGITS: Final = 1 << 22
 _WORD_BITS: Final = 32
 _MASK_64: Final = (1 << 64) - 1
 _FIRST_FACTOR: Final = -2048144789  # 0x85ebca6b as int32
 _SECOND_FACTOR: Final = -1028477387  # 0xc2b2ae35 as int32
-
-
-class SampledToken(NamedTuple):
-    """The token of one row.
-
-    Args:
-        token_id: the token.
-        logprobs: its log-probabilities; None if the row has no such option.
-        is_finite: False if a logit of the row is NaN or infinite, so that the token is arbitrary.
-    """
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    is_finite: bool = True
 
 
 class RequestSampling:
@@ -129,9 +120,13 @@ class Sampler:
 
     It keeps the hashes of the token ids, so that they are computed once, and the counts of requests
     with penalties.
+
+    Args:
+        downloads: copies from the device of the logits; None if this device is the host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, downloads: Downloads | None = None) -> None:
+        self._downloads = downloads
         self._hashes = torch.empty(0, dtype=torch.int32)
         self._penalties = PenaltyCounts()
         self._stop_ids = StopIds()
@@ -147,9 +142,10 @@ class Sampler:
             logits: `[num_rows, vocab_size]`, floating point; may be changed.
             rows: options of the rows.
         """
+        assert self._downloads is not None or logits.device.type == "cpu", "copies are missing"
         with torch.inference_mode():
             logits = logits.float()
-            raw = _RawLogits(logits, rows)
+            raw = RawLogits(logits, [_reported(row) for row in rows])
             counted = self._penalties.apply(logits, rows)
             _apply_bias(logits, rows)
             self._stop_ids.ban(logits, rows)
@@ -158,20 +154,21 @@ class Sampler:
             largest, chosen = logits.max(-1)
             is_finite = largest < torch.inf
             whole: list[int] = []
-            prefixed: list[int] = []
+            limited: list[int] = []
             for at, row in enumerate(rows):
                 if row.sampling is not None and row.sampling.is_random:
                     options = row.sampling.options
-                    limited = options.top_k > 0 or options.top_p < 1
-                    (prefixed if limited else whole).append(at)
-            if whole or prefixed:
+                    is_limited = options.top_k > 0 or options.top_p < 1
+                    (limited if is_limited else whole).append(at)
+            if whole or limited:
                 keys = self._keys(rows, logits.device)
                 self._prepare(logits)
                 self._sample_whole(logits, rows, whole, keys, chosen)
-                self._sample_prefixes(logits, rows, prefixed, keys, chosen)
+                sample = self._sample_prefixes if self._downloads is None else self._sample_sorted
+                sample(logits, rows, limited, keys, chosen)
             if counted is not None:
                 self._penalties.add(counted, chosen)
-            return ChosenTokens(chosen, is_finite, raw)
+            return ChosenTokens(chosen, is_finite, raw.logprobs(chosen), self._downloads)
 
     def _prepare(self, logits: torch.Tensor) -> None:
         """Compute the hashes of all token ids."""
@@ -196,15 +193,51 @@ class Sampler:
         chosen: torch.Tensor,
     ) -> None:
         """Sample rows among all tokens, or among those that min-p keeps."""
-        vocab_size = logits.shape[1]
         for indices in _groups(selected, logits):
             at = upload_list(indices, logits.device)
-            scores = _scaled(logits, rows, indices, at)
+            values = _scaled(logits, rows, indices, at)
             least = _min_p_bound(rows, indices, logits.device)
-            if least is not None:
-                scores.masked_fill_(scores < least, -torch.inf)
-            scores -= _gumbel_log(self._hashes[:vocab_size], keys[at])
-            chosen[at] = scores.argmax(-1)
+            chosen[at] = self._sample_from(values, least, keys[at])
+
+    def _sample_from(
+        self, values: torch.Tensor, least: torch.Tensor | None, keys: torch.Tensor
+    ) -> torch.Tensor:
+        """Return a token of each row.
+
+        Args:
+            values: scaled logits, `[num_rows, vocab_size]`; changed in place.
+            least: the least of them that may be sampled, `[num_rows, 1]`; None for all.
+            keys: of the rows, `[num_rows, 2]`.
+        """
+        if least is not None:
+            values.masked_fill_(values < least, -torch.inf)
+        values -= _gumbel_log(self._hashes[: values.shape[1]], keys)
+        return values.argmax(-1)
+
+    def _sample_sorted(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampledRow],
+        selected: list[int],
+        keys: torch.Tensor,
+        chosen: torch.Tensor,
+    ) -> None:
+        """Sample rows with top-k or top-p without waiting for the device.
+
+        Only the device knows how many tokens top-p keeps, so all logits of a row are sorted unless
+        it has top-k. The order only gives the least logit that is kept.
+        """
+        device, vocab_size = logits.device, logits.shape[1]
+        for size, those in _by_sorted_size(rows, selected, vocab_size).items():
+            for indices in _groups(those, logits, most=_MAX_SORTED_LOGITS):
+                at = upload_list(indices, device)
+                values = _scaled(logits, rows, indices, at)
+                if size < vocab_size:
+                    top = values.topk(size, dim=-1).values
+                else:
+                    top = values.sort(dim=-1, descending=True).values
+                least = _least_kept(top, values, rows, indices)
+                chosen[at] = self._sample_from(values, least, keys[at])
 
     def _sample_prefixes(
         self,
@@ -214,7 +247,11 @@ class Sampler:
         keys: torch.Tensor,
         chosen: torch.Tensor,
     ) -> None:
-        """Sample rows with top-k or top-p, among as few of the most probable tokens as possible."""
+        """Sample rows with top-k or top-p, among as few of the most probable tokens as possible.
+
+        On a CPU, sorting and the noise of all tokens would take longer than the few logits of a
+        usual row, and reading whether they suffice waits for nothing.
+        """
         vocab_size = logits.shape[1]
         for size in (*(one for one in _PREFIXES if one < vocab_size), vocab_size):
             left: list[int] = []
@@ -227,9 +264,8 @@ class Sampler:
             for indices in _groups(ready, logits):
                 at_rows = upload_list(indices, logits.device)
                 values = _scaled(logits, rows, indices, at_rows)
-                total = values.logsumexp(-1, keepdim=True)
                 top, ids = values.topk(size, dim=-1)
-                kept = _kept(top, total, rows, indices)
+                kept = top >= _least_kept(top, values, rows, indices)
                 scores = top - _gumbel_log(self._hashes[ids], keys[at_rows])
                 scores.masked_fill_(~kept, -torch.inf)
                 tokens = ids.gather(-1, scores.argmax(-1, keepdim=True))[:, 0]
@@ -237,63 +273,17 @@ class Sampler:
                     chosen[at_rows] = tokens
                     continue
                 # Tokens behind the prefix may belong to the row if its last one does.
-                done = ~(kept[:, -1]).cpu()
-                for row, is_done in enumerate(done.tolist()):
-                    if is_done:
-                        chosen[indices[row]] = tokens[row]
-                    else:
+                for row, is_last_kept in enumerate(kept[:, -1].tolist()):
+                    if is_last_kept:
                         left.append(indices[row])
+                    else:
+                        chosen[indices[row]] = tokens[row]
             selected = left
 
 
-class ChosenTokens:
-    """The tokens of a step, which may not be computed yet.
-
-    Attributes:
-        ids: int64 `[num_rows]` on the device.
-    """
-
-    def __init__(self, ids: torch.Tensor, is_finite: torch.Tensor, raw: _RawLogits) -> None:
-        self.ids = ids
-        self._is_finite = is_finite
-        self._raw = raw
-
-    def read(self) -> list[SampledToken]:
-        """Wait for the device, and return the tokens."""
-        with torch.inference_mode():
-            # One copy from the device, not two.
-            ids, is_finite = torch.stack((self.ids, self._is_finite)).tolist()
-            return list(map(SampledToken, ids, self._raw.logprobs(ids), map(bool, is_finite)))
-
-
-class _RawLogits:
-    """The model's own logits of the rows whose log-probabilities are requested."""
-
-    def __init__(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
-        self._counts: list[int | None] = [
-            None if row.sampling is None else row.sampling.options.logprobs for row in rows
-        ]
-        self._rows = [at for at, count in enumerate(self._counts) if count is not None]
-        self._logits = (
-            logits[upload_list(self._rows, logits.device)] if self._rows else None  # a copy
-        )
-
-    def logprobs(self, token_ids: list[int]) -> list[TokenLogprobs | None]:
-        """Return the log-probabilities of each row; None for a row without."""
-        found: list[TokenLogprobs | None] = [None] * len(token_ids)
-        if self._logits is None:
-            return found
-        logits = self._logits
-        total = logits.logsumexp(-1, keepdim=True)
-        chosen = torch.tensor([[token_ids[at]] for at in self._rows], device=logits.device)
-        own = (logits.gather(-1, chosen) - total)[:, 0].tolist()
-        most = min(max(self._counts[at] or 0 for at in self._rows), logits.shape[1])
-        top, ids = logits.topk(most, dim=-1)
-        values, names = (top - total).tolist(), ids.tolist()
-        for row, at in enumerate(self._rows):
-            count = self._counts[at]
-            found[at] = TokenLogprobs(own[row], names[row][:count], values[row][:count])
-        return found
+def _reported(row: SampledRow) -> int | None:
+    """Return the number of probable tokens that a row reports; None if it has no such option."""
+    return None if row.sampling is None else row.sampling.options.logprobs
 
 
 def _apply_bias(logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
@@ -344,14 +334,15 @@ def _min_p_bound(
     return upload_list(least, device).log()[:, None] if any(least) else None
 
 
-def _kept(
-    top: torch.Tensor, total: torch.Tensor, rows: Sequence[SampledRow], indices: list[int]
+def _least_kept(
+    top: torch.Tensor, values: torch.Tensor, rows: Sequence[SampledRow], indices: list[int]
 ) -> torch.Tensor:
-    """Return a mask of the tokens that top-k, top-p and min-p keep.
+    """Return the least scaled logit that top-k, top-p and min-p keep in each row, `[num_rows, 1]`.
 
     Args:
-        top: the largest scaled logits of each row, in descending order, `[num_rows, size]`.
-        total: logarithm of the sum of the exponentials of all logits, `[num_rows, 1]`.
+        top: the largest scaled logits of each row, in descending order, `[num_rows, size]`. They
+            suffice if they are all logits, if `size` is at least top-k, or if the last is not kept.
+        values: all scaled logits, `[num_rows, vocab_size]`.
         rows: the rows of the step.
         indices: the rows that `top` has.
     """
@@ -361,16 +352,33 @@ def _kept(
     has_top_k = upload_list([[one.options.top_k > 0] for one in samplings], device)
     least = top.gather(-1, upload_list(last, device)[:, None])
     least = torch.where(has_top_k, least, -torch.inf)
-    kept = top >= least
-    within = top.masked_fill(~kept, -torch.inf).logsumexp(-1, keepdim=True)
-    probabilities = (top - torch.where(has_top_k, within, total)).double().exp()
+    if any(one.options.top_k for one in samplings):
+        # Tokens as probable as the last one within top-k may be behind `top`.
+        values = values.masked_fill(values < least, -torch.inf)
+    total = values.logsumexp(-1, keepdim=True)
+    probabilities = (top - total).double().exp()
     before = probabilities.cumsum(-1) - probabilities
     top_p = upload_list([[one.options.top_p] for one in samplings], device)
     nucleus = (before < top_p) | (top_p >= 1)
     nucleus[:, 0] = True
-    kept &= top >= top.masked_fill(~nucleus, torch.inf).amin(-1, keepdim=True)
+    least = torch.maximum(least, top.masked_fill(~nucleus, torch.inf).amin(-1, keepdim=True))
     bound = _min_p_bound(rows, indices, device)
-    return kept if bound is None else kept & (top >= bound)
+    return least if bound is None else torch.maximum(least, bound)
+
+
+def _by_sorted_size(
+    rows: Sequence[SampledRow], selected: list[int], vocab_size: int
+) -> dict[int, list[int]]:
+    """Divide rows with top-k or top-p by the number of logits that must be sorted.
+
+    A size depends on its own row alone, so that the others do not change the rounding of sums.
+    """
+    found: dict[int, list[int]] = {}
+    for at, sampling in zip(selected, _samplings(rows, selected), strict=True):
+        top_k = sampling.options.top_k
+        size = next((one for one in _PREFIXES if 0 < top_k <= one < vocab_size), vocab_size)
+        found.setdefault(size, []).append(at)
+    return found
 
 
 def _samplings(rows: Sequence[SampledRow], indices: list[int]) -> list[RequestSampling]:
@@ -378,9 +386,12 @@ def _samplings(rows: Sequence[SampledRow], indices: list[int]) -> list[RequestSa
     return [one for one in found if one is not None]
 
 
-def _groups(indices: list[int], logits: torch.Tensor) -> Iterable[list[int]]:
-    """Divide rows into groups that are computed together."""
-    most = _MAX_CPU_LOGITS if logits.device.type == "cpu" else _MAX_LOGITS
+def _groups(
+    indices: list[int], logits: torch.Tensor, *, most: int = _MAX_LOGITS
+) -> Iterable[list[int]]:
+    """Divide rows into groups that are computed together, on a GPU of at most `most` logits."""
+    if logits.device.type == "cpu":
+        most = _MAX_CPU_LOGITS
     size = max(1, most // logits.shape[1])
     return (indices[at : at + size] for at in range(0, len(indices), size))
 

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
@@ -16,8 +17,11 @@ import torch
 import transformers
 from tests.builders.torch_models import ARCHITECTURES, ModelBench, TinyModel
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from goodput_core.spec.choices import Preemption
+from goodput_engine.executor.torch.downloads import CudaDownloads
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import PackedModel, PackedRow
 from goodput_engine.executor.torch.padded_decodes import CudaGraphs, batch_sizes
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch
+    from goodput_engine.executor.torch.chosen_tokens import ChosenTokens
 
 pytestmark = pytest.mark.torch
 
@@ -76,6 +81,84 @@ def test_all_tensors_of_a_step_are_on_the_device_of_the_model() -> None:
         logits = model.compute(rows, pool)
     assert logits.device.type == "cuda"
     assert logits.shape == (2, 97)
+
+
+class HostCopies(TorchDispatchMode):  # type: ignore[misc] # torch has no types here
+    """Finds the operations that copy from a GPU to the host.
+
+    Attributes:
+        found: their names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = NotImplemented
+        if func.namespace == "aten":
+            with self:  # inference mode hands over operations that consist of others
+                out = func.decompose(*args, **(kwargs or {}))
+        if out is NotImplemented:
+            out = func(*args, **(kwargs or {}))
+        if "cuda" in _devices((args, kwargs)) and "cpu" in _devices(out):
+            self.found.append(str(func))
+        return out
+
+
+def _devices(values: object) -> set[str]:
+    return {one.device.type for one in tree_leaves(values) if isinstance(one, torch.Tensor)}
+
+
+class CountedDownloads:
+    """Copies to the host that a test only counts."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.copies += 1
+        return tensor
+
+    def record(self) -> object:
+        return None
+
+    def wait(self, event: object) -> None:
+        raise AssertionError("the tokens are not read")
+
+
+LIMITED = {
+    "temperature": SamplingOptions(temperature=0.8, seed=3),
+    "min-p": SamplingOptions(temperature=0.8, min_p=0.1),
+    "top-p": SamplingOptions(temperature=0.8, top_p=0.9, logprobs=2),
+    "top-k": SamplingOptions(temperature=0.8, top_k=20),
+    "a large top-k": SamplingOptions(temperature=0.8, top_k=500),
+    "all limits": SamplingOptions(temperature=0.8, top_k=20, top_p=0.9, min_p=0.1),
+    "penalties": SamplingOptions(repetition_penalty=1.2, frequency_penalty=0.3, logprobs=0),
+    "a bias": SamplingOptions(logit_bias={3: 2.0}),
+}
+
+
+def limited_rows() -> list[SampledRow]:
+    """Return a row for each option, a greedy one, and one that follows a grammar."""
+    return [
+        SampledRow(None, 3, frozenset({5, 6})),
+        SampledRow(None, 3, allowed=np.array([0b110], dtype=np.int32)),
+        *(SampledRow(RequestSampling(one, [1, 2]), 6) for one in LIMITED.values()),
+    ]
+
+
+def test_no_option_of_sampling_reads_from_the_device() -> None:
+    downloads = CountedDownloads()
+    # Tensors without values cannot be read.
+    with FakeTensorMode(allow_non_fake_inputs=True), HostCopies() as copies:
+        rows = limited_rows()
+        logits = torch.zeros(len(rows), 5_000, device="cuda")
+        chosen = Sampler(downloads).choose(logits, rows)
+    assert chosen.ids.device.type == "cuda"
+    assert copies.found == []
+    # Tokens, and three tensors of log-probabilities.
+    assert downloads.copies == 4
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -141,18 +224,37 @@ def test_replayed_graphs_give_the_outputs_of_a_cpu(
 def test_a_step_is_started_without_waiting_for_the_device(tmp_path: Path) -> None:
     model = TinyModel.build(tmp_path, "Llama", "float32", "cuda").packed
     pool = KVPool(model.geometry, num_blocks=8, block_size=4, device=model.device)
-    rows = [PackedRow([1, 2, 3], 0, [0], True), PackedRow([4], 5, [1, 2], True)]
-    model.compute(rows, pool)
-    sampler = Sampler()
-    sampling = RequestSampling(
-        SamplingOptions(temperature=0.8, repetition_penalty=1.2, min_p=0.1), [1, 2]
-    )
-    sampled = [SampledRow(None, 3, frozenset({5})), SampledRow(sampling, 6)]
-    sampler.choose(model.compute(rows, pool), sampled)
-    sampling.append(4)
+    sampled = limited_rows()
+    rows = [PackedRow([at, 2, 3], 0, [at % 8], True) for at in range(len(sampled))]
+    sampler = Sampler(CudaDownloads())
+
+    def start() -> ChosenTokens:
+        return sampler.choose(model.compute(rows, pool), sampled)
+
+    for one, row in zip(start().read(), sampled, strict=True):
+        if row.sampling is not None:
+            row.sampling.append(one.token_id)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        sampler.choose(model.compute(rows, pool), sampled)
+        chosen = start()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert len(chosen.read()) == len(sampled)
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_tokens_are_read_while_later_work_runs_on_the_gpu() -> None:
+    sampler = Sampler(CudaDownloads())
+    logits = torch.randn(4, 5_000, device="cuda")
+    rows = [SampledRow(RequestSampling(LIMITED["top-p"]), at) for at in range(4)]
+    sampler.sample(logits.clone(), rows)
+    expected = sampler.sample(logits.clone(), rows)
+    chosen = sampler.choose(logits.clone(), rows)
+    torch.cuda._sleep(2_000_000_000)  # clock cycles, about a second
+    later = torch.cuda.Event()
+    later.record()
+    tokens = chosen.read()
+    assert not later.query(), "the host waited for the later work"
+    assert [one.token_id for one in tokens] == [one.token_id for one in expected]

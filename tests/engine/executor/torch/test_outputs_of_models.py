@@ -16,7 +16,7 @@ from tests.builders.torch_models import ARCHITECTURES, ModelBench, TinyModel
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
-from goodput_engine.executor.torch.sampling import ChosenTokens
+from goodput_engine.executor.torch.chosen_tokens import ChosenTokens
 from goodput_engine.scheduler.policies.registry import POLICIES
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `mak
 
 import transformers
 from scipy import stats
+from tests.builders.queued_downloads import QueuedDownloads
 
 from goodput_engine.executor.torch.sampling import (
     RequestSampling,
@@ -28,12 +29,24 @@ from goodput_engine.executor.torch.sampling import (
 from goodput_engine.messages import SamplingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    MakeSampler = Callable[[], Sampler]
 
 pytestmark = pytest.mark.torch
 
 ERROR_RATE = 1e-5
 """Probability that a test of a distribution fails although the code is right, for other seeds."""
+
+
+def without_waiting() -> Sampler:
+    """Return a sampler that does not read from the device, like that of a GPU."""
+    return Sampler(QueuedDownloads())
+
+
+on_each_device = pytest.mark.parametrize(
+    "make_sampler", [Sampler, without_waiting], ids=["reading", "not reading"]
+)
 
 
 def make_logits(vocabulary: int, *, spread: float = 2.0, seed: int = 3, rows: int = 1) -> Any:
@@ -196,7 +209,8 @@ _OPTIONS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@on_each_device
+@settings(deadline=None, max_examples=40)
 @given(
     options=_OPTIONS,
     vocabulary=st.sampled_from([41, 300, 5_000]),
@@ -206,6 +220,7 @@ _OPTIONS = st.builds(
     position=st.integers(0, 2**20),
 )
 def test_a_token_is_that_of_the_logits_of_transformers(
+    make_sampler: MakeSampler,
     options: SamplingOptions,
     vocabulary: int,
     spread: float,
@@ -215,14 +230,15 @@ def test_a_token_is_that_of_the_logits_of_transformers(
 ) -> None:
     logits = make_logits(vocabulary, spread=spread, seed=position % 97)
     row = SampledRow(state(options, prompt, output), position)
-    (token,) = Sampler().sample(logits.clone(), [row])
+    (token,) = make_sampler().sample(logits.clone(), [row])
     scores = reference(options, logits[0], prompt, output) + noise(options, position, vocabulary)
     best = float(scores.max())
     # In single precision, two nearly equal scores may change places.
     assert float(scores[token.token_id]) >= best - 1e-4 * max(1.0, abs(best))
 
 
-@settings(deadline=None, max_examples=40)
+@on_each_device
+@settings(deadline=None, max_examples=25)
 @given(
     rows=st.lists(
         st.tuples(st.one_of(st.none(), _OPTIONS), st.integers(0, 500)), min_size=1, max_size=9
@@ -231,7 +247,10 @@ def test_a_token_is_that_of_the_logits_of_transformers(
     vocabulary=st.sampled_from([41, 700]),
 )
 def test_a_row_does_not_depend_on_the_others(
-    rows: list[tuple[SamplingOptions | None, int]], logprobs: list[int | None], vocabulary: int
+    make_sampler: MakeSampler,
+    rows: list[tuple[SamplingOptions | None, int]],
+    logprobs: list[int | None],
+    vocabulary: int,
 ) -> None:
     logits = make_logits(vocabulary, rows=len(rows))
 
@@ -242,9 +261,9 @@ def test_a_row_does_not_depend_on_the_others(
         changed = SamplingOptions(**{**_fields(options), "logprobs": logprobs[at]})
         return SampledRow(state(changed, [1, 2], [2, 7]), position, frozenset({5, 6}))
 
-    together = Sampler().sample(logits.clone(), [row(at) for at in range(len(rows))])
+    together = make_sampler().sample(logits.clone(), [row(at) for at in range(len(rows))])
     for at, token in enumerate(together):
-        (alone,) = Sampler().sample(logits[at : at + 1].clone(), [row(at)])
+        (alone,) = make_sampler().sample(logits[at : at + 1].clone(), [row(at)])
         assert alone.token_id == token.token_id
         assert (alone.logprobs is None) == (token.logprobs is None)
         if alone.logprobs is not None and token.logprobs is not None:
@@ -252,9 +271,30 @@ def test_a_row_does_not_depend_on_the_others(
             assert alone.logprobs.logprob == pytest.approx(token.logprobs.logprob, abs=1e-5)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(st.tuples(_OPTIONS, st.integers(0, 500)), min_size=1, max_size=4),
+    vocabulary=st.sampled_from([41, 300, 5_000]),
+    spread=st.sampled_from([0.1, 2.0, 6.0]),
+    step=st.sampled_from([0.0, 1.0]),
+)
+def test_a_sampler_that_does_not_read_from_the_device_samples_the_same_tokens(
+    rows: list[tuple[SamplingOptions, int]], vocabulary: int, spread: float, step: float
+) -> None:
+    logits = make_logits(vocabulary, spread=spread, rows=len(rows))
+    if step:  # many equal logits, also across the bounds of top-k and top-p
+        logits = (logits / step).round() * step
+    sampled = [SampledRow(state(options, [1, 2], [2, 7]), at) for options, at in rows]
+    expected = Sampler().sample(logits.clone(), sampled)
+    assert without_waiting().sample(logits.clone(), sampled) == expected
+
+
+@on_each_device
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("count", [0, 1, 5, 60, 99])
-def test_log_probabilities_are_those_of_the_model(temperature: float, count: int) -> None:
+def test_log_probabilities_are_those_of_the_model(
+    make_sampler: MakeSampler, temperature: float, count: int
+) -> None:
     options = SamplingOptions(
         temperature=temperature,
         logprobs=count,
@@ -265,7 +305,7 @@ def test_log_probabilities_are_those_of_the_model(temperature: float, count: int
     logits = make_logits(60, rows=4)
     expected = logits.double().log_softmax(-1)
     rows = [SampledRow(state(options, [2], [3]), at) for at in range(4)]
-    for at, token in enumerate(Sampler().sample(logits.clone(), rows)):
+    for at, token in enumerate(make_sampler().sample(logits.clone(), rows)):
         assert token.logprobs is not None
         own = expected[at, token.token_id]
         assert token.logprobs.logprob == pytest.approx(float(own), abs=1e-5)
@@ -274,6 +314,7 @@ def test_log_probabilities_are_those_of_the_model(temperature: float, count: int
         assert token.logprobs.top_logprobs == pytest.approx(top.values.tolist(), abs=1e-5)
 
 
+@on_each_device
 @pytest.mark.parametrize(
     "options",
     [
@@ -285,20 +326,25 @@ def test_log_probabilities_are_those_of_the_model(temperature: float, count: int
     ],
     ids=str,
 )
-def test_limits_to_one_token_give_the_most_probable(options: SamplingOptions) -> None:
+def test_limits_to_one_token_give_the_most_probable(
+    make_sampler: MakeSampler, options: SamplingOptions
+) -> None:
     logits = make_logits(1_000, rows=5)
-    tokens = Sampler().sample(logits.clone(), [SampledRow(state(options), at) for at in range(5)])
+    tokens = make_sampler().sample(
+        logits.clone(), [SampledRow(state(options), at) for at in range(5)]
+    )
     assert [one.token_id for one in tokens] == logits.argmax(-1).tolist()
 
 
+@on_each_device
 @pytest.mark.parametrize("size", [250, 300, 5_000])
-def test_equally_probable_tokens_are_kept_together(size: int) -> None:
+def test_equally_probable_tokens_are_kept_together(make_sampler: MakeSampler, size: int) -> None:
     """The bound lies within a plateau, which is longer than the first prefixes."""
     logits = torch.zeros(1, 6_000)
     logits[0, :size] = 3.0
     sampling = state(SamplingOptions(temperature=1.0, top_k=9))
     rows = [SampledRow(sampling, position) for position in range(200)]
-    found = {one.token_id for one in Sampler().sample(logits.expand(200, -1).clone(), rows)}
+    found = {one.token_id for one in make_sampler().sample(logits.expand(200, -1).clone(), rows)}
     assert max(found) < size
     assert len(found) > 100
 
@@ -313,8 +359,11 @@ def test_banned_tokens_are_not_sampled(temperature: float) -> None:
     assert {one.token_id for one in tokens}.isdisjoint(banned)
 
 
+@on_each_device
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_invalid_logits_of_one_row_do_not_change_another(value: float) -> None:
+def test_invalid_logits_of_one_row_do_not_change_another(
+    make_sampler: MakeSampler, value: float
+) -> None:
     options = [
         SamplingOptions(temperature=1.0, logprobs=2),
         SamplingOptions(temperature=1.0, top_p=0.9),
@@ -322,9 +371,9 @@ def test_invalid_logits_of_one_row_do_not_change_another(value: float) -> None:
     ]
     rows = [SampledRow(state(one), 4) for one in options for _ in range(2)]
     logits = make_logits(300, rows=6)
-    valid = Sampler().sample(logits.clone(), rows)
+    valid = make_sampler().sample(logits.clone(), rows)
     logits[::2] = value
-    tokens = Sampler().sample(logits.clone(), rows)
+    tokens = make_sampler().sample(logits.clone(), rows)
     assert [one.token_id for one in tokens[1::2]] == [one.token_id for one in valid[1::2]]
     assert all(0 <= one.token_id < 300 for one in tokens)
 
