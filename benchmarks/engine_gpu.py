@@ -2,7 +2,8 @@
 
 It needs no installation, no weights and no trace: torch, transformers, triton and msgspec must be
 importable, and the weights are random in the shape of Llama 3 8B. The outputs of a small random
-model are compared with `generate` first, and nothing is measured if they differ.
+model are compared with those of transformers first, without and with a plan in flight behind the
+running one, and nothing is measured if they differ.
 
     PYTHONPATH=core:engine:msgspec.whl python benchmarks/engine_gpu.py        # eight minutes
     PYTHONPATH=core:engine:msgspec.whl python benchmarks/engine_gpu.py --quick  # tiny, on any CPU
@@ -13,8 +14,8 @@ A wheel with compiled code must be unpacked: `python -m zipfile -e msgspec-*.whl
 - *decode* and *prefill*: the time of single steps, as a share of the roofline of the model on this
   device, whose read bandwidth and peak of matrix products are measured in the same run; decodes
   also as replayed CUDA graphs; the same with flash-attn and blocks of 256 where it is installed;
-- *swap*: the bandwidth of copies between device and host, and the prompt length from which a copy
-  out and in takes less time than computing the prompt again;
+- *swap*: the bandwidth of copies between device and host, and the length from which a copy out and
+  in takes less time than computing the tokens again;
 - *ragged*: tokens per second on requests of different lengths, beside the continuous batching of
   transformers on the same requests and weights;
 - *replay*: a generated Poisson load in real time with the policy `slo`, and its attainment.
@@ -26,6 +27,7 @@ import argparse
 import gc
 import itertools
 import json
+import math
 import random
 import sys
 import time
@@ -59,7 +61,7 @@ from goodput_engine.executor.torch.model import PackedModel, PackedRow
 from goodput_engine.executor.torch.padded_decodes import CudaGraphs, PaddedDecodes, batch_sizes
 from goodput_engine.executor.torch.roofline import measure_roofline
 from goodput_engine.executor.torch.self_check import check_model
-from goodput_engine.messages import Configure, ExecutorInput, Submit
+from goodput_engine.messages import Configure, ExecutorInput, SamplingOptions, Submit
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ TIE: Final = 1e-3
 DECODE_AIM: Final = 80
 PREFILL_AIM: Final = 60
 TRANSFORMERS_AIM: Final = 1.5
+GREEDY: Final = SamplingOptions()
 MAX_ROWS: Final = 256
 """Number of requests of a step."""
 
@@ -220,27 +223,67 @@ def pack(model: Any, request: AttentionRequest | None = None) -> PackedModel:
     return packed
 
 
-def check_outputs(device: torch.device) -> str:
-    """Compare greedy outputs in float32 with `generate` on the same device.
+def check_outputs(device: torch.device, watch: _Watch) -> None:
+    """Compare outputs in float32 with transformers', and those of both depths with each other.
 
-    Returns:
-        The number of compared tokens and of ties.
+    Args:
+        device: computes both.
+        watch: gets the rows.
 
     Raises:
-        SystemExit: an output differs where the two highest logits are not a tie.
+        SystemExit: a greedy output differs where the two highest logits are not a tie, or more than
+            one sampled output depends on the depth.
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     model = make_model(TINY, device, torch.float32)
     packed = pack(model)
     check_model(packed)
-    core = _core(packed, TINY, graphs=True)
     stream = random.Random(5)
     prompts = [
         [stream.randrange(TINY.vocabulary) for _ in range(stream.randint(1, 60))] for _ in range(24)
     ]
-    outputs = _serve(core, prompts, [16] * len(prompts)).token_ids
+    lengths = [16] * len(prompts)
+
+    def serve_at_both_depths(sampling: SamplingOptions) -> list[list[list[int]]]:
+        return [
+            _serve(
+                _core(packed, TINY, depth=depth, graphs=True), prompts, lengths, sampling
+            ).token_ids
+            for depth in (0, 1)
+        ]
+
+    greedy = serve_at_both_depths(GREEDY)
+    for outputs, depth in zip(greedy, ("", ", one plan ahead"), strict=True):
+        compared = _compare_greedy(model, prompts, outputs)
+        watch.add(f"outputs in float32{depth}", compared, "equal", met=True)
+    sampled = serve_at_both_depths(
+        SamplingOptions(temperature=0.9, top_p=0.9, repetition_penalty=1.1, seed=3)
+    )
+    equal = [sum(map(list.__eq__, *both)) for both in (greedy, sampled)]
+    # A greedy output may differ after a tie, which was found above. The noise has hardly any.
+    if equal[1] < len(prompts) - 1:
+        raise SystemExit(
+            f"only {equal[1]} of {len(prompts)} sampled outputs are the same with a plan ahead; "
+            "nothing is measured"
+        )
+    watch.add(
+        "the same outputs with one plan ahead",
+        f"{equal[0]} of {len(prompts)} greedy and {equal[1]} of {len(prompts)} sampled ones",
+    )
+
+
+def _compare_greedy(model: Any, prompts: Sequence[list[int]], outputs: list[list[int]]) -> str:
+    """Compare each token of greedy outputs with the logits of transformers.
+
+    Returns:
+        The number of compared tokens and of ties.
+
+    Raises:
+        SystemExit: a token differs where the two highest logits are not a tie.
+    """
     model.set_attn_implementation("eager")
     tokens = ties = 0
+    device = model.device
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([prompt + output], device=device)
         with torch.inference_mode():
@@ -326,23 +369,37 @@ def _padded(packed: PackedModel, pool: KVPool, max_rows: int) -> PaddedDecodes:
     return PaddedDecodes(packed, pool, sizes=batch_sizes(max_rows), recorder=recorder)
 
 
-def _submit(rid: int, at_ns: int, prompt: Sequence[int], output: int, targets: Targets) -> Submit:
+def _submit(
+    rid: int,
+    at_ns: int,
+    prompt: Sequence[int],
+    output: int,
+    targets: Targets,
+    *,
+    sampling: SamplingOptions = GREEDY,
+) -> Submit:
     return Submit(
         rid=rid,
         arrival_ns=at_ns,
         input_tokens=len(prompt),
         max_output_tokens=output,
         targets=targets,
-        executor=ExecutorInput(token_ids=list(prompt), ignore_eos=True),
+        executor=ExecutorInput(token_ids=list(prompt), ignore_eos=True, sampling=sampling),
     )
 
 
-def _serve(core: EngineCore, prompts: Sequence[list[int]], outputs: Sequence[int]) -> _Served:
+def _serve(
+    core: EngineCore,
+    prompts: Sequence[list[int]],
+    outputs: Sequence[int],
+    sampling: SamplingOptions = GREEDY,
+) -> _Served:
     """Serve requests that arrive together."""
     began_ns = time.monotonic_ns()
     found: list[list[int]] = [[] for _ in prompts]
     for rid, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        assert core.submit(_submit(rid, began_ns, prompt, output, Targets()), began_ns) is None
+        submit = _submit(rid, began_ns, prompt, output, Targets(), sampling=sampling)
+        assert core.submit(submit, began_ns) is None
     core.scheduler.end_input()
     while core.scheduler.has_work:
         step = core.step(time.monotonic_ns())
@@ -383,8 +440,8 @@ def measure_steps(
     *,
     title: str = "",
     block_size: int = BLOCK_SIZE,
-) -> float:
-    """Measure decodes and prefills; return the seconds of a prompt token in the longest prompt.
+) -> None:
+    """Measure decodes and prefills.
 
     Args:
         packed: the model.
@@ -423,7 +480,6 @@ def measure_steps(
                 f"{DECODE_AIM} %" if name and not title else "",
                 met=share >= DECODE_AIM if name and not title else None,
             )
-    token_s = 0.0
     for tokens in scale.prompts:
         row = PackedRow([7] * tokens, 0, range(-(-tokens // block_size)), samples=True)
         step_ns = _fastest_ns(
@@ -432,14 +488,12 @@ def measure_steps(
             max(1, scale.repeats // 2),
         )
         share = 100 * roofline.least_ns(StepShape.of(chunks=[(0, tokens)]), 1) / step_ns
-        token_s = step_ns / NS_PER_S / tokens
         watch.add(
             f"{title}prefill of {tokens}",
             f"{step_ns / NS_PER_MS:.2f} ms, {share:.0f} % of the roofline",
             "" if title else f"{PREFILL_AIM} %",
             met=None if title else share >= PREFILL_AIM,
         )
-    return token_s
 
 
 def measure_flash_attn(
@@ -456,7 +510,30 @@ def measure_flash_attn(
     measure_steps(other, scale, roofline, watch, title="flash-attn, ", block_size=FLASH_ATTN_BLOCK)
 
 
-def measure_swap(packed: PackedModel, scale: GpuScale, token_s: float, watch: _Watch) -> None:
+def break_even_tokens(
+    lengths: Sequence[int], swap_s: Sequence[float], compute_s: Sequence[float]
+) -> int | None:
+    """Return the length from which a copy out and in takes less time than computing again.
+
+    Args:
+        lengths: numbers of tokens in ascending order.
+        swap_s: time of both copies for each length; linear in between.
+        compute_s: time to compute a prompt of each length; likewise.
+
+    Returns:
+        The shortest length if copies are always faster; None if they are not at the longest.
+    """
+    gains = [compute - swap for swap, compute in zip(swap_s, compute_s, strict=True)]
+    if gains[-1] <= 0:
+        return None
+    at = max((at for at, gain in enumerate(gains) if gain <= 0), default=None)
+    if at is None:
+        return lengths[0]
+    share = -gains[at] / (gains[at + 1] - gains[at])
+    return lengths[at] + math.ceil(share * (lengths[at + 1] - lengths[at]))
+
+
+def measure_swap(packed: PackedModel, scale: GpuScale, watch: _Watch) -> None:
     """Measure copies between device and host, and compare them with computing again."""
     pool = KVPool(
         packed.geometry,
@@ -465,31 +542,53 @@ def measure_swap(packed: PackedModel, scale: GpuScale, token_s: float, watch: _W
         num_host_blocks=scale.host_blocks,
         device=packed.device,
     )
-    blocks = tuple(range(scale.host_blocks))
+
+    def seconds_of(*copies: Copy) -> float:
+        def run() -> None:
+            for one in copies:
+                pool.copy(one)
+
+        return _fastest_ns(run, packed.device, 3) / NS_PER_S
+
+    def copy(blocks: Sequence[int], *, to_host: bool) -> Copy:
+        used = tuple(blocks)
+        return Copy(rid=0, to_host=to_host, device_blocks=used, host_blocks=used)
+
+    every, half = range(scale.host_blocks), scale.host_blocks // 2
     copied = scale.host_blocks * BLOCK_SIZE * packed.geometry.bytes_per_token
-    both_s = 0.0
-    for to_host in (True, False):
-        copy = Copy(rid=0, to_host=to_host, device_blocks=blocks, host_blocks=blocks)
-        seconds = _fastest_ns(lambda: pool.copy(copy), packed.device, 3) / NS_PER_S  # noqa: B023
-        both_s += seconds
-        name = "device to host" if to_host else "host to device"
-        watch.add(f"swap, {name}", f"{copied / seconds / 1e9:.1f} GB/s")
-    half = scale.host_blocks // 2
-    copies = [
-        Copy(rid=0, to_host=to_host, device_blocks=part, host_blocks=part)
-        for to_host, part in ((True, blocks[:half]), (False, blocks[half : 2 * half]))
-    ]
-
-    def copy_both() -> None:
-        for one in copies:
-            pool.copy(one)
-
-    seconds = _fastest_ns(copy_both, packed.device, 3) / NS_PER_S
-    watch.add("swap, both directions at once", f"{copied / seconds / 1e9:.1f} GB/s")
-    swap_s = both_s / (scale.host_blocks * BLOCK_SIZE)
+    for name, copies in (
+        ("device to host", [copy(every, to_host=True)]),
+        ("host to device", [copy(every, to_host=False)]),
+        (
+            "both directions at once",
+            [copy(every[:half], to_host=True), copy(every[half : 2 * half], to_host=False)],
+        ),
+    ):
+        watch.add(f"swap, {name}", f"{copied / seconds_of(*copies) / 1e9:.1f} GB/s")
+    lengths: list[int] = []
+    swap_s: list[float] = []
+    compute_s: list[float] = []
+    for number in (1, 4, 16, 64, 256, 512):
+        if number > scale.host_blocks:
+            break
+        blocks = range(number)
+        row = PackedRow([7] * (number * BLOCK_SIZE), 0, blocks, samples=True)
+        lengths.append(number * BLOCK_SIZE)
+        swap_s.append(
+            seconds_of(copy(blocks, to_host=True)) + seconds_of(copy(blocks, to_host=False))
+        )
+        computed_ns = _fastest_ns(
+            lambda: packed.compute([row], pool),  # noqa: B023
+            packed.device,
+            3,
+        )
+        compute_s.append(computed_ns / NS_PER_S)
+    tokens = break_even_tokens(lengths, swap_s, compute_s)
     watch.add(
-        "swap against recompute",
-        f"{swap_s * 1e6:.1f} µs a token out and in, {token_s * 1e6:.1f} µs to compute it again",
+        "break-even of swap and recompute",
+        f"{'none up to' if tokens is None else 'from'} {tokens or lengths[-1]} tokens; at "
+        f"{lengths[-1]}: {swap_s[-1] * 1e3:.1f} ms out and in, {compute_s[-1] * 1e3:.1f} ms to "
+        "compute",
     )
 
 
@@ -576,7 +675,8 @@ def measure_replay(packed: PackedModel, scale: GpuScale, watch: _Watch) -> None:
     while at_s < scale.replay_s:
         arrivals.append(round(at_s * NS_PER_S))
         at_s += stream.expovariate(scale.replay_per_s)
-    core = _core(packed, scale, "slo", graphs=True)
+    # The depth of an engine on a GPU.
+    core = _core(packed, scale, "slo", depth=1, graphs=True)
     start_ns = time.monotonic_ns()
     times: dict[int, list[int]] = {rid: [] for rid in range(len(arrivals))}
     lengths: dict[int, int] = {}
@@ -658,7 +758,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     scale = TINY if args.quick else GpuScale()
     watch = _Watch()
     watch.add("device", torch.cuda.get_device_name(device) if on_gpu else "CPU")
-    watch.add("outputs in float32", check_outputs(device), "equal", met=True)
+    check_outputs(device, watch)
     dtype = torch.bfloat16 if on_gpu else torch.float32
     packed = pack(make_model(scale, device, dtype))
     watch.add("attention", packed.adapter.name)
@@ -668,11 +768,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"reads {roofline.bytes_per_s / 1e9:,.0f} GB/s, computes "
         f"{roofline.flops_per_s / 1e12:,.2f} TFLOP/s",
     )
-    token_s = measure_steps(packed, scale, roofline, watch)
+    measure_steps(packed, scale, roofline, watch)
     _release(device)
     measure_flash_attn(packed, scale, roofline, watch)
     _release(device)
-    measure_swap(packed, scale, token_s, watch)
+    measure_swap(packed, scale, watch)
     _release(device)
     measure_replay(packed, scale, watch)
     _release(device)

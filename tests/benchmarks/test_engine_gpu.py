@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
+from benchmarks.engine_gpu import break_even_tokens
+
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +38,28 @@ def test_a_bare_checkout_compares_outputs_and_measures_everything() -> None:
     )
     assert finished.returncode == 0
     rows = {row["name"]: row for row in json.loads(finished.stdout.splitlines()[-1])}
-    assert rows["outputs in float32"]["value"] == "384 tokens equal, 0 ties"
+    for depth in ("", ", one plan ahead"):
+        assert rows[f"outputs in float32{depth}"]["value"] == "384 tokens equal, 0 ties"
+    same = rows["the same outputs with one plan ahead"]["value"]
+    assert same == "24 of 24 greedy and 24 of 24 sampled ones"
+    assert " tokens; at 256: " in rows["break-even of swap and recompute"]["value"]
     (replayed,) = (row for name, row in rows.items() if name.startswith("replay of 1 s"))
     assert " of 12 requests attained; TTFT p50 " in replayed["value"]
     assert {name.partition(",")[0].partition(" of ")[0] for name in rows} >= {
         *("device", "attention", "limits", "decode", "prefill", "swap", "ragged"),
     }
+
+
+@pytest.mark.parametrize(
+    ("swap_s", "compute_s", "tokens"),
+    [
+        pytest.param([1.0, 2.0, 4.0], [3.0, 6.0, 12.0], 16, id="a copy is always faster"),
+        pytest.param([1.0, 2.0, 4.0], [0.5, 1.0, 2.0], None, id="a copy is never faster"),
+        pytest.param([2.0, 2.0, 2.0], [1.0, 4.0, 16.0], 32, id="between two lengths"),
+        pytest.param([2.0, 2.0, 2.0], [3.0, 1.0, 5.0], 112, id="from the last change on"),
+    ],
+)
+def test_the_break_even_is_the_length_from_which_a_copy_is_faster(
+    swap_s: list[float], compute_s: list[float], tokens: int | None
+) -> None:
+    assert break_even_tokens([16, 64, 256], swap_s, compute_s) == tokens
