@@ -15,7 +15,13 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 import torch
 import transformers
-from tests.builders.torch_models import ARCHITECTURES, ModelBench, TinyModel
+from tests.builders.torch_models import (
+    ARCHITECTURES,
+    ModelBench,
+    Outputs,
+    TinyModel,
+    make_folder,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from goodput_core.spec.choices import Preemption
 from goodput_engine.executor.torch.downloads import CudaDownloads
 from goodput_engine.executor.torch.kv_pool import KVPool
+from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.model import PackedModel, PackedRow
 from goodput_engine.executor.torch.padded_decodes import CudaGraphs, batch_sizes
 from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
@@ -258,3 +265,78 @@ def test_tokens_are_read_while_later_work_runs_on_the_gpu() -> None:
     tokens = chosen.read()
     assert not later.query(), "the host waited for the later work"
     assert [one.token_id for one in tokens] == [one.token_id for one in expected]
+
+
+def take_steps(bench: ModelBench) -> None:
+    """Take steps until no request is left, and accept further ones afterwards."""
+    while bench.scheduler.has_work:
+        bench.step()
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_a_gpu_that_runs_out_of_memory_computes_parts_and_fails_a_request_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Half a megabyte for each token and layer, and weights that remain small.
+    make_folder(tmp_path, "Llama", intermediate_size=1 << 16)
+    device = torch.device("cuda")
+    # In float64, the parts of a step give the same tokens.
+    packed = load_model(tmp_path, dtype="float64", device=device)
+    bench = ModelBench(
+        TinyModel(packed=packed, outputs=Outputs(tmp_path, "float64")),
+        "sarathi",
+        Preemption.RECOMPUTE,
+        blocks=200,
+        block_size=4,
+        budget=512,
+        depth=1,
+        starts_ahead=True,
+    )
+    bench.submit(5, 4)  # libraries take their own memory now
+    take_steps(bench)
+    total = torch.cuda.get_device_properties(device).total_memory
+    compute = packed.compute
+    failed: list[str] = []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        try:
+            return compute(*arguments)
+        except torch.OutOfMemoryError as error:
+            failed.append(str(error))
+            raise
+
+    def allow(more_bytes: int) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved(device)
+        torch.cuda.set_per_process_memory_fraction((reserved + more_bytes) / total, device)
+
+    held: list[torch.Tensor] = []
+
+    def hold_all(size: int) -> None:
+        while True:
+            held.append(torch.empty(size, dtype=torch.uint8, device=device))
+
+    monkeypatch.setattr(packed, "compute", counted)
+    try:
+        allow(64 << 20)
+        for family in range(4):
+            bench.submit(110, 8, family=family)
+        take_steps(bench)
+        assert failed, "the memory was large enough"
+        assert not bench.rejected
+        allow(0)
+        # torch divides the memory into a part for large tensors and one for those up to 1 MiB.
+        for size in (2 << 20, (1 << 20) + 512, 1 << 18):
+            with pytest.raises(torch.OutOfMemoryError):
+                hold_all(size)
+        held.pop()  # too small for a token, but not for the description of a step
+        refused = bench.submit(110, 8, family=5)
+        take_steps(bench)
+        assert bench.rejected == {refused: "out_of_memory"}
+    finally:
+        held.clear()
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    bench.submit(110, 8, family=5)
+    bench.run_dry()
