@@ -109,6 +109,10 @@ def test_permissions_are_granted_in_the_watched_namespaces_only(render: Render) 
     assert not [d for d in documents if d["kind"].startswith("ClusterRole")]
     roles = [d for d in documents if d["kind"] == "Role"]
     assert {d["metadata"]["namespace"] for d in roles} == {"chat", "search", "goodput-system"}
+    reading = render(*SETTINGS["namespaces"], "--set", "rbac.readNodes=true")
+    role = only(reading, "ClusterRole")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    assert only(reading, "ClusterRoleBinding")["roleRef"]["name"] == role["metadata"]["name"]
     arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert [a for a in arguments if a.startswith("--namespace=")] == [
         "--namespace=chat",

@@ -42,3 +42,10 @@
   resources: [events]
   verbs: [create, patch]
 {{- end -}}
+
+{{/* Nodes have no namespace, so a Role cannot grant this. */}}
+{{- define "goodput.nodeRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get]
+{{- end -}}

@@ -32,6 +32,7 @@ __all__ = [
     "LEASE",
     "LLMSERVICE",
     "MANAGER",
+    "NODE",
     "POD",
     "SECRET",
     "SERVING_PORT",
@@ -61,7 +62,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of namespaced object.
+    """One kind of object.
 
     Args:
         api_version: group and version; only the version for the core group.
@@ -81,7 +82,7 @@ class Kind:
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         """Return the API path of a collection, of one object, or of its subresource.
 
-        An empty namespace selects all namespaces.
+        An empty namespace selects all namespaces, or an object without one, such as a node.
         """
         root = "apis" if self.group else "api"
         within = ("namespaces", namespace) if namespace else ()
@@ -100,6 +101,7 @@ JOB: Final = _kind("batch/v1", "Job", "jobs")
 CLAIM: Final = _kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SECRET: Final = _kind("v1", "Secret", "secrets")
 EVENT: Final = _kind("v1", "Event", "events")
+NODE: Final = _kind("v1", "Node", "nodes")
 LEASE: Final = _kind("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN: Final = (

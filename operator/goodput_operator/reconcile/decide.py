@@ -44,6 +44,7 @@ from goodput_operator.reconcile.actions import (
 from goodput_operator.reconcile.attainment import judge_attainment
 from goodput_operator.reconcile.drift import find_repairs
 from goodput_operator.reconcile.gate import plan_gate
+from goodput_operator.reconcile.images import revision_pinned
 from goodput_operator.reconcile.learnt import learnt_status, restore_learnt
 from goodput_operator.reconcile.problems import (
     Problem,
@@ -67,8 +68,8 @@ from goodput_operator.reconcile.status import (
     conditions_of,
     rejected_conditions,
     status_of,
-    write_due_ns,
 )
+from goodput_operator.reconcile.status_writes import write_due_ns
 from goodput_operator.render.config_map import read_setpoint
 from goodput_operator.render.secrets import secret_of, token_secret
 
@@ -250,10 +251,12 @@ def _reconcile(
         since_ns = now_ns if measured_ns is None else measured_ns
         interval_end_ns = since_ns + spec.control.interval_seconds * NS_PER_S
         wakes.append(interval_end_ns if interval_end_ns > now_ns else now_ns + _RECHECK_NS)
+    gated = spec.rollout.gate is not None
+    pinned = revision_pinned(view, revisions.engines.values(), revisions.update, gated=gated)
     decision = _finish(
         snapshot,
         view,
-        conditions_of(view, status_input),
+        [*conditions_of(view, status_input), *pinned],
         status_input,
         actions=actions,
         memory=next_memory,

@@ -14,10 +14,12 @@ from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.attainment import reason_of_signal
 from goodput_operator.reconcile.gate_plan import GatePhase, GateReason
+from goodput_operator.reconcile.images import IMAGE_TAG
 from goodput_operator.reconcile.problems import ProblemReason
 from goodput_operator.reconcile.snapshot import Reported
 from goodput_operator.reconcile.status import (
     READY,
+    REVISION_PINNED,
     SCALING_LIMITED,
     SLO_ATTAINED,
     STALLED,
@@ -47,8 +49,11 @@ _HEALTHY: Final[Mapping[str, tuple[Truth, str]]] = {
     STALLED: (Truth.FALSE, "Recovered"),
     SLO_ATTAINED: (Truth.TRUE, "SLOAttained"),
     SCALING_LIMITED: (Truth.FALSE, "ScalingUnlimited"),
+    REVISION_PINNED: (Truth.TRUE, "RevisionPinned"),
 }
 """Healthy status by condition, and the reason of the Event when it becomes healthy."""
+_UNREPORTED: Final = frozenset({ProblemReason.ROLLOUT_PAUSED, IMAGE_TAG})
+"""Reasons without an Event: the gate has its own, and a tag of an image is no change."""
 _GATE_ENDS: Final[Mapping[GatePhase, str]] = {
     GatePhase.PASSED: "GatePassed",
     GatePhase.FAILED: "GateFailed",
@@ -80,8 +85,8 @@ def of_conditions(conditions: Sequence[Condition], stored: Mapping[str, Any]) ->
             if old_status == Truth.TRUE.value:
                 intended = new.reason == SUSPENDED
                 yield Emit(warning=not intended, reason=new.reason, message=new.message)
-        elif new.reason == ProblemReason.ROLLOUT_PAUSED:
-            continue  # reported by the gate's own Event
+        elif new.reason in _UNREPORTED:
+            continue
         elif changed or old.get("reason") != new.reason:
             yield Emit(warning=True, reason=new.reason, message=new.message)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ANNOTATION_RETRY, ROLE_ENGINE
 from goodput_core.spec.codec import encode
-from goodput_operator.reconcile.gate_attempt import GateAttempt, obsolete_objects
+from goodput_operator.reconcile.gate_attempt import GateAttempt
+from goodput_operator.reconcile.gate_objects import obsolete_objects
 from goodput_operator.reconcile.gate_plan import (
     GatePhase,
     GatePlan,

@@ -18,7 +18,6 @@ from goodput_core.contract import (
     OBJECT_LABEL_ROLE,
     ROLE_BASELINE,
     ROLE_CANDIDATE,
-    ROLE_REPLAY,
 )
 from goodput_core.control import Setpoint
 from goodput_core.errors import SpecError
@@ -39,7 +38,9 @@ from goodput_operator.kube.jobs import (
     true_condition,
 )
 from goodput_operator.kube.objects import JOB, admin_url, replica_set_of, serving_url
-from goodput_operator.reconcile.actions import Create, Delete
+from goodput_operator.reconcile.actions import Create
+from goodput_operator.reconcile.gate_nodes import NodeComparison, compare_nodes
+from goodput_operator.reconcile.gate_objects import PAIR, gate_jobs, obsolete_objects
 from goodput_operator.reconcile.gate_plan import (
     GatePhase,
     GatePlan,
@@ -47,6 +48,7 @@ from goodput_operator.reconcile.gate_plan import (
     GateRecord,
     gate_status,
 )
+from goodput_operator.reconcile.images import image_digest
 from goodput_operator.reconcile.problems import (
     Problem,
     ProblemReason,
@@ -70,11 +72,10 @@ if TYPE_CHECKING:
     from goodput_operator.kube.objects import Object
     from goodput_operator.reconcile.snapshot import Child, PodView
 
-__all__ = ["MAX_ATTEMPTS", "GateAttempt", "obsolete_objects"]
+__all__ = ["MAX_ATTEMPTS", "GateAttempt"]
 
 MAX_ATTEMPTS: Final = 3
 """Attempts without a verdict, after which the gate is paused."""
-_PAIR: Final = (ROLE_BASELINE, ROLE_CANDIDATE)
 _BACKOFF_S: Final = 10
 _MAX_MESSAGE: Final = 1500
 _MISSED: Final = " within spec.rollout.progressDeadlineSeconds"
@@ -84,24 +85,6 @@ _OUTCOMES: Final = {
     VerdictKind.FAIL: GatePhase.FAILED,
     VerdictKind.INCONCLUSIVE: GatePhase.PAUSED,
 }
-
-
-def obsolete_objects(view: View, key: str | None, job: str | None) -> tuple[Delete, ...]:
-    """Return deletions of the objects of other gates and of earlier attempts.
-
-    Args:
-        view: classified objects of the service.
-        key: key of the gate whose engines are kept; None to keep none.
-        job: name of the Job that is kept; None to keep none.
-    """
-    names = {view.owner.names.gate(key, role) for role in _PAIR} if key is not None else set()
-    deletes = [
-        Delete(kind="Deployment", name=workload.name, uid=workload.uid)
-        for role in _PAIR
-        for workload in view.workloads(role)
-        if workload.name not in names
-    ]
-    return (*deletes, *(_delete(child) for child in _jobs(view) if child.name != job))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +153,9 @@ class GateAttempt:
         ready = {role: pod for role in self._roles if (pod := self._ready(role)) is not None}
         if len(ready) < len(self._roles):
             return self._wait_for_engines(ready)
+        nodes = self._compare_nodes(ready)
+        if nodes.by_chance:
+            return self._end(GatePhase.PAUSED, GateReason.UNEQUAL_NODES, nodes.note)
         text, create = "all engines of the gate are ready", Create(body=self._render_job(ready))
         key = (JOB.name, create.body["metadata"]["name"])
         conflict = name_conflict(self.view.foreign(*key))
@@ -221,6 +207,13 @@ class GateAttempt:
             annotations={ANNOTATION_GATE: json.dumps(pods, sort_keys=True)},
         )
 
+    def _compare_nodes(self, engines: Mapping[str, PodView]) -> NodeComparison:
+        return compare_nodes(
+            {role: pod.node for role, pod in engines.items()},
+            self.snapshot.nodes,
+            {role: one.template for role, one in self._config().engines.items()},
+        )
+
     def _ready(self, role: str) -> PodView | None:
         """Return the ready pod of a role; None while there is none or another one ends."""
         pods = self._pods(role)
@@ -241,7 +234,7 @@ class GateAttempt:
     @property
     def _roles(self) -> tuple[str, ...]:
         """Roles of the gate's engines, the baseline first."""
-        return (ROLE_CANDIDATE,) if self.gate.baseline is Baseline.RECORDED else _PAIR
+        return (ROLE_CANDIDATE,) if self.gate.baseline is Baseline.RECORDED else PAIR
 
     def _deployments(self) -> list[Object]:
         names = {self.view.owner.names.gate(self.record.key, role) for role in self._roles}
@@ -265,7 +258,7 @@ class GateAttempt:
 
     def _job(self) -> Child | None:
         name = job_name(self.view.owner, self.record.key, self.record.attempt)
-        return next((child for child in _jobs(self.view) if child.name == name), None)
+        return next((child for child in gate_jobs(self.view) if child.name == name), None)
 
     def _follow(self, job: Object) -> GatePlan:
         """Follow the Job to its result."""
@@ -358,15 +351,21 @@ class GateAttempt:
 
     def _judge(self, result: ABResult, phase: GatePhase) -> GatePlan:
         assert result.verdict is not None, "INVALID and errors have no outcome"
+        engines = {role: pods[0] for role in self._roles if (pods := self._pods(role))}
+        nodes = self._compare_nodes(engines)
+        if nodes.by_chance:  # which was not known at the start
+            return self._end(GatePhase.PAUSED, GateReason.UNEQUAL_NODES, nodes.note)
+        message, note = result.message[:_MAX_MESSAGE], nodes.note
         return self._store(
             replace(
                 self.record,
                 verdict=result.verdict,
                 ended=phase,
                 reason=result.reason,
-                message=result.message[:_MAX_MESSAGE],
+                message=f"{message.removesuffix('.')}; {note}" if note else message,
                 pairs=self._pairs(result),
                 interval=result.interval or "",
+                image=image_digest(engines[ROLE_CANDIDATE]),
             )
         )
 
@@ -472,18 +471,6 @@ class GateAttempt:
         """Return the seconds until the progress deadline of the latest of these objects."""
         since_s = max(self.record.since, *map(_created_s, objects), 0)
         return since_s + self.spec.rollout.progress_deadline_seconds - self.snapshot.unix_s
-
-
-def _jobs(view: View) -> list[Child]:
-    return [
-        child
-        for child in view.ours(JOB.name)
-        if (child.body["metadata"].get("labels") or {}).get(OBJECT_LABEL_ROLE) == ROLE_REPLAY
-    ]
-
-
-def _delete(child: Child) -> Delete:
-    return Delete(kind=child.body["kind"], name=child.name, uid=child.uid)
 
 
 def _identity(pod: PodView) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class GateReason(StrEnum):
     """The record of the gate cannot be stored, so the gate cannot begin."""
     NOT_STORED = "GateNotStored"
     """The API server no longer stores the gate, because the definition is of another version."""
+    UNEQUAL_NODES = "UnequalNodes"
+    """Candidate and baseline run on unlike nodes, although both revisions ask for the same."""
     NO_IMAGE = "NoReplayImage"
     """Neither the gate nor the installation names an image for replays."""
 
@@ -95,6 +97,9 @@ class GateRecord:
     message: str = spec_field("The reason in a sentence.", default="")
     pairs: str = spec_field("Recorded pairs.", default="")
     interval: str = spec_field("Difference to the baseline.", default="")
+    image: str = spec_field(
+        "Digest of the image that the candidate ran; absent if its node names none.", default=""
+    )
 
     def phase(self, gate: GateSpec | None) -> GatePhase | None:
         """Return the final phase; None while the gate runs.

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from goodput_core.contract import OBJECT_LABEL_ROLE, ROLE_REPLAY
+from goodput_core.contract import (
+    OBJECT_LABEL_ROLE,
+    ROLE_BASELINE,
+    ROLE_CANDIDATE,
+    ROLE_REPLAY,
+)
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.cache import trim
 from goodput_operator.kube.client import FailedCall
-from goodput_operator.kube.objects import KINDS, Object, admin_url, controlled_by
+from goodput_operator.kube.objects import KINDS, NODE, Object, admin_url, controlled_by
 from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.snapshot import Memory, Snapshot
 
@@ -122,17 +127,27 @@ class Observer:
             delayed=record.delayed,
             undeclared=record.undeclared,
             gate_state=await self._gate_state(pods),
+            nodes=await self._nodes(pods),
         )
 
     async def _gate_state(self, pods: Sequence[Object]) -> ABState | None:
         """Read the progress of a gate; None if no pod of one runs."""
         for pod in pods:
-            labels = pod["metadata"].get("labels") or {}
             running = (pod.get("status") or {}).get("phase") == "Running"
             url = admin_url(pod)
-            if labels.get(OBJECT_LABEL_ROLE) == ROLE_REPLAY and running and url is not None:
+            if _role(pod) == ROLE_REPLAY and running and url is not None:
                 return await self._read_gate(url)
         return None
+
+    async def _nodes(self, pods: Sequence[Object]) -> tuple[Object, ...]:
+        """Read the nodes of a gate's engines if these run on several, as far as that is allowed."""
+        engines = [pod for pod in pods if _role(pod) in {ROLE_BASELINE, ROLE_CANDIDATE}]
+        found = {(pod.get("spec") or {}).get("nodeName") for pod in engines}
+        names = sorted(name for name in found if name)
+        if len(names) < 2:
+            return ()
+        responses = [await self._client.read(NODE, "", name) for name in names]
+        return tuple(one for one in responses if not isinstance(one, FailedCall))
 
     async def _read_foreign(self, key: Key, record: ServiceRecord) -> None:
         """Read the recorded foreign objects again, because they are not watched."""
@@ -145,6 +160,11 @@ class Observer:
                 del record.foreign[kind, name]
             else:
                 record.foreign[kind, name] = trim(response)
+
+
+def _role(pod: Object) -> str | None:
+    role: str | None = (pod["metadata"].get("labels") or {}).get(OBJECT_LABEL_ROLE)
+    return role
 
 
 def _with_written_status(service: Object, record: ServiceRecord) -> Object:

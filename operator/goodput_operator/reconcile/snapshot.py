@@ -162,6 +162,7 @@ class Snapshot:
         undeclared: optional fields of the status that the definition in the cluster lacks, because
             it is of another version: `learnt`, `gate` or `summary.gate`.
         gate_state: progress that the pod of a gate's Job reported; None if none was read.
+        nodes: nodes of a gate's engines, if they run on several that could be read.
     """
 
     now_ns: int
@@ -175,6 +176,7 @@ class Snapshot:
     delayed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     undeclared: frozenset[str] = frozenset()
     gate_state: ABState | None = None
+    nodes: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +269,11 @@ class PodView:
     def uid(self) -> str:
         """Its uid."""
         return str(self.body["metadata"]["uid"])
+
+    @property
+    def node(self) -> str:
+        """Name of its node; empty before it is scheduled."""
+        return str((self.body.get("spec") or {}).get("nodeName") or "")
 
     @property
     def phase(self) -> ReplicaPhase:

@@ -1,4 +1,4 @@
-"""The conditions and the status of a service, and the time at which to write the status.
+"""The conditions and the status of a service.
 
 `Ready`, `Reconciling` and `Stalled` have the meaning of kstatus: a service that matches its spec is
 ready, not reconciling and not stalled.
@@ -21,7 +21,6 @@ from goodput_core.spec.status import (
     SummaryStatus,
     Truth,
 )
-from goodput_core.units import NS_PER_S
 from goodput_operator.kube.objects import conditions_by_type
 from goodput_operator.reconcile.attainment import AttainmentStatus
 from goodput_operator.reconcile.drift import Repairs
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "READY",
     "RECONCILING",
+    "REVISION_PINNED",
     "ROLLOUT_PAUSED",
     "RUNTIME_LIMITED",
     "SCALING_LIMITED",
@@ -46,7 +46,6 @@ __all__ = [
     "conditions_of",
     "rejected_conditions",
     "status_of",
-    "write_due_ns",
 ]
 
 READY: Final = "Ready"
@@ -64,14 +63,13 @@ ROLLOUT_PAUSED: Final = "RolloutPaused"
 RUNTIME_LIMITED: Final = "RuntimeLimited"
 """True for another server than Goodput's engine; the message names what it lacks. Absent otherwise.
 """
+REVISION_PINNED: Final = "RevisionPinned"
+"""True if the image of the update revision cannot change. Absent without a gate, unless pods of a
+revision run different images."""
 SUSPENDED: Final = "Suspended"
 """Reason of conditions that follow from `spec.suspend`."""
 
 _MAX_DECISIONS: Final = 10
-_VOLATILE: Final = ("classes", "goodput", "learnt")
-"""Status fields that may change in each interval."""
-_VOLATILE_SUMMARY: Final = ("attainment", "goodput")
-_VOLATILE_WRITE_NS: Final = 60 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ def conditions_of(view: View, inputs: StatusInput) -> list[Condition]:
 def rejected_conditions(view: View, problem: Problem) -> list[Condition]:
     """Return the conditions of a service with an invalid spec; its pods stay unchanged."""
     message = "the spec is rejected; existing pods stay unchanged"
-    kinds = (SLO_ATTAINED, SCALING_LIMITED, RUNTIME_LIMITED, ROLLOUT_PAUSED)
+    kinds = (SLO_ATTAINED, SCALING_LIMITED, RUNTIME_LIMITED, ROLLOUT_PAUSED, REVISION_PINNED)
     stored = (_stored(view, kind) for kind in kinds)
     names = view.owner.names
     services = [
@@ -207,42 +205,6 @@ def status_of(
         status["decisions"] = decisions
     status["summary"] = _summary(stored, status, conditions, inputs)
     return status
-
-
-def write_due_ns(
-    status: Mapping[str, Any],
-    stored: Mapping[str, Any],
-    *,
-    written_ns: int | None,
-    now_ns: int,
-) -> int | None:
-    """Return the time at which to write a status; None if it equals the stored one.
-
-    A change of volatile fields alone is written at most once a minute.
-
-    Args:
-        status: the new status.
-        stored: the stored status.
-        written_ns: time of the last write; None before this operator's first.
-        now_ns: the current time.
-    """
-    if status == stored:
-        return None
-    if _without_volatile(status) != _without_volatile(stored) or written_ns is None:
-        return now_ns
-    return max(now_ns, written_ns + _VOLATILE_WRITE_NS)
-
-
-def _without_volatile(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status without counts and without messages, which contain counts."""
-    kept = {key: value for key, value in status.items() if key not in _VOLATILE}
-    summary = status.get("summary") or {}
-    kept["summary"] = {k: v for k, v in summary.items() if k not in _VOLATILE_SUMMARY}
-    kept["conditions"] = [
-        {key: value for key, value in condition.items() if key != "message"}
-        for condition in status.get("conditions") or ()
-    ]
-    return kept
 
 
 def _timestamped(

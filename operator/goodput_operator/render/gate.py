@@ -46,7 +46,8 @@ _RUN_OVERHEAD_S: Final = 600
 """Time of a run besides its window: its preparation, its drain and its report."""
 _START_S: Final = 3600
 _UNKNOWN_WINDOW_S: Final = 604_800
-_SAME_NODE: Final = "kubernetes.io/hostname"
+_PREFERRED: Final = {"kubernetes.io/hostname": 100, "node.kubernetes.io/instance-type": 50}
+"""Topologies that the scheduler prefers to be those of the other engine, with their weights."""
 
 
 def job_name(owner: Owner, key: str, attempt: int) -> str:
@@ -98,7 +99,7 @@ def gate_deployment(
                 for path in (manifest_key(revision.name), LIMITS_KEY)
             ]
             volume["configMap"] = {**volume["configMap"], "items": items}
-    _prefer_one_node(pod, label)
+    _prefer_alike_nodes(pod, label)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -114,13 +115,22 @@ def gate_deployment(
     }
 
 
-def _prefer_one_node(pod: dict[str, Any], label: Mapping[str, str]) -> None:
-    """Let the scheduler prefer the node of the other engine, whose device is then alike."""
+def _prefer_alike_nodes(pod: dict[str, Any], label: Mapping[str, str]) -> None:
+    """Let the scheduler prefer the node of the other engine, or else another one of its type."""
     affinity = dict(pod.get("affinity") or {})
     together = dict(affinity.get("podAffinity") or {})
-    term = {"topologyKey": _SAME_NODE, "labelSelector": {"matchLabels": dict(label)}}
+    selector = {"matchLabels": dict(label)}
     field = "preferredDuringSchedulingIgnoredDuringExecution"
-    together[field] = [*together.get(field, ()), {"weight": 100, "podAffinityTerm": term}]
+    together[field] = [
+        *together.get(field, ()),
+        *(
+            {
+                "weight": weight,
+                "podAffinityTerm": {"topologyKey": topology, "labelSelector": selector},
+            }
+            for topology, weight in _PREFERRED.items()
+        ),
+    ]
     pod["affinity"] = {**affinity, "podAffinity": together}
 
 

@@ -48,6 +48,7 @@ def installation(
     cluster.kubectl("label", "namespace", namespace, RESTRICTED)
     values = (
         f"crds.install=false,verbose=true,page.enabled=true,watchNamespaces={{{namespace}}},"
+        "rbac.readNodes=true,"
         f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}}"
     )
     installation = ChartRelease(cluster=cluster, namespace=namespace)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pythonjsonlogger.json import JsonFormatter
 
-from goodput_core.contract import OBJECT_LABEL_LLMSERVICE
+from goodput_core.contract import OBJECT_LABEL_LLMSERVICE, OBJECT_LABEL_ROLE
 from goodput_core.control import (
     Change,
     Knob,
@@ -170,6 +170,26 @@ async def test_a_snapshot_contains_the_service_and_its_labelled_objects(harness:
     assert (snapshot.objects, snapshot.pods) == ((child,), (pod,))
     assert snapshot.memory == Memory()
     assert (result.again_at_ns, result.failed, result.deleted) == (42, False, False)
+
+
+async def test_a_snapshot_contains_the_readable_nodes_of_a_gate_on_several(
+    harness: Harness,
+) -> None:
+    server = harness.bench.server
+    for name in ("one", "two"):
+        server.put(f"/api/v1/nodes/{name}", {"kind": "Node"})
+    for node in ("one", "two"):
+        for role in ("baseline", "candidate", "engine"):
+            pod = labelled("Pod", role, service="chat")
+            pod["metadata"]["labels"][OBJECT_LABEL_ROLE] = role
+            pod["metadata"]["resourceVersion"] = "8" if node == "two" else "7"
+            pod["spec"] = {"nodeName": "one" if role == "baseline" else node}
+            harness.cache.update(pod, deleted=False)
+        await harness.reconciler.reconcile(KEY)
+    server.rejections["GET", "/api/v1/nodes/two"] = (403, {"reason": "Forbidden"})
+    await harness.reconciler.reconcile(KEY)
+    seen = [[node["metadata"]["name"] for node in one.nodes] for one in harness.seen]
+    assert seen == [[], ["one", "two"], ["one"]]
 
 
 async def test_memory_and_failures_reach_the_next_reconciliation(harness: Harness) -> None:

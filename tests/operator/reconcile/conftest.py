@@ -61,6 +61,8 @@ class Cluster:
         rejections: messages with which the API server rejects new objects, by kind.
         annotations: annotations of the service.
         gate_state: progress that the pod of a gate's Job reports.
+        nodes: nodes that the operator can read.
+        node_of: name of the node of new pods by role; another role runs on `node-1`.
         secrets: names of the created Secrets.
         written: kind and name of each applied or deleted object.
     """
@@ -76,6 +78,8 @@ class Cluster:
     refusal: str = "exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4"
     annotations: dict[str, str] = field(default_factory=dict)
     gate_state: ABState | None = None
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    node_of: dict[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
     delayed: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -182,6 +186,7 @@ class Cluster:
             delayed=self.delayed,
             undeclared=self.undeclared,
             gate_state=self.gate_state,
+            nodes=tuple(copy.deepcopy(self.nodes)),
         )
 
     def decide(self, measures: Measures | None = None) -> Decision:
@@ -383,6 +388,7 @@ class Cluster:
                         }
                     ],
                 },
+                "spec": {"nodeName": self.node_of.get(role, "node-1")},
                 "status": {"podIP": f"10.0.0.{self.counter % 250}"},
             }
 

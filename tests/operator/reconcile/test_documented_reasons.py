@@ -13,7 +13,13 @@ from goodput_core.slo.verdict import Reason as VerdictReason
 ROOT = Path(__file__).resolve().parents[3]
 OPERATOR = ROOT / "operator" / "goodput_operator"
 PAGE = (ROOT / "docs" / "conditions.md").read_text(encoding="utf-8")
-MODULES = ("reconcile/status", "reconcile/attainment", "reconcile/events", "reconcile/gate_plan")
+MODULES = (
+    "reconcile/status",
+    "reconcile/attainment",
+    "reconcile/events",
+    "reconcile/gate_plan",
+    "reconcile/images",
+)
 KINDS = {"Pod", "Event", "Service"}
 
 OPEN_WINDOW = (

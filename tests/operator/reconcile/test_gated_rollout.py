@@ -108,6 +108,9 @@ def test_a_changed_service_starts_a_pair_that_serves_no_clients(gated: Cluster) 
         (name,) = gated.deployments(role)
         body = gated.objects["Deployment", name]
         template = body["spec"]["template"]
+        (preferred,) = template["spec"]["affinity"]["podAffinity"].values()
+        topologies = [one["podAffinityTerm"]["topologyKey"] for one in preferred]
+        assert topologies == ["kubernetes.io/hostname", "node.kubernetes.io/instance-type"]
         labels = template["metadata"]["labels"]
         assert not engines.items() <= labels.items()
         assert not budget.items() <= labels.items()
@@ -667,6 +670,99 @@ def test_a_pod_that_an_admission_webhook_refuses_is_no_lack_of_capacity(
     assert "failedRevision" not in gated.status
 
 
+def node(name: str, kind: str, *, cpu: str = "16") -> dict[str, Any]:
+    labels = {"kubernetes.io/hostname": name, "node.kubernetes.io/instance-type": kind}
+    return {
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": {"cpu": cpu, "memory": "64Gi"}},
+    }
+
+
+SMALL, LARGE = node("node-1", "small"), node("node-2", "large")
+SLOWER = "node.kubernetes.io/instance-type: large and small"
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (LARGE, SLOWER),
+        (node("node-2", "small", cpu="8"), "allocatable cpu: 8 and 16"),
+    ],
+    ids=["another type", "fewer CPUs"],
+)
+def test_a_pair_on_unlike_nodes_is_not_compared(
+    gated: Cluster, other: dict[str, Any], difference: str
+) -> None:
+    (stable,) = gated.deployments()
+    gated.nodes, gated.node_of = [SMALL, other], {"candidate": "node-2"}
+    change(gated)
+    gated.settle()
+    assert not [key for key in gated.written if key[0] == "Job"], "no request is sent"
+    assert gated.condition("RolloutPaused") == ("True", "UnequalNodes")
+    nodes = "the candidate ran on node node-2 and the baseline on node node-1, which differ"
+    assert f"{nodes} ({difference})" in gated.message("RolloutPaused")
+    assert gated.deployments() == {stable: 2}
+    assert trials(gated) == {"baseline": {}, "candidate": {}}
+    assert "verdict" not in gate_of(gated)
+    assert "failedRevision" not in gated.status
+    assert [emit.reason for emit in gated.rollout] == ["GateStarted", "GatePaused"]
+    gated.node_of = {}
+    gated.annotations = {RETRY: "1"}
+    until_job(gated)
+    gated.end_job(PASS)
+    gated.settle()
+    assert gate_of(gated)["message"] == "PASS of a."
+
+
+def test_nodes_that_become_unlike_during_a_comparison_void_its_verdict(gated: Cluster) -> None:
+    gated.nodes, gated.node_of = [SMALL, node("node-2", "small")], {"candidate": "node-2"}
+    change(gated)
+    until_job(gated)
+    gated.nodes[1] = LARGE
+    gated.end_job(FAIL)
+    gated.settle()
+    assert gated.condition("RolloutPaused") == ("True", "UnequalNodes")
+    assert "failedRevision" not in gated.status
+
+
+@pytest.mark.parametrize("cpu", ["16", "15500m"])
+def test_a_pair_on_alike_nodes_is_compared_without_a_word(gated: Cluster, cpu: str) -> None:
+    gated.nodes = [SMALL, node("node-2", "small", cpu=cpu)]
+    gated.node_of = {"candidate": "node-2"}
+    judge(gated, PASS)
+    assert gate_of(gated)["message"] == "PASS of a."
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ({"pod": {"nodeSelector": {"pool": "large"}}}, "the revisions ask for different nodes"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "the revisions ask for different nodes"),
+    ],
+    ids=["nodes", "resources"],
+)
+def test_nodes_that_differ_by_the_change_are_a_part_of_the_verdict(
+    gated: Cluster, engine: dict[str, Any], sentence: str
+) -> None:
+    gated.nodes, gated.node_of = [SMALL, LARGE], {"candidate": "node-2"}
+    gated.update_spec(engine={"policy": "sarathi", **engine})
+    until_job(gated)
+    gated.end_job(FAIL)
+    gated.settle()
+    assert gate_of(gated)["verdict"] == "FAIL"
+    assert gate_of(gated)["message"].startswith("FAIL of a; the candidate ran on node node-2 and ")
+    assert f"({SLOWER}); {sentence}" in gate_of(gated)["message"]
+
+
+def test_nodes_that_the_operator_cannot_read_are_named_in_the_verdict(gated: Cluster) -> None:
+    gated.nodes, gated.node_of = [SMALL], {"candidate": "node-2"}
+    judge(gated, PASS)
+    assert gate_of(gated)["verdict"] == "PASS"
+    words = "the candidate ran on node node-2 and the baseline on node node-1, which the operator"
+    assert f"PASS of a; {words} cannot read" in gate_of(gated)["message"]
+
+
 def test_room_that_appears_in_time_lets_the_gate_continue(gated: Cluster) -> None:
     gated.full = {"candidate", "baseline"}
     change(gated)
@@ -1102,6 +1198,80 @@ def test_a_status_without_room_for_the_gate_is_written_once(gated: Cluster) -> N
     gated.end_job(PASS)
     gated.settle()
     assert gated.status["currentRevision"] == gated.status["updateRevision"]
+
+
+PINNED = "RevisionPinned"
+FIRST, SECOND = (f"registry.test/engine@sha256:{digit * 64}" for digit in "12")
+BY_DIGEST = f"registry.test/engine@sha256:{'3' * 64}"
+
+
+def run_image(cluster: Cluster, image_id: str, *roles: str) -> None:
+    """Let the pods of these roles report an image."""
+    for pod in cluster.pods.values():
+        if pod["metadata"]["labels"]["goodput.dev/role"] in roles:
+            container = {"name": "engine", "imageID": image_id, "state": {"running": {}}}
+            pod["status"]["containerStatuses"] = [container]
+
+
+def types(cluster: Cluster) -> set[str]:
+    return {one["type"] for one in cluster.status["conditions"]}
+
+
+def test_a_revision_with_a_tag_is_not_pinned(gated: Cluster) -> None:
+    assert gated.condition(PINNED) == ("False", "ImageTag")
+    assert "names its image by a tag, engine:1, so" in gated.message(PINNED)
+    gated.update_spec(engine={"image": BY_DIGEST}, rollout=None)
+    gated.settle()
+    assert PINNED not in types(gated), "nothing is compared without a gate"
+    gated.update_spec(rollout={"gate": GATE})
+    gated.settle()
+    assert gated.condition(PINNED) == ("True", "Pinned")
+    gated.update_spec(replicas=-1)
+    gated.reconcile()
+    assert gated.condition(PINNED) == ("True", "Pinned"), "a rejected spec changes nothing"
+    reasons = {event.reason for event in gated.events}
+    assert not reasons & {"ImageTag", PINNED}, "a tag is no change"
+
+
+def test_a_tag_that_moved_after_the_gate_is_reported(gated: Cluster) -> None:
+    change(gated)
+    until_job(gated)
+    run_image(gated, FIRST, "baseline", "candidate", "engine")
+    gated.end_job(PASS)
+    gated.settle()
+    assert gated.condition(PINNED) == ("False", "ImageTag"), "no pod reports another image"
+    run_image(gated, FIRST, "engine")
+    gated.settle()
+    assert gated.condition(PINNED) == ("False", "ImageTag")
+    run_image(gated, SECOND, "engine")
+    gated.settle()
+    assert gated.condition(PINNED) == ("False", "ImagesDiffer")
+    first, second = (image.partition("@")[2] for image in (FIRST, SECOND))
+    name = gated.engines()[0]["metadata"]["name"]
+    assert f"{first} (its gate), {second} (pod {name})" in gated.message(PINNED)
+    gated.settle()
+    (event,) = [event for event in gated.events if event.reason == "ImagesDiffer"]
+    assert event.warning
+    gated.restart_operator()
+    gated.settle()
+    assert gated.condition(PINNED) == ("False", "ImagesDiffer"), "the record has the digest"
+
+
+def test_two_images_of_one_revision_are_reported_without_a_gate(running: Cluster) -> None:
+    assert PINNED not in types(running)
+    run_image(running, FIRST, "engine")
+    running.settle()
+    assert PINNED not in types(running)
+    pod = running.engines()[1]
+    for image_id in ("sha256:5", SECOND):
+        assert PINNED not in types(running), "the id of an image is not a digest"
+        pod["status"]["containerStatuses"][0]["imageID"] = image_id
+        running.settle()
+    assert running.condition(PINNED) == ("False", "ImagesDiffer")
+    assert running.condition("Stalled") == ("False", "Unhindered")
+    run_image(running, SECOND, "engine")
+    running.settle()
+    assert PINNED not in types(running)
 
 
 def test_the_objects_of_a_gate_are_deleted_with_the_service(gated: Cluster) -> None:
