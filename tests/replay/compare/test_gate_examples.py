@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from tests.replay.compare.recorded import chat_run
 from tools.cluster import binaries
 from tools.cluster.host import GO_MODULE, lacks_for_building
+from yarl import URL
 
 from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.arguments import make_parser as replay_parser
@@ -289,6 +291,13 @@ def argo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RELEASE = "6f7d9c"
+RUNS: dict[VerdictKind, dict[str, Any]] = {
+    VerdictKind.PASS: {"seconds": 120},
+    VerdictKind.FAIL: {"seconds": 120, "missed": range(0, 1200, 5)},
+    VerdictKind.INCONCLUSIVE: {"seconds": 10},
+    VerdictKind.INVALID: {"seconds": 120, "lag_ms": 90},
+}
+"""Recorded runs with each verdict."""
 BY_VERDICT = {
     VerdictKind.PASS: "Successful",
     VerdictKind.FAIL: "Failed",
@@ -303,13 +312,7 @@ BY_VERDICT = {
 async def test_argo_distinguishes_three_outcomes(
     verdict: VerdictKind, release: str, argo: Path, tmp_path: Path
 ) -> None:
-    runs: dict[VerdictKind, dict[str, Any]] = {
-        VerdictKind.PASS: {"seconds": 120},
-        VerdictKind.FAIL: {"seconds": 120, "missed": range(0, 1200, 5)},
-        VerdictKind.INCONCLUSIVE: {"seconds": 10},
-        VerdictKind.INVALID: {"seconds": 120, "lag_ms": 90},
-    }
-    result = judge_runs([RunPair(candidate=chat_run(tmp_path / "run", **runs[verdict]))])
+    result = judge_runs([RunPair(candidate=chat_run(tmp_path / "run", **RUNS[verdict]))])
     assert result.verdict is verdict
     result = replace(result, candidates=(f"/runs/{release}/pair-1/candidate",))
     metrics = document("argo-rollouts.yaml", "AnalysisTemplate")["spec"]["metrics"]
@@ -327,6 +330,40 @@ async def test_argo_distinguishes_three_outcomes(
         output, problem = await measuring.communicate(json.dumps(given).encode())
     expected = BY_VERDICT[verdict] if release == RELEASE else "Inconclusive"
     assert output.decode().strip() == expected, problem.decode()
+
+
+FLAGGER_ACCEPTS = 202
+"""Flagger's callWebhook takes any higher status for a failure."""
+
+
+@pytest.mark.parametrize("verdict", list(VerdictKind))
+async def test_flagger_accepts_only_a_pass(verdict: VerdictKind, tmp_path: Path) -> None:
+    """The request is that of Flagger's documentation (usage/webhooks, "Webhook payload")."""
+    canary, service = document("flagger.yaml", "Canary"), document("flagger.yaml", "Service")
+    (hook,) = canary["spec"]["analysis"]["webhooks"]
+    assert hook["type"] == "pre-rollout", "before clients reach the canary"
+    url = URL(hook["url"])
+    (port,) = service["spec"]["ports"]
+    assert (url.host, url.port) == (f"{service['metadata']['name']}.default", port["port"])
+    (serving,) = (argv for argv in replays("flagger.yaml") if argv[0] == "gate")
+    given = gate_command.make_parser().parse_args(serving[1:])
+    (container,) = document("flagger.yaml", "Job")["spec"]["template"]["spec"]["containers"]
+    assert container["ports"] == [{"name": port["targetPort"], "containerPort": given.serve[1]}]
+    result = judge_runs([RunPair(candidate=chat_run(tmp_path / "run", **RUNS[verdict]))])
+    payload = {
+        "name": canary["metadata"]["name"],
+        "namespace": "default",
+        "phase": "Progressing",
+        "checksum": "85d557f47b",
+        "metadata": {"test": "all", "token": "16688eb5e9f289f1991c"},
+    }
+    async with (
+        TestServer(make_app(result)) as server,
+        ClientSession() as client,
+        client.post(server.make_url(url.path), json=payload) as response,
+    ):
+        assert (response.status <= FLAGGER_ACCEPTS) is (verdict is VerdictKind.PASS)
+        assert (await response.json())["verdict"] == verdict.value, "Flagger shows the body"
 
 
 def test_the_command_of_the_workflow_runs(tmp_path: Path) -> None:
