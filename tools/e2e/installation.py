@@ -121,6 +121,24 @@ class ChartRelease(NamespaceHandle):
         self.run_inside("curl", "--silent", "--fail", *retries, f"{url}/v1/models", timeout_s=200)
         return url
 
+    def run_command(
+        self, *command: str, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of a user, such as `goodput wait`, with the namespace as its last words.
+
+        kubectl finds its plugins in the folder of this process's Python.
+        """
+        environment = self.cluster.environment
+        path = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        return subprocess.run(
+            [*command, "--namespace", self.namespace],
+            env={**environment, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
     def client_command(self, *command: str) -> list[str]:
         """Return the command line that runs a client of the services."""
         if isinstance(self.cluster, OwnCluster):

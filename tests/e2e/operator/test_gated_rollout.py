@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,11 +20,12 @@ from tools.cluster.handle import wait_for
 from tools.cluster.starting import ROOT
 from tools.e2e.clients import replay_load
 from tools.e2e.installation import OPERATOR_PODS, conditions_of
-from tools.e2e.recordings import start_recordings
+from tools.e2e.recordings import judge, start_recordings
 from tools.e2e.watching import ServingEngines, watching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tools.cluster.handle import OwnCluster
@@ -50,7 +54,20 @@ SLO = {
         {"name": "interactive", "ttftMs": 8000, "tpotMs": 120, "objective": "80%"},
     ]
 }
-GATE = {
+APART = {
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {
+        "matchLabels": {"goodput.dev/llmservice": "apart"},
+        "matchExpressions": [
+            {"key": "goodput.dev/role", "operator": "In", "values": ["candidate", "baseline"]}
+        ],
+    },
+}
+"""Keeps the engines of a gate on different nodes."""
+TYPE = "node.kubernetes.io/instance-type"
+GATE: dict[str, Any] = {
     "trace": "pvc://gates/trace.parquet",
     "window": {"startSeconds": 0, "endSeconds": WINDOW_S},
     "records": "pvc://gates/runs",
@@ -117,13 +134,13 @@ def gated(installation: ChartRelease, storage: Path) -> Iterator[Callable[..., N
     """Apply services with a gate, wait until they have settled, and delete them afterwards."""
     names: list[str] = []
 
-    def apply(*services: str, **gate: Any) -> None:
+    def apply(*services: str, pods: Mapping[str, Any] = MappingProxyType({}), **gate: Any) -> None:
         names.extend(services)
         for name in services:
             installation.apply(
                 name,
                 model={"source": "emulated:///devices/fast.yaml"},
-                engine=engine(),
+                engine=engine(pod=engine()["pod"] | pods.get(name, {})),
                 replicas=1,
                 slo=SLO,
                 rollout={"gate": {**GATE, **gate}},
@@ -170,6 +187,11 @@ def trial_pods(installation: ChartRelease, name: str) -> list[str]:
     """Return the pods of candidate and baseline."""
     labels = f"goodput.dev/llmservice={name},goodput.dev/role in (baseline,candidate)"
     return [pod["metadata"]["name"] for pod in installation.get("pods", "-l", labels)["items"]]
+
+
+def has_pair(installation: ChartRelease, name: str) -> bool:
+    """Return whether the pods of candidate and baseline exist."""
+    return len(trial_pods(installation, name)) == 2
 
 
 def step_of(service: dict[str, Any]) -> str:
@@ -328,6 +350,106 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
     tell(installation.kubectl("get", "llmsvc"))
 
 
+def plugin(installation: ChartRelease, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `kubectl goodput gate` on a service, with the exit code of its verdict."""
+    return installation.run_command("kubectl", "goodput", "gate", name, "--exit-code", *words)
+
+
+def check_plugin(installation: ChartRelease, storage: Path, failed: dict[str, Any]) -> None:
+    """Check what `kubectl goodput gate` shows of a failed gate, and the report that it names."""
+    shown = plugin(installation, "faulty")
+    assert shown.returncode == 1, shown.stderr
+    fields = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines()[1:])
+    for field in ("phase", "verdict", "reason", "pairs", "revision", "message", "report"):
+        assert fields[field] == failed[field], field
+    assert fields["failedRevision"] == failed["revision"]
+    report = storage / failed["report"].removeprefix("pvc://gates/")
+    assert (report / "pair-1" / "candidate" / "report.html").is_file()
+    judged = judge(report, "--margin", GATE["margin"])
+    assert (judged["verdict"], judged["sentence"]) == ("FAIL", failed["message"])
+    assert installation.condition("faulty", "RevisionPinned")[0] == "ImageTag"
+
+
+@contextmanager
+def unlike_nodes(installation: ChartRelease) -> Iterator[None]:
+    """Give the nodes different types for the length of the block."""
+    types = {"node-1": "small", "node-2": "large"}
+    for node, kind in types.items():
+        installation.cluster.kubectl("label", "node", node, f"{TYPE}={kind}")
+    try:
+        yield
+    finally:
+        installation.cluster.kubectl("label", "node", *types, f"{TYPE}-")
+
+
+def check_quota(installation: ChartRelease, tell: Callable[[str], None]) -> None:
+    """Check a gate whose pair exceeds a quota."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "no-pair"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    installation.kubectl("create", "-f", "-", stdin=json.dumps(quota))
+    try:
+        installation.patch("returned", engine={"policy": "vllm"})
+        wait_for(
+            lambda: (
+                installation.condition("returned", "RolloutPaused")[0] == "InsufficientCapacity"
+            ),
+            "a rollout without room",
+        )
+        message = installation.condition("returned", "RolloutPaused")[1]
+        tell(message)
+        assert "exceeded quota: no-pair" in message
+    finally:
+        installation.kubectl("delete", "resourcequota", "no-pair")
+
+
+def start_gates_without_a_place(installation: ChartRelease) -> None:
+    """Start a gate on unlike nodes, and one whose candidate fits on no node."""
+    installation.patch("apart", engine={"policy": "orca"})
+    installation.patch(
+        "traceless",
+        engine={"pod": {"nodeSelector": {"goodput.dev/absent": "true"}}},
+        rollout={"progressDeadlineSeconds": 20},
+    )
+    for name in ("apart", "traceless"):
+        wait_for(partial(has_pair, installation, name), f"the pair of {name} exists")
+
+
+def check_gates_without_a_place(installation: ChartRelease, tell: Callable[[str], None]) -> None:
+    """Check that both gates end without a verdict, and with the cause."""
+    for name, reason, words in (
+        ("apart", "UnequalNodes", f"{TYPE}: "),
+        ("traceless", "InsufficientCapacity", "didn't match Pod's node affinity/selector"),
+    ):
+        # A comparison that begins nevertheless is a fault, too.
+        paused = wait_phase(installation, name, "Paused", "Replaying", timeout_s=240)
+        tell(f"{name}: {paused['message']}")
+        assert (paused["phase"], paused["reason"]) == ("Paused", reason), paused
+        assert words in paused["message"]
+        assert "verdict" not in paused, "nothing is known about the candidate"
+        assert installation.condition(name, "RolloutPaused")[0] == reason
+        assert installation.condition(name, "Ready")[0] == "Serving"
+        assert "failedRevision" not in installation.status(name)
+
+
+def check_retry(installation: ChartRelease, failed: dict[str, Any]) -> None:
+    """Check that a failed gate is repeated by the annotation, and was not before."""
+    assert gate_of(installation, "faulty") == failed, "not repeated by itself"
+    assert not trial_pods(installation, "faulty")
+    installation.kubectl("annotate", "llmservice/faulty", "goodput.dev/retry=again")
+    begun = wait_phase(installation, "faulty", "Starting", "Replaying")
+    assert begun["revision"] == failed["revision"]
+    assert begun["startedAt"] > failed["startedAt"]
+    assert "verdict" not in begun
+    wait_for(partial(has_pair, installation, "faulty"), "the pair starts again")
+    assert installation.status("faulty")["failedRevision"] == failed["revision"]
+    # Its replay would load the machine during the next gate.
+    installation.kubectl("delete", "llmservice/faulty", "--wait=false")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(960)
 def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engine(
@@ -337,7 +459,7 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     tell: Callable[[str], None],
 ) -> None:
     gated("traceless", "returned", trace="pvc://gates/absent.parquet")
-    gated("faulty", "alike")
+    gated("faulty", "alike", "apart", pods={"apart": {"topologySpreadConstraints": [APART]}})
     stable = installation.status("returned")["currentRevision"]
     # Two misses in a hundred are within the objective of the other services, and prove the FAIL of
     # a stricter one with 600 requests.
@@ -396,27 +518,13 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     assert (failed["phase"], failed["verdict"]) == ("Failed", "FAIL"), failed
     assert "12 of 12 misses are error responses" in failed["message"]
     assert alike["verdict"] in {"PASS", "INCONCLUSIVE"}, alike
-
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "no-pair"},
-        "spec": {"hard": {"pods": "0"}},
-    }
-    installation.kubectl("create", "-f", "-", stdin=json.dumps(quota))
-    try:
-        installation.patch("returned", engine={"policy": "vllm"})
-        wait_for(
-            lambda: (
-                installation.condition("returned", "RolloutPaused")[0] == "InsufficientCapacity"
-            ),
-            "a rollout without room",
-        )
-        message = installation.condition("returned", "RolloutPaused")[1]
-        tell(message)
-        assert "exceeded quota: no-pair" in message
-    finally:
-        installation.kubectl("delete", "resourcequota", "no-pair")
+    check_plugin(installation, storage, failed)
+    assert plugin(installation, "traceless").returncode == 3, "INVALID"
+    with unlike_nodes(installation):
+        start_gates_without_a_place(installation)
+        check_quota(installation, tell)
+        check_gates_without_a_place(installation, tell)
+    check_retry(installation, failed)
 
     for recording in recordings:
         output, _ = recording.communicate(timeout=240)
