@@ -208,6 +208,15 @@ def test_three_shards_against_a_service_are_judged_as_one_run(
     assert [sender["shard"] for sender in summary["client"]["senders"]] == [1, 2, 3]
     assert summary["run"]["started_at"].startswith(status["startTime"].removesuffix("Z"))
     assert (run / "report.html").exists()
+    waited = installation.run_command("goodput", "wait", "trp/passing")
+    assert waited.stdout.splitlines() == [
+        f"PASS (Attained) {status['message']}",
+        f"report: {status['report']}",
+    ]
+    assert waited.returncode == 0, waited.stderr
+    absent = installation.run_command("goodput", "wait", "trp/absent")
+    assert (absent.returncode, absent.stdout) == (64, "")
+    assert "TraceReplay absent in namespace" in absent.stderr
 
 
 @pytest.mark.usefixtures("beside_nights")  # which runs meanwhile
@@ -220,9 +229,14 @@ def test_a_lost_shard_makes_the_replay_invalid_and_is_not_sent_again(
     pods = {pod["metadata"]["name"] for pod in installation.get(*labels)["items"]}
     victim = next(name for name in pods if name.startswith("lost-shards-1-"))
     installation.kill_process("lost-shards-1")  # the host name of a pod of an Indexed Job
-    status = finished(installation, "lost")
+    waited = installation.run_command(
+        "goodput", "wait", "trp/lost", "--timeout", "4m", timeout_s=300
+    )
+    status = finished(installation, "lost", 10)
     assert (status["verdict"], status["reason"]) == ("INVALID", "ShardLost"), status
     assert status["message"].startswith(f"pod {victim} ended during the run")
+    assert waited.stdout.startswith(f"INVALID (ShardLost) {status['message']}\n")
+    assert waited.returncode == 3, waited.stderr
     assert conditions_of(installation.get("tracereplay", "lost"))["Passed"] == "Unknown"
     assert {pod["metadata"]["name"] for pod in installation.get(*labels)["items"]} <= pods
     installation.wait("delete", "job/lost-shards", timeout_s=120)
@@ -242,6 +256,9 @@ def test_a_run_is_compared_with_an_earlier_one_by_the_rule_of_the_gate(
     assert "against the baseline in one pair of runs" in status["message"]
     assert status["interval"].startswith("interactive: ")
     assert status["requests"] == passing["requests"]
+    waited = installation.run_command("goodput", "wait", "trp/compared")
+    assert f"\nagainst the baseline: {status['interval']}\n" in waited.stdout
+    assert waited.returncode == judged["exit_code"], waited.stderr
     status = finished(installation, "alone")
     tell(f"alone: {status['reason']}: {status['message']}")
     assert (status["verdict"], status["reason"]) == ("INVALID", "ShardFailed"), status
