@@ -205,6 +205,8 @@ def test_gate_exits_with_the_verdict_only_if_asked(
     done = run(cluster, "gate", "chat", "--exit-code", "--json")
     assert done.returncode == code
     assert json.loads(done.stdout)["failedRevision"] == "chat-2"
+    ended = "ended without a verdict (BelowObjective); its message has the cause\n"
+    assert done.stderr.endswith("" if verdict else ended)
 
 
 def test_the_verdict_of_a_gate_in_progress_is_no_exit_code(cluster: Path) -> None:

@@ -222,8 +222,13 @@ def _gate(kubectl: Kubectl, given: argparse.Namespace) -> int:
     if not given.exit_code:
         return ExitCode.PASS
     # A gate in progress reports the verdict so far, too.
-    if gate.get("phase") not in _ENDED or not gate.get("verdict"):
+    if gate.get("phase") not in _ENDED:
         raise InputError(f"the gate of LLMService {given.name} has no verdict yet")
+    if not gate.get("verdict"):
+        raise InputError(
+            f"the gate of LLMService {given.name} ended without a verdict ({gate.get('reason')}); "
+            "its message has the cause"
+        )
     return VerdictKind(gate["verdict"]).exit_code
 
 
