@@ -1,8 +1,8 @@
 """Services whose engines run another server: an emulated one with vLLM's command and metrics.
 
-Four services run at the same time, because each waits minutes for the windows of the laws or for
-its gate. Two are scaled by their targets, one of which has a metrics page that does not respond.
-The two others have a gate.
+Three services run at the same time, because each waits minutes for the windows of the laws or for
+its gate. Two are scaled by their targets: one has a metrics page that does not respond, and the
+other one a gate, which rejects a change meanwhile. The gate of the third accepts a change.
 """
 
 from __future__ import annotations
@@ -64,11 +64,15 @@ def example_spec() -> dict[str, Any]:
     return spec
 
 
+SLOWED: Final = engine(SCALED["vllm"], "--enforce-eager")
+"""A change that makes each step three times as long."""
+
+
 @pytest.fixture(scope="module")
 def services(
     installation: ChartRelease, image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ChartRelease]:
-    """The four services, two of which have begun to gate a change."""
+    """The three services, two of which have begun to gate a change."""
     assert image == EMULATED_VLLM
     folder = tmp_path_factory.mktemp("vllm-gates")
     folder.chmod(0o777)
@@ -79,17 +83,6 @@ def services(
     write_rows(folder / "trace.parquet", rows)
     model = example_spec()["model"]
     target = {"name": "interactive", "ttftMs": 2000, "tpotMs": 60, "objective": "40%"}
-    for name, page in SCALED.items():
-        installation.apply(
-            name,
-            model=model,
-            engine=engine(page),
-            router={"replicas": 1},
-            replicas=None,
-            maxReplicas=3,
-            slo={"classes": [target]},
-            control={"intervalSeconds": 1, "scaleDownStabilizationSeconds": 5},
-        )
     gate = {
         "trace": "pvc://vllm-gates/trace.parquet",
         "window": {"startSeconds": 0, "endSeconds": WINDOW_S},
@@ -97,29 +90,39 @@ def services(
         "margin": "5%",
         "resources": {"requests": {"cpu": "10m"}},
     }
-    gated = ("vllm-good", "vllm-bad")
     with claim_to(folder, installation, "vllm-gates"):
-        for name in gated:
+        for name, page in SCALED.items():
             installation.apply(
                 name,
                 model=model,
-                engine=engine(),
+                engine=engine(page),
                 router={"replicas": 1},
-                replicas=1,
-                slo={"classes": [{**target, "tpotMs": 120, "objective": "80%"}]},
-                rollout={"gate": gate},
+                replicas=None,
+                maxReplicas=3,
+                slo={"classes": [target]},
+                control={"intervalSeconds": 1, "scaleDownStabilizationSeconds": 5},
+                rollout={"gate": gate} if name == "vllm" else None,
             )
-        for name in (*gated, *SCALED):
+        installation.apply(
+            "vllm-good",
+            model=model,
+            engine=engine(),
+            router={"replicas": 1},
+            replicas=1,
+            slo={"classes": [{**target, "tpotMs": 120, "objective": "80%"}]},
+            rollout={"gate": gate},
+        )
+        for name in ("vllm-good", *SCALED):
             installation.wait_settled(name)
         # More batched tokens are a new revision, because vLLM cannot change them at run time.
         # After the change, the metrics page is missing.
         changed = engine("missing", tokenBudget={"initial": 4096})
         installation.patch("vllm-good", engine=changed)
-        installation.patch("vllm-bad", engine=engine("", "--enforce-eager"))
+        installation.patch("vllm", engine=SLOWED)
         yield installation
-        for name in (*gated, *SCALED):
+        for name in ("vllm-good", *SCALED):
             installation.kubectl("delete", "llmservice", name)
-        installation.wait_deleted(*gated, *SCALED)
+        installation.wait_deleted("vllm-good", *SCALED)
 
 
 def replicas(installation: ChartRelease, name: str) -> int:
@@ -131,16 +134,13 @@ def replicas(installation: ChartRelease, name: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_other_servers_are_scaled_up_and_down_by_their_targets(
+def test_other_servers_are_scaled_by_their_targets_and_a_slower_change_is_rolled_back(
     services: ChartRelease, tmp_path: Path
 ) -> None:
     reason, message = services.condition("vllm", "RuntimeLimited")
     assert reason == "NoLimits", message
     assert "no token budget" in message
-    body = {"model": "vllm", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
-    url = f"{services.url('vllm')}/v1/chat/completions"
-    answer = services.run_inside("curl", "--silent", "--json", json.dumps(body), url)
-    assert json.loads(answer)["usage"]["completion_tokens"] == 3
+    assert complete(services) == 3
     wait_for(
         lambda: services.condition("vllm-slow", "RuntimeLimited")[0] == "NoReadings",
         "the status says that there are no readings",
@@ -168,29 +168,57 @@ def test_other_servers_are_scaled_up_and_down_by_their_targets(
         messages = [decision["message"] for decision in services.status(name)["decisions"]]
         assert all(message.startswith("replicas ") for message in messages), "no limit is changed"
         assert services.condition(name, "Ready")[0] == "Serving"
+    check_rollback(services)
+
+
+def ended(installation: ChartRelease, name: str, timeout_s: float) -> dict[str, Any]:
+    """Return the status of a service once its gate has an outcome."""
+    ends = {"Passed", "Failed", "Paused"}
+
+    def status() -> dict[str, Any]:
+        found = installation.status(name)
+        return found if found.get("gate", {}).get("phase") in ends else {}
+
+    return wait_for(status, f"the gate of {name} has an outcome", timeout_s)
+
+
+def check_rollback(installation: ChartRelease) -> None:
+    """Check that the slower change never served, is taken back, and is remembered as failed."""
+    failed = ended(installation, "vllm", 300)
+    assert (failed["gate"]["phase"], failed["gate"]["verdict"]) == ("Failed", "FAIL"), failed
+    stable, revision = failed["currentRevision"], failed["gate"]["revision"]
+    assert failed["failedRevision"] == revision != stable
+    installation.patch("vllm", engine=engine(SCALED["vllm"]))
+    installation.wait_settled("vllm")
+    settled = installation.status("vllm")
+    assert settled["currentRevision"] == settled["updateRevision"] == stable
+    assert settled["failedRevision"] == revision
+    assert "gate" not in settled
+    (pod,) = installation.pods("vllm", "engine")
+    assert pod["metadata"]["labels"]["goodput.dev/revision"] == stable
+    assert "--enforce-eager" not in pod["spec"]["containers"][0]["command"]
+    assert complete(installation) == 3, "the service responds"
+    installation.patch("vllm", engine=SLOWED)
+    assert ended(installation, "vllm", 60)["gate"] == failed["gate"], "without another replay"
+
+
+def complete(installation: ChartRelease) -> int:
+    """Send a chat, and return the number of its tokens."""
+    body = {"model": "vllm", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    url = f"{installation.url('vllm')}/v1/chat/completions"
+    answer = installation.run_inside("curl", "--silent", "--json", json.dumps(body), url)
+    tokens: int = json.loads(answer)["usage"]["completion_tokens"]
+    return tokens
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_good_change_of_another_server_serves_and_a_bad_one_does_not(
-    services: ChartRelease,
-) -> None:
-    def phase(name: str) -> str:
-        found: str = services.status(name).get("gate", {}).get("phase", "")
-        return found
-
-    gated, ends = ("vllm-good", "vllm-bad"), {"Passed", "Failed", "Paused"}
-    wait_for(lambda: ends.issuperset(map(phase, gated)), "both gates have an outcome", 450)
-    good, bad = services.status("vllm-good"), services.status("vllm-bad")
-    assert good["gate"]["verdict"] == "PASS", good["gate"]
-    assert bad["gate"]["verdict"] == "FAIL", bad["gate"]
-    assert bad["failedRevision"] == bad["gate"]["revision"]
-    assert bad["currentRevision"] != bad["failedRevision"]
+def test_a_good_change_of_another_server_serves(services: ChartRelease) -> None:
+    gate = ended(services, "vllm-good", 450)["gate"]
+    assert gate["verdict"] == "PASS", gate
     services.wait_settled("vllm-good")
     (pod,) = services.pods("vllm-good", "engine")
     assert "4096" in pod["spec"]["containers"][0]["command"]
-    (pod,) = services.pods("vllm-bad", "engine")
-    assert "--enforce-eager" not in pod["spec"]["containers"][0]["command"]
     wait_for(
         lambda: services.condition("vllm-good", "RuntimeLimited")[0] == "NoReadings",
         "the status says that the metrics page is missing",
