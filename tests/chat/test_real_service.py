@@ -50,7 +50,7 @@ def url(manifest: Path) -> Iterator[str]:
 def test_a_replay_of_the_example_is_a_valid_run_with_the_times_of_all_tokens(
     manifest: Path, tmp_path: Path
 ) -> None:
-    load = ("--rate", "30/m", "--duration", "12s", "--input-tokens", "64", "--output-tokens", "16")
+    load = ("--rate", "40/m", "--duration", "8s", "--input-tokens", "64", "--output-tokens", "16")
     replayed(*load, "-f", manifest, cwd=tmp_path)
     summary = read_summary(tmp_path / "run")
     assert summary.verdict.kind is not VerdictKind.INVALID, summary.verdict
