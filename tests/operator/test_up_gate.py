@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,45 +84,78 @@ def test_only_a_pass_promotes_unless_the_manifest_promotes_the_undecided(
     assert is_promoted(verdict, replace(gate, pairs=1)) is promoted
 
 
+GOODPUT = (sys.executable, "-m", "goodput_core")
+TARGETS = {
+    "default": "interactive",
+    "classes": [
+        {"name": "interactive", "ttftMs": 2000, "tpotMs": 50, "objective": "80%"},
+        {"name": "batch", "ttftMs": 30_000, "tpotMs": 200},
+    ],
+}
+
+
+def gated_up(
+    folder: Path, *, rate: int, seconds: int, gate: dict[str, Any], **changes: Any
+) -> tuple[list[str], str, Path, Path]:
+    """Run `goodput up --gate` on a changed manifest until it serves, and stop it.
+
+    Returns:
+        The served models, what it printed, and the old and the changed manifest.
+    """
+    trace = folder / "load.parquet"
+    words = ["--out", str(trace), "--rate", str(rate), "--duration", f"{seconds}s"]
+    subprocess.run([*GOODPUT, "trace", "synthesize", *words], check=True, capture_output=True)
+    (folder / "a").mkdir()
+    old = write_manifest(folder / "a", replicas=1, slo=TARGETS)
+    rollout = {"gate": {"trace": f"file://{trace}", **gate}}
+    new = write_manifest(folder, replicas=1, slo=TARGETS, rollout=rollout, **changes)
+    # Another name shows which of the two serves.
+    new.write_text(new.read_text("utf-8").replace("name: chat", "name: changed"), "utf-8")
+    up = subprocess.Popen(
+        [*GOODPUT, "up", "-f", str(new), "--gate", str(old), "--json", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    assert up.stdout is not None
+    ready = json.loads(up.stdout.readline())
+    with urllib.request.urlopen(f"{ready['url']}/v1/models", timeout=30) as response:
+        models = [model["id"] for model in json.load(response)["data"]]
+    up.send_signal(signal.SIGTERM)
+    _, errors = up.communicate(timeout=60)
+    assert (ready["event"], up.returncode) == ("ready", 0), errors
+    return models, errors, old, new
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_candidate_that_fails_is_refused_and_the_baseline_serves(tmp_path: Path) -> None:
     """The candidate waits three seconds for its batches, so it misses all targets of TTFT."""
-    trace = tmp_path / "load.parquet"
-    goodput = (sys.executable, "-m", "goodput_core")
-    subprocess.run(
-        [*goodput, "trace", "synthesize", "--out", str(trace), "--rate", "20", "--duration", "4s"],
-        check=True,
-        capture_output=True,
+    engine = {"policy": "static", "batchTimeoutMs": 3000}
+    models, errors, old, new = gated_up(
+        tmp_path, rate=20, seconds=4, gate={"pairs": 1}, engine=engine
     )
-    (tmp_path / "a").mkdir()
-    targets = {
-        "default": "interactive",
-        "classes": [
-            {"name": "interactive", "ttftMs": 500, "tpotMs": 50, "objective": "90%"},
-            {"name": "batch", "ttftMs": 30_000, "tpotMs": 200},
-        ],
-    }
-    old = write_manifest(tmp_path / "a", replicas=1, slo=targets)
-    new = write_manifest(
-        tmp_path,
-        replicas=1,
-        slo=targets,
-        engine={"policy": "static", "batchTimeoutMs": 3000},
-        rollout={"gate": {"trace": f"file://{trace}", "pairs": 1}},
-    )
-    up = subprocess.Popen(
-        [*goodput, "up", "-f", str(new), "--gate", str(old), "--json", "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert up.stdout is not None
-    ready = json.loads(up.stdout.readline())
-    up.send_signal(signal.SIGTERM)
-    _, errors = up.communicate(timeout=60)
-    assert ready["event"] == "ready"
     # On a busy machine, the client's own lag makes the comparison invalid.
     assert re.search(rf"(FAIL|INVALID): {new} is refused, and {old} is served", errors), errors
-    assert up.returncode == 0
+    assert models == ["chat"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_changed_manifest_that_passes_is_promoted_and_serves(tmp_path: Path) -> None:
+    """A PASS needs a window of twenty seconds and two pairs."""
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        models, errors, old, new = gated_up(
+            tmp_path / str(number),
+            rate=10,
+            seconds=21,
+            gate={"pairs": 2, "margin": "10%"},
+            engine={"policy": "orca"},
+        )
+        if f"INVALID: {new} is refused" not in errors:
+            break  # otherwise the machine was busy
+        assert models == ["chat"]
+    assert f"PASS: {new} is promoted, and replaces {old}" in errors, errors
+    assert models == ["changed"]
