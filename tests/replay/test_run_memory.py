@@ -22,6 +22,10 @@ _CHILD = """
 import os, re, sys
 os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # as the command does
 from pathlib import Path
+import pyarrow
+# On a busy machine, threads of Arrow that read ahead would hold more parts in memory.
+pyarrow.set_cpu_count(1)
+pyarrow.set_io_thread_count(1)
 from goodput_core.units import NS_PER_S
 from goodput_replay.report.in_flight import InFlightSearch
 from goodput_replay.report.run_report import render
