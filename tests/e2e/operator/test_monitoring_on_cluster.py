@@ -9,14 +9,11 @@ loads the pair of engines. The last one runs a server with vLLM's metrics, and i
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -33,6 +30,7 @@ from tools.monitoring.panels import FLEET, SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tools.monitoring.panels import Panel
 
@@ -409,19 +407,9 @@ def test_the_plugin_of_kubectl_shows_the_service_its_decisions_and_load(
     monitoring: Monitoring,
 ) -> None:
     installation = monitoring.installation
-    programs = (installation.cluster.binaries, Path(sys.executable).parent)
-    path = ":".join([*map(str, programs), os.environ["PATH"]])
 
     def plugin(command: str, *words: str) -> Any:
-        # kubectl finds its plugin on the PATH.
-        done = subprocess.run(
-            ["kubectl", "goodput", command, NAME, "-n", installation.namespace, "--json", *words],
-            env={**installation.cluster.environment, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = installation.run_command("kubectl", "goodput", command, NAME, "--json", *words)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

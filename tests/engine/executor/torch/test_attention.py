@@ -195,7 +195,7 @@ def test_flex_attention_equals_the_reference_on_ragged_batches(
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
 
     compare()
-    assert len(calls) > 10
+    assert calls, "no batch had a chunk"
     assert not caplog.records, "SDPA computed a chunk"
 
 
