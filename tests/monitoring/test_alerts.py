@@ -164,9 +164,18 @@ CASES = {
         },
         silent=("10m", "40m"),
     ),
+    "a held rollout stalls the service, and has its own ticket": Case(
+        alert="GoodputServiceStalled",
+        inputs=condition("Stalled", "RolloutPaused", 30),
+        silent=("15m", "29m"),
+    ),
     "a paused rollout is a ticket": Case(
         alert="GoodputRolloutPaused",
-        inputs=condition("RolloutPaused", "Inconclusive", 30),
+        inputs=[
+            *condition("RolloutPaused", "Inconclusive", 30),
+            series("goodput_service_gate", "1x30", phase="Paused", verdict="INCONCLUSIVE",
+                   revision="r2", **SERVICE),
+        ],
         fires={
             "20m": {
                 **SERVICE,
@@ -176,6 +185,15 @@ CASES = {
             }
         },
         silent=("5m", "40m"),
+    ),
+    "a failed gate pauses the rollout, and has its own ticket": Case(
+        alert="GoodputRolloutPaused",
+        inputs=[
+            *condition("RolloutPaused", "GateFailed", 30),
+            series("goodput_service_gate", "1x30", phase="Failed", verdict="FAIL", revision="r2",
+                   **SERVICE),
+        ],
+        silent=("15m", "29m"),
     ),
     "a failed gate is a ticket until the spec changes or the gate is repeated": Case(
         alert="GoodputGateFailed",

@@ -35,6 +35,8 @@ _INTERVAL_S: Final = 30
 _PERIOD_HOURS: Final = 30 * 24
 _BY: Final = "by (namespace, llmservice, slo_class)"
 _ON: Final = "on (namespace, llmservice, slo_class)"
+_SERVICE: Final = "on (namespace, llmservice)"
+_FAILED_GATE: Final = f'{METRIC_SERVICE_GATE}{{phase="Failed"}} == 1'
 _ATTAINED: Final = "llmservice_class:goodput_attained_requests:rate5m"
 _JUDGED: Final = "llmservice_class:goodput_judged_requests:rate5m"
 _BUDGET: Final = "llmservice_class:goodput_error_budget:ratio"
@@ -190,7 +192,8 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
     return [
         _alert(
             "GoodputServiceStalled",
-            expr=_reason_while("Stalled"),
+            # A held rollout makes the service stalled too, and has an alert of its own.
+            expr=_reason_while("Stalled", unless="RolloutPaused"),
             lasts="10m",
             severity="ticket",
             summary=f"{service} is stalled: {{{{ $labels.reason }}}}.",
@@ -210,7 +213,7 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
         ),
         _alert(
             "GoodputGateFailed",
-            expr=f'{METRIC_SERVICE_GATE}{{phase="Failed"}} == 1',
+            expr=_FAILED_GATE,
             lasts=None,
             severity="ticket",
             summary=f"The new revision {{{{ $labels.revision }}}} of {service} failed its gate.",
@@ -220,7 +223,7 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
         ),
         _alert(
             "GoodputRolloutPaused",
-            expr=_reason_while("RolloutPaused"),
+            expr=f"{_reason_while('RolloutPaused')}unless {_SERVICE} {_FAILED_GATE}\n",
             lasts="10m",
             severity="ticket",
             summary=f"The rollout of {service} is paused: {{{{ $labels.reason }}}}.",
@@ -231,11 +234,17 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
     ]
 
 
-def _reason_while(condition: str) -> str:
-    """Return a query of the reason of a condition while the condition is true."""
+def _reason_while(condition: str, *, unless: str = "") -> str:
+    """Return a query of the reason of a condition while the condition is true.
+
+    Args:
+        condition: type of the condition.
+        unless: a reason that the query leaves out.
+    """
+    reasons = f',reason!="{unless}"' if unless else ""
     return (
-        f'{METRIC_SERVICE_CONDITION_REASON}{{condition="{condition}"}}\n'
-        "and on (namespace, llmservice) "
+        f'{METRIC_SERVICE_CONDITION_REASON}{{condition="{condition}"{reasons}}}\n'
+        f"and {_SERVICE} "
         f'{METRIC_SERVICE_CONDITION}{{condition="{condition}",status="True"}} == 1\n'
     )
 

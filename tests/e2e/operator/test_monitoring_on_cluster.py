@@ -132,9 +132,12 @@ def monitoring(
     installation.apply("unpulled", engine={"policy": "sarathi", "image": "example.test/none:1"})
     too_much = {"policy": "sarathi", "resources": {"requests": {"cpu": "1k"}}}
     installation.apply("unscheduled", engine=too_much, replicas=1)
+    installation.apply("held", replicas=1, **trial)
     apply_other(installation, {"slo": {"classes": lenient}, "rollout": {"gate": GATE}})
     try:
         installation.wait_settled(NAME)
+        installation.wait_settled("held")
+        installation.patch("held", engine=too_much)
         installation.wait_settled(OTHER)
         changed = {"runtime": {"args": ["--no-such-option"]}}
         installation.patch(OTHER, engine=changed, rollout={"progressDeadlineSeconds": DEADLINE_S})
@@ -168,7 +171,7 @@ def monitoring(
             )
             yield monitoring
     finally:
-        for name in (NAME, TRIAL, OTHER, "unpulled", "unscheduled"):
+        for name in (NAME, TRIAL, OTHER, "held", "unpulled", "unscheduled"):
             installation.kubectl("delete", "llmservice", name, "--wait=false")
     installation.wait_deleted(NAME, TRIAL, OTHER)
 
@@ -461,11 +464,15 @@ def test_alertmanager_receives_the_alerts_with_their_runbooks(monitoring: Monito
         ("GoodputServiceStalled", "unpulled"),
         ("GoodputReplicasAtMaximum", "unscheduled"),
         ("GoodputGateFailed", OTHER),
-        ("GoodputRolloutPaused", OTHER),
+        ("GoodputRolloutPaused", "held"),
     }
     wait_for(lambda: expected <= received().keys(), "Alertmanager has the alerts")
     alerts = received()
     assert {name for name, _ in alerts} == {name for name, _ in expected}
+    # One ticket for each problem, although a failed gate also pauses the rollout and stalls the
+    # service.
+    assert [name for name, service in alerts if service == OTHER] == ["GoodputGateFailed"]
+    assert [name for name, service in alerts if service == "held"] == ["GoodputRolloutPaused"]
     burn = alerts["GoodputErrorBudgetBurnsFast", NAME]
     namespace = monitoring.installation.namespace
     assert burn["labels"]["slo_class"] == "interactive"
@@ -479,5 +486,5 @@ def test_alertmanager_receives_the_alerts_with_their_runbooks(monitoring: Monito
     failed = monitoring.installation.status(OTHER)["failedRevision"]
     text = f"The new revision {failed} of {namespace}/{OTHER} failed its gate."
     assert alerts["GoodputGateFailed", OTHER]["annotations"]["summary"] == text
-    paused = alerts["GoodputRolloutPaused", OTHER]["labels"]
-    assert paused["reason"] == "ProgressDeadlineExceeded"
+    paused = alerts["GoodputRolloutPaused", "held"]["labels"]
+    assert paused["reason"] == "InsufficientCapacity"
