@@ -13,7 +13,7 @@ the margin with which 80 % of the trials of equal builds pass.
 
     python -m benchmarks.error_rates                            # three minutes of CPU time
     python -m benchmarks.error_rates --parts runs --cases 'outages of 30 s' --trials 10000
-    python -m benchmarks.error_rates --quick                    # 200 trials a case, as in CI
+    python -m benchmarks.error_rates --quick                    # 100 trials a case, as in CI
     python -m benchmarks.error_rates --json
 
 The exit code is 1 if an error that is allowed in 5 % of the trials exceeds that rate by more than
@@ -65,7 +65,7 @@ ALLOWED: Final = 0.05
 STANDARD_ERRORS: Final = 3
 WANTED_PASSES: Final = 0.8
 """Aimed share of PASS for equal builds."""
-_QUICK_TRIALS: Final = 200
+_QUICK_TRIALS: Final = 100
 _SLIGHTLY: Final = 1.1
 """Misses of the service per permitted miss, where the objective is slightly off the truth."""
 _CHUNK: Final = 1_000_000

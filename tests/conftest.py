@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.builders.certificates import make_certificate
+from tests.builders.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,7 @@ settings.register_profile(
     "goodput",
     settings.get_profile(settings.get_current_profile_name()),
     deadline=None,
+    max_examples=examples(100),
     suppress_health_check=(HealthCheck.too_slow,),
 )
 settings.load_profile("goodput")

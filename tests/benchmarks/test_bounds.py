@@ -23,6 +23,7 @@ from benchmarks.comparison.design import textbook_cells
 from benchmarks.comparison.loads import Load, OfferedRequest, offered
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.slo.targets import Targets
 from goodput_core.steptime.forms import StepShape
@@ -144,7 +145,7 @@ tiny_cases = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(tiny_cases)
 def test_no_schedule_beats_the_enumeration_and_no_enumeration_the_bound(tiny: Tiny) -> None:
     bound = clairvoyant_bound(tiny.demands, tiny.capacity, replicas=tiny.replicas)
@@ -161,7 +162,7 @@ def test_no_schedule_beats_the_enumeration_and_no_enumeration_the_bound(tiny: Ti
     assert optimum <= bound.certificate + CLOSE
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(tiny_cases, st.integers(0, 2**16), st.sampled_from([0.0, 0.1, 1.0, 30.0]))
 def test_any_prices_give_an_upper_bound(tiny: Tiny, seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
@@ -227,7 +228,7 @@ def device_demands(draw: st.DrawFn) -> list[Demand]:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(8))
 @given(demands=device_demands(), replicas=st.integers(1, 2))
 def test_a_schedule_on_a_device_stays_below_the_bound(
     name: str, demands: list[Demand], replicas: int
@@ -249,7 +250,7 @@ def test_a_schedule_on_a_device_stays_below_the_bound(
 
 
 @pytest.mark.parametrize("name", PROFILES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     decodes=st.integers(0, 600),
     context=st.integers(1, 4000),
@@ -485,7 +486,7 @@ def test_hidden_lengths_come_from_the_given_distribution() -> None:
     assert bound.certificate == pytest.approx(50, rel=0.01)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(
     st.lists(st.integers(1, 8), min_size=1, max_size=6),
     st.integers(1, 12),

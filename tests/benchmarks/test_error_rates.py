@@ -17,6 +17,7 @@ from benchmarks.simulated.queues import Queue, estimate_miss
 from benchmarks.simulated.single_runs import CASES, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from benchmarks import error_rates
 from goodput_core.slo.attainment import SecondCounts
@@ -134,7 +135,7 @@ SHORT_CASES = [case for case in pairs.CASES if case.seconds * case.pairs <= 1800
     outage_s=st.sampled_from([0, 7, 60]),
     seed=st.integers(0, 1_000_000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_vectorised_bounds_of_a_gate_are_those_of_the_product(
     case: pairs.PairCase,
     worse_by: int,

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.slo.distributions import normal_quantile
 from goodput_core.slo.looks import look_confidences
@@ -22,7 +23,7 @@ def test_one_look_keeps_its_confidence() -> None:
     assert look_confidences([4], 0.95) == pytest.approx((0.95,), abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     looks=st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True).map(sorted),
     confidence=st.floats(0.8, 0.999),

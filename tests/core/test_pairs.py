@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.slo.distributions import normal_quantile, student_t_quantile
 from goodput_core.slo.pairs import DifferenceEstimate, PairCounts, RunSpread, tango_bounds
@@ -96,7 +97,7 @@ def _score(gained: int, lost: int, total: int, difference: float) -> float:
     return (gained - lost - total * difference) / math.sqrt(variance)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sample=st.lists(pairs(), min_size=1, max_size=5), confidence=st.floats(0.6, 0.99))
 def test_the_bounds_surround_the_difference_and_widen_with_confidence_and_tests(
     sample: list[PairCounts], confidence: float
@@ -151,7 +152,7 @@ def formula(sample: list[PairCounts], confidence: float) -> tuple[float, float]:
     return bounds[0], bounds[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     sample=st.integers(60, 130).flatmap(
         lambda seconds: st.lists(pairs(seconds), min_size=1, max_size=4)
@@ -165,7 +166,7 @@ def test_bounds_follow_the_formula(sample: list[PairCounts], confidence: float) 
     assert interval.upper == pytest.approx(upper, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sample=st.lists(pairs(), min_size=1, max_size=4))
 def test_exchanging_the_builds_exchanges_the_bounds(sample: list[PairCounts]) -> None:
     exchanged = [PairCounts(gained=p.lost, lost=p.gained, total=p.total) for p in sample]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.replay_job import (
     ABResult,
@@ -16,7 +17,7 @@ from goodput_core.replay_job import (
 from goodput_core.slo.verdict import VerdictKind
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.sampled_from([*VerdictKind, None]), st.text(max_size=3000), st.integers(0, 10**9))
 def test_a_result_is_decoded_from_its_termination_message(
     verdict: VerdictKind | None, sentence: str, good: int

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.steptime import (
     DistServeForm,
@@ -205,7 +206,7 @@ def test_steady_decoding_does_not_change_predictions_of_prompts() -> None:
     assert _errors(model, _ROOFLINE)[200] < 0.02
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     observed=st.lists(st.tuples(st.integers(0, 399), st.integers(1, 10**10)), max_size=30),
     chosen=st.integers(0, 399),
@@ -220,7 +221,7 @@ def test_predictions_are_positive_after_any_observations(
     assert model.step_ns(shapes[chosen]) >= 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     steps=st.integers(0, 60),
     beside=st.integers(0, 399),

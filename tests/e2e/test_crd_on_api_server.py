@@ -19,6 +19,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.core.invalid_manifests import BASE, CASES, changed
 from tools.cluster.handle import ClusterError
 
@@ -239,7 +240,7 @@ shapes = st.recursive(
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

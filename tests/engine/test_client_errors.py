@@ -23,6 +23,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.http import PATIENCE_S
 from tests.builders.serving import server_state, serving
 from tests.engine.router.conftest import SETTINGS, until
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
 T = TypeVar("T")
-CASES: Final = int(os.environ.get("GOODPUT_FUZZ_CASES", "300"))
+CASES: Final = int(os.environ.get("GOODPUT_FUZZ_CASES", examples(300)))
 BODY_S: Final = 0.25
 AGAINST_THE_SERVICE: Final = ("missed", "shed", "error", "timeout")
 CLASSES: Final = tuple(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.records import finished_request
 from tests.builders.traces import steady_rows
 from tests.replay.compare.recorded import CHAT
@@ -96,7 +97,7 @@ def steady(count: int = 600, *, missed: int = 0) -> list[RequestRecord]:
 CHAT_INFO = replace(INFO, slo=CHAT, window_ns=60 * NS_PER_S, rows_planned=600, warmup_rows=0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 5),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.records import request_record
 from tests.replay.conftest import INFO, SLO
 
@@ -41,7 +42,7 @@ def _write(folder: Path, details: Sequence[str]) -> Summary:
         return writer.finish(INFO)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     details=st.lists(st.sampled_from("abcdefghij") | st.integers(0, 500).map(str), max_size=300),
     max_distinct=st.integers(1, 30),

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.errors import InputError
 from goodput_core.quantiles import P99, quantile
@@ -93,7 +94,7 @@ def _write(
 
 
 @given(rows=st.lists(st.tuples(_RECORDS, _JUDGEMENTS), max_size=8), flush_every=st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_records_are_read_back_as_written(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[RequestRecord, Judgement | None]],
@@ -107,7 +108,7 @@ def test_records_are_read_back_as_written(
 
 
 @given(records=st.lists(_RECORDS, min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_without_gaps_every_request_is_judged_the_same(
     tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.sessions import plan_of_rows, session_row
 from tests.replay.sending.conftest import trace_of
 from tests.replay.sending.stand_ins import DONE, StandIn, finish, running, tokens, usage
@@ -64,7 +65,7 @@ def sent_by(follow_ups: FollowUps) -> list[int]:
 
 
 @given(rows=traces(), shards=st.integers(1, 4), workers=st.integers(1, 3), warmup=st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_shares_have_all_requests_once_and_no_session_is_split(
     rows: list[TraceRow], shards: int, workers: int, warmup: int
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.sessions import follow_ups_of, plan_of_rows, session_row
 
 from goodput_core.errors import InputError
@@ -273,7 +274,7 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_links_agree_with_a_plain_search(data: st.DataObject) -> None:
     rows: list[TraceRow] = []
     at_ms = 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.slo.attainment import Attainment
 from goodput_core.slo.conformance import Deviation
@@ -511,7 +512,7 @@ def test_several_disturbances_do_not_decide_together_either(
     assert decide(slow.classes, slow.validity).kind is VerdictKind.FAIL
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(shares=_SHARES, objective=st.sampled_from(["0.5", "0.9", "0.97", "0.99"]))
 def test_a_run_without_its_disturbances_has_the_same_pass_or_fail(
     shares: dict[str, float], objective: str
@@ -553,7 +554,7 @@ def test_one_class_with_a_wrong_key_leaves_no_verdict_on_the_others() -> None:
     assert "batch would be without a judged request, not FAIL" in verdict.sentence
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     shares=_SHARES,
     objective=st.sampled_from(["0.5", "0.9", "0.97", "0.99"]),

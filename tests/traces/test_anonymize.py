@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_traces.anonymize import anonymize_trace
 from goodput_traces.describe import describe
@@ -92,7 +93,9 @@ def test_a_trace_is_not_replaced_with_its_anonymous_copy(
     )
 )
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_equal_ids_stay_equal_and_different_ids_stay_different(
     data: list[tuple[str, str | None, list[int]]], tmp_path: Path

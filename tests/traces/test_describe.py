@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.describe import describe
@@ -60,7 +61,9 @@ def nearest_rank(values: list[int], percent: int) -> int:
 
 @given(rows=described_rows())
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_every_number_equals_a_plain_recomputation(rows: list[TraceRow], tmp_path: Path) -> None:
     write_trace(tmp_path / "t.parquet", rows, TraceMetadata(), overwrite=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_traces.exporters.run import export_trace
 from goodput_traces.format.reader import open_trace
@@ -64,7 +65,9 @@ def back(path: Path, out: Path, form: str, *, block_size: int | None = None) -> 
 
 @given(rows=mooncake_rows())
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_mooncake_export_and_import_is_the_identity(rows: list[TraceRow], tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.slo.targets import Targets
 from goodput_traces.errors import RowError, TraceError
@@ -77,7 +78,9 @@ def trace_rows(draw: st.DrawFn) -> list[TraceRow]:
 
 @given(rows=trace_rows())
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_every_field_of_a_row_survives_the_file(rows: list[TraceRow], tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"

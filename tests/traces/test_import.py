@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.units import NS_PER_S
 from goodput_traces.format.reader import open_trace
@@ -348,7 +349,9 @@ def test_the_format_is_recognised_from_its_columns(name: str, tmp_path: Path) ->
 
 @given(times=st.lists(st.integers(0, 10**6), min_size=1, max_size=30))
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_sorting_orders_by_arrival_and_keeps_ties_in_place(
     times: list[int], tmp_path: Path

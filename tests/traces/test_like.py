@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.imitations import imitate, make_rows, session_relative, write
 
 from goodput_core.units import NS_PER_S
@@ -364,7 +365,9 @@ def test_sessions_without_a_common_clock_start_at_random(tmp_path: Path) -> None
 
 @given(data=st.data())
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_trace_can_be_imitated(data: st.DataObject, tmp_path: Path) -> None:
     times = sorted(data.draw(st.lists(st.integers(0, 10**13), min_size=2, max_size=40)))

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_traces.format import writer as writer_module
 from goodput_traces.format.reader import open_trace
@@ -380,7 +381,9 @@ def test_other_formats_can_be_previewed(tmp_path: Path, run_trace: RunTrace) -> 
 
 @given(data=st.data())
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_sorting_in_parts_gives_the_order_of_a_stable_sort(
     data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

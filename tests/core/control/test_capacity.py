@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.control import DeviceCapacity
 from goodput_core.control.capacity import replica_capacity
@@ -143,7 +144,7 @@ _LENGTHS = st.tuples(st.integers(1, 20_000), st.integers(1, 2000))
     tpot_ms=st.integers(11, 400),
     width=st.integers(1, 512),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_wider_batch_and_shorter_requests_never_cost_more(
     lengths: list[tuple[int, int]], tpot_ms: int, width: int
 ) -> None:

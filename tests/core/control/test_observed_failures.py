@@ -9,6 +9,7 @@ from math import ceil
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.control import (
     ReplicaPhase,
@@ -126,7 +127,7 @@ class FifoService:
         del self._ready_s[decision.apply_replicas :]
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     capacity=st.floats(0.3, 4),
     loads=st.lists(st.floats(0.3, 5), min_size=2, max_size=3),

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.manifests import manifest
 
 from goodput_core.control import (
@@ -108,7 +109,7 @@ _OBSERVATION = st.builds(
     ),
     mode=st.sampled_from(ControlMode),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_decisions_stay_within_the_manifest(
     observations: list[ServiceObservation], replicas: tuple[int, int], mode: ControlMode
 ) -> None:
@@ -140,7 +141,7 @@ def test_decisions_stay_within_the_manifest(
     factor=st.integers(2, 5),
     current=st.integers(2, 5),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_more_demand_never_gives_fewer_replicas(
     observations: list[ServiceObservation], factor: int, current: int
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.builders.examples import examples
 from tests.builders.schedulers import make_configure
 
 from goodput_core.errors import InputError
@@ -251,7 +252,7 @@ def test_real_time_and_virtual_time_decide_alike(depth: int) -> None:
     assert ends([0]) == ends([3 * _MS, 0, 60_000, 40 * _MS])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=15),
     depth=st.integers(0, 2),

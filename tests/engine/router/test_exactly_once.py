@@ -11,6 +11,7 @@ import aiohttp
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.engine.router.conftest import END, TOKEN
 
 from goodput_core.slo.targets import SLOClass
@@ -77,7 +78,7 @@ async def play(call: Call, script: tuple[str, ...]) -> None:
                 await call.whole(f"{status} X", b"{}")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(requests=st.lists(st.tuples(SCRIPTS, SCRIPTS, CLIENTS), min_size=1, max_size=12))
 def test_each_request_has_exactly_one_outcome(
     fake_replica: Callable[[str], FakeReplica],

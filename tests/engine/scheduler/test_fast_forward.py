@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.schedulers import make_configure
 
 from goodput_core.slo.targets import Targets
@@ -246,7 +247,7 @@ def _live(
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     actions=_ACTIONS,
     blocks=st.integers(10, 80),

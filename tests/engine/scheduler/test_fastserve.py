@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.schedulers import SteppedScheduler, make_scheduler
 
 from goodput_core.spec.choices import Preemption
@@ -119,7 +120,7 @@ def test_a_request_that_has_waited_for_three_seconds_goes_to_the_top() -> None:
     assert 3 * NS_PER_S < begun[1] < 3.1 * NS_PER_S
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seqs=st.integers(1, 3),
     step_ms=st.integers(20, 300),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.schedulers import NO_TARGETS, commit_plan, make_scheduler, take_step
 
 from goodput_core.slo.targets import Targets
@@ -269,7 +270,7 @@ _TARGETS = [NO_TARGETS, Targets(ttft_ns=20), Targets(ttft_ns=60), Targets(e2e_ns
 
 
 @pytest.mark.parametrize("ageing_ns", [None, 15], ids=["strict", "ageing"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     actions=st.lists(
         st.tuples(

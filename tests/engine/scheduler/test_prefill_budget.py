@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.schedulers import SteppedCore, make_configure
 
 from goodput_core.errors import InputError
@@ -228,7 +229,7 @@ def test_a_law_that_does_not_exist_is_rejected() -> None:
         max_size=8,
     ),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_all_requests_end_within_the_budget_and_fast_forward_changes_nothing(
     policy: str, law: str, budget: int, requests: list[tuple[int, int, int, int | None]]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Preemption
@@ -132,7 +133,7 @@ def _serve(
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     workload=st.lists(
         st.tuples(

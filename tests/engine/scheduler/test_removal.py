@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.schedulers import add_request, commit_plan, make_scheduler, take_step
 
 from goodput_core.slo.targets import Targets
@@ -275,7 +276,7 @@ _ARRIVALS = st.lists(
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(arrivals=_ARRIVALS, depth=st.integers(0, 2), host=st.sampled_from([0, 20]))
 def test_under_every_policy_each_request_ends_or_is_dropped_late_and_blocks_come_back(
     policy: str, arrivals: list[tuple[int, int, int, Targets]], depth: int, host: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.scheduler_bench import TARGETS, SchedulerBench
 
 from goodput_core.slo.targets import Targets
@@ -64,7 +65,7 @@ def _run(bench: SchedulerBench, actions: list[tuple[object, ...]], stretch: int 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40))
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
     policy: str,
@@ -88,7 +89,7 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), stretch=st.integers(1, 5))
 def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_lengths(
     policy: str,
@@ -118,7 +119,7 @@ def test_decisions_are_equal_until_the_first_visible_difference_in_hidden_length
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(actions=_ACTIONS, total_blocks=st.integers(4, 40), victim=st.integers(0, 10))
 def test_cancelling_in_any_state_frees_everything_within_depth_plus_one_commits(
     policy: str,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.schedulers import make_configure, make_scheduler, take_step
 
 from goodput_core.spec.choices import Preemption
@@ -150,7 +151,7 @@ def test_no_request_starves_behind_shorter_ones() -> None:
     assert len(started) == W_NS // 100 + 1, "as soon as it has waited long enough"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     patience=st.integers(1, 60),
     seqs=st.integers(1, 4),

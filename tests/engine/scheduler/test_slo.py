@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.slo_bench import STEP_TIME, ExactModel, FixedLengths, SloBench
 
 from goodput_core.spec.choices import LateRequests, Preemption
@@ -323,7 +324,7 @@ def test_the_oldest_late_request_gets_a_share_of_every_step_once_it_is_overdue()
     assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seqs=st.integers(1, 6),
     blocks=st.integers(80, 400),

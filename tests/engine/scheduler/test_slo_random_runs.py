@@ -6,6 +6,7 @@ import random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import LateRequests, Preemption
@@ -81,7 +82,7 @@ def _run(draw: random.Random) -> None:
         scheduler.check_integrity()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 1_000_000))
 @example(seed=25279)  # a request that finds no host memory after the policy has admitted it
 def test_no_random_run_breaks_the_scheduler(seed: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.engine.text.conftest import TOKENIZERS, trained
 
 from goodput_core.errors import InputError
@@ -76,7 +77,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str, messag
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(text=st.text(st.characters(codec="utf-8"), max_size=60), limit=st.none() | st.integers(0, 9))
 def test_a_text_has_the_ids_of_the_tokenizer(
     kind: str, text: str, limit: int | None, tmp_path_factory: pytest.TempPathFactory

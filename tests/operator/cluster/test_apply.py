@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_operator.kube.errors import LeaseLostError
 from goodput_operator.kube.managed_fields import Conflict
@@ -429,7 +430,9 @@ CHILD = st.fixed_dictionaries(
 
 @given(children=st.lists(CHILD, max_size=6))
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(80),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_only_our_objects_change_and_every_other_outcome_is_reported(
     make_bench: type[Any], children: list[dict[str, Any]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.builders.examples import examples
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_operator.backoff import BackOff
@@ -212,11 +213,11 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @given(st.lists(st.tuples(KEYS, st.booleans()), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_requested_key_is_reconciled_while_others_fail(
     requests: list[tuple[str, bool]],
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.actions import Apply, CreateToken, Delete, WriteStatus
@@ -278,7 +279,7 @@ STEPS = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), steps=st.lists(STEPS, max_size=12))
 def test_any_sequence_of_changes_converges_to_the_same_state(
     new_cluster: type[Cluster], data: st.DataObject, steps: list[str]

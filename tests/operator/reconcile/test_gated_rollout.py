@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 from goodput_core.replay_job import ABResult, ABState, encode_message
 from goodput_core.slo.verdict import VerdictKind
@@ -1367,7 +1368,7 @@ def lose_job(cluster: Cluster) -> None:
         cluster.remove("Job", job["metadata"]["name"])
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(st.sampled_from(tuple(STEPS)), max_size=40), final=st.sampled_from([PASS, FAIL])
 )

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.replay.compare.recorded import CHAT, chat_run
 from tests.replay.conftest import INFO
 
@@ -426,7 +427,7 @@ def test_a_class_of_many_runs_fails_only_without_the_errors_of_the_client(
 _NUMBERS = st.sampled_from([range(0), range(3, 300, 50), range(5, 300, 14), range(2, 300, 5)])
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     missed=st.tuples(_NUMBERS, _NUMBERS),
     unauthorised=st.tuples(_NUMBERS, _NUMBERS),

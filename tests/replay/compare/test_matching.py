@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.replay.compare.recorded import CHAT, chat_run
 from tests.replay.conftest import INFO
 
@@ -41,7 +42,7 @@ def test_requests_of_one_run_only_are_dropped_and_counted(tmp_path: Path) -> Non
     assert not matching.changed
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     old=st.sets(st.integers(0, 59), max_size=20),
     new=st.sets(st.integers(0, 59), max_size=20),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.replay.conftest import make_run, write_run
 
 from goodput_core.slo.judging import JudgementKind, judge, targets_for
@@ -137,7 +138,7 @@ def run() -> SyntheticRun:
     return make_run(window_s=30, rate_per_s=12, failures=0.1)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(seed=st.integers(0, 2**32), max_waiting=st.sampled_from([0, 30, 1 << 18]))
 def test_a_matching_is_that_of_all_records_at_once(
     tmp_path_factory: pytest.TempPathFactory,

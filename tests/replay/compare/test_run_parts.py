@@ -39,8 +39,8 @@ def _results(old: Path, new: Path) -> tuple[ComparisonResult, GateResult]:
 
 
 @pytest.mark.slow
-# An example takes two seconds, so a failing one is not made smaller.
-@settings(max_examples=6, phases=(Phase.reuse, Phase.generate))
+# An example takes seconds, so a failing one is not made smaller.
+@settings(max_examples=4, phases=(Phase.reuse, Phase.generate))
 @given(
     seed=st.integers(0, 2**32),
     part_rows=st.integers(8, 60),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.slo.record import Outcome
@@ -133,7 +134,7 @@ REQUESTS = st.lists(
     width=1,
     preemption=Preemption.RECOMPUTE,
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_token_times_are_those_of_the_core(
     *,
     policy: str,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.fleets import SLO, make_fleet
 from tests.builders.manifests import manifest_path
 from tests.builders.sessions import follow_ups_of, session_row
@@ -115,7 +116,7 @@ def fleets() -> dict[str, FleetSettings]:
 
 
 @given(data=st.data(), name=st.sampled_from(list(fleets())))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_every_request_is_served_once_and_every_follow_up_after_its_predecessor(
     data: st.DataObject, name: str
 ) -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from goodput_replay.plan import PlannedRequest
 
-CLASS = SLOClass(name="fast", ttft_ms=200, tpot_ms=50, objective=Fraction(95, 100))
+CLASS = SLOClass(name="fast", ttft_ms=200, tpot_ms=125, objective=Fraction(95, 100))
 STARTUP_S = 30
-FORM = UnitForm(unit_ns=10 * NS_PER_MS)
+FORM = UnitForm(unit_ns=25 * NS_PER_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def run_controlled(
     for rate, seconds in pieces:
         end_s += seconds
         while (at_s := at_s + rng.expovariate(rate)) < end_s:
-            requests.append(plan(f"r{len(requests)}", at_s * 1000, 64, 100))
+            requests.append(plan(f"r{len(requests)}", at_s * 1000, 64, 40))
         at_s = end_s
     values: dict[str, Any] = {
         "mode": ControlMode.AUTO,

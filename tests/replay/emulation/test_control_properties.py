@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.fleets import make_fleet, plan
 
 from goodput_core.control import ServiceDecision, ServiceParams
@@ -139,7 +140,7 @@ def attained_in_window(
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(scenario=SCENARIOS)
 @example(
     Scenario(

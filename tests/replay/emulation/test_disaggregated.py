@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.errors import SpecError
@@ -126,7 +127,7 @@ def _assert_idle(fleet: DisaggregatedFleet) -> None:
     blocks=st.integers(6, 14),
     width=st.integers(1, 4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_every_request_ends_and_frees_its_blocks_with_and_without_fast_forward(
     *,
     rows: list[tuple[int, int, int, int]],

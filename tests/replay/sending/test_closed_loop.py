@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.records import request_record
 from tests.builders.traces import steady_rows
 from tests.replay.sending.builders import make_planned
@@ -90,7 +91,7 @@ async def settle() -> None:
     requests=st.integers(1, 20),
     order=st.randoms(use_true_random=False),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_as_many_requests_as_clients_are_in_flight_and_all_are_sent_in_order(
     clients: int, requests: int, order: object
 ) -> None:

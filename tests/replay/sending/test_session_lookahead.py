@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.records import request_record
 from tests.builders.sessions import follow_ups_of, session_row
 
@@ -183,7 +184,7 @@ def draw_rows(data: st.DataObject) -> tuple[list[TraceRow], dict[str, int]]:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_real_and_virtual_time_have_the_same_schedule_if_latencies_are_the_same(
     data: st.DataObject,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.tokenizers import KINDS, UNSUITED
 from tokenizers import Tokenizer
 
@@ -71,7 +72,7 @@ def test_a_text_has_exactly_the_tokens_of_its_row(saved: Callable[[str], Path], 
     prompts = WordPrompts(b"salt", words=words.words, overhead_tokens=words.added_tokens)
 
     @given(keys())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     def exact(key: PromptKey) -> None:
         counted = count(tokenizer, render(words, key))
         assert counted == prompts.tokens(key) == max(key.input_tokens, words.added_tokens + 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
@@ -145,7 +146,7 @@ def build(
 )
 # One test for each heads: Triton's interpreter takes a tenth of a second of CPU time per example.
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_an_adapter_equals_the_reference_on_ragged_batches(
     adapter: AttentionAdapter,
@@ -184,7 +185,7 @@ def test_flex_attention_equals_the_reference_on_ragged_batches(
             return flex_attention(q, *arguments, **options)
 
     # The masks take most of the time.
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=examples(12), deadline=None)
     @given(heads=st.sampled_from(HEADS), data=st.data())
     def compare(heads: tuple[int, int], data: st.DataObject) -> None:
         sizes = data.draw(ragged(heads)) | {"window": None, "softcap": None}
@@ -200,7 +201,7 @@ def test_flex_attention_equals_the_reference_on_ragged_batches(
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_programs_that_share_the_keys_of_a_decode_equal_the_reference(
     heads: tuple[int, int], data: st.DataObject

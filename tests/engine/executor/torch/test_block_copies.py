@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
@@ -124,7 +125,7 @@ WORK = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(work=WORK, order=st.lists(st.tuples(st.sampled_from(StreamName), st.booleans())))
 def test_any_order_of_the_streams_gives_the_contents_of_one_after_the_other(
     work: Sequence[tuple[str, list[tuple[int, int]] | set[int]]],

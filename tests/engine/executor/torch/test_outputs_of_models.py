@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
@@ -193,7 +194,7 @@ def act(bench: ModelBench, actions: list[tuple[object, ...]]) -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("preemption", list(Preemption))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     architecture=st.sampled_from(["Llama", "Gemma2", "Mistral", "GPTNeoX", "Mixtral"]),
     first=_SUBMIT,
@@ -228,7 +229,7 @@ def test_no_schedule_changes_a_token_in_float32_except_at_ties(
         bench.run_dry(tie=TIE)
         ties, compared = ties + bench.ties, compared + bench.compared_tokens
 
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=examples(6), deadline=None)
     @given(
         policy=st.sampled_from(sorted(POLICIES)),
         preemption=st.sampled_from(list(Preemption)),

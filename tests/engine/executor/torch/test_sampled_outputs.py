@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
@@ -74,7 +75,7 @@ def output_alone(
 
 
 @pytest.mark.parametrize("preemption", list(Preemption))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     requests=_REQUESTS,
     blocks=st.integers(12, 30),

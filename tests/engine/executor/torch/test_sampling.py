@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 
 torch = pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
@@ -210,7 +211,7 @@ _OPTIONS = st.builds(
 
 
 @on_each_device
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     options=_OPTIONS,
     vocabulary=st.sampled_from([41, 300, 5_000]),
@@ -238,7 +239,7 @@ def test_a_token_is_that_of_the_logits_of_transformers(
 
 
 @on_each_device
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     rows=st.lists(
         st.tuples(st.one_of(st.none(), _OPTIONS), st.integers(0, 500)), min_size=1, max_size=9
@@ -271,7 +272,7 @@ def test_a_row_does_not_depend_on_the_others(
             assert alone.logprobs.logprob == pytest.approx(token.logprobs.logprob, abs=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     rows=st.lists(st.tuples(_OPTIONS, st.integers(0, 500)), min_size=1, max_size=4),
     vocabulary=st.sampled_from([41, 300, 5_000]),

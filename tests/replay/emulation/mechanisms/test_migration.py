@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.examples import examples
 from tests.builders.fleets import make_fleet, plan, run_fleet
 
 from goodput_core.errors import SpecError
@@ -189,7 +190,7 @@ WORK = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     work=WORK,
     depth=st.integers(0, 2),
