@@ -61,6 +61,8 @@ class EngineCore:
         # Steps that are skipped have no outcomes for `on_step`.
         self._ahead = ahead if on_step is None else None
         self._plans: deque[StepPlan] = deque()
+        # True after a step of an executor that computes in `collect`, until the next plan.
+        self._plan_is_due = False
         # The message that reports one more token of a request, by rid; equal for every such step,
         # so it is built once per request.
         self._one_token_outputs: dict[int, RequestOutput] = {}
@@ -216,15 +218,26 @@ class EngineCore:
         Returns:
             None if no call is due before the next message.
         """
+        if self._plan_is_due:
+            return self.scheduler.now_ns
         event_ns = self._executor.next_event_ns()
         return self.scheduler.wake_ns() if event_ns is None else event_ns
+
+    @property
+    def computes_in_collect(self) -> bool:
+        """True if a step is computed within a call of `step`."""
+        return self._executor.computes_in_collect
 
     def advance(self, now_ns: int) -> StepOutcome | None:
         """Commit the oldest step if it is done, and plan as far ahead as the depth allows.
 
         A call commits at most one step. Call again while `next_event_ns` is not after the current
-        time.
+        time. If the executor computes in `collect`, the plans after a step are made in the next
+        call, so that they contain the requests that arrived during the step.
         """
+        if self._plan_is_due:
+            self._plan_is_due = False
+            self._plan(now_ns)
         outcome, ready_ns = None, now_ns
         result = self._executor.collect(now_ns)
         if result is not None:
@@ -232,15 +245,21 @@ class EngineCore:
             for rid, failure in result.failed.items():
                 self._fail(Rejected(rid=rid, **failure._asdict()))
             outcome = self.scheduler.commit(self._plans.popleft(), result, ready_ns)
-        while (plan := self.scheduler.plan(ready_ns)) is not None:
-            self._plans.append(plan)
-            self._executor.submit(plan, ready_ns)
+        if outcome is not None and self._executor.computes_in_collect:
+            self._plan_is_due = True
+        else:
+            self._plan(ready_ns)
         if outcome is not None:
             if outcome.released:
                 self._forget(outcome.released)
             if self._on_step is not None:
                 self._on_step(outcome)
         return outcome
+
+    def _plan(self, ready_ns: int) -> None:
+        while (plan := self.scheduler.plan(ready_ns)) is not None:
+            self._plans.append(plan)
+            self._executor.submit(plan, ready_ns)
 
     def _fail(self, rejected: Rejected) -> None:
         """End a request whose token is missing in the result of a step."""

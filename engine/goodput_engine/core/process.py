@@ -314,8 +314,11 @@ def _catch_up(core: EngineCore, peers: _Peers, arrival_ns: int, now_ns: int) -> 
     """Take the steps that were due before a request arrived, without the request.
 
     If the end of a step is noticed late, the next step still begins at that end on the device's
-    clock. A request that arrived after that end must not be part of the next step.
+    clock. A request that arrived after that end must not be part of the next step. An executor that
+    computes within a call has no such clock: its next step begins with the next call.
     """
+    if core.computes_in_collect:
+        return
     until_ns = min(arrival_ns, now_ns)
     while (due_ns := core.next_event_ns()) is not None and due_ns <= until_ns:
         outputs = core.step(now_ns)

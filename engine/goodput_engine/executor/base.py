@@ -32,6 +32,14 @@ class Executor(Protocol):
         ...
 
     @property
+    def computes_in_collect(self) -> bool:
+        """True if `collect` returns only when a plan in flight is done.
+
+        The next plan is then made after the messages that arrived meanwhile have been read.
+        """
+        ...
+
+    @property
     def default_depth(self) -> int:
         """Number of plans that wait behind the running one unless configured, 0 to 2."""
         ...

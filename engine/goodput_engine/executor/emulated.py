@@ -70,6 +70,8 @@ class EmulatedExecutor:
         max_late_ns: lateness of a collected result above which the clock is set back.
     """
 
+    computes_in_collect = False
+
     def __init__(self, profile: DeviceProfile, *, max_late_ns: int = _MAX_LATE_NS) -> None:
         self.behind_ns = 0
         self.default_depth = profile.default_depth

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,9 +18,11 @@ from tests.builders.schedulers import make_configure
 from goodput_core.slo.targets import Targets
 from goodput_engine.core import process as core_process
 from goodput_engine.core.build import build_core
+from goodput_engine.core.engine_core import EngineCore
 from goodput_engine.core.process import serve
 from goodput_engine.core.wire import core_reader, encode, front_reader
 from goodput_engine.device.load import load_profile
+from goodput_engine.kv.blocks import BlockPool
 from goodput_engine.messages import (
     Cancel,
     Configure,
@@ -34,9 +37,13 @@ from goodput_engine.messages import (
     StepOutputs,
     Submit,
 )
+from goodput_engine.scheduler.plan import StepPlan, StepResult
+from goodput_engine.scheduler.policies.registry import build_policy
+from goodput_engine.scheduler.policy import SchedulerLimits
+from goodput_engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from goodput_engine.messages import CoreMessage, FrontMessage
 
@@ -141,6 +148,70 @@ def test_a_request_is_in_no_step_that_began_before_it_came() -> None:
     outputs = core.step(3_000_000)
     assert outputs is not None
     assert {o.rid: o.first_scheduled_ns for o in outputs.outputs} == {1: 0, 2: 2_000_000}
+
+
+class HostExecutor:
+    """An executor that computes a step while `collect` is called, as on a CPU.
+
+    Args:
+        front: the other end of the core's socket. During the second step, a second request arrives.
+    """
+
+    behind_ns = 0
+    computes_in_collect = True
+    default_depth = 0
+
+    def __init__(self, front: socket.socket) -> None:
+        self.admitted: list[set[int]] = []
+        self._front = front
+        self._plans: deque[StepPlan] = deque()
+
+    def add(self, submit: Submit) -> None:
+        pass
+
+    def forget(self, rids: Iterable[int]) -> None:
+        pass
+
+    def submit(self, plan: StepPlan, ready_ns: int) -> None:
+        self._plans.append(plan)
+
+    def next_event_ns(self) -> int | None:
+        return self._plans[0].at_ns if self._plans else None
+
+    def collect(self, now_ns: int) -> StepResult | None:
+        if not self._plans:
+            return None
+        plan = self._plans.popleft()
+        self.admitted.append({one.rid for one in plan.admitted})
+        if len(self.admitted) == 2:
+            self._front.sendall(encode(_submit(2)))
+        elif len(self.admitted) == 6:
+            self._front.sendall(encode(EndProcess()))
+        at_ns = time.monotonic_ns()
+        return StepResult(plan_id=plan.plan_id, at_ns=at_ns, step_ns=at_ns - now_ns, stopped={})
+
+
+@pytest.mark.parametrize(("depth", "plan"), [(0, 2), (1, 3)])
+def test_a_request_that_arrives_while_the_host_computes_is_in_the_next_plan(
+    depth: int, plan: int
+) -> None:
+    """With a depth of one, the next plan but one, because the next one is made already."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        executor = HostExecutor(ours)
+        scheduler = Scheduler(
+            policy=build_policy("sarathi"),
+            kv=BlockPool(total_blocks=20, block_size=16),
+            limits=SchedulerLimits(token_budget=64, max_num_seqs=4, max_waiting=10),
+            max_model_tokens=300,
+            depth=depth,
+        )
+        core = EngineCore(scheduler=scheduler, executor=executor)
+        serve(theirs, core, [_submit(1, 200)], front_reader(), time.monotonic_ns)
+    expected: list[set[int]] = [set() for _ in range(6)]
+    expected[0], expected[plan] = {1}, {2}
+    assert executor.admitted == expected
 
 
 def test_the_state_without_a_dropped_request_is_sent_at_once_by_an_idle_core() -> None:

@@ -48,6 +48,7 @@ class Recording:
     plans: list[StepPlan] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     behind_ns: int = 0
+    computes_in_collect: bool = False
     default_depth: int = 0
 
     def add(self, submit: Submit) -> None:
@@ -78,6 +79,7 @@ class RecordedTimes:
     plans: list[StepPlan] = field(default_factory=list)
     under_way: int = 0
     behind_ns: int = 0
+    computes_in_collect: bool = False
     default_depth: int = 0
 
     def add(self, submit: Submit) -> None:

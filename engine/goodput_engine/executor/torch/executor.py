@@ -162,6 +162,7 @@ class TorchExecutor:
     """
 
     behind_ns = 0
+    computes_in_collect = True
 
     def __init__(
         self,
@@ -229,8 +230,7 @@ class TorchExecutor:
 
     def next_event_ns(self) -> int | None:
         """Return the time from which the oldest plan may end; None if no plan is in flight."""
-        # Not before the last one ended, even if the plan was made earlier. Requests that arrived
-        # meanwhile are then added before this plan is collected, and the next plan has them.
+        # Not before the last one ended, even if the plan was made earlier.
         return max(self._plans[0][1], self._ended_ns) if self._plans else None
 
     def collect(self, now_ns: int) -> StepResult | None:

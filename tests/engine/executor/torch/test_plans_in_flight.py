@@ -102,27 +102,3 @@ def test_a_plan_waits_behind_the_running_one_where_the_executor_starts_it_ahead(
     )
     core = build_model_core(make_configure(depth=configured), loaded)
     assert core.scheduler.depth == depth
-
-
-def test_a_request_that_arrives_during_a_step_is_in_the_first_plan_that_is_made_after_it(
-    llama: TinyModel,
-) -> None:
-    """The core collects the steps that were due before a request arrived, and then adds it."""
-    bench = ModelBench(
-        llama,
-        "sarathi",
-        Preemption.RECOMPUTE,
-        blocks=40,
-        block_size=4,
-        depth=1,
-        starts_ahead=True,
-    )
-    bench.submit(5, 16, ignore_eos=True)
-    bench.step()
-    for _ in range(3):
-        arrival_ns = bench.clock()
-        outputs = bench.step()
-        assert outputs is not None
-        due_ns = bench.core.next_event_ns()
-        assert due_ns is not None
-        assert arrival_ns < due_ns <= outputs.at_ns
