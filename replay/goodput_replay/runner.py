@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _SYNTHETIC = "synthetic"
+_LEAST_IDLE_SHARE = Fraction(1, 10)
+"""Part of a window without a trace, from which on a note names it."""
 
 
 def run(options: ReplayOptions, argv: Sequence[str]) -> int:
@@ -122,6 +125,7 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
     if options.start_at_ns is not None:
         require_ahead(options.start_at_ns, time.time_ns())
     stats = survey(requests, options.shard)
+    _warn_of_window(requests)
     # How much a real model holds is known once it is loaded.
     if service is not None and not _computes_model(service, options):
         source = str(options.manifest or options.emulate)
@@ -318,6 +322,21 @@ def _transforms(options: ReplayOptions, trace: Trace) -> TransformPlan:
         speed=options.speed,
         first_ns=trace.first_ns,
     )
+
+
+def _warn_of_window(plan: RequestPlan) -> None:
+    """State on stderr that the window ends after the trace, which lowers the rates of the run."""
+    trace, transforms = plan.trace, plan.transforms
+    window = transforms.window
+    if window is None or window.end_ns is None or transforms.session_arrivals is not None:
+        return
+    span_ns = trace.last_ns - trace.first_ns
+    # A trace may end with a pause, so its last arrival need not be its end.
+    if window.end_ns - span_ns > (window.end_ns - window.start_ns) * _LEAST_IDLE_SHARE:
+        sys.stderr.write(
+            f"note: the trace spans {format_duration(span_ns)}, but rates are computed over the "
+            f"window {window}; choose a window within the span\n"
+        )
 
 
 def _warn_of_evidence(options: ReplayOptions, plan: RequestPlan, stats: PlanStats) -> None:

@@ -275,6 +275,19 @@ def test_a_dry_run_prints_the_plan(trace: Path, capsys: pytest.CaptureFixture[st
     assert plan["duration_s"] == pytest.approx(1.95, abs=0.001)
 
 
+@pytest.mark.parametrize(
+    ("window", "noted"),
+    [("0s..4s", True), ("1s..3s", True), ("0s..2s", False), ("1s..", False), ("500ms..1s", False)],
+)
+def test_a_window_that_ends_long_after_the_trace_is_named_before_the_run(
+    window: str, noted: bool, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["replay", "--trace", str(trace), "--window", window, "--dry-run"]
+    assert run_command(command) == 0
+    note = "note: the trace spans 1.95 s, but rates are computed over the window "
+    assert (note in capsys.readouterr().err) is noted
+
+
 def test_control_characters_of_a_trace_are_escaped_in_a_dry_run(
     trace_of: WriteTrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
