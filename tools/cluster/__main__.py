@@ -11,7 +11,7 @@ from tools.cache import cache_folder
 from tools.cluster import binaries, installing, starting
 from tools.cluster.handle import ClusterError
 from tools.cluster.host import lacks_for_running
-from tools.cluster.images import EMULATED_VLLM, emulated_vllm_image
+from tools.cluster.images import EMULATED_VLLM, emulated_vllm_image, kubectl_image
 
 _KEPT = "kept"
 _SAMPLE = starting.ROOT / "examples" / "chat.yaml"
@@ -41,7 +41,15 @@ def up() -> None:
         shutil.rmtree(_kept(), ignore_errors=True)
         cluster = starting.start(_kept(), binaries.build(), outlive_me=True)
     installing.publish_ours(cluster)
-    cluster.publish({EMULATED_VLLM: emulated_vllm_image(starting.ROOT)})
+    cluster.publish(
+        {
+            EMULATED_VLLM: emulated_vllm_image(starting.ROOT),
+            # The image of examples/trace-replay/nightly-replay.yaml.
+            f"registry.k8s.io/kubectl:{binaries.version_of('k8s.io/kubernetes')}": kubectl_image(
+                cluster.binaries
+            ),
+        }
+    )
     installing.install_chart(cluster)
     cluster.kubectl("apply", "-f", str(_SAMPLE))
     cluster.wait("condition=Ready", "llmservice/chat", timeout_s=120)

@@ -18,6 +18,7 @@ __all__ = [
     "Image",
     "checkout_image",
     "emulated_vllm_image",
+    "kubectl_image",
     "publish",
     "python_image",
     "shell_image",
@@ -74,6 +75,15 @@ def emulated_vllm_image(root: Path) -> Image:
         path=[str(tools / "bin"), *python.path],
         env=python.env,
     )
+
+
+def kubectl_image(binaries: Path) -> Image:
+    """Return an image with the kubectl of a cluster's programs, as registry.k8s.io/kubectl.
+
+    Args:
+        binaries: folder of the programs.
+    """
+    return Image(folders=[str(binaries)], path=[str(binaries)], entrypoint=["kubectl"])
 
 
 def checkout_image(root: Path, *command: str, packages: Path | None = None) -> Image:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from tools.cluster.handle import wait_for
-from tools.cluster.images import Image
+from tools.cluster.images import kubectl_image
 from tools.cluster.starting import ROOT
 from tools.e2e.installation import conditions_of
 from tools.e2e.recordings import judge
@@ -123,7 +123,7 @@ def finished(installation: ChartRelease, name: str, timeout_s: int = 240) -> dic
 @pytest.fixture(scope="module")
 def nights(installation: ChartRelease, own_cluster: OwnCluster, target: str) -> None:
     """Apply the nightly examples with short windows, and start a Job of each per night."""
-    kubectl = Image(folders=[str(own_cluster.binaries)], path=[str(own_cluster.binaries)])
+    kubectl = kubectl_image(own_cluster.binaries)
     classes = yaml.safe_dump(SLO)
     documents: list[dict[str, Any]] = [
         {
