@@ -141,9 +141,14 @@ def pods_ended(job: Object, pods: Sequence[Object]) -> bool:
 
     The containers show it some seconds before the phase of the pod does.
     """
-    last = (job.get("spec") or {}).get("backoffLimit") == 0
+    spec = job.get("spec") or {}
+    last = spec.get("backoffLimit") == 0
+    final = {0}
+    for rule in (spec.get("podFailurePolicy") or {}).get("rules") or ():
+        if rule["action"] == "FailJob":
+            final.update((rule.get("onExitCodes") or {}).get("values") or ())
     ends = [terminated_of(pod) for pod in pods]
-    return bool(ends) and all(end and (last or end.get("exitCode") == 0) for end in ends)
+    return bool(ends) and all(end and (last or end.get("exitCode") in final) for end in ends)
 
 
 def has_started(pod: Object) -> bool:

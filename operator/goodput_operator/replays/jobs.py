@@ -22,6 +22,7 @@ from goodput_core.contract import (
     PORT_NAME_ADMIN,
     ROLE_REPLAY,
 )
+from goodput_core.errors import ExitCode
 from goodput_core.slo.targets import format_objective
 from goodput_operator.kube.objects import ADMIN_PORT, JOB, MANAGER
 from goodput_operator.render.replay_pod import (
@@ -209,7 +210,14 @@ def merge_job(run: ReplayRun, spec: TraceReplaySpec, installation: Installation)
     if len(commands) > 1:
         merge = {"name": _MERGE_CONTAINER, "command": ["goodput", *commands[0]]}
         pod["initContainers"] = [pod["containers"][0] | merge]
-    job = {"backoffLimit": _MERGE_RETRIES, "activeDeadlineSeconds": _MERGE_DEADLINE_S}
+    # A verdict other than PASS is the result of the Job, and a retry would not change it.
+    verdicts = [ExitCode.FAIL, ExitCode.INCONCLUSIVE, ExitCode.INVALID]
+    ends = {"operator": "In", "values": [int(code) for code in verdicts]}
+    job = {
+        "backoffLimit": _MERGE_RETRIES,
+        "activeDeadlineSeconds": _MERGE_DEADLINE_S,
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": ends}]},
+    }
     return _job(run, run.merge_job, job, pod, {})
 
 

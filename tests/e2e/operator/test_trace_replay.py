@@ -259,6 +259,8 @@ def test_a_run_is_compared_with_an_earlier_one_by_the_rule_of_the_gate(
     waited = installation.run_command("goodput", "wait", "trp/compared")
     assert f"\nagainst the baseline: {status['interval']}\n" in waited.stdout
     assert waited.returncode == judged["exit_code"], waited.stderr
+    # Whatever the verdict, the Job of the comparison stays with its log.
+    assert status["reason"] in installation.kubectl("logs", "job/compared-merge")
     status = finished(installation, "alone")
     tell(f"alone: {status['reason']}: {status['message']}")
     assert (status["verdict"], status["reason"]) == ("INVALID", "ShardFailed"), status

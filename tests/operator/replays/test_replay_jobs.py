@@ -12,6 +12,7 @@ from tests.operator.crd.test_replay_crd import SLO, VALID
 from goodput_core.spec.codec import decode
 from goodput_core.spec.llmservice import SLOSpec
 from goodput_core.spec.tracereplay import TraceReplaySpec
+from goodput_operator.kube.jobs import pods_ended
 from goodput_operator.render.pods import Installation
 from goodput_operator.render.replay_pod import claims_of
 from goodput_operator.replays.jobs import ReplayRun, merge_job, shards_job
@@ -166,6 +167,20 @@ def test_a_shard_checks_the_comparison_before_the_run_if_it_can_read_the_earlier
     alone = shards({"old": ("ReadWriteOnce",)}, shards=2, gate=gate)
     assert (options(alone).check_baseline, options(alone).check_recorded) == (None, None)
     assert not any("old" in mount["mountPath"] for mount in container(alone)["volumeMounts"])
+
+
+@pytest.mark.parametrize("part", ["containerStatuses", "initContainerStatuses"])
+@pytest.mark.parametrize(
+    ("code", "ends"), [(0, True), (1, True), (2, True), (3, True), (64, False), (137, False)]
+)
+def test_any_verdict_ends_the_second_job_which_then_keeps_its_pod(
+    code: int, ends: bool, part: str
+) -> None:
+    terminated = {"terminated": {"exitCode": code}}
+    pod = {"metadata": {"name": "night-merge-0"}, "status": {part: [{"state": terminated}]}}
+    # An init container that succeeded is not the end of the pod.
+    follows = code == 0 and part == "initContainerStatuses"
+    assert pods_ended(merge(shards=2), [pod]) is (ends and not follows)
 
 
 def test_several_shards_are_merged_before_the_run_is_compared() -> None:
