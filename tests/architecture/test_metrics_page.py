@@ -5,6 +5,7 @@ The page is made from their metrics pages, so types, labels and meanings are tho
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -221,12 +222,22 @@ async def test_no_page_has_creation_times_and_each_process_has_its_own_metrics(
 async def test_labels_of_the_metrics_survive_a_scrape(pages: dict[str, str]) -> None:
     """Prometheus renames a label that its target has, too, unless `honorLabels` is set.
 
-    The chart sets it for the operator alone, whose metrics name the namespace of the service.
+    The chart sets it for the operator alone, whose metrics name the namespace of the service. Its
+    PodMonitor adds the label `role`, and drops the renamed one.
     """
+    allowed = {"The operator": {"namespace"}, "Routers": {"role"}, "Engines": {"role"}}
     for title, text in pages.items():
         labels = {label for row in documented(text) for label in row.labels}
-        allowed = {"namespace"} if title == "The operator" else set()
-        assert labels & SCRAPED == allowed, title
+        added = SCRAPED if title == "The operator" else SCRAPED | {"role"}
+        assert labels & added == allowed.get(title, set()), title
+
+
+async def test_the_page_explains_every_label(pages: dict[str, str]) -> None:
+    head, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Routers\n")
+    cells = [line.split("|")[1] for line in head.splitlines() if line.startswith("| `")]
+    explained = {name for cell in cells for name in re.findall("`(.+?)`", cell)}
+    labels = {label for text in pages.values() for row in documented(text) for label in row.labels}
+    assert explained == labels - {"namespace"}
 
 
 def test_the_gauges_of_a_service_have_the_values_of_its_spec_and_status() -> None:
