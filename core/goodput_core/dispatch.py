@@ -14,8 +14,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.cli import installed_version
-from goodput_core.contract import DISTRIBUTION, ENV_DEBUG
-from goodput_core.errors import ExitCode, GoodputError, did_you_mean
+from goodput_core.contract import ENV_DEBUG
+from goodput_core.errors import ExitCode, GoodputError, did_you_mean, install_hint
 from goodput_core.signals import interrupt_by_signals
 from goodput_core.text import printable
 
@@ -194,9 +194,7 @@ def _explain_missing(command: str, module: str) -> str:
     extra = (
         COMMANDS[command].extra if command in COMMANDS else _SUBCOMMAND_EXTRAS.get(command, "all")
     )
-    return (
-        f"`goodput {command}` needs the package {module!r}: pip install '{DISTRIBUTION}[{extra}]'"
-    )
+    return f"`goodput {command}` needs the package {module!r}; {install_hint(extra)}"
 
 
 def _format_usage() -> str:

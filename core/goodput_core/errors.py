@@ -36,6 +36,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "did_you_mean",
+    "install_hint",
     "root_of",
 ]
 
@@ -70,6 +71,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_case = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), by_case, n=1, cutoff=0.6)
     return f"; did you mean {by_case[close[0]]}?" if close else ""
+
+
+def install_hint(extra: str) -> str:
+    """Return the part of a sentence that says how to install an extra.
+
+    The package is on no index, so the command needs a clone.
+    """
+    return f"run pip install '.[{extra}]' in a clone of Goodput"
 
 
 class GoodputError(Exception):

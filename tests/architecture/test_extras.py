@@ -157,7 +157,7 @@ def test_a_command_without_its_extra_names_it(command: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout) == (64, ""), done.stderr
-    assert f"pip install '{DISTRIBUTION}[{COMMANDS[command].extra}]'" in done.stderr
+    assert f"pip install '.[{COMMANDS[command].extra}]'" in done.stderr
 
 
 COMPONENTS = ("core", "traces", "engine", "replay", "operator")

@@ -111,8 +111,8 @@ def test_a_command_receives_its_arguments_and_returns_its_exit_code(
         pytest.param("bug", 70, "internal error: ZeroDivisionError", id="a-bug"),
         pytest.param("nonsense", 64, "no command 'nonsense'; commands are up,", id="unknown"),
         pytest.param("relpay", 64, "no command 'relpay'; did you mean replay?;", id="misspelt"),
-        pytest.param("uninstalled", 64, "pip install 'goodput-llm[all]'", id="missing-extra"),
-        pytest.param("lazy", 64, "pip install 'goodput-llm[all]'", id="missing-extra-later"),
+        pytest.param("uninstalled", 64, "pip install '.[all]'", id="missing-extra"),
+        pytest.param("lazy", 64, "pip install '.[all]'", id="missing-extra-later"),
         pytest.param("broken", 70, "internal error: ModuleNotFoundError", id="our-module-missing"),
     ],
 )

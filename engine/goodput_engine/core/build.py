@@ -11,8 +11,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from goodput_core.contract import DISTRIBUTION
-from goodput_core.errors import InputError, UsageError
+from goodput_core.errors import InputError, UsageError, install_hint
 from goodput_core.spec.choices import BudgetLaw, ControlMode, LateRequests, Preemption
 from goodput_core.units import BYTES_PER_GIB
 from goodput_engine.core.engine_core import EngineCore
@@ -95,8 +94,7 @@ def load_model(config: Configure, settings: ModelFolder) -> LoadedModel:
         start_up = import_module(_START_UP)
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"serving {settings.path} needs the package {error.name!r}: "
-            f"pip install '{DISTRIBUTION}[torch]'"
+            f"serving {settings.path} needs the package {error.name!r}; {install_hint('torch')}"
         ) from error
     with_swap = config.preemption != Preemption.RECOMPUTE
     loaded: LoadedModel = start_up.start_model(config, settings, with_swap=with_swap)

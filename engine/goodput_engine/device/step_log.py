@@ -13,8 +13,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from goodput_core.contract import DISTRIBUTION
-from goodput_core.errors import InputError, UsageError
+from goodput_core.errors import InputError, UsageError, install_hint
 from goodput_core.files import partial_path, publish
 from goodput_core.steptime import StepShape
 from goodput_core.steptime.fitting import StepSample
@@ -197,6 +196,5 @@ def _import_arrow(action: str) -> tuple[ModuleType, ModuleType]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{action} a step log needs the package {error.name!r}: "
-            f"pip install '{DISTRIBUTION}[replay]'"
+            f"{action} a step log needs the package {error.name!r}; {install_hint('replay')}"
         ) from error

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import argument_type, parse_whole
-from goodput_core.contract import DISTRIBUTION
-from goodput_core.errors import SpecError, UsageError
+from goodput_core.errors import SpecError, UsageError, install_hint
 from goodput_core.spec.choices import AttentionKernel, DataType, SamplingSource
 from goodput_core.spec.support import require_computable, require_local
 from goodput_core.spec.workloads import (
@@ -246,8 +245,7 @@ def load_text_settings(model: ModelFolder) -> tuple[ModelTokenizer | None, Sampl
         import_module("goodput_engine.grammars")
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"serving {model.path} needs the package {error.name!r}: "
-            f"pip install '{DISTRIBUTION}[torch]'"
+            f"serving {model.path} needs the package {error.name!r}; {install_hint('torch')}"
         ) from error
     folder = Path(model.path)
     tokenizer: ModelTokenizer | None = module.load_model_tokenizer(folder)

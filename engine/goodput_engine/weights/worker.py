@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from goodput_core.contract import DISTRIBUTION, ENV_CACHE
-from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError
+from goodput_core.contract import ENV_CACHE
+from goodput_core.errors import ExitCode, GoodputError, InternalError, UsageError, install_hint
 from goodput_core.files import is_disk_full
 from goodput_engine.weights.gguf import converted_folder
 from goodput_engine.weights.progress import FetchProgress
@@ -68,8 +68,7 @@ def fetch(source: WeightsSource, progress: FetchProgress, environment: Mapping[s
         return folder
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"serving {source.title} needs the package {error.name!r}: "
-            f"pip install '{DISTRIBUTION}[torch]'"
+            f"serving {source.title} needs the package {error.name!r}; {install_hint('torch')}"
         ) from error
     except MemoryError as error:
         raise InternalError(f"{source.title}: out of memory during the conversion") from error

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.contract import DISTRIBUTION
-from goodput_core.errors import InputError, UsageError
+from goodput_core.errors import InputError, UsageError, install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,8 +150,7 @@ def _load(path: Path) -> Tokenizer:
         )
     except ImportError as error:
         raise UsageError(
-            "--tokenizer: the package tokenizers is not installed; run "
-            f"pip install '{DISTRIBUTION}[tokenizer]'"
+            "--tokenizer: the package tokenizers is not installed; " + install_hint("tokenizer")
         ) from error
     try:
         return read_tokenizer_file(path)

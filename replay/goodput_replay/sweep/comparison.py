@@ -17,8 +17,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from goodput_core.contract import DISTRIBUTION
-from goodput_core.errors import ExitCode, InputError, InternalError, Interrupted, UsageError
+from goodput_core.errors import (
+    ExitCode,
+    InputError,
+    InternalError,
+    Interrupted,
+    UsageError,
+    install_hint,
+)
 from goodput_core.signals import defer_signals
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.spec.choices import Policy
@@ -217,8 +223,7 @@ def _check_plot(path: Path | None) -> None:
         return
     if find_spec("matplotlib") is None:
         raise UsageError(
-            f"--plot {path}: the package 'matplotlib' is not installed: "
-            f"pip install '{DISTRIBUTION}[plot]'"
+            f"--plot {path}: the package 'matplotlib' is not installed; {install_hint('plot')}"
         )
     if path.suffix not in _PLOT_FORMATS:
         raise UsageError(f"--plot {path}: the name must end in {' or '.join(_PLOT_FORMATS)}")

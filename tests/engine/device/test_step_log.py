@@ -119,7 +119,7 @@ def test_without_pyarrow_the_package_to_install_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for use in (StepLog, read_step_log):
-        with pytest.raises(UsageError, match=r"'pyarrow': pip install 'goodput-llm\[replay\]'"):
+        with pytest.raises(UsageError, match=r"'pyarrow'; run pip install '\.\[replay\]'"):
             use(tmp_path / "steps.parquet")
 
 

@@ -171,8 +171,8 @@ def test_a_plot_without_matplotlib_is_rejected_before_the_comparison(tmp_path: P
     )
     assert done.returncode == 64
     assert done.stderr == (
-        "error: --plot it.png: the package 'matplotlib' is not installed: "
-        "pip install 'goodput-llm[plot]'\n"
+        "error: --plot it.png: the package 'matplotlib' is not installed; "
+        "run pip install '.[plot]' in a clone of Goodput\n"
     )
 
 
