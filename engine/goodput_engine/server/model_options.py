@@ -95,8 +95,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
     group.add_argument(
         "--memory-utilization", type=argument_type(_parse_percent, "percentage"),
         metavar="PERCENT", dest="memory_percent",
-        help="share of the memory left after loading, for KV blocks and swap space "
-        "(50%% on a CPU, 90%% on a GPU)",
+        help="share of the memory left beside the weights and the largest step, for KV blocks and "
+        "swap space (50%% on a CPU, 90%% on a GPU)",
     )  # fmt: skip
     group.add_argument(
         "--threads", type=_whole(_MAX_THREADS, "a number of threads"), metavar="N",
