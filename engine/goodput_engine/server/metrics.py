@@ -94,7 +94,7 @@ _COUNTERS: Final[tuple[tuple[str, str, str], ...]] = (
 )
 _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     (METRIC_RUNNING, "running", "Requests that hold KV blocks."),
-    (METRIC_WAITING, "waiting", "Requests that wait for KV blocks or a slot of the batch."),
+    (METRIC_WAITING, "waiting", "Requests that wait for KV blocks or a place in the batch."),
     (METRIC_TOKEN_BUDGET, "token_budget", "Tokens that one step may compute."),
     (METRIC_MAX_NUM_SEQS, "max_num_seqs", "Requests that may run at the same time."),
     (
