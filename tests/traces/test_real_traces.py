@@ -57,6 +57,7 @@ def test_mooncake_conversations_keep_their_ties_and_prefixes(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_weka_sessions_become_session_relative_requests(real_traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "weka.parquet"
     result = import_trace((real_traces / WEKA,), out)
