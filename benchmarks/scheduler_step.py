@@ -190,14 +190,14 @@ def main() -> None:
         return
     print("microseconds per step: means without the slowest twentieth of the steps, and p99 of all")
     print(
-        f"{'policy':<10}{'workload':<9}{'running':>8}{'add':>8}{'plan':>8}{'commit':>8}"
-        f"{'sum':>8}{'p99':>10}{'of a decode step':>24}{'of sarathi':>12}"
+        f"{'policy':<10}{'workload':<9}{'running':>8}{'add':>10}{'plan':>8}{'commit':>8}"
+        f"{'sum':>10}{'p99':>10}{'of a decode step':>24}{'of sarathi':>12}"
     )
     for row in rows:
         share = f"{row['of_decode_step']:.1%} of {row['decode_step_us'] / 1000:.1f} ms"
         print(
-            f"{row['policy']:<10}{row['workload']:<9}{row['running']:>8,}{row['add_us']:>8,}"
-            f"{row['plan_us']:>8,}{row['commit_us']:>8,}{row['sum_us']:>8,}{row['p99_us']:>10,}"
+            f"{row['policy']:<10}{row['workload']:<9}{row['running']:>8,}{row['add_us']:>10,}"
+            f"{row['plan_us']:>8,}{row['commit_us']:>8,}{row['sum_us']:>10,}{row['p99_us']:>10,}"
             f"{share:>24}{row['of_sarathi']:>12.2f}"
         )
 
