@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.operator.reconcile.gates import GATE
 
 from goodput_core.control import ClassOutcomes, EngineReading, Signal, Traffic
 from goodput_core.engine_state import EngineState
@@ -513,3 +514,11 @@ def running(cluster: Cluster) -> Cluster:
 def other_installation() -> Installation:
     """Return an installation with a later version of all images."""
     return replace(INSTALLATION, engine_image="engine:2", router_image="engine:2")
+
+
+@pytest.fixture
+def gated(cluster: Cluster) -> Cluster:
+    """A settled service of two engines with a gate."""
+    cluster.update_spec(rollout={"gate": GATE})
+    cluster.settle()
+    return cluster

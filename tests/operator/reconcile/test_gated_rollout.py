@@ -9,84 +9,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tests.builders.examples import examples
+from tests.operator.reconcile.gates import (
+    ERROR,
+    FAIL,
+    GATE,
+    INCONCLUSIVE,
+    INVALID,
+    PASS,
+    RETRY,
+    TRIAL_ROLES,
+    change,
+    delete_pod,
+    gate_of,
+    judge,
+    trials,
+    until_job,
+)
 
 from goodput_core.replay_job import ABResult, ABState, encode_message
 from goodput_core.slo.verdict import VerdictKind
 from goodput_operator.reconcile.decide import decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.operator.reconcile.conftest import Cluster
-
-GATE: dict[str, Any] = {
-    "trace": "pvc://traces/prod.parquet",
-    "window": {"startSeconds": 600, "endSeconds": 900},
-    "margin": "2%",
-    "records": "pvc://runs/gates",
-}
-PASS, FAIL, INCONCLUSIVE, INVALID = (
-    encode_message(
-        ABResult(
-            verdict=verdict,
-            reason=reason,
-            message=f"{verdict.value} of a.",
-            pairs=4,
-            interval="a: −0.10 points (−0.40 … +0.20)",
-        )
-    )
-    for verdict, reason in (
-        (VerdictKind.PASS, "Attained"),
-        (VerdictKind.FAIL, "WorseThanBaseline"),
-        (VerdictKind.INCONCLUSIVE, "IntervalSpansMargin"),
-        (VerdictKind.INVALID, "InvalidRun"),
-    )
-)
-ERROR = encode_message(
-    ABResult(reason="Error", message="/var/lib/goodput/claims/traces/x.parquet: no such file")
-)
-TRIAL_ROLES = ("baseline", "candidate")
-
-
-@pytest.fixture
-def gated(cluster: Cluster) -> Cluster:
-    """A settled service of two engines with a gate."""
-    cluster.update_spec(rollout={"gate": GATE})
-    cluster.settle()
-    return cluster
-
-
-def trials(cluster: Cluster) -> dict[str, dict[str, int]]:
-    return {role: cluster.deployments(role) for role in TRIAL_ROLES}
-
-
-def gate_of(cluster: Cluster) -> dict[str, Any]:
-    gate: dict[str, Any] = cluster.status.get("gate", {})
-    return gate
-
-
-def until_job(cluster: Cluster) -> dict[str, Any]:
-    """Reconcile until the Job of the gate runs."""
-    for _ in range(12):
-        cluster.reconcile()
-        if len(cluster.jobs()) == 1 and gate_of(cluster)["phase"] == "Replaying":
-            return cluster.jobs()[0]
-    raise AssertionError(gate_of(cluster))
-
-
-def change(cluster: Cluster, policy: str = "sarathi") -> None:
-    cluster.update_spec(engine={"policy": policy})
-
-
-def judge(cluster: Cluster, message: str, policy: str = "sarathi") -> None:
-    """Change the service, end its gate with a message, and settle."""
-    change(cluster, policy)
-    until_job(cluster)
-    cluster.end_job(message)
-    cluster.settle()
 
 
 def test_the_first_revision_needs_no_gate(gated: Cluster) -> None:
@@ -208,9 +153,6 @@ def test_a_changed_spec_or_the_annotation_begins_another_gate(gated: Cluster) ->
     gated.end_job(PASS)
     gated.settle()
     assert gated.status["currentRevision"] == first["revision"]
-
-
-RETRY = "goodput.dev/retry"
 
 
 @pytest.mark.parametrize("ends", [FAIL, INCONCLUSIVE], ids=["failed", "paused"])
@@ -671,99 +613,6 @@ def test_a_pod_that_an_admission_webhook_refuses_is_no_lack_of_capacity(
     assert "failedRevision" not in gated.status
 
 
-def node(name: str, kind: str, *, cpu: str = "16") -> dict[str, Any]:
-    labels = {"kubernetes.io/hostname": name, "node.kubernetes.io/instance-type": kind}
-    return {
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels},
-        "status": {"allocatable": {"cpu": cpu, "memory": "64Gi"}},
-    }
-
-
-SMALL, LARGE = node("node-1", "small"), node("node-2", "large")
-SLOWER = "node.kubernetes.io/instance-type: large and small"
-
-
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        (LARGE, SLOWER),
-        (node("node-2", "small", cpu="8"), "allocatable cpu: 8 and 16"),
-    ],
-    ids=["another type", "fewer CPUs"],
-)
-def test_a_pair_on_unlike_nodes_is_not_compared(
-    gated: Cluster, other: dict[str, Any], difference: str
-) -> None:
-    (stable,) = gated.deployments()
-    gated.nodes, gated.node_of = [SMALL, other], {"candidate": "node-2"}
-    change(gated)
-    gated.settle()
-    assert not [key for key in gated.written if key[0] == "Job"], "no request is sent"
-    assert gated.condition("RolloutPaused") == ("True", "UnequalNodes")
-    nodes = "the candidate ran on node node-2 and the baseline on node node-1, which differ"
-    assert f"{nodes} ({difference})" in gated.message("RolloutPaused")
-    assert gated.deployments() == {stable: 2}
-    assert trials(gated) == {"baseline": {}, "candidate": {}}
-    assert "verdict" not in gate_of(gated)
-    assert "failedRevision" not in gated.status
-    assert [emit.reason for emit in gated.rollout] == ["GateStarted", "GatePaused"]
-    gated.node_of = {}
-    gated.annotations = {RETRY: "1"}
-    until_job(gated)
-    gated.end_job(PASS)
-    gated.settle()
-    assert gate_of(gated)["message"] == "PASS of a."
-
-
-def test_nodes_that_become_unlike_during_a_comparison_void_its_verdict(gated: Cluster) -> None:
-    gated.nodes, gated.node_of = [SMALL, node("node-2", "small")], {"candidate": "node-2"}
-    change(gated)
-    until_job(gated)
-    gated.nodes[1] = LARGE
-    gated.end_job(FAIL)
-    gated.settle()
-    assert gated.condition("RolloutPaused") == ("True", "UnequalNodes")
-    assert "failedRevision" not in gated.status
-
-
-@pytest.mark.parametrize("cpu", ["16", "15500m"])
-def test_a_pair_on_alike_nodes_is_compared_without_a_word(gated: Cluster, cpu: str) -> None:
-    gated.nodes = [SMALL, node("node-2", "small", cpu=cpu)]
-    gated.node_of = {"candidate": "node-2"}
-    judge(gated, PASS)
-    assert gate_of(gated)["message"] == "PASS of a."
-
-
-@pytest.mark.parametrize(
-    ("engine", "sentence"),
-    [
-        ({"pod": {"nodeSelector": {"pool": "large"}}}, "the revisions ask for different nodes"),
-        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "the revisions ask for different nodes"),
-    ],
-    ids=["nodes", "resources"],
-)
-def test_nodes_that_differ_by_the_change_are_a_part_of_the_verdict(
-    gated: Cluster, engine: dict[str, Any], sentence: str
-) -> None:
-    gated.nodes, gated.node_of = [SMALL, LARGE], {"candidate": "node-2"}
-    gated.update_spec(engine={"policy": "sarathi", **engine})
-    until_job(gated)
-    gated.end_job(FAIL)
-    gated.settle()
-    assert gate_of(gated)["verdict"] == "FAIL"
-    assert gate_of(gated)["message"].startswith("FAIL of a; the candidate ran on node node-2 and ")
-    assert f"({SLOWER}); {sentence}" in gate_of(gated)["message"]
-
-
-def test_nodes_that_the_operator_cannot_read_are_named_in_the_verdict(gated: Cluster) -> None:
-    gated.nodes, gated.node_of = [SMALL], {"candidate": "node-2"}
-    judge(gated, PASS)
-    assert gate_of(gated)["verdict"] == "PASS"
-    words = "the candidate ran on node node-2 and the baseline on node node-1, which the operator"
-    assert f"PASS of a; {words} cannot read" in gate_of(gated)["message"]
-
-
 def test_room_that_appears_in_time_lets_the_gate_continue(gated: Cluster) -> None:
     gated.full = {"candidate", "baseline"}
     change(gated)
@@ -1201,80 +1050,6 @@ def test_a_status_without_room_for_the_gate_is_written_once(gated: Cluster) -> N
     assert gated.status["currentRevision"] == gated.status["updateRevision"]
 
 
-PINNED = "RevisionPinned"
-FIRST, SECOND = (f"registry.test/engine@sha256:{digit * 64}" for digit in "12")
-BY_DIGEST = f"registry.test/engine@sha256:{'3' * 64}"
-
-
-def run_image(cluster: Cluster, image_id: str, *roles: str) -> None:
-    """Let the pods of these roles report an image."""
-    for pod in cluster.pods.values():
-        if pod["metadata"]["labels"]["goodput.dev/role"] in roles:
-            container = {"name": "engine", "imageID": image_id, "state": {"running": {}}}
-            pod["status"]["containerStatuses"] = [container]
-
-
-def types(cluster: Cluster) -> set[str]:
-    return {one["type"] for one in cluster.status["conditions"]}
-
-
-def test_a_revision_with_a_tag_is_not_pinned(gated: Cluster) -> None:
-    assert gated.condition(PINNED) == ("False", "ImageTag")
-    assert "names its image by a tag, engine:1, so" in gated.message(PINNED)
-    gated.update_spec(engine={"image": BY_DIGEST}, rollout=None)
-    gated.settle()
-    assert PINNED not in types(gated), "nothing is compared without a gate"
-    gated.update_spec(rollout={"gate": GATE})
-    gated.settle()
-    assert gated.condition(PINNED) == ("True", "Pinned")
-    gated.update_spec(replicas=-1)
-    gated.reconcile()
-    assert gated.condition(PINNED) == ("True", "Pinned"), "a rejected spec changes nothing"
-    reasons = {event.reason for event in gated.events}
-    assert not reasons & {"ImageTag", PINNED}, "a tag is no change"
-
-
-def test_a_tag_that_moved_after_the_gate_is_reported(gated: Cluster) -> None:
-    change(gated)
-    until_job(gated)
-    run_image(gated, FIRST, "baseline", "candidate", "engine")
-    gated.end_job(PASS)
-    gated.settle()
-    assert gated.condition(PINNED) == ("False", "ImageTag"), "no pod reports another image"
-    run_image(gated, FIRST, "engine")
-    gated.settle()
-    assert gated.condition(PINNED) == ("False", "ImageTag")
-    run_image(gated, SECOND, "engine")
-    gated.settle()
-    assert gated.condition(PINNED) == ("False", "ImagesDiffer")
-    first, second = (image.partition("@")[2] for image in (FIRST, SECOND))
-    name = gated.engines()[0]["metadata"]["name"]
-    assert f"{first} (its gate), {second} (pod {name})" in gated.message(PINNED)
-    gated.settle()
-    (event,) = [event for event in gated.events if event.reason == "ImagesDiffer"]
-    assert event.warning
-    gated.restart_operator()
-    gated.settle()
-    assert gated.condition(PINNED) == ("False", "ImagesDiffer"), "the record has the digest"
-
-
-def test_two_images_of_one_revision_are_reported_without_a_gate(running: Cluster) -> None:
-    assert PINNED not in types(running)
-    run_image(running, FIRST, "engine")
-    running.settle()
-    assert PINNED not in types(running)
-    pod = running.engines()[1]
-    for image_id in ("sha256:5", SECOND):
-        assert PINNED not in types(running), "the id of an image is not a digest"
-        pod["status"]["containerStatuses"][0]["imageID"] = image_id
-        running.settle()
-    assert running.condition(PINNED) == ("False", "ImagesDiffer")
-    assert running.condition("Stalled") == ("False", "Unhindered")
-    run_image(running, SECOND, "engine")
-    running.settle()
-    assert PINNED not in types(running)
-
-
 def test_the_objects_of_a_gate_are_deleted_with_the_service(gated: Cluster) -> None:
     change(gated)
     until_job(gated)
@@ -1286,125 +1061,3 @@ def test_the_objects_of_a_gate_are_deleted_with_the_service(gated: Cluster) -> N
     for body in gated.objects.values():
         [owner] = body["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["controller"]) == ("LLMService", True)
-
-
-@pytest.mark.parametrize("message", [PASS, FAIL, INVALID], ids=["PASS", "FAIL", "INVALID"])
-@pytest.mark.parametrize("writes", [0, 1, 2, 3])
-def test_an_operator_that_ends_after_any_write_reaches_the_same_outcome(
-    gated: Cluster, writes: int, message: str
-) -> None:
-    (stable,) = gated.deployments()
-    change(gated)
-    for _ in range(200):
-        # Each process ends after some writes; the last ones complete a step, or nothing would.
-        for count in (writes, writes, 99):
-            gated.crash_after(count)
-            assert len(gated.engines(ready=True)) >= 2
-            assert len(gated.jobs()) <= 1
-        end_job(gated, message)
-        if gate_of(gated).get("phase") in {"Passed", "Failed", "Paused"}:
-            break
-    gated.settle()
-    phase = {PASS: "Passed", FAIL: "Failed", INVALID: "Paused"}[message]
-    assert gate_of(gated)["phase"] == phase
-    assert (gated.status["currentRevision"] == stable) == (phase != "Passed")
-    assert trials(gated) == {"baseline": {}, "candidate": {}}
-
-
-STEPS: dict[str, Callable[[Cluster], object]] = {
-    "reconcile": lambda cluster: None,
-    "kill operator after a write": lambda cluster: cluster.crash_after(1),
-    "kill operator after two writes": lambda cluster: cluster.crash_after(2),
-    "kill operator": lambda cluster: cluster.restart_operator(),
-    "delete candidate": lambda cluster: delete_pod(cluster, "candidate"),
-    "delete baseline": lambda cluster: delete_pod(cluster, "baseline"),
-    "delete engine": lambda cluster: delete_pod(cluster, "engine"),
-    "delete job pod": lambda cluster: end_job(cluster, None),
-    "pass": lambda cluster: end_job(cluster, PASS),
-    "fail": lambda cluster: end_job(cluster, FAIL),
-    "invalid": lambda cluster: end_job(cluster, INVALID),
-    "change": change,
-    "other change": lambda cluster: change(cluster, "orca"),
-    "change back": lambda cluster: cluster.update_spec(engine=None),
-    "retry": lambda cluster: cluster.annotations.update(
-        {"goodput.dev/retry": str(cluster.counter)}
-    ),
-    "remove retry": lambda cluster: cluster.annotations.clear(),
-    "other rules": lambda cluster: cluster.update_spec(
-        rollout={"gate": {**GATE, "pairs": 1 + cluster.counter % 8}}
-    ),
-    "recorded": lambda cluster: cluster.update_spec(
-        rollout={"gate": {**GATE, "baseline": "Recorded", "pairs": 1, "history": "pvc://h/aa"}}
-    ),
-    "lose the Job": lambda cluster: lose_job(cluster),  # noqa: PLW0108 - defined below
-    "drop the gate": lambda cluster: cluster.spec.update(rollout={}),
-    "suspend": lambda cluster: cluster.update_spec(suspend=True),
-    "resume": lambda cluster: cluster.update_spec(suspend=None),
-    "lose status": lambda cluster: cluster.status.clear(),
-    "scale up": lambda cluster: cluster.update_spec(replicas=3),
-    "scale down": lambda cluster: cluster.update_spec(replicas=2),
-    "fill": lambda cluster: cluster.full.add("candidate"),
-    "empty": lambda cluster: cluster.full.clear(),
-}
-
-
-def delete_pod(cluster: Cluster, role: str) -> None:
-    for name, pod in list(cluster.pods.items()):
-        if pod["metadata"]["labels"]["goodput.dev/role"] == role:
-            del cluster.pods[name]
-            return
-
-
-def end_job(cluster: Cluster, message: str | None) -> None:
-    """End a running Job."""
-    running = [job for job in cluster.jobs() if not job.get("status")]
-    if running and f"{running[0]['metadata']['name']}-x" in cluster.pods:
-        cluster.end_job(message)
-
-
-def lose_job(cluster: Cluster) -> None:
-    """Delete all Jobs with their pods."""
-    for job in cluster.jobs():
-        cluster.remove("Job", job["metadata"]["name"])
-
-
-@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
-@given(
-    steps=st.lists(st.sampled_from(tuple(STEPS)), max_size=40), final=st.sampled_from([PASS, FAIL])
-)
-def test_the_service_keeps_its_capacity_and_the_gate_converges_after_any_disturbances(
-    new_cluster: type[Cluster], steps: list[str], final: str
-) -> None:
-    cluster = new_cluster()
-    cluster.update_spec(rollout={"gate": GATE})
-    cluster.settle()
-    served, ungated = set(cluster.deployments()), False
-    for step in steps:
-        generation = cluster.generation
-        STEPS[step](cluster)
-        # A changed spec without a gate needs no PASS.
-        gate = (cluster.spec.get("rollout") or {}).get("gate")
-        ungated = ungated or (gate is None and cluster.generation != generation)
-        replicas: int = cluster.spec["replicas"]
-        before = len(cluster.engines(ready=True))
-        cluster.reconcile()
-        serving = len(cluster.engines(ready=True))
-        suspended = cluster.spec.get("suspend", False)
-        assert suspended or serving >= min(before, replicas), "no serving engine is lost"
-        assert len(cluster.jobs()) <= 1
-        served |= {e["metadata"]["labels"]["goodput.dev/revision"] for e in cluster.engines()}
-    cluster.full.clear()
-    cluster.update_spec(suspend=None)
-    for _ in range(40):
-        end_job(cluster, final)
-        cluster.reconcile()
-    cluster.settle()
-    assert len(cluster.engines(ready=True)) == cluster.spec["replicas"]
-    assert trials(cluster) == {"baseline": {}, "candidate": {}}
-    update, current = cluster.status["updateRevision"], cluster.status["currentRevision"]
-    phase = gate_of(cluster).get("phase")
-    assert phase in {None, "Passed", "Failed", "Paused"}
-    assert (update == current) == (phase in {None, "Passed"})
-    assert list(cluster.deployments()) == [current]
-    if final == FAIL and "pass" not in steps and not ungated:
-        assert len(served) == 1, "no revision served without a PASS"
