@@ -14,7 +14,6 @@ import sys
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _SYNTHETIC = "synthetic"
-_LEAST_IDLE_SHARE = Fraction(1, 10)
+_LEAST_IDLE_SHARE = 0.1
 """Part of a window without a trace, from which on a note names it."""
 
 

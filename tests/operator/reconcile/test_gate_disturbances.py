@@ -1,4 +1,4 @@
-"""Whatever ends or changes during a gate, it reaches an outcome, and the service its capacity."""
+"""The service keeps its capacity, and a gate reaches an outcome, whatever ends or changes."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import replace
 from fractions import Fraction
@@ -14,15 +15,20 @@ from goodput_core.slo.conformance import Deviation
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
+from goodput_replay.compare.gate_command import main
+from goodput_replay.compare.recording import ABRecording, RecordedPair
 from goodput_replay.runs.slo import SLOClasses
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from goodput_core.slo.record import RequestRecord
+    import pytest
 
-__all__ = ["CHAT", "chat_run"]
+    from goodput_core.slo.record import RequestRecord
+    from goodput_replay.runs.summary import RunSummary
+
+__all__ = ["CHAT", "chat_run", "gate", "make_recording", "pairs", "spread"]
 
 CHAT = SLOClasses(
     classes=(SLOClass(name="chat", ttft_ms=500, tpot_ms=50, objective=Fraction("0.99")),),
@@ -144,3 +150,67 @@ def _record(
             "output_tokens": 0,
         }
     return finished_request(scheduled_ns=at_ns, ttft_ms=ttft_ms, lag_ms=lag_ms, **fields)
+
+
+def spread(count: int, offset: int = 0) -> range:
+    """Return evenly spread numbers of requests of a run of two minutes."""
+    return range(offset, 1200, 1200 // count)
+
+
+def pairs(folder: Path, *, lost: int = 0, count: int = 4, order: str = "") -> list[str]:
+    """Record pairs in which the candidate misses more requests; return the arguments.
+
+    Args:
+        folder: parent of the runs.
+        lost: requests that only the candidate misses.
+        count: number of pairs.
+        order: builds in the order of their runs, A for the baseline; ABBA and so on if empty.
+    """
+    old: list[str] = []
+    new: list[str] = []
+    order = order or "ABBA" * count
+    minutes = {build: [at for at, one in enumerate(order) if one == build] for build in "AB"}
+
+    def at(build: str, number: int) -> RunSummary:
+        minute = minutes[build][number]
+        return replace(INFO.run, started_at=f"2026-03-04T05:{minute:02}:07.000000+00:00")
+
+    for number in range(count):
+        before = set(spread(6, number))
+        after = before | set(spread(lost, number + 5) if lost else ())
+        for runs, name, missed, build in ((old, "old", before, "A"), (new, "new", after, "B")):
+            run = at(build, number)
+            runs.append(
+                str(chat_run(folder / f"{name}-{number}", missed=missed, seconds=120, run=run))
+            )
+    return [*new, "--baseline", *old]
+
+
+def gate(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """Run `replay gate` with the arguments, and return its exit code and its JSON."""
+    code = main([*arguments, "--json"])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert result["exit_code"] == code
+    return code, result
+
+
+def make_recording(
+    *, same_build: bool, pairs: int, folder: Path, looks: tuple[int, ...] = (4,)
+) -> ABRecording:
+    """Record pairs of runs with a few misses in `history`, and return their recording."""
+    recorded = []
+    for number in range(pairs):
+        names = [f"history/{side}-{number}" for side in ("a", "b")]
+        for offset, name in enumerate(names):
+            missed = set(spread(6, number + offset))
+            chat_run(folder / name, missed=missed, seconds=120)
+        recorded.append(RecordedPair(order="AB", salt="s", baseline=names[0], candidate=names[1]))
+    return ABRecording(
+        baseline="a.yaml",
+        candidate="b.yaml",
+        same_build=same_build,
+        looks=looks,
+        confidence="90%",
+        margin="2%",
+        pairs=tuple(recorded),
+    )
