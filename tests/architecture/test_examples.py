@@ -8,12 +8,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import yaml
 
 from goodput_core.completion import PARSERS_GROUP, command_parsers
 from goodput_core.dispatch import run_command
+from goodput_core.spec.manifest import parse_manifest, read_manifest_text
+from goodput_core.spec.support import require_servable
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+FOR_CLUSTERS = [
+    path
+    for path in sorted((ROOT / "examples").glob("*/*.yaml"))
+    if "\nkind: LLMService\n" in path.read_text(encoding="utf-8")
+]
 SCHEMA_LINE = "# yaml-language-server: $schema=llmservice.schema.json\n"
 PREVIEW = ["trace", "import", "--preview"]
 # Replays of examples that are checked and not run.
@@ -57,6 +65,11 @@ def test_an_example_is_accepted(
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert run_command(LOADED_BY[name]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", FOR_CLUSTERS, ids=lambda path: path.name)
+def test_a_service_for_a_cluster_is_accepted(path: Path) -> None:
+    require_servable(parse_manifest(read_manifest_text(path), source=path.name, yaml=yaml))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

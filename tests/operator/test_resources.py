@@ -138,11 +138,26 @@ VLLM_SERVICE: dict[str, Any] = {
 }
 
 
+SGLANG_SERVICE: dict[str, Any] = {
+    "model": VLLM_SERVICE["model"],
+    "engine": {
+        **VLLM_SERVICE["engine"],
+        "runtime": {"kind": "SGLang", "image": "lmsysorg/sglang:v0.5.9"},
+    },
+}
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [("least", {}), ("gpu", GPU_SERVICE), ("claim", CLAIM_SERVICE), ("vllm", VLLM_SERVICE)],
-    ids=["least", "gpu", "claim", "vllm"],
+    [
+        ("least", {}),
+        ("gpu", GPU_SERVICE),
+        ("claim", CLAIM_SERVICE),
+        ("vllm", VLLM_SERVICE),
+        ("sglang", SGLANG_SERVICE),
+    ],
+    ids=["least", "gpu", "claim", "vllm", "sglang"],
 )
 def test_the_objects_of_a_service_match_the_golden_file(
     name: str, spec: dict[str, Any], golden: Callable[[str, str], None]

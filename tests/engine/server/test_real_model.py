@@ -440,3 +440,6 @@ async def test_a_limited_context_and_measured_memory_are_published(
     # All 256 sequences of 64 tokens fit into this machine's memory, and more are never needed.
     assert state["kv_total_blocks"] == 256 * 64 // 16
     assert state["startup_seconds"] > state["device"]["load_seconds"]
+    kernel = state["device"]["attention"]
+    assert kernel in {"torch-flex", "torch-sdpa"}
+    assert f"attention={kernel}" in engine.stderr()

@@ -180,6 +180,8 @@ def test_a_decoder_that_merges_repeated_tokens_is_rejected() -> None:
         TokenTexts(tokenizer)
 
 
+# `make test` runs before the model is downloaded, `make test-torch` after it.
+@pytest.mark.torch
 @settings(deadline=None)
 @given(data=st.data(), sizes=_SIZES)
 def test_the_pieces_of_a_real_model_join_to_the_decoded_text(

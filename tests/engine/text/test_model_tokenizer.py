@@ -174,6 +174,7 @@ def test_the_vocabulary_may_not_cover_a_text(tmp_path: Path) -> None:
         load(tmp_path).encode("日本")
 
 
+@pytest.mark.torch
 def test_a_real_chat_has_the_ids_of_its_model(smollm2: Path) -> None:
     tokenizer = load(smollm2)
     ids = tokenizer.encode_chat([("user", "What is the capital of France?")])

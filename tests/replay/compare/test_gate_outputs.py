@@ -1,4 +1,4 @@
-"""What `replay gate` prints and writes, and what it never replaces."""
+"""The output of `replay gate` on a terminal and in files, which never replaces another file."""
 
 from __future__ import annotations
 

@@ -140,7 +140,9 @@ def pages(url: str, *options: str) -> Iterator[str]:
         process.communicate(timeout=20)
 
 
-async def _with_pages(url: str, *paths: str, host: str = "localhost", **names: Any) -> list[Any]:
+async def _with_pages(
+    url: str, *paths: str, host: str = "localhost", method: str = "GET", **names: Any
+) -> list[Any]:
     async with aiohttp.ClientSession() as session:
         served = ServicePages(session, URL(url), **names)
         runner = aiohttp.web.AppRunner(served.app, shutdown_timeout=0.1)
@@ -150,8 +152,8 @@ async def _with_pages(url: str, *paths: str, host: str = "localhost", **names: A
         port = runner.addresses[0][1]
         found = []
         for path in paths:
-            async with session.get(
-                URL(f"http://127.0.0.1:{port}{path}", encoded=True), headers={"Host": host}
+            async with session.request(
+                method, URL(f"http://127.0.0.1:{port}{path}", encoded=True), headers={"Host": host}
             ) as response:
                 found.append((response.status, await response.text()))
         await served.close()
@@ -165,6 +167,13 @@ async def test_a_foreign_host_is_rejected_unless_it_is_named() -> None:
         assert (status, "only for this machine" in text) == (403, True)
         ((status, text),) = await _with_pages(url, "/", host="g.example", hosts=["g.example"])
         assert (status, "no LLMService" in text) == (200, True)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+async def test_the_pages_are_only_read(method: str) -> None:
+    with operator({"/services": b'{"services":[]}'}) as url:
+        found = await _with_pages(url, "/", "/team/chat/", "/nowhere", method=method)
+    assert [status for status, _ in found] == [405, 405, 404]
 
 
 async def test_a_service_that_is_unknown_or_without_router_is_named() -> None:

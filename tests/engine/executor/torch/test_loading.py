@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.builders.torch_models import CONTEXT, STOP_IDS, VOCABULARY, make_fold
 from transformers import dynamic_module_utils
 
 from goodput_core.errors import InputError
+from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch, SDPAttention
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.model import PackedRow
@@ -396,6 +398,51 @@ LONGROPE = {
         "long_factor": [1.0, 2.0, 4.0, 8.0],
     },
 }
+
+
+class WrongAttention(SDPAttention):
+    """Attention that is wrong for some sequences.
+
+    Args:
+        wrong: True for a number of queries and of keys for which the output is wrong.
+    """
+
+    def __init__(self, wrong: Callable[[int, int], bool]) -> None:
+        super().__init__()
+        self._wrong = wrong
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: RaggedBatch,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        out = super().attend(q, keys, values, batch, rule)
+        ends = batch.cu_seqlens_q.tolist()
+        for (start, end), num_keys in zip(pairwise(ends), batch.seqused_k.tolist(), strict=True):
+            if self._wrong(end - start, num_keys):
+                out[start:end] *= 1.5
+        return out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda queries, keys: True,
+        lambda queries, keys: 1 < queries < keys,
+        lambda queries, keys: queries == 1 < keys,
+    ],
+    ids=["always", "in later chunks", "in decodes"],
+)
+def test_an_attention_with_other_logits_than_the_models_own_is_refused(
+    wrong: Callable[[int, int], bool], tmp_path: Path
+) -> None:
+    make_folder(tmp_path, "Llama")
+    with pytest.raises(InputError, match="paged attention does not give the logits of its own"):
+        load_model(tmp_path, adapter=WrongAttention(wrong))
+    load_model(tmp_path, adapter=WrongAttention(lambda queries, keys: False))
 
 
 def test_a_rotary_embedding_that_follows_other_requests_is_refused(tmp_path: Path) -> None:
