@@ -114,11 +114,9 @@ def start(folder: Path, *arguments: object, program: tuple[str, ...] = ()) -> An
 async def error_of(child: asyncio.subprocess.Process) -> str:
     """Return the only error message of a command."""
     _, err = await asyncio.wait_for(child.communicate(), 60)
-    lines = [line for line in err.decode().splitlines() if not line.startswith("starting")]
+    lines = [line for line in err.decode().splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, err.decode()
-    (sentence,) = lines
-    assert sentence.startswith("error: ")
-    return sentence
+    return lines[0]
 
 
 def outcomes(folder: Path) -> list[str]:
