@@ -283,6 +283,25 @@ def test_no_work_is_expected_within_no_time(window_ns: float, count: int) -> Non
     assert offered.expected_above(_WORSE, count * NS_PER_S)(0.0) == 0
 
 
+@given(
+    offers=st.lists(
+        st.tuples(st.integers(0, 10**9), st.integers(0, 10**10)), min_size=1, max_size=8
+    ),
+    horizon_ns=st.integers(1, 2 * 10**10),
+    above=st.integers(-1, 8),
+)
+def test_the_expected_work_is_the_sum_over_better_ranks(
+    offers: list[tuple[int, int]], horizon_ns: int, above: int
+) -> None:
+    offered = OfferedWork()
+    for density, (work_ns, window_ns) in enumerate(offers):
+        offered.add((0, density), work_ns, window_ns=window_ns, stay_ns=0.0, now_ns=0)
+    better = offers[above + 1 :]
+    total = sum(work_ns * max(0, horizon_ns - window_ns) for work_ns, window_ns in better)
+    expected = offered.expected_above((0, above), 0)(horizon_ns)
+    assert expected == pytest.approx(total / horizon_ns, rel=1e-9, abs=1e-3)
+
+
 def test_the_first_offers_at_one_time_are_no_error() -> None:
     offered = OfferedWork()
     for _ in range(20):

@@ -53,7 +53,7 @@ class Stay(NamedTuple):
 
     def later(self, ns: float) -> Stay:
         """Return the stay with its times counted from an earlier moment."""
-        return self._replace(latest_ns=self.latest_ns + ns)
+        return Stay(self.latest_ns + ns, self.length_ns, self.blocks)
 
 
 class PoolDemand:

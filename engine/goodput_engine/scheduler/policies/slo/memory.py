@@ -391,7 +391,8 @@ class MemoryTest:
                     self._waiting[prompt.rid] = found
                 stay = self._waiting[prompt.rid]
                 latest_ns = start_ns - forecast.begins_ns + passed_ns
-                stay = stay._replace(latest_ns=max(0.0, min(stay.latest_ns, latest_ns)))
+                if latest_ns < stay.latest_ns:
+                    stay = Stay(max(0.0, latest_ns), stay.length_ns, stay.blocks)
                 waiting.append((prompt.rid, stay))
                 order.append((prompt.rid, stay))
         # While prompts are computed, running requests decode at the pace of these steps. The new

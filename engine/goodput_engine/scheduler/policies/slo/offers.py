@@ -8,6 +8,8 @@ requests that are worth more. The demand fades, so the answers follow the load.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_S
@@ -225,16 +227,21 @@ class OfferedWork:
 
         The function takes the time in ns and returns ns.
         """
-        above = [
-            (work_ns, self._windows_ns[key]) for key, work_ns in self._work_ns.items() if key > rank
-        ]
+        above = sorted(
+            (self._windows_ns[key], work_ns) for key, work_ns in self._work_ns.items() if key > rank
+        )
         if not above:
             return lambda horizon_ns: 0.0  # noqa: ARG005 - no work at any time
         span_ns = 1.0 if self._first_ns is None else self._span_ns(now_ns)
+        windows = [window_ns for window_ns, _ in above]
+        # Sums over the ranks with the shortest windows: their work, and work times window.
+        works = [*accumulate((work_ns for _, work_ns in above), initial=0.0)]
+        waits = [*accumulate((work * window for window, work in above), initial=0.0)]
 
         def expected(horizon_ns: float) -> float:
-            work_ns = sum(w * (horizon_ns - window) for w, window in above if window < horizon_ns)
-            return work_ns / max(1.0, span_ns + horizon_ns)
+            count = bisect_left(windows, horizon_ns)
+            work_ns = works[count] * horizon_ns - waits[count]
+            return max(0.0, work_ns) / max(1.0, span_ns + horizon_ns)
 
         return expected
 
