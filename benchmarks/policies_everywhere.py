@@ -216,6 +216,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = {
         name: path for name, path in (("azure", args.azure), ("mooncake", args.mooncake)) if path
     }
+    for name, path in paths.items():
+        if not Path(path).is_file():
+            parser.error(f"--{name}: {path} is no file; make it with goodput trace import")
     knees = read_knees()
     cells, modes = design(paths), mode_cells(knees)
     series = plateau_series(paths, wide=args.wide)
