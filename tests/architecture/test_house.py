@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+import tokenize
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -100,6 +102,22 @@ def test_a_class_name_is_used_once() -> None:
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
     # Public, private, nested in a function, of tests, of tools.
     assert {"LLMService", "KeyState", "Response", "SteppedCore", "ChartRelease"} <= found.keys()
+
+
+def test_only_the_plan_names_token_ids_in_the_scheduler() -> None:
+    naming = {
+        path.name
+        for folder in ("scheduler", "kv")
+        for path in (ENGINE / folder).rglob("*.py")
+        if any(re.search("token_?ids?$|logprob", name, re.IGNORECASE) for name in names_in(path))
+    }
+    assert naming == {"plan.py"}
+
+
+def names_in(path: Path) -> set[str]:
+    """Return the names in the code of a module, without its comments and texts."""
+    with path.open("rb") as file:
+        return {one.string for one in tokenize.tokenize(file.readline) if one.type == tokenize.NAME}
 
 
 def test_decision_records_are_numbered_without_gaps() -> None:

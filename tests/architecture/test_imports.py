@@ -78,6 +78,24 @@ def test_every_contract_is_kept() -> None:
             id="torch in the scheduler",
         ),
         pytest.param(
+            "engine",
+            "goodput_engine/executor/torch/planted.py",
+            "from goodput_engine.scheduler.policies.slo import demand",
+            id="a policy in the executor",
+        ),
+        pytest.param(
+            "engine",
+            "goodput_engine/executor/planted.py",
+            "import goodput_engine.scheduler.admission",
+            id="admission in the executor",
+        ),
+        pytest.param(
+            "engine",
+            "goodput_engine/executor/torch/planted.py",
+            "import goodput_engine.scheduler.preemption",
+            id="preemption in the executor",
+        ),
+        pytest.param(
             "operator",
             "goodput_operator/planted.py",
             "import goodput_engine",
