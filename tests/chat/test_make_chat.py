@@ -1,0 +1,57 @@
+"""The commands of `make chat`, in their order: nothing is downloaded before its size is printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from tools.smollm2 import model_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICE = "examples/smollm2.yaml"
+PLAN = "-m tools.smollm2 --plan"
+
+
+def test_make_chat_prints_size_and_time_downloads_and_talks_to_the_example(tmp_path: Path) -> None:
+    commands = tmp_path / "venv" / "bin"
+    commands.mkdir(parents=True)
+    for name in ("python", "pip"):
+        # Each command prints its arguments; only the plan, which downloads nothing, also runs.
+        script = (
+            f'#!/bin/sh\necho "{name} $*"\n[ "$*" != "{PLAN}" ] || exec {sys.executable} "$@"\n'
+        )
+        (commands / name).write_text(script)
+        (commands / name).chmod(0o755)
+    ended = subprocess.run(
+        ["make", "--no-print-directory", f"VENV={tmp_path}/venv", f"CACHE={tmp_path}", "chat"],
+        cwd=ROOT,
+        # The flags of a `make test` that runs this test.
+        env={**os.environ, "HOME": str(tmp_path), "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, plan, *others = [
+        line for line in ended.stdout.splitlines() if not line.startswith(str(tmp_path))
+    ]
+    assert first == f"python {PLAN}"
+    assert plan.startswith("This first downloads ")
+    assert "torch and transformers (5 GB)" in plan
+    assert "SmolLM2-135M-Instruct (0.6 GB)" in plan
+    assert plan.endswith(" minutes on an idle machine.")
+    installed, torch, model, *_, chat = others
+    assert installed.startswith("pip install ")
+    assert torch == f"python -m tools.torch_packages {tmp_path}/venv"
+    assert model == "python -m tools.smollm2"
+    # tests/chat/test_chat.py runs this module, and test_real_service.py serves this manifest.
+    assert chat == f"python -m tools.chat {SERVICE}"
+
+
+def test_the_example_serves_the_downloaded_model_with_the_policy_slo() -> None:
+    spec = yaml.safe_load((ROOT / SERVICE).read_text())["spec"]
+    assert spec["engine"]["policy"] == "slo"
+    source = spec["model"]["source"].removeprefix("file://")
+    assert Path(source).expanduser() == model_folder()
