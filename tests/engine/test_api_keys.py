@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict
 from tests.builders.serving import server_state
 
-from goodput_core.contract import PATH_LIVE, PATH_MODELS
+from goodput_core.contract import PATH_LIVE, PATH_METRICS, PATH_MODELS, PATH_READY
 from goodput_core.errors import InputError
 from goodput_core.units import NS_PER_S
 from goodput_engine.api_keys import ApiKeys
@@ -25,6 +25,8 @@ from goodput_engine.server.state import ServerState
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.engine.conftest import RunEngine, StartEngine
 
 OLD, NEW = "old-key-1234", "new-key-5678"
 
@@ -142,3 +144,44 @@ async def test_the_engine_requires_a_key_except_for_health_checks(tmp_path: Path
         key = {"Authorization": f"Bearer {OLD}"}
         async with client.get(PATH_MODELS, headers=key) as response:
             assert response.status == 503
+
+
+async def test_the_option_of_the_command_closes_the_serving_port_to_others(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# of the tests\n{OLD}\n")
+    engine = start_engine("--api-key-file", str(file))
+    url, body = "/v1/completions", {"model": "chat", "prompt": "hello", "max_tokens": 2}
+    async with aiohttp.ClientSession(engine.url) as client:
+        for name, key in (
+            ("Accept", "*/*"),
+            ("Authorization", f"Bearer {NEW}"),
+            ("X-API-Key", OLD),
+        ):
+            async with client.post(url, json=body, headers={name: key}) as response:
+                assert response.status == 401
+                assert response.headers["WWW-Authenticate"] == "Bearer"
+                assert (await response.json())["error"]["code"] == "invalid_api_key"
+        headers = {"Authorization": f"Bearer {OLD}"}
+        async with client.post(url, json=body, headers=headers) as response:
+            assert response.status == 200
+            assert (await response.json())["usage"]["completion_tokens"] == 2
+        for path in (PATH_LIVE, PATH_READY):
+            async with client.get(path) as response:
+                assert response.status == 200
+    async with (
+        aiohttp.ClientSession(engine.admin_url) as admin,
+        admin.get(PATH_METRICS) as response,
+    ):
+        assert response.status == 200
+
+
+def test_an_engine_does_not_start_without_its_file_of_keys(
+    run_engine: RunEngine, tmp_path: Path
+) -> None:
+    ended = run_engine("--api-key-file", str(tmp_path / "none"))
+    assert ended.returncode == 64
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert f"{tmp_path}/none" in line
+    assert "Traceback" not in ended.stderr
