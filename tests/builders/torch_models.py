@@ -160,9 +160,11 @@ class TinyModel:
     outputs: Outputs
 
     @classmethod
-    def build(cls, folder: Path, architecture: str, dtype: str, device: str = "cpu") -> TinyModel:
+    def build(
+        cls, folder: Path, architecture: str, dtype: str, device: str = "cpu", **changes: Any
+    ) -> TinyModel:
         """Save and load a random model of an architecture; `generate` always runs on the CPU."""
-        make_folder(folder, architecture)
+        make_folder(folder, architecture, **changes)
         packed = load_model(folder, dtype=dtype, device=torch.device(device))
         return cls(packed=packed, outputs=Outputs(folder, dtype))
 

@@ -12,6 +12,7 @@ import torch
 from tests.builders.torch_models import ARCHITECTURES, ModelBench, TinyModel
 
 from goodput_core.spec.choices import Preemption
+from goodput_engine.executor.torch import triton_attention
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.model import LateTokens, PackedRow
 from goodput_engine.executor.torch.padded_decodes import PaddedDecodes, batch_sizes
@@ -104,6 +105,39 @@ def test_the_kernel_for_gpus_computes_padded_steps_with_a_table_of_full_width(
     model.packed.adapter = TritonAttention(splits=3)
     padded = PaddedDecodes(model.packed, pool, sizes=(8,))
     torch.testing.assert_close(padded.compute(rows), expected, rtol=0, atol=1e-4)
+
+
+def test_a_padded_step_divides_the_keys_alike_for_every_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph keeps the splits of the step that was recorded."""
+    model = TinyModel.build(tmp_path, "Llama", "float32", max_position_embeddings=2048)
+    model.packed.adapter = TritonAttention()
+    pool = KVPool(model.packed.geometry, num_blocks=1 + 2 * 128, block_size=16)
+    found: list[int] = []
+    num_splits = triton_attention._num_splits
+
+    def log(*arguments: Any) -> int:
+        found.append(num_splits(*arguments))
+        return found[-1]
+
+    def splits_of(compute: Callable[[], object]) -> set[int]:
+        found.clear()
+        compute()
+        return set(found)
+
+    monkeypatch.setattr(triton_attention, "_num_splits", log)
+    padded = PaddedDecodes(model.packed, pool, sizes=(2,))
+    short, long = (
+        [PackedRow([5], start, range(128 * at, 128 * (at + 1)), True) for at in range(2)]
+        for start in (3, 1200)
+    )
+    fixed = [splits_of(lambda rows=rows: padded.compute(rows)) for rows in (short, long)]
+    assert fixed[0] == fixed[1]
+    assert fixed[0] != {1}, "the keys are divided"
+    # A step that is not recorded has a table as wide as its longest row.
+    cut = [row._replace(blocks=row.blocks[:1]) for row in short]
+    assert splits_of(lambda: model.packed.compute(cut, pool)) != fixed[0]
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 8, 9, 16, 40, 256])
