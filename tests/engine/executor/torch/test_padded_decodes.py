@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,7 +133,7 @@ def test_a_padded_step_divides_the_keys_alike_for_every_length(
         [PackedRow([5], start, range(128 * at, 128 * (at + 1)), True) for at in range(2)]
         for start in (3, 1200)
     )
-    fixed = [splits_of(lambda rows=rows: padded.compute(rows)) for rows in (short, long)]
+    fixed = [splits_of(partial(padded.compute, rows)) for rows in (short, long)]
     assert fixed[0] == fixed[1]
     assert fixed[0] != {1}, "the keys are divided"
     # A step that is not recorded has a table as wide as its longest row.
