@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import yaml
-from tests.monitoring.programs import run_promtool
+from tests.monitoring.programs import Expected, run_alert_test, run_promtool, series
 from tools.monitoring.alerts import make_rules
 
 if TYPE_CHECKING:
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
 
 SERVICE = {"namespace": "prod", "llmservice": "chat"}
 CLASS = {**SERVICE, "slo_class": "interactive"}
-
-
-def series(name: str, values: str, **labels: str) -> dict[str, str]:
-    text = ",".join(f'{key}="{value}"' for key, value in labels.items())
-    return {"series": f"{name}{{{text}}}", "values": values}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,13 +213,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rules") / "rules.yaml"
-    path.write_text(yaml.safe_dump(make_rules(runbooks="https://example.com")), encoding="utf-8")
-    return path
-
-
 def test_prometheus_accepts_the_rules(rules: Path) -> None:
     run_promtool("check", "rules", str(rules))
 
@@ -248,35 +235,12 @@ def test_every_alert_has_a_case_that_fires_and_clears() -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_alert_fires_and_clears(rules: Path, tmp_path: Path, case: Case) -> None:
-    firing: dict[str, Any] = {at: [labels] for at, labels in case.fires.items()}
-    window = "" if case.window is None else f',window="{case.window}"'
-    selector = f'alertname="{case.alert}",alertstate="firing"{window}'
-    tests = {
-        "rule_files": [str(rules)],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": case.inputs,
-                "promql_expr_test": [
-                    {
-                        "expr": f"ALERTS{{{selector}}}",
-                        "eval_time": at,
-                        "exp_samples": [
-                            {"labels": labels_text(case.alert, one), "value": 1}
-                            for one in firing.get(at, ())
-                        ],
-                    }
-                    for at in (*case.fires, *case.silent)
-                ],
-            }
+    run_alert_test(
+        tmp_path,
+        rules,
+        inputs=case.inputs,
+        expected=[
+            Expected(alert=case.alert, at=at, window=case.window, labels=labels)
+            for at, labels in (*case.fires.items(), *((at, None) for at in case.silent))
         ],
-    }
-    path = tmp_path / "test.yaml"
-    path.write_text(yaml.safe_dump(tests), encoding="utf-8")
-    run_promtool("test", "rules", str(path))
-
-
-def labels_text(alert: str, labels: dict[str, str]) -> str:
-    found = {"alertname": alert, "alertstate": "firing", **labels}
-    return "ALERTS{" + ",".join(f'{key}="{value}"' for key, value in found.items()) + "}"
+    )
