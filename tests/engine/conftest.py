@@ -25,10 +25,18 @@ StartEngine = Callable[..., "RunningEngine"]
 RunEngine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def manifest_text(*, source: str = "emulated://unit", mode: str = "Manual", **engine: Any) -> str:
+def manifest_text(
+    *,
+    source: str = "emulated://unit",
+    revision: str | None = None,
+    mode: str = "Manual",
+    **engine: Any,
+) -> str:
     """Return an LLMService with two classes; `engine` changes fields of `spec.engine`."""
     changes = {f"engine__{name}": value for name, value in engine.items()}
-    return shared_manifest("engine", model__source=source, control__mode=mode, **changes)
+    return shared_manifest(
+        "engine", model__source=source, model__revision=revision, control__mode=mode, **changes
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,10 +133,16 @@ def test_the_host_blocks_follow_from_the_swap_space(
     # 64 KiB for each token, so that the numbers are small.
     assert large.geometry.bytes_per_token == 64 * KIB
     config = configured(preemption="swap", swapSpaceGib=gib)
-    free = {"free": 100 * GIB, "config": config, "kv_blocks": 100_000}
-    expected = gib * GIB // (4 * 64 * KIB)
-    assert sized(large, monkeypatch, with_swap=True, **free) == (100_000, expected)
-    assert sized(large, monkeypatch, with_swap=False, **free) == (100_000, 0)
+    for with_swap, expected in ((True, gib * GIB // (4 * 64 * KIB)), (False, 0)):
+        found = sized(
+            large,
+            monkeypatch,
+            free=100 * GIB,
+            config=config,
+            with_swap=with_swap,
+            kv_blocks=100_000,
+        )
+        assert found == (100_000, expected)
 
 
 @pytest.mark.parametrize(
