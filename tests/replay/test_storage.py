@@ -104,3 +104,36 @@ def test_an_error_before_the_run_is_the_result(
     problem = "no such object; check the bucket and the path"
     assert content["message"] == f"file://{tmp_path}/absent.parquet: {problem}"
     assert content["message"] in capsys.readouterr().err
+
+
+def test_a_comparison_reads_its_trace_from_a_store_and_copies_its_runs_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sample.parquet").write_bytes(sample_path().read_bytes())
+    results = {}
+    for name, trace in (("stored", f"file://{tmp_path}/sample.parquet"), ("local", "sample")):
+        command = ["replay", "ab", "--trace", trace, "--window", "0s..30s"]
+        command += ["--emulate", str(CHAT_MANIFEST)] * 2
+        command += ["--out", str(tmp_path / name), "--result-file", str(tmp_path / f"{name}.json")]
+        command += ["--upload", f"file://{tmp_path}/store/{name}"]
+        assert run_command(command) == 2, "thirty seconds are INCONCLUSIVE"
+        results[name] = json.loads((tmp_path / f"{name}.json").read_text())
+    assert results["stored"] == results["local"]
+    assert results["stored"]["verdict"] == "INCONCLUSIVE"
+    runs = {path.parent.name for path in (tmp_path / "store/stored").rglob("records.parquet")}
+    assert runs == {"baseline", "candidate"}
+
+
+def test_a_trace_that_a_store_lacks_ends_a_comparison_before_its_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tmp_path / "result"
+    command = ["replay", "ab", "--trace", f"file://{tmp_path}/absent.parquet"]
+    command += ["--emulate", str(CHAT_MANIFEST)] * 2
+    command += ["--out", str(tmp_path / "runs"), "--result-file", str(result)]
+    assert run_command(command) == 64
+    content = json.loads(result.read_text())
+    assert content["reason"] == "Error"
+    assert f"file://{tmp_path}/absent.parquet: no such object" in content["message"]
+    assert content["message"] in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("pair-*"))
