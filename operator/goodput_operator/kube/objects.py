@@ -32,6 +32,7 @@ __all__ = [
     "LEASE",
     "LLMSERVICE",
     "MANAGER",
+    "MAX_EVENT_MESSAGE",
     "NODE",
     "POD",
     "SECRET",
@@ -101,6 +102,8 @@ JOB: Final = _kind("batch/v1", "Job", "jobs")
 CLAIM: Final = _kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SECRET: Final = _kind("v1", "Secret", "secrets")
 EVENT: Final = _kind("v1", "Event", "events")
+MAX_EVENT_MESSAGE: Final = 1024
+"""Maximum length of an Event's message that the API server accepts."""
 NODE: Final = _kind("v1", "Node", "nodes")
 LEASE: Final = _kind("coordination.k8s.io/v1", "Lease", "leases")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.units import NS_PER_S
 from goodput_operator.kube.client import FailedCall
-from goodput_operator.kube.objects import EVENT, MANAGER, format_time
+from goodput_operator.kube.objects import EVENT, MANAGER, MAX_EVENT_MESSAGE, format_time
 
 if TYPE_CHECKING:
     from goodput_operator.kube.client import ApiResponse, Client
@@ -26,8 +26,6 @@ _SAME_EVENT_NS: Final = 600 * NS_PER_S
 _COUNT_NS: Final = 60 * NS_PER_S
 """Minimum time between two writes of a count."""
 _MAX_EVENTS: Final = 10_000
-_MAX_MESSAGE: Final = 1024
-"""Maximum length of an Event's message that the API server accepts."""
 
 
 @dataclass(slots=True)
@@ -117,7 +115,7 @@ class EventRecorder:
             },
             "type": "Warning" if emit.warning else "Normal",
             "reason": emit.reason,
-            "message": emit.message[:_MAX_MESSAGE],
+            "message": emit.message[:MAX_EVENT_MESSAGE],
             "firstTimestamp": timestamp,
             "lastTimestamp": timestamp,
             "count": 1,

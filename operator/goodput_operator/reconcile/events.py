@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.control import Change, Knob
 from goodput_core.spec.status import Truth
-from goodput_operator.kube.objects import conditions_by_type
+from goodput_operator.kube.objects import MAX_EVENT_MESSAGE, conditions_by_type
 from goodput_operator.reconcile.actions import Emit
 from goodput_operator.reconcile.attainment import reason_of_signal
 from goodput_operator.reconcile.gate_plan import GatePhase, GateReason
@@ -59,6 +60,8 @@ _GATE_ENDS: Final[Mapping[GatePhase, str]] = {
     GatePhase.FAILED: "GateFailed",
     GatePhase.PAUSED: "GatePaused",
 }
+_LEAST_SENTENCE: Final = 100
+"""Length to which the sentence of a gate may be shortened in an Event."""
 _KNOBS: Final = {Knob.TOKEN_BUDGET: "TokenBudget", Knob.REPLICAS: "Scaled"}
 
 
@@ -114,13 +117,20 @@ def of_gate(stored: Mapping[str, Any], new: GateStatus | None) -> Iterator[Emit]
     if new.phase in _GATE_ENDS and old.get("phase") != new.phase:
         passed = new.phase == GatePhase.PASSED
         kept = "" if passed else f"{new.baseline} keeps serving instead of "
-        report = f"report: {new.report}" if new.report else None
-        details = [(new.message or "").removesuffix("."), new.interval, report]
         yield Emit(
             warning=not passed,
             reason=_GATE_ENDS[GatePhase(new.phase)],
-            message=f"{kept}{new.revision}: {'; '.join(filter(None, details))}",
+            message=_end_of_gate(f"{kept}{new.revision}: ", new),
         )
+
+
+def _end_of_gate(head: str, gate: GateStatus) -> str:
+    """Return the message of an ended gate, shortened so that its interval and report remain."""
+    report = f"report: {gate.report}" if gate.report else None
+    details = "".join(f"; {part}" for part in (gate.interval, report) if part)
+    room = max(_LEAST_SENTENCE, MAX_EVENT_MESSAGE - len(head) - len(details))
+    sentence = shorten((gate.message or "").removesuffix("."), room, placeholder=" …")
+    return head + (sentence + details).removeprefix("; ")
 
 
 def of_revisions(

@@ -139,6 +139,26 @@ def test_a_failed_revision_is_remembered_and_not_retried(gated: Cluster) -> None
     assert gated.deployments() == {stable: 3}, "the service still scales"
 
 
+def test_a_long_sentence_leaves_room_for_interval_and_report_in_the_event(gated: Cluster) -> None:
+    interval = "c7: −9.00 points (−11.00 … −7.00)"
+    sentence = "; ".join(f"c{number}: 1 of 900 requests met their targets" for number in range(30))
+    failed = ABResult(
+        verdict=VerdictKind.FAIL,
+        reason="BelowObjective",
+        message=f"{sentence}.",
+        pairs=4,
+        interval=interval,
+    )
+    judge(gated, encode_message(failed))
+    [event] = [event for event in gated.events if event.reason == "GateFailed"]
+    report = gate_of(gated)["report"]
+    assert 1000 < len(event.message) <= 1024
+    assert event.message.endswith(f" …; {interval}; report: {report}")
+    assert "instead of" in event.message
+    assert "c0: 1 of 900" in event.message
+    assert gate_of(gated)["message"] == f"{sentence}.", "the status has the whole sentence"
+
+
 def test_a_changed_spec_or_the_annotation_begins_another_gate(gated: Cluster) -> None:
     judge(gated, FAIL)
     first = gate_of(gated)
