@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
+import torch
 from benchmarks.engine_gpu import break_even_tokens
+
+from benchmarks import engine_gpu
 
 pytestmark = pytest.mark.torch
 
@@ -22,7 +26,7 @@ BARE = """\
 import runpy, sys
 for name in ("aiohttp", "goodput_replay", "prometheus_client", "pyarrow", "rich", "uvloop"):
     sys.modules[name] = None
-sys.argv = ["engine_gpu.py", "--quick"]
+sys.argv = ["engine_gpu.py", "--quick", "--transformers"]
 runpy.run_path("benchmarks/engine_gpu.py", run_name="__main__")
 """
 
@@ -45,9 +49,41 @@ def test_a_bare_checkout_compares_outputs_and_measures_everything() -> None:
     assert " tokens; at 256: " in rows["break-even of swap and recompute"]["value"]
     (replayed,) = (row for name, row in rows.items() if name.startswith("replay of 1 s"))
     assert " of 12 requests attained; TTFT p50 " in replayed["value"]
+    beside = rows["ragged, transformers' continuous batching"]
+    assert "output tokens/s; ours is " in beside["value"]
+    assert isinstance(beside["met"], bool)
     assert {name.partition(",")[0].partition(" of ")[0] for name in rows} >= {
         *("device", "attention", "limits", "decode", "prefill", "swap", "ragged"),
     }
+
+
+def test_a_failure_of_transformers_is_a_row_with_its_reason_and_a_missed_aim(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its continuous batching runs in a thread, whose error is that of each request."""
+    make_model, measured = engine_gpu.make_model, "goodput_paged"
+
+    def fail(model: Any, _: object) -> None:
+        if model.config._attn_implementation not in {measured, "eager"}:
+            raise RuntimeError("no kernel | for\nthis device")
+
+    def make_failing(*arguments: Any) -> Any:
+        model = make_model(*arguments)
+        model.register_forward_pre_hook(fail)
+        return model
+
+    for name in ("measure_steps", "measure_flash_attn", "measure_swap", "measure_replay"):
+        monkeypatch.setattr(engine_gpu, name, lambda *_: None)
+    monkeypatch.setattr(engine_gpu, "make_model", make_failing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert engine_gpu.main(["--quick", "--transformers"]) == 0
+    *table, document = capsys.readouterr().out.splitlines()
+    name, reason = "ragged, transformers' continuous batching", "no kernel {} for this device"
+    (row,) = (row for row in json.loads(document) if row["name"] == name)
+    assert row["value"] == f"failed: RuntimeError: {reason.format('|')}"
+    assert (row["aim"], row["met"]) == ("1.5 times", False)
+    escaped = reason.format("\\|")
+    assert f"| {name} | failed: RuntimeError: {escaped} | 1.5 times | no |" in table
 
 
 @pytest.mark.parametrize(
