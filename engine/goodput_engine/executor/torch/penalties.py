@@ -19,9 +19,25 @@ if TYPE_CHECKING:
 
     from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow
 
-__all__ = ["CountedRows", "PenaltyCounts", "StopIds"]
+__all__ = ["CountedRows", "PenaltyCounts", "StopIds", "rows_at_once"]
 
 _MAX_STOP_SETS: Final = 1024
+# Logits that are computed together: on a CPU as many as its cache holds, else as the memory does.
+_MAX_CPU_LOGITS: Final = 1 << 18
+_MAX_LOGITS: Final = 1 << 24
+
+
+def rows_at_once(logits: torch.Tensor, *, most: int = _MAX_LOGITS) -> int:
+    """Return the number of rows that are computed together, at least 1.
+
+    Args:
+        logits: of all rows.
+        most: largest number of logits on a GPU.
+    """
+    if logits.device.type == "cpu":
+        most = _MAX_CPU_LOGITS
+    vocab_size: int = logits.shape[1]
+    return max(1, most // vocab_size)
 
 
 class _Counts(NamedTuple):
@@ -54,12 +70,10 @@ class PenaltyCounts:
         if not selected:
             return None
         slots = self._find(logits, [(sampling, unread) for _, sampling, unread in selected])
-        assert self._counts is not None
-        assert self._is_in_prompt is not None
         device = logits.device
         index = upload_list([at for at, *_ in selected], device)
         at_slots = upload_list(slots, device)
-        repetition, presence, frequency = upload_list(
+        factors = upload_list(
             [
                 (
                     sampling.options.repetition_penalty,
@@ -70,14 +84,32 @@ class PenaltyCounts:
             ],
             device,
             torch.float32,
-        )[:, :, None].unbind(1)
-        counts = self._counts[at_slots]
+        )
+        size = rows_at_once(logits)
+        for part in zip(index.split(size), at_slots.split(size), factors.split(size), strict=True):
+            self._apply_to(logits, *part)
+        return CountedRows([sampling for _, sampling, _ in selected], index, at_slots)
+
+    def _apply_to(
+        self, logits: torch.Tensor, index: torch.Tensor, slots: torch.Tensor, factors: torch.Tensor
+    ) -> None:
+        """Apply penalties to some rows of logits.
+
+        Args:
+            logits: of all rows.
+            index: the rows.
+            slots: their rows of counts.
+            factors: their penalties for repetition, presence and frequency, `[num_rows, 3]`.
+        """
+        assert self._counts is not None
+        assert self._is_in_prompt is not None
+        repetition, presence, frequency = factors[:, :, None].unbind(1)
+        counts = self._counts[slots]
         is_output = counts > 0
         values = logits[index]
         penalized = torch.where(values > 0, values / repetition, values * repetition)
-        values = torch.where(is_output | self._is_in_prompt[at_slots], penalized, values)
+        values = torch.where(is_output | self._is_in_prompt[slots], penalized, values)
         logits[index] = values - frequency * counts - presence * is_output
-        return CountedRows([sampling for _, sampling, _ in selected], index, at_slots)
 
     def add(self, counted: CountedRows, chosen: torch.Tensor) -> None:
         """Count the chosen tokens of rows."""

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from goodput_engine.executor.torch.chosen_tokens import ChosenTokens, RawLogits
-from goodput_engine.executor.torch.penalties import PenaltyCounts, StopIds
+from goodput_engine.executor.torch.penalties import PenaltyCounts, StopIds, rows_at_once
 from goodput_engine.executor.torch.uploads import upload, upload_list
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ __all__ = ["RequestSampling", "SampledRow", "Sampler"]
 _GREEDY_BELOW: Final = 1e-5
 # Numbers of the most probable tokens among which top-k and top-p are searched first.
 _PREFIXES: Final = (256, 4096)
-# Logits that are computed together: on a CPU as many as its cache holds, else as the memory does.
-_MAX_CPU_LOGITS: Final = 1 << 18
-_MAX_LOGITS: Final = 1 << 24
 # Sorted logits take more memory: indices, and probabilities in double precision.
 _MAX_SORTED_LOGITS: Final = 1 << 22
 _WORD_BITS: Final = 32
@@ -193,7 +190,7 @@ class Sampler:
         chosen: torch.Tensor,
     ) -> None:
         """Sample rows among all tokens, or among those that min-p keeps."""
-        for indices in _groups(selected, logits):
+        for indices in _groups(selected, rows_at_once(logits)):
             at = upload_list(indices, logits.device)
             values = _scaled(logits, rows, indices, at)
             least = _min_p_bound(rows, indices, logits.device)
@@ -229,7 +226,7 @@ class Sampler:
         """
         device, vocab_size = logits.device, logits.shape[1]
         for size, those in _by_sorted_size(rows, selected, vocab_size).items():
-            for indices in _groups(those, logits, most=_MAX_SORTED_LOGITS):
+            for indices in _groups(those, rows_at_once(logits, most=_MAX_SORTED_LOGITS)):
                 at = upload_list(indices, device)
                 values = _scaled(logits, rows, indices, at)
                 if size < vocab_size:
@@ -261,7 +258,7 @@ class Sampler:
                 assert sampling is not None
                 fits = sampling.options.top_k < size or size == vocab_size
                 (ready if fits else left).append(at)
-            for indices in _groups(ready, logits):
+            for indices in _groups(ready, rows_at_once(logits)):
                 at_rows = upload_list(indices, logits.device)
                 values = _scaled(logits, rows, indices, at_rows)
                 top, ids = values.topk(size, dim=-1)
@@ -386,13 +383,8 @@ def _samplings(rows: Sequence[SampledRow], indices: list[int]) -> list[RequestSa
     return [one for one in found if one is not None]
 
 
-def _groups(
-    indices: list[int], logits: torch.Tensor, *, most: int = _MAX_LOGITS
-) -> Iterable[list[int]]:
-    """Divide rows into groups that are computed together, on a GPU of at most `most` logits."""
-    if logits.device.type == "cpu":
-        most = _MAX_CPU_LOGITS
-    size = max(1, most // logits.shape[1])
+def _groups(indices: list[int], size: int) -> Iterable[list[int]]:
+    """Divide rows into groups that are computed together."""
     return (indices[at : at + size] for at in range(0, len(indices), size))
 
 

@@ -18,6 +18,7 @@ import transformers
 from scipy import stats
 from tests.builders.queued_downloads import QueuedDownloads
 
+from goodput_engine.executor.torch.penalties import PenaltyCounts, rows_at_once
 from goodput_engine.executor.torch.sampling import (
     RequestSampling,
     SampledRow,
@@ -141,6 +142,30 @@ def test_tokens_have_the_distribution_of_the_options(name: str, varies: str) -> 
 
 def _fields(options: SamplingOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.__struct_fields__}
+
+
+def test_rows_of_several_groups_have_penalties_of_their_own() -> None:
+    """The logits of five of these rows fit into the cache of a CPU."""
+    logits = make_logits(49_152, rows=13)
+    assert rows_at_once(logits) == 5
+    rows = []
+    for at in range(len(logits)):
+        options = SamplingOptions(
+            temperature=1.0,
+            repetition_penalty=1 + at / 10,
+            presence_penalty=at / 20,
+            frequency_penalty=at % 4 / 4,
+        )
+        rows.append(SampledRow(state(options, range(at), [at, 7, 7]), 20 + at))
+    rows[6] = SampledRow(None, 26)
+    together, alone = logits.clone(), logits.clone()
+    PenaltyCounts().apply(together, rows)
+    for at, row in enumerate(rows):
+        PenaltyCounts().apply(alone[at : at + 1], [row])
+    assert torch.equal(together, alone)
+    assert [at for at in range(13) if torch.equal(alone[at], logits[at])] == [0, 6], (
+        "without a penalty"
+    )
 
 
 def test_a_large_vocabulary_is_sampled_evenly() -> None:
