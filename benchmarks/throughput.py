@@ -11,6 +11,10 @@ the running one.
     make smollm2
     python -m benchmarks.throughput
     python -m benchmarks.throughput --quick     # one short round
+    python -m benchmarks.throughput --sampling  # needs no model
+
+`--sampling` instead measures the choice of the tokens alone, on random logits of a vocabulary. The
+probability of a token falls with the square of its rank, about as those of a model do.
 
 The exit code is 1 if an aim is missed, except with `--quick`.
 """
@@ -35,10 +39,12 @@ from goodput_core.spec.choices import ControlMode, Policy
 from goodput_engine.core.build import build_model_core, configuration
 from goodput_engine.executor.base import LoadedModel
 from goodput_engine.manifest_file import read_manifest
-from goodput_engine.messages import ExecutorInput, Submit
+from goodput_engine.messages import ExecutorInput, SamplingOptions, Submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from goodput_engine.core.engine_core import EngineCore
 
@@ -47,6 +53,21 @@ EQUAL_AIM: Final = 0.95
 RAGGED_AIM: Final = 1.5
 BLOCKS: Final = 1024
 BLOCK_SIZE: Final = 16
+VOCABULARY: Final = 49_152
+"""Logits of SmolLM2."""
+SAMPLED_ROWS: Final = (1, 8, 32, 256)
+QUICK_SAMPLED_ROWS: Final = (1, 32)
+PROMPT_TOKENS: Final = 64
+GREEDY: Final = SamplingOptions()
+SAMPLING: Final = {
+    "greedy": GREEDY,
+    "temperature": SamplingOptions(temperature=0.8),
+    "temperature, min-p": SamplingOptions(temperature=0.8, min_p=0.05),
+    "temperature, top-k 50, top-p 0.95": SamplingOptions(temperature=0.8, top_k=50, top_p=0.95),
+    "temperature, repetition and frequency penalty": SamplingOptions(
+        temperature=0.8, repetition_penalty=1.1, frequency_penalty=0.2
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,11 +269,94 @@ def measure(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SamplingRow:
+    """CPU times of the sampling of a step.
+
+    Args:
+        options: name of the sampling options.
+        step_ms: milliseconds by number of rows, medians.
+    """
+
+    options: str
+    step_ms: dict[int, float]
+
+
+def measure_sampling(
+    batches: Sequence[int], *, vocabulary: int, steps: int, threads: int
+) -> list[SamplingRow]:
+    """Sample the tokens of some steps for each kind of options and each number of rows."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(3)
+    by_rank = -2 * torch.arange(1, vocabulary + 1).log()
+    logits = torch.stack([by_rank[torch.randperm(vocabulary)] for _ in range(max(batches))])
+    return [
+        SamplingRow(
+            options=name,
+            step_ms={
+                batch: 1000 * _sampling_seconds(logits[:batch], options, steps=steps)
+                for batch in batches
+            },
+        )
+        for name, options in SAMPLING.items()
+    ]
+
+
+def _sampling_seconds(logits: torch.Tensor, options: SamplingOptions, *, steps: int) -> float:
+    """Return the median CPU time of a step, without the first one, which also allocates."""
+    from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
+
+    stream = random.Random(5)
+    prompt = [stream.randrange(logits.shape[1]) for _ in range(PROMPT_TOKENS)]
+    # An engine has no such object for a request that needs none.
+    samplings = [
+        None if options == GREEDY else RequestSampling(structs.replace(options, seed=seed), prompt)
+        for seed in range(len(logits))
+    ]
+    sampler = Sampler()
+    seconds: list[float] = []
+    for step in range(steps + 1):
+        rows = [SampledRow(one, PROMPT_TOKENS + step) for one in samplings]
+        changed = logits.clone()
+        began = time.process_time()
+        tokens = sampler.sample(changed, rows)
+        seconds.append(time.process_time() - began)
+        for sampling, token in zip(samplings, tokens, strict=True):
+            if sampling is not None:
+                sampling.append(token.token_id)
+    return median(seconds[1:])
+
+
+def _print_sampling(rows: Sequence[SamplingRow]) -> None:
+    batches = rows[0].step_ms
+    headings = [f"{batch} row{'s' * (batch > 1)}" for batch in batches]
+    print(f"| options | {' | '.join(headings)} | per row of the last |")
+    print(f"| --- | {'---: | ' * (len(batches) + 1)}".rstrip())
+    for row in rows:
+        times = [f"{ms:.2f} ms" for ms in row.step_ms.values()]
+        batch, last_ms = list(row.step_ms.items())[-1]
+        print(f"| {row.options} | {' | '.join(times)} | {1000 * last_ms / batch:.0f} µs |")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print the table; return 1 if an aim is missed."""
     args = _parser().parse_args(argv)
     if find_spec("torch") is None:
         print("not run: torch is missing; `make smollm2` installs it")
+        return 0
+    if args.sampling:
+        sampled = measure_sampling(
+            QUICK_SAMPLED_ROWS if args.quick else SAMPLED_ROWS,
+            vocabulary=VOCABULARY,
+            steps=2 if args.quick else 20,
+            threads=args.threads,
+        )
+        if args.json:
+            print(json.dumps({"rows": [asdict(row) for row in sampled]}))
+        else:
+            _print_sampling(sampled)
         return 0
     if args.quick:
         args.rounds, args.batches, args.prompt, args.output = 1, [2], 8, 4
@@ -294,6 +398,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=int, default=32, help="output tokens (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="that compute (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each load (%(default)s)")
+    parser.add_argument("--sampling", action="store_true", help="measure the sampling alone")
     parser.add_argument("--quick", action="store_true", help="a short form, without aims")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
