@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +66,24 @@ def test_a_replay_of_the_example_is_a_valid_run_with_the_times_of_all_tokens(
     for record in served:
         assert record.output_tokens == record.pinned_output_tokens
         assert len(record.gaps_us) == record.output_tokens - 1
+
+
+# Before the service of the other tests, too.
+def test_the_last_command_of_make_chat_answers_a_question(manifest: Path) -> None:
+    root = manifest.parents[1]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tools.chat", str(manifest.relative_to(root))],
+        input="What is the capital of France?",
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "The capital of France is Paris.\n"), (
+        ended.stderr
+    )
+    assert "135 million parameters" in ended.stderr
 
 
 def test_an_openai_client_streams_sensible_text(url: str) -> None:
