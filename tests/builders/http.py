@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE_S", "RawConnection", "connect", "post_bytes"]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """Time limit of each wait of a test."""
 
 RawConnection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
