@@ -129,15 +129,20 @@ def gated_up(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_candidate_that_fails_is_refused_and_the_baseline_serves(tmp_path: Path) -> None:
-    """The candidate waits three seconds for its batches, so it misses all targets of TTFT."""
+    """The candidate waits three seconds for its batches, so it misses all targets of TTFT.
+
+    A busy machine delays no request to within its target, and a few requests in each run leave the
+    client time to send them punctually.
+    """
     engine = {"policy": "static", "batchTimeoutMs": 3000}
     models, errors, old, new = gated_up(
-        tmp_path, rate=20, seconds=4, gate={"pairs": 1}, engine=engine
+        tmp_path, rate=6, seconds=5, gate={"pairs": 1}, engine=engine
     )
-    # On a busy machine, the client's own lag makes the comparison invalid.
-    assert re.search(rf"(FAIL|INVALID): {new} is refused, and {old} is served", errors), errors
+    assert f"FAIL: {new} is refused, and {old} is served" in errors, errors
+    sentence = r"interactive: 0 of (\d+) requests met .* \1 of \1 misses exceed the TTFT target"
+    assert re.search(sentence, " ".join(errors.split())), errors
     assert models == ["chat"]
 
 
