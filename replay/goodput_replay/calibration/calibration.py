@@ -260,7 +260,11 @@ def _first_estimates(steps: ReplicaSteps) -> list[float]:
 
 
 def _estimates(form: FittedForm, steps: ReplicaSteps) -> list[float]:
-    """Return the prompt tokens with which the law predicts the time of each step."""
+    """Return the prompt tokens with which the law predicts the time of each step.
+
+    A law whose prompts take no time permits any number; all prompts are then the most.
+    """
+    most = sum(one.prompt_tokens for one in steps.requests)
     found: list[float] = []
     for decodes, context, time_ns in zip(
         steps.decodes.tolist(),
@@ -270,7 +274,7 @@ def _estimates(form: FittedForm, steps: ReplicaSteps) -> list[float]:
     ):
         beside = StepShape.of(decodes=decodes, decode_context_tokens=context)
         only_decodes = decodes and form.step_ns(beside) >= time_ns * _NEARLY
-        found.append(0.0 if only_decodes else form.chunk_within(beside, 0, time_ns))
+        found.append(0.0 if only_decodes else min(most, form.chunk_within(beside, 0, time_ns)))
     return found
 
 

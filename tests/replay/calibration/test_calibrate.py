@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from goodput_replay.calibration.requests import read_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from goodput_replay.calibration.calibration import CalibratedDevice
     from goodput_replay.calibration.requests import ObservedRequest
@@ -330,3 +330,13 @@ def test_a_wrong_folder_form_or_file_is_rejected(
     with pytest.raises(InputError, match="exists; name another file"):
         main([str(tmp_path), "-o", str(out)])
     assert out.read_text(encoding="utf-8") == "keep"
+
+
+def test_a_server_whose_prompts_take_no_time_is_recovered(replay: Replay, cpu: str) -> None:
+    flat = CPU.replace("[66, 100, 192, 1400]", "[20, 20, 20, 20]")
+    flat = flat.replace("c3_ns_per_square: {value: 100", "c3_ns_per_square: {value: 0")
+    flat = flat.replace("c4_us_per_request: {value: 200", "c4_us_per_request: {value: 15000")
+    Path(cpu).write_text(flat, encoding="utf-8")
+    folder = replay("run", cpu, rate="60/m", seconds=120, prompts="64~60%")
+    found = calibrated(folder)
+    assert all(error < 0.05 for error in errors(found).values())
