@@ -63,6 +63,7 @@ SERVER_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Metrics of Goodput's engine, vLLM and SGLang by quantity."""
+_ALL_PRIORITIES: Final = ("priority", "")
 # Limits of the samples that are decoded; a page of 64 engines has about 400.
 _MAX_SAMPLES: Final = 1000
 _MAX_LINE_BYTES: Final = 2048
@@ -101,7 +102,26 @@ def find_samples(
             raise PageError("its page has a line that is not Prometheus text") from error
         # A repeated sample is the same one, and must not be counted twice.
         found.setdefault(name, {})[labels] = value
-    return found
+    return {name: _without_priorities(values) for name, values in found.items()}
+
+
+def _without_priorities(values: dict[Labels, float]) -> dict[Labels, float]:
+    """Leave out the samples of single priorities if there is one of all priorities.
+
+    With priority scheduling, later versions of SGLang publish both for the numbers of running and
+    queued requests. The label is empty in the sample of all priorities.
+
+    Source: `SchedulerMetricsCollector._log_gauge_queue_count` of SGLang.
+    """
+    totals = {labels - {_ALL_PRIORITIES} for labels in values if _ALL_PRIORITIES in labels}
+    if not totals:
+        return values
+    return {
+        labels: value
+        for labels, value in values.items()
+        if _ALL_PRIORITIES in labels
+        or frozenset(label for label in labels if label[0] != _ALL_PRIORITIES[0]) not in totals
+    }
 
 
 def sample_sum(samples: Samples, metrics: Iterable[str]) -> float | None:

@@ -77,6 +77,101 @@ def test_sglang_is_read_by_its_own_names() -> None:
     )
 
 
+# An earlier version: no size of the cache, and only a gauge of the last retractions.
+OLD_SGLANG = b"""\
+sglang:num_running_reqs{model_name="chat"} 5.0
+sglang:num_used_tokens{model_name="chat"} 1000.0
+sglang:token_usage{model_name="chat"} 0.25
+sglang:num_queue_reqs{model_name="chat"} 1.0
+sglang:num_retracted_reqs{model_name="chat"} 2.0
+sglang:prompt_tokens_total{model_name="chat"} 1000.0
+sglang:generation_tokens_total{model_name="chat"} 200.0
+sglang:cached_tokens_total{model_name="chat"} 64.0
+sglang:num_requests_total{model_name="chat"} 4.0
+"""
+# A later version with priority scheduling: the total of the priorities beside each of them.
+NEW_SGLANG = b"""\
+sglang:num_running_reqs{model_name="chat",priority=""} 5.0
+sglang:num_running_reqs{model_name="chat",priority="0"} 4.0
+sglang:num_running_reqs{model_name="chat",priority="7"} 1.0
+sglang:num_queue_reqs{model_name="chat",priority=""} 1.0
+sglang:num_queue_reqs{model_name="chat",priority="0"} 1.0
+sglang:num_grammar_queue_reqs{model_name="chat",priority=""} 3.0
+sglang:token_usage{model_name="chat",priority=""} 0.25
+sglang:full_token_usage{model_name="chat",priority=""} 0.3
+sglang:max_total_num_tokens{model_name="chat",priority=""} 4000.0
+sglang:num_retracted_reqs{model_name="chat",priority=""} 9.0
+sglang:num_retracted_requests_total{model_name="chat",priority=""} 2.0
+sglang:prompt_tokens_total{model_name="chat",priority="0"} 700.0
+sglang:prompt_tokens_total{model_name="chat",priority="7"} 300.0
+sglang:generation_tokens_total{model_name="chat",priority="0"} 150.0
+sglang:generation_tokens_total{model_name="chat",priority="7"} 50.0
+sglang:cached_tokens_total{model_name="chat",priority="0",cache_source="device"} 40.0
+sglang:cached_tokens_total{model_name="chat",priority="7",cache_source="host"} 24.0
+sglang:num_requests_total{model_name="chat",priority="0"} 3.0
+sglang:num_requests_total{model_name="chat",priority="7"} 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "preemptions", "blocks", "unknown"),
+    [
+        pytest.param(OLD_SGLANG, 0, (0, 0), {"preemptions"}, id="older"),
+        pytest.param(NEW_SGLANG, 2, (4000, 3000), set(), id="newer"),
+    ],
+)
+def test_another_version_of_sglang_is_read(
+    page: bytes, preemptions: int, blocks: tuple[int, int], unknown: set[str]
+) -> None:
+    counters = decode_server(page)
+    state = counters.state
+    assert (state.running, state.waiting, state.output_tokens) == (5, 1, 200)
+    assert state.preemptions == preemptions
+    assert counters.unknown == unknown
+    assert (state.kv_total_blocks, state.kv_free_blocks) == blocks
+    assert counters.lengths == (
+        LengthBin(requests=4, input_tokens=1000, cached_tokens=64, output_tokens=200),
+    )
+
+
+def test_the_totals_of_priorities_are_added_for_each_engine() -> None:
+    both = b"".join(
+        NEW_SGLANG.replace(b'model_name="chat"', b'model_name="chat",dp_rank="%d"' % rank)
+        for rank in (0, 1)
+    )
+    state = decode_server(both).state
+    assert (state.running, state.waiting, state.kv_total_blocks) == (10, 2, 8000)
+    # A version without a total has the numbers of each priority alone.
+    alone = b"".join(
+        line + b"\n"
+        for line in NEW_SGLANG.splitlines()
+        if b'_reqs{model_name="chat",priority=""' not in line
+    )
+    state = decode_server(alone).state
+    assert (state.running, state.waiting) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            VLLM.replace(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
+            + b'vllm:num_requests_swapped{model_name="chat"} 9.0\n'
+            + b'vllm:cpu_cache_usage_perc{model_name="chat"} 0.9\n',
+            id="0.8",
+        ),
+        pytest.param(
+            VLLM
+            + b'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 2.0\n'
+            + b'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 0.0\n',
+            id="later",
+        ),
+    ],
+)
+def test_another_version_of_vllm_is_read(page: bytes) -> None:
+    assert decode_server(page).state == decode_server(VLLM).state
+
+
 def test_the_caches_of_data_parallel_engines_are_summed() -> None:
     second = VLLM.replace(b'num_gpu_blocks="1000",engine="0"', b'num_gpu_blocks="600",engine="1"')
     line = next(line for line in second.splitlines() if b"cache_config_info" in line)
