@@ -7,6 +7,7 @@ replay a trace from a claim.
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -332,11 +333,12 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
     assert status["failedRevision"] == failed["revision"]
     conditions = conditions_of(installation.get("llmservice", "late"))
     assert (conditions["Ready"], conditions["RolloutPaused"]) == ("True", "True")
-    events = installation.get("events", "--field-selector", "involvedObject.name=late")["items"]
-    gates = {event["reason"]: event["message"] for event in events}
-    # A killed operator can lose an Event, such as GateRepeated; the number of attempts shows it.
-    assert gates.keys() >= {"GateStarted", "GateFailed"}
-    tell(gates["GateFailed"])
+    check_failure(installation, "late", failed, stable=stable["late"], tell=tell)
+    # The slow device exceeds the TPOT target in every request.
+    total = int(failed["message"].split(" of ")[1].split()[0])
+    assert f"interactive: 0 of {total} requests met their targets, at most " in failed["message"]
+    assert f"{total} of {total} misses exceed the TPOT target" in failed["message"]
+    assert failed["interval"].startswith("interactive: −100.00 points (−100.00 … −")
 
     paused = gate_of(installation, "hit")
     tell(f"hit: {paused['phase']}: {paused['message']}")
@@ -348,6 +350,36 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
         lambda: not any(trial_pods(installation, name) for name in VICTIMS), "the pairs are gone"
     )
     tell(installation.kubectl("get", "llmsvc"))
+
+
+def check_failure(
+    installation: ChartRelease,
+    name: str,
+    failed: dict[str, Any],
+    *,
+    stable: str,
+    tell: Callable[[str], None],
+) -> None:
+    """Check that status and Event name the missed promise, its bounds and the report."""
+    message, interval, report = failed["message"], failed["interval"], failed["report"]
+    assert message.startswith("interactive: "), "the class"
+    assert "with 95% confidence" in message
+    assert "(objective " in message
+    assert re.fullmatch(r"interactive: \S+ points \(\S+ … \S+\)", interval), interval
+    attempt = failed["attempt"]
+    assert re.fullmatch(rf"pvc://gates/runs/{failed['revision']}-[0-9a-f]+-{attempt}", report)
+    kept = f"{stable} keeps serving"
+    assert installation.condition(name, "RolloutPaused") == ("GateFailed", f"{kept}: {message}")
+    events = installation.get("events", "--field-selector", f"involvedObject.name={name}")["items"]
+    gates = {event["reason"]: event for event in events}
+    # A killed operator can lose an Event, such as GateRepeated; the number of attempts shows it.
+    assert gates.keys() >= {"GateStarted", "GateFailed"}
+    tell(gates["GateFailed"]["message"])
+    assert gates["GateFailed"]["type"] == "Warning"
+    assert gates["GateFailed"]["message"] == (
+        f"{kept} instead of {failed['revision']}: {message.removesuffix('.')}; {interval}; "
+        f"report: {report}"
+    )
 
 
 def plugin(installation: ChartRelease, name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -517,6 +549,8 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     tell(f"alike: {alike['message']}")
     assert (failed["phase"], failed["verdict"]) == ("Failed", "FAIL"), failed
     assert "12 of 12 misses are error responses" in failed["message"]
+    assert installation.status("faulty")["currentRevision"] == failed["baseline"]
+    check_failure(installation, "faulty", failed, stable=failed["baseline"], tell=tell)
     assert alike["verdict"] in {"PASS", "INCONCLUSIVE"}, alike
     check_plugin(installation, storage, failed)
     assert plugin(installation, "traceless").returncode == 3, "INVALID"
