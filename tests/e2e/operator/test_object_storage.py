@@ -1,7 +1,8 @@
-"""TraceReplays whose trace, records and baseline are in a real store with S3's API.
+"""TraceReplays and gates with traces, records and baselines in a real store with S3's API.
 
 Shards write to it and the second Job reads from it, with credentials of a Secret. Storage that
-cannot be used ends a replay before its first request. `make test-s3` runs this file.
+cannot be used ends a replay, or an attempt of a gate, before its first request. `make test-s3` runs
+this file.
 """
 
 from __future__ import annotations
@@ -87,11 +88,6 @@ def replay(
     serve("stored", replicas=1)
 
     def create(name: str, key: str = "secret-access-key", **spec: Any) -> None:
-        references = {"AWS_ACCESS_KEY_ID": "access-key-id", "AWS_SECRET_ACCESS_KEY": key}
-        env = [
-            {"name": variable, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": one}}}
-            for variable, one in references.items()
-        ]
         manifest = {
             "apiVersion": "goodput.dev/v1alpha1",
             "kind": "TraceReplay",
@@ -106,13 +102,22 @@ def replay(
                 "shards": 2,
                 "records": store.uri("runs/nights"),
                 "resources": {"requests": {"cpu": "10m"}},
-                "pod": {"env": env},
+                "pod": {"env": credentials(key)},
                 **spec,
             },
         }
         installation.kubectl("create", "-f", "-", stdin=json.dumps(manifest))
 
     return create
+
+
+def credentials(key: str = "secret-access-key") -> list[dict[str, Any]]:
+    """Return the variables of a pod with the account of the store, whose Secret has it at `key`."""
+    references = {"AWS_ACCESS_KEY_ID": "access-key-id", "AWS_SECRET_ACCESS_KEY": key}
+    return [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": one}}}
+        for variable, one in references.items()
+    ]
 
 
 @pytest.mark.slow
@@ -187,6 +192,63 @@ def test_records_are_written_to_a_store_merged_from_it_and_judged(
     for text in (logs, json.dumps(installation.operator_log()), *objects):
         assert store.secret_key not in text
         assert store.access_key not in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_gate_reads_its_trace_from_a_store_and_keeps_its_runs_there(
+    installation: ChartRelease,
+    serve: Callable[..., None],
+    store: StorageServer,
+    tell: Callable[[str], None],
+) -> None:
+    gate = {
+        "trace": store.uri("traces/sample.parquet"),
+        "window": {"startSeconds": 0, "endSeconds": WINDOW_S},
+        "records": store.uri("runs/gates"),
+        "pairs": 2,
+        "margin": "20%",
+        "resources": {"requests": {"cpu": "10m"}},
+    }
+    for name, key in (("keyed", "secret-access-key"), ("locked", "former-key")):
+        env = {"pod": {"env": credentials(key)}}
+        serve(name, replicas=1, slo=SLO, rollout={"gate": {**gate, **env}})
+        installation.patch(name, engine={"policy": "orca"})
+    keyed, locked = (gate_ended(installation, name) for name in ("keyed", "locked"))
+    tell(f"keyed: {keyed['message']}\n{keyed['report']}")
+    tell(f"locked: {locked['message']}")
+    assert (keyed["phase"], keyed["verdict"]) == ("Passed", "PASS"), keyed
+    installation.wait_settled("keyed")
+    folder, _, options = keyed["report"].partition("?")
+    assert folder.startswith(f"s3://runs/gates/{keyed['revision']}-")
+    assert options == store.uri("").partition("?")[2]
+    runs = store.bucket("runs") / folder.removeprefix("s3://runs/")
+    for pair in ("pair-1", "pair-2"):
+        for side in ("baseline", "candidate"):
+            assert (runs / pair / side / "report.html").is_file()
+    judged = judge(runs, "--margin", "20%")
+    assert (judged["verdict"], judged["sentence"]) == ("PASS", keyed["message"])
+
+    assert (locked["phase"], locked["verdict"]) == ("Paused", "INVALID"), locked
+    assert "s3://traces/sample.parquet: cannot be read: " in locked["message"]
+    assert installation.condition("locked", "RolloutPaused")[0] == "GateInvalid"
+    assert "failedRevision" not in installation.status("locked")
+    kinds = ("llmservices", "controllerrevisions", "jobs", "pods", "events", "configmaps")
+    objects = [installation.kubectl("get", kind, "-o", "yaml") for kind in kinds]
+    for text in (json.dumps(installation.operator_log()), *objects):
+        assert store.secret_key not in text
+        assert store.access_key not in text
+
+
+def gate_ended(installation: ChartRelease, name: str) -> dict[str, Any]:
+    """Return the gate of a service once it has ended."""
+
+    def gate() -> dict[str, Any]:
+        found: dict[str, Any] = installation.status(name).get("gate", {})
+        return found
+
+    wait_for(lambda: gate().get("phase") in {"Passed", "Failed", "Paused"}, f"gate of {name}", 400)
+    return gate()
 
 
 def status_of(installation: ChartRelease, name: str) -> dict[str, Any]:
