@@ -40,7 +40,7 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -104,6 +104,15 @@ def design(paths: Mapping[str, str]) -> list[Cell]:
     knees = read_knees()
     mixes = [*(name for name in MIXES if name != PLATEAU_ONLY), *paths]
     return [*textbook_cells(), *(cell_of(setting, knees, paths) for setting in settings(mixes))]
+
+
+def small_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells with little memory and one replica, for the comparison of modes."""
+    return [
+        replace(cell, name=f"modes/{cell.name}")
+        for cell in cells
+        if cell.fleet.replicas == 1 and "/small/" in cell.name
+    ]
 
 
 def serve(
@@ -220,7 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not Path(path).is_file():
             parser.error(f"--{name}: {path} is no file; make it with goodput trace import")
     knees = read_knees()
-    cells, modes = design(paths), mode_cells(knees)
+    cells = design(paths)
+    modes = [*mode_cells(knees), *(small_cells(cells) if args.wide else ())]
     series = plateau_series(paths, wide=args.wide)
     if args.quick:
         cells, modes, series = quick_cells(cells), modes[::6], series[:1]
@@ -332,7 +342,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wide",
         action="store_true",
-        help="plateau: hidden lengths, other arrivals, two and four replicas and the traces too",
+        help="plateau: hidden lengths, other arrivals, two and four replicas and the traces too; "
+        "hybrid: the cells of the rule with little memory and one replica too",
     )
     parser.add_argument("--whole", action="store_true", help="no policy is dropped early")
     parser.add_argument(

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.comparison.admitted import Admitted
 from benchmarks.comparison.cells import run_cell
 from benchmarks.comparison.design import FACTORS, Setting, cell_of
 from benchmarks.comparison.loads import MIXES, Arrivals
@@ -41,12 +43,14 @@ class Point:
         factor: offered rate in multiples of the knee.
         offered_per_s, kept_per_s: requests per second of arrivals, mean over the seeds.
         admitted_kept: kept share of the admitted requests.
+        sure_kept: the same for those whose targets `slo` could ensure; 1 without any.
     """
 
     factor: float
     offered_per_s: float
     kept_per_s: float
     admitted_kept: float
+    sure_kept: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,4 +211,5 @@ def _point(cell: Cell, policy: str, seeds: list[int]) -> Point:
         offered_per_s=statistics.fmean(run.offered for run in runs) / cell.load.horizon_s,
         kept_per_s=statistics.fmean(run.kept for run in runs) / cell.load.horizon_s,
         admitted_kept=sum(run.kept for run in runs) / admitted if admitted else 1.0,
+        sure_kept=reduce(Admitted.plus, (run.admitted_parts for run in runs)).sure_share,
     )

@@ -109,13 +109,20 @@ def show_curves(lines: Sequence[Curve]) -> None:
     if not lines:
         return
     width = max(len(line.name) for line in lines)
-    print("\noffered → kept per second (admitted in time), by multiples of the knee")
+    print(
+        "\noffered → kept per second (admitted in time), by multiples of the knee; lowest: of the "
+        "most\nkept at a lower load; ensured: lowest share in time where targets can be ensured"
+    )
     for line in lines:
         points = "  ".join(
             f"{p.factor:g}x {p.offered_per_s:.1f}→{p.kept_per_s:.1f} ({p.admitted_kept:.1%})"
             for p in line.points
         )
-        print(f"{line.name:{width}} {points}  lowest {line.lowest:.1%}{'  broken' * line.broken}")
+        ensured = min((p.sure_kept for p in line.points), default=1.0)
+        print(
+            f"{line.name:{width}} {points}  lowest {line.lowest:.1%}  ensured {ensured:.1%}"
+            f"{'  broken' * line.broken}"
+        )
 
 
 def draw(lines: Sequence[Curve], path: Path) -> None:

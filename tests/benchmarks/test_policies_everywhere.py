@@ -246,7 +246,13 @@ def test_a_run_is_the_run_of_a_manifest(policy: str) -> None:
 
 
 def point(factor: float, kept_per_s: float) -> Point:
-    return Point(factor=factor, offered_per_s=10 * factor, kept_per_s=kept_per_s, admitted_kept=1)
+    return Point(
+        factor=factor,
+        offered_per_s=10 * factor,
+        kept_per_s=kept_per_s,
+        admitted_kept=1,
+        sure_kept=1,
+    )
 
 
 @pytest.mark.parametrize(

@@ -146,13 +146,13 @@ class SloBench:
         """Return True if the request added last was neither refused nor waits for a decision."""
         return self.refusals[-1] is None and rid not in self.policy._undecided
 
-    def step(self, *, stops: Sequence[int] = ()) -> StepPlan:
-        """Compute a step; the requests of `stops` end with it."""
+    def step(self, *, stops: Sequence[int] = (), slower: float = 1.0) -> StepPlan:
+        """Compute a step that takes a multiple of its time; the requests of `stops` end with it."""
         plan = self.scheduler.plan(self.now_ns)
         for removal in self.scheduler.admission.take_removed():
             self.removed[removal.request.rid] = self.now_ns
         assert plan is not None
-        step_ns = STEP_TIME.step_ns(plan.shape)
+        step_ns = round(STEP_TIME.step_ns(plan.shape) * slower)
         self.now_ns += step_ns
         result = StepResult(
             plan_id=plan.plan_id,

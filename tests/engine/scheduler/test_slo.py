@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 from typing import TYPE_CHECKING
 
 import pytest
@@ -274,6 +276,40 @@ def test_a_late_request_widens_the_buffer_once_and_before_it_ends() -> None:
     while bench.scheduler.has_work:
         bench.step()
     assert buffers_ns[""] == after_ns
+
+
+def test_a_hundredth_of_the_requests_may_miss_before_the_buffer_of_their_class_is_wider() -> None:
+    bench = SloBench(budget=1000, seqs=1)
+
+    def serve(rid: int, ttft_ms: int, *, late_ms: int = 0) -> float:
+        bench.add(rid, 100, ttft_ms=ttft_ms, outputs=1, slo_class="a")
+        bench.pass_time(late_ms)
+        while bench.scheduler.has_work:
+            bench.step()
+        return bench.policy._admission._buffers_ns["a"]
+
+    widened_ns = serve(1, 300, late_ms=400)
+    assert widened_ns > 0
+    kept_ns = [serve(rid, 60_000) for rid in range(2, 101)]
+    assert kept_ns[49] == pytest.approx(widened_ns * (1 - 50 / 99))
+    assert kept_ns[-1] == pytest.approx(0, abs=1), "99 met targets outweigh one that was missed"
+    assert bench.policy._admission._buffers_ns.keys() == {"a"}, "no other class has a buffer"
+
+
+def test_prompts_are_predicted_with_the_95_percent_quantile_of_the_step_times() -> None:
+    bench, stream = SloBench(left=9000), random.Random(1)
+    bench.add(1, 100, outputs=9000)
+    slower = [1 + stream.random() / 2 for _ in range(4000)]
+    factors = []
+    for ratio in slower:
+        bench.step(slower=ratio)
+        factors.append(bench.policy._step_factor)
+    assert statistics.fmean(factors[2000:]) == pytest.approx(1.475, abs=0.02)
+    exceeded = sum(ratio > factor for ratio, factor in zip(slower[1:], factors, strict=False))
+    assert exceeded / len(slower) == pytest.approx(0.05, abs=0.02)
+    for _ in range(2000):
+        bench.step()
+    assert bench.policy._step_factor == 1, "every step takes its predicted time"
 
 
 def test_after_a_missed_tpot_target_a_share_of_the_pool_is_left_free() -> None:
