@@ -1,8 +1,11 @@
 """Draw the panels from a Prometheus server, for the docs: Grafana itself is not used.
 
-    python -m tools.monitoring.pictures http://127.0.0.1:9090 NAMESPACE NAME START END FOLDER
+    URL=http://127.0.0.1:9090
+    python -m tools.monitoring.pictures $URL NAMESPACE NAME START END FOLDER [ROW ...]
 
-The queries, titles, units and dashed lines are those of the dashboards. One picture per row.
+The queries, titles, units and dashed lines are those of the dashboards. One picture per row; all
+rows are drawn unless titles select some. With GOODPUT_PICTURES=FOLDER, the end-to-end tests of the
+dashboards draw the row of a gate.
 """
 
 from __future__ import annotations
@@ -64,13 +67,15 @@ class _PanelData:
 
 
 def main(words: list[str]) -> None:
-    """Draw all rows."""
-    url, namespace, name, start, end, folder = words
+    """Draw the rows."""
+    url, namespace, name, start, end, folder, *rows = words
     span = (datetime.fromisoformat(start).timestamp(), datetime.fromisoformat(end).timestamp())
     source = _PanelData(url, namespace, name, *span)
     mpl.rcParams.update({"font.size": 8, "axes.titlesize": 9, "axes.edgecolor": "#aaaaaa"})
     for spec, prefix in ((SERVICE, "service"), (FLEET, "services")):
         for row in spec.rows:
+            if rows and row.title not in rows:
+                continue
             slug = row.title.lower().replace(" ", "-")
             _draw_row(source, spec, row, Path(folder) / f"dashboard-{prefix}-{slug}.png")
 

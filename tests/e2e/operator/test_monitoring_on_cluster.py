@@ -9,11 +9,14 @@ loads the pair of engines. The last one runs a server with vLLM's metrics, and i
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -163,6 +166,8 @@ def monitoring(
                 "the service misses its objective",
             )
             wait_for(monitoring.loads_pair, "the gate has loaded both engines")
+            if folder_of_pictures := os.environ.get("GOODPUT_PICTURES"):
+                draw_gate(monitoring, folder_of_pictures)
             wait_for(
                 lambda: monitoring.query(
                     f'goodput_service_gate{{llmservice="{OTHER}",phase="Failed"}}'
@@ -174,6 +179,22 @@ def monitoring(
         for name in (NAME, TRIAL, OTHER, "held", "unpulled", "unscheduled"):
             installation.kubectl("delete", "llmservice", name, "--wait=false")
     installation.wait_deleted(NAME, TRIAL, OTHER)
+
+
+def draw_gate(monitoring: Monitoring, folder: str) -> None:
+    """Draw the row of the gate once it has recorded two pairs of runs."""
+    installation = monitoring.installation
+
+    def gate() -> dict[str, Any]:
+        found: dict[str, Any] = installation.status(TRIAL)["gate"]
+        return found
+
+    wait_for(lambda: gate().get("pairs", "").startswith("2/"), "two pairs are recorded", 300)
+    [row] = [row.title for row in SERVICE.rows if any(panel.gate for panel in row.panels)]
+    module = (sys.executable, "-m", "tools.monitoring.pictures")
+    since = (datetime.now(UTC) - timedelta(minutes=3)).isoformat()
+    span = (since, datetime.now(UTC).isoformat())
+    installation.run_inside(*module, PROMETHEUS, installation.namespace, TRIAL, *span, folder, row)
 
 
 def apply_other(installation: ChartRelease, fields: dict[str, Any]) -> None:
