@@ -162,7 +162,7 @@ def test_less_is_held_back_under_less_load() -> None:
 def test_a_burst_that_may_be_served_for_longer_is_less_load() -> None:
     """A second of work in a tenth of a second, due after a second, and due at once."""
     held = [
-        _offered(_BETTER, load=10, seconds=0.1, per_s=100, window_s=window_s).held_back(
+        _offered(_BETTER, load=10, seconds=0.1, per_s=2000, window_s=window_s).held_back(
             _WORSE, NS_PER_S // 10
         )
         for window_s in (1.0, 0.0)
@@ -273,6 +273,15 @@ def test_the_expected_work_grows_with_the_time_after_the_window() -> None:
     assert expected[2] == pytest.approx(0.5 * NS_PER_S, rel=0.15)
     assert expected[3] == pytest.approx(0.5 * 3 * NS_PER_S, rel=0.25)
     assert offered.expected_above(_BETTER, now_ns)(4 * NS_PER_S) == 0, "equals are not above"
+
+
+def test_less_is_held_back_while_few_requests_were_seen() -> None:
+    """Equal work per second, from a few long requests or from many short ones."""
+    held = [
+        _offered(_BETTER, load=4, seconds=1, per_s=per_s).held_back(_WORSE, NS_PER_S)
+        for per_s in (8, 32, 64, 128, 512)
+    ]
+    assert held == pytest.approx([0, 0.6 / 4, 0.6 / 2, 0.6, 0.6], abs=0.01)
 
 
 @given(window_ns=st.floats(-1e10, 1e10), count=st.integers(1, 20))

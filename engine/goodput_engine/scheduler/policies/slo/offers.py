@@ -54,6 +54,9 @@ _LEAST_HORIZON_NS: Final = NS_PER_S // 10
 """Shortest time over which the recent load is a mean."""
 _LEAST_EVIDENCE: Final = 8
 """Offers before anything is held back. A few requests that arrive together are no load."""
+_HELD_BACK_EVIDENCE: Final = 128
+"""Offers from which the complete share is held back. In a short burst, room for later requests is
+lost at its end."""
 _MIN_WORK: Final = 1e-9
 _MAX_RANKS: Final = 256
 
@@ -159,7 +162,7 @@ class OfferedWork:
         It grows with the load, with the work that is worth more, and with its share of all work;
         and, if work is reserved, with how much more it is worth. Equals count half, or less if they
         are most of the work: nothing is held back for equals alone. The load is reduced by its
-        standard error while it is young.
+        standard error while it is young, and of few requests less is held back.
         """
         total_ns = sum(self._work_ns.values())
         if not total_ns or self._offers <= _LEAST_EVIDENCE:
@@ -177,6 +180,7 @@ class OfferedWork:
         recent_span_ns = max(1.0, window_ns, self._span_ns(now_ns, self._horizon_ns))
         load = max(sure_ns / span_ns, recent_ns / recent_span_ns)
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
+        full *= min(1.0, self._offers / _HELD_BACK_EVIDENCE)
         evidence = min(1.0, self._offers / _RESERVE_EVIDENCE)
         most_reserve = _LEAST_RESERVE + (_MOST_RESERVE - _LEAST_RESERVE) * evidence
         level, density = rank
