@@ -76,6 +76,14 @@ def read_tools(body: ChatBody) -> list[dict[str, Any]]:
             "parallel_tool_calls: false is not supported by this engine; leave it out",
             "parallel_tool_calls",
         )
+    for at, tool in enumerate(tools):
+        if tool.function.strict:
+            field = f"tools[{at}].function.strict"
+            raise bad_request(
+                f"{field}: true is not supported by this engine, which does not constrain the "
+                "arguments of calls; leave it out",
+                field,
+            )
     return [] if choice == "none" else [msgspec.to_builtins(tool) for tool in tools]
 
 

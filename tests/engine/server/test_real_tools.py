@@ -30,7 +30,7 @@ TEMPLATE = (
     "{% if m.tool_call_id %}={{ m.tool_call_id }}{% endif %}{% endfor %}>"
     '{# "parameters" #}'
 )
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
 }
@@ -43,6 +43,11 @@ CALL_SCHEMA = {
 }
 CALL_FORMAT = {"type": "json_schema", "json_schema": {"name": "call", "schema": CALL_SCHEMA}}
 USER = {"role": "user", "content": "1+1"}
+
+
+def with_strict(strict: bool | None) -> dict[str, Any]:
+    """Return a tool whose arguments must follow the schema, or need not."""
+    return {**TOOL, "function": {**TOOL["function"], "strict": strict}}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +140,7 @@ async def test_the_template_gets_tools_calls_and_results(engine: RunningEngine) 
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [TOOL, with_strict(True)]}, "tools[1].function.strict"),
         ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"messages": [USER, {"role": "tool", "content": "2"}]}, "messages[1].tool_call_id"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
@@ -160,3 +166,11 @@ async def test_an_invalid_field_of_tools_is_named(
 ) -> None:
     status, answer = await post(engine, **fields)
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("strict", [False, None])
+async def test_a_tool_that_is_not_strict_is_accepted(
+    engine: RunningEngine, strict: bool | None
+) -> None:
+    status, _ = await post(engine, tools=[with_strict(strict)], max_tokens=1)
+    assert status == 200
