@@ -96,8 +96,8 @@ class ChatCheck:
 
     @property
     def passed(self) -> bool:
-        """True if only ties differ, and at most one token in 10,000 (or one, in fewer tokens)."""
-        allowed = max(1, self.tokens // TIES_ALLOWED_IN)
+        """True if only ties differ, and at most one token in 10,000: none in fewer tokens."""
+        allowed = self.tokens // TIES_ALLOWED_IN
         return not (self.wrong or self.other_prompts or self.other_texts) and self.ties <= allowed
 
 
