@@ -6,6 +6,7 @@ Import this module only after `pytest.importorskip("torch")`.
 from __future__ import annotations
 
 import random
+import weakref
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from goodput_core.spec.choices import Preemption
     from goodput_engine.executor.torch.block_copies import CopyStreams
     from goodput_engine.executor.torch.downloads import Downloads
-    from goodput_engine.executor.torch.grammar import Grammars
+    from goodput_engine.executor.torch.grammar import Grammars, OutputGrammar
     from goodput_engine.executor.torch.padded_decodes import StepRecorder
+    from goodput_engine.executor.torch.sampling import RequestSampling
     from goodput_engine.scheduler.plan import TokenLogprobs
 
 __all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "make_folder"]
@@ -172,7 +174,7 @@ class TinyModel:
 class ModelBench:
     """An engine core that serves a model, and the observed outputs.
 
-    All blocks that are free without a reusable prefix hold NaN.
+    All blocks that are free without a reusable prefix hold NaN, unless `poisons` is False.
 
     Args:
         model: the model.
@@ -186,7 +188,8 @@ class ModelBench:
         downloads: copies of the sampled tokens; None for those of a GPU if steps start ahead.
         decode_sizes: sizes of the padded steps that only decode; empty for ragged ones.
         recorder: records the padded steps.
-        streams: streams of copies. Free blocks then hold what the last request wrote.
+        streams: streams of copies; None for those of the device.
+        poisons: True to fill free blocks with NaN after each step, which waits for their copies.
         scheduler: further arguments of `make_scheduler`.
 
     Attributes:
@@ -209,6 +212,7 @@ class ModelBench:
         decode_sizes: Sequence[int] = (),
         recorder: StepRecorder | None = None,
         streams: CopyStreams | None = None,
+        poisons: bool = True,
         **scheduler: Any,
     ) -> None:
         self.model = model
@@ -239,7 +243,9 @@ class ModelBench:
             downloads=downloads,
             streams=streams,
         )
-        self._poisons = streams is None
+        self._poisons = poisons
+        # The states of samplings, whose penalties have a row on the device, and of grammars.
+        self._states: list[weakref.ref[RequestSampling] | weakref.ref[OutputGrammar]] = []
         if decode_sizes:
             self.executor.padded = PaddedDecodes(
                 model.packed, self.executor.pool, sizes=decode_sizes, recorder=recorder
@@ -300,6 +306,10 @@ class ModelBench:
         rejected = self.core.submit(submit, self.clock())
         if rejected is not None:
             self.rejected[rid] = rejected.reason
+        sequence = self.executor._sequences.get(rid)
+        if sequence is not None:
+            states = (sequence.sampling, sequence.grammar)
+            self._states += [weakref.ref(state) for state in states if state is not None]
         self._take_rejected()
         return rid
 
@@ -329,14 +339,33 @@ class ModelBench:
                 self.finished[output.rid] = output.finish_reason
         return outputs
 
-    def finish(self) -> None:
-        """Take steps until no request is left."""
+    def finish(self, *, broken: bool = False) -> None:
+        """Take steps until no request is left, and check that all of its resources are free.
+
+        Args:
+            broken: True if the logits of a request may not be finite numbers. Otherwise such logits
+                mean that an unwritten block was read.
+        """
         self.core.drain()
         for _ in range(5_000):
             if not self.scheduler.has_work:
                 break
             self.step()
         assert not self.scheduler.has_work
+        self._check_released()
+        assert broken or "not_finite" not in self.rejected.values()
+
+    def _check_released(self) -> None:
+        """Check that executor and scheduler hold nothing of any request."""
+        executor = self.executor
+        assert not executor._sequences
+        # The next plan removes requests from the decode batch that have ended since the last one.
+        assert sorted(executor._members) == sorted(self.scheduler._table.batch._left)
+        assert not executor._plans
+        assert [state for state in self._states if state() is not None] == []
+        free_host_blocks, host_blocks = self.scheduler.host_blocks
+        assert free_host_blocks == host_blocks
+        assert self.scheduler.free_blocks == self.scheduler.total_blocks
 
     def run_dry(self, *, tie: float = 0.0) -> None:
         """Take steps until no request is left, and compare every output with `generate`.
@@ -390,4 +419,6 @@ class ModelBench:
         if not self._poisons:
             return
         blank = self.scheduler._kv._blank
-        self.executor.pool.device_blocks[blank] = torch.nan
+        pool = self.executor.pool
+        pool.before_step([blank])  # a free block may still be the source of a copy
+        pool.device_blocks[blank] = torch.nan

@@ -193,9 +193,10 @@ def test_a_step_waits_only_for_the_copies_of_its_blocks() -> None:
     assert streams.waits == 2
 
 
+@pytest.mark.parametrize("poisons", [False, True], ids=["old contents", "NaN in free blocks"])
 @pytest.mark.parametrize("depth", [0, 2], ids=["no plan ahead", "two plans ahead"])
 def test_outputs_are_those_of_generate_when_each_copy_is_as_late_as_possible(
-    tmp_path: Path, depth: int
+    tmp_path: Path, depth: int, poisons: bool
 ) -> None:
     streams = LateStreams()
     bench = ModelBench(
@@ -207,6 +208,7 @@ def test_outputs_are_those_of_generate_when_each_copy_is_as_late_as_possible(
         depth=depth,
         starts_ahead=depth > 0,
         streams=streams,
+        poisons=poisons,
     )
     for family in range(16):
         bench.submit(3 * family % 31 + 1, 16, family=family, ignore_eos=True)

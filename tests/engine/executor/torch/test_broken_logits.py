@@ -58,7 +58,7 @@ def test_a_broken_prompt_fails_and_the_others_keep_their_tokens(
     )
     with torch.no_grad():
         tiny.packed.model.get_input_embeddings().weight[broken] = torch.nan
-    bench.finish()
+    bench.finish(broken=True)
     assert bench.rejected == {bad: "not_finite"}
     assert bench.token_ids[bad] == []
     for rid in others:
