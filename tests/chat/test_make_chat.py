@@ -50,6 +50,33 @@ def test_make_chat_prints_size_and_time_downloads_and_talks_to_the_example(tmp_p
     assert chat == f"python -m tools.chat {SERVICE}"
 
 
+def test_the_documented_command_runs_all_tests_on_a_gpu_from_a_fresh_clone(tmp_path: Path) -> None:
+    lines = (ROOT / "docs" / "engine.md").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("$ make ") and "pytest" in line]
+    make, tests = line.removeprefix("$ ").split(" && ")
+    planned = subprocess.run(
+        [*make.split(), "-n", "--no-print-directory", f"VENV={tmp_path}/venv"],
+        cwd=ROOT,
+        env={**os.environ, "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    packages, torch = planned.index(",dev]'"), planned.index("tools.torch_packages")
+    assert packages < torch
+    command, *options = tests.split()
+    assert command == ".venv/bin/pytest"
+    files = {ROOT / option for option in options if option.startswith("tests/")}
+    marked = {
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path != Path(__file__) and "pytest.mark.gpu" in path.read_text()
+    }
+    assert marked
+    assert marked <= files
+    assert all(path.is_file() for path in files)
+
+
 def test_the_example_serves_the_downloaded_model_with_the_policy_slo() -> None:
     spec = yaml.safe_load((ROOT / SERVICE).read_text())["spec"]
     assert spec["engine"]["policy"] == "slo"

@@ -373,6 +373,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention sinks": ("GptOss", {"sliding_window": 7}, "unknown argument 's_aux'"),
     "state space": ("Mamba", {}, "no exchangeable attention"),
     "alibi": ("Bloom", {"n_head": 4}, "no exchangeable attention"),
+    "layers without attention": (
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention"]},
+        "its layer 0 computes no attention",
+    ),
     "heads of two sizes": ("DeepseekV3", {}, "heads have different sizes"),
 }
 
