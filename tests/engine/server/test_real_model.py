@@ -19,6 +19,7 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 from tests.builders.http import PATIENCE_S
 from tests.builders.torch_models import CONTEXT, VOCABULARY, Outputs, make_folder
 from tests.engine.conftest import EngineStarter
+from tests.engine.executor.torch.test_loading import pickle_weights
 
 from goodput_engine.messages import ExecutorInput, Submit
 
@@ -431,6 +432,22 @@ def test_a_model_that_cannot_be_served_is_refused_in_one_sentence(
     assert part in refused(run_engine(*options, source=f"file://{folder}"))
 
 
+async def test_pickled_weights_are_served_only_with_the_option(
+    start_engine: StartEngine, run_engine: RunEngine, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "model", "Llama")
+    pickle_weights(folder)
+    source = f"file://{folder}"
+    assert "add --allow-pickle-weights" in refused(run_engine(source=source))
+    engine = start_engine("--allow-pickle-weights", "--kv-blocks", "20", source=source)
+    assert (await engine.state())["device"]["pickle_weights"] == "allowed"
+    async with (
+        aiohttp.ClientSession(engine.url) as http,
+        http.post(URL, json=body_of([1, 2, 3], max_tokens=3)) as response,
+    ):
+        assert response.status == 200
+
+
 async def test_a_limited_context_and_measured_memory_are_published(
     start_engine: StartEngine, folder: Path
 ) -> None:
@@ -439,7 +456,9 @@ async def test_a_limited_context_and_measured_memory_are_published(
     assert state["max_model_tokens"] == 64
     # All 256 sequences of 64 tokens fit into this machine's memory, and more are never needed.
     assert state["kv_total_blocks"] == 256 * 64 // 16
-    assert state["startup_seconds"] > state["device"]["load_seconds"]
+    parts = [state["device"][name] for name in ("load_seconds", "warm_up_seconds")]
+    assert min(parts) > 0
+    assert state["startup_seconds"] > sum(parts)
     kernel = state["device"]["attention"]
     assert kernel in {"torch-flex", "torch-sdpa"}
     assert f"attention={kernel}" in engine.stderr()
