@@ -8,7 +8,7 @@ may hold anything there, also NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "MAX_SCORES",
     "AttentionAdapter",
     "AttentionRule",
     "RaggedBatch",
     "SDPAttention",
 ]
+
+MAX_SCORES: Final = 1 << 21
+"""Elements of the scores, or of a mask, that are in memory together unless one query has more. All
+scores of a chunk would take memory that grows with the square of its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +251,27 @@ def _attend_one(
         rule: scale, window and soft cap.
     """
     num_heads, num_queries, _ = q.shape
+    num_keys = keys.shape[1]
+    windowed = rule.window is not None and num_keys > rule.window
+    scored_heads = 1 if rule.softcap is None else num_heads
+    if rule.softcap is None and not windowed and num_queries == num_keys:
+        return _attend_part(q, keys, values, rule)  # without a mask
+    at_once = max(1, MAX_SCORES // (scored_heads * num_keys))
+    if num_queries <= at_once:
+        return _attend_part(q, keys, values, rule)
+    out = torch.empty_like(q)
+    for first in range(0, num_queries, at_once):
+        last = min(first + at_once, num_queries)
+        seen = num_keys - num_queries + last
+        out[:, first:last] = _attend_part(q[:, first:last], keys[:, :seen], values[:, :seen], rule)
+    return out
+
+
+def _attend_part(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
+    """Return the attention of queries whose scores fit into memory; see `_attend_one`."""
+    num_heads, num_queries, _ = q.shape
     num_kv_heads, num_keys, _ = keys.shape
     windowed = rule.window is not None and num_keys > rule.window
     mask = None
@@ -265,9 +291,10 @@ def _attend_one(
             scale=rule.scale,
             enable_gqa=num_heads != num_kv_heads,
         )[0]
-    grouped = q.view(num_kv_heads, num_heads // num_kv_heads, num_queries, -1)
-    scores = grouped @ keys[:, None].transpose(-2, -1) * rule.scale
-    scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    grouped = q.reshape(num_kv_heads, num_heads // num_kv_heads, num_queries, -1)
+    scores = grouped @ keys[:, None].transpose(-2, -1)
+    # In place, because the scores are the largest tensor of a step.
+    scores.mul_(rule.scale).div_(rule.softcap).tanh_().mul_(rule.softcap)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return (scores.softmax(-1) @ values[:, None]).view(q.shape)
+        scores.masked_fill_(~mask, -torch.inf)
+    return (scores.softmax(-1) @ values[:, None]).reshape(q.shape)

@@ -22,6 +22,7 @@ from goodput_core.spec.profiles import memory_problem
 from goodput_core.units import BYTES_PER_GIB, NS_PER_S
 from goodput_engine.executor.base import LoadedModel
 from goodput_engine.executor.torch.adapters import AttentionRequest
+from goodput_engine.executor.torch.attention import MAX_SCORES
 from goodput_engine.executor.torch.cpu_choices import (
     AttentionSizes,
     choose_cpu_attention,
@@ -58,6 +59,9 @@ __all__ = ["start_model"]
 _FIRST_STEP_TOKENS: Final = 256
 # Copies of the logits of a step: those of the model, in float32, for sampling, and with penalties.
 _LOGIT_COPIES: Final = 5
+# Copies of the scores of attention on a CPU: two of a layer, and freed ones that the allocator
+# keeps. The first step has fewer scores than later ones, whose number is bounded.
+_SCORE_COPIES: Final = 4
 # The recorded steps of a GPU keep their own.
 _RECORDED_COPIES: Final = 2
 # A longer list of sizes takes time and memory, and larger steps gain little.
@@ -279,9 +283,12 @@ def _take_first_step(model: PackedModel, config: Configure, block_size: int) -> 
     step_ns = time.monotonic_ns() - began_ns
     copies = _LOGIT_COPIES + (_RECORDED_COPIES if model.device.type == "cuda" else 0)
     logit_bytes = config.max_num_seqs * model.vocab_size * _FLOAT_BYTES * copies
+    score_bytes = 0
+    if model.device.type == "cpu":
+        score_bytes = MAX_SCORES * model.geometry.dtype.itemsize * _SCORE_COPIES
     return _FirstStep(
         ns_per_token=max(1, step_ns // tokens),
-        working_bytes=step_bytes * config.max_token_budget // tokens + logit_bytes,
+        working_bytes=step_bytes * config.max_token_budget // tokens + logit_bytes + score_bytes,
     )
 
 

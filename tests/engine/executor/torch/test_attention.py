@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.builders.flash_attn_contract import make_varlen_func
 from torch.compiler import set_stance
 from torch.nn.attention.flex_attention import flex_attention
 
+from goodput_engine.executor.torch import attention
 from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch, SDPAttention
 from goodput_engine.executor.torch.flash_attention import FlashAttention
 from goodput_engine.executor.torch.flex_attention import FlexAttention
@@ -163,6 +165,27 @@ def test_an_adapter_equals_the_reference_on_ragged_batches(
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("scores", [1, 40, 300])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (None, 1.5), (9, 1.5)])
+def test_queries_in_parts_equal_the_reference(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, softcap: float | None, scores: int
+) -> None:
+    monkeypatch.setattr(attention, "MAX_SCORES", scores)
+    sizes = {
+        "rows": [(23, 23), (12, 40), (1, 30), (2, 0)],
+        "block_size": 3,
+        "heads": (4, 2),
+        "head_dim": 8,
+        "window": window,
+        "softcap": softcap,
+        "seed": 3,
+    }
+    q, keys, values, batch, rule = build(sizes, torch.float64)
+    out = SDPAttention().attend(q, keys, values, batch, rule)
+    expected = expected_attention(q, keys, values, batch, rule)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
 class FlexOfSmallChunks(FlexAttention):
     """FlexAttention that also computes chunks which would be padded too much."""
 
@@ -212,6 +235,13 @@ def test_programs_that_share_the_keys_of_a_decode_equal_the_reference(
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
 
 
+SEVERAL_TILES = pytest.mark.parametrize(
+    "rows",
+    [[(1, 290), (0, 0), (1, 1), (1, 128), (1, 0)], [(40, 200), (1, 130), (3, 0), (5, 5)]],
+    ids=["decodes", "mixed"],
+)
+
+
 @pytest.mark.parametrize("splits", [None, 1, 3, 16])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
@@ -227,11 +257,7 @@ def test_programs_that_share_the_keys_of_a_decode_equal_the_reference(
     ],
 )
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (70, 2.0)])
-@pytest.mark.parametrize(
-    "rows",
-    [[(1, 290), (0, 0), (1, 1), (1, 128), (1, 0)], [(40, 200), (1, 130), (3, 0), (5, 5)]],
-    ids=["decodes", "mixed"],
-)
+@SEVERAL_TILES
 def test_the_kernel_equals_the_reference_over_several_tiles_of_keys(
     rows: list[tuple[int, int]],
     window: int | None,
@@ -256,6 +282,27 @@ def test_the_kernel_equals_the_reference_over_several_tiles_of_keys(
     assert out.dtype == dtype
     expected = expected_attention(q, keys, values, batch, rule)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+@SEVERAL_TILES
+def test_the_kernel_equals_the_reference_with_the_tiles_of_large_heads(
+    rows: list[tuple[int, int]], head_dim: int
+) -> None:
+    sizes = {
+        "rows": rows,
+        "block_size": 16,
+        "heads": (6, 2),
+        "head_dim": head_dim,
+        "window": 70,
+        "softcap": 2.0,
+        "seed": 5,
+    }
+    q, keys, values, batch, rule = build(sizes, torch.float16)
+    rule = replace(rule, scale=0.7 * (24 / head_dim) ** 0.5)  # scores as with smaller heads
+    out = TritonAttention(splits=3).attend(q, keys, values, batch, rule)
+    expected = expected_attention(q, keys, values, batch, rule)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=0.004)
 
 
 def test_the_reference_sees_a_wrong_window_and_a_wrong_scale() -> None:

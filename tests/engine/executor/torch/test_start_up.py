@@ -19,6 +19,8 @@ from goodput_engine.core.build import build_model_core, configuration
 from goodput_engine.executor.torch import start_up
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
+from goodput_engine.executor.torch.memory import PeakMemory
+from goodput_engine.executor.torch.model import PackedRow
 from goodput_engine.executor.torch.start_up import start_model
 from goodput_engine.messages import ExecutorInput, ModelFolder, Submit
 from goodput_engine.server.command import make_parser
@@ -167,6 +169,22 @@ def test_kv_blocks_come_first_in_the_memory_of_a_cpu(
         model, monkeypatch, free=800 * KIB, config=config, with_swap=True, kv_blocks=kv_blocks
     )
     assert found == (kv_blocks, host)
+
+
+def test_the_largest_step_takes_no_more_memory_than_the_first_one_predicts(tmp_path: Path) -> None:
+    tokens = 2_048
+    # A soft cap needs the scores of all heads, queries and keys.
+    wide = load_model(
+        make_folder(tmp_path, "Gemma2", num_attention_heads=8, max_position_embeddings=tokens)
+    )
+    config = make_configure(token_budget=tokens, max_num_seqs=4)
+    predicted = start_up._take_first_step(wide, config, 16).working_bytes
+    blocks = list(range(tokens // 16))
+    pool = KVPool(wide.geometry, num_blocks=len(blocks), block_size=16)
+    pool.device_blocks.zero_()
+    peak = PeakMemory(wide.device)
+    wide.compute([PackedRow([0] * tokens, 0, blocks, samples=True)], pool)
+    assert peak.grown_bytes() <= predicted
 
 
 def slow_copies(monkeypatch: pytest.MonkeyPatch, ms: int, *, to_host: bool) -> None:
