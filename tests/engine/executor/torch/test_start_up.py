@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
+import torch
 from tests.builders.manifests import llmservice
 from tests.builders.schedulers import make_configure
 from tests.builders.torch_models import VOCABULARY, make_folder
@@ -169,6 +171,34 @@ def test_kv_blocks_come_first_in_the_memory_of_a_cpu(
         model, monkeypatch, free=800 * KIB, config=config, with_swap=True, kv_blocks=kv_blocks
     )
     assert found == (kv_blocks, host)
+
+
+@pytest.mark.parametrize(
+    ("main_kib", "swap_kib", "host"),
+    [
+        pytest.param(10_000, 300, 300, id="the swap space"),
+        pytest.param(200, 300, 180, id="90% of the main memory"),
+        pytest.param(10_000, 5_000, 720, id="as many as KV blocks"),
+    ],
+)
+def test_a_gpu_gives_most_of_its_memory_and_of_the_main_memory_to_blocks(
+    model: PackedModel, monkeypatch: pytest.MonkeyPatch, main_kib: int, swap_kib: int, host: int
+) -> None:
+    on_gpu = SimpleNamespace(
+        device=torch.device("cuda"),
+        geometry=model.geometry,
+        max_model_tokens=model.max_model_tokens,
+    )
+    monkeypatch.setattr(start_up, "available_bytes", lambda: main_kib * KIB)
+    found = sized(
+        cast("PackedModel", on_gpu),
+        monkeypatch,
+        free=1000 * KIB,
+        working=200 * KIB,
+        config=make_configure(max_num_seqs=1000, swap_space_bytes=swap_kib * KIB),
+        with_swap=True,
+    )
+    assert found == (720, host)
 
 
 def test_the_largest_step_takes_no_more_memory_than_the_first_one_predicts(tmp_path: Path) -> None:
