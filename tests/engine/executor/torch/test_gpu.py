@@ -30,10 +30,11 @@ from goodput_core.spec.choices import Preemption
 from goodput_engine.executor.torch.downloads import CudaDownloads
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
-from goodput_engine.executor.torch.model import PackedModel, PackedRow
-from goodput_engine.executor.torch.padded_decodes import CudaGraphs, batch_sizes
+from goodput_engine.executor.torch.model import LateTokens, PackedModel, PackedRow
+from goodput_engine.executor.torch.padded_decodes import CudaGraphs, PaddedDecodes, batch_sizes
 from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
 from goodput_engine.messages import SamplingOptions
+from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,6 +249,37 @@ def test_a_step_is_started_without_waiting_for_the_device(tmp_path: Path) -> Non
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(chosen.read()) == len(sampled)
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_a_recorded_step_after_a_copy_is_started_without_waiting_for_the_device(
+    tmp_path: Path,
+) -> None:
+    model = TinyModel.build(tmp_path, "Llama", "float32", "cuda").packed
+    pool = KVPool(
+        model.geometry, num_blocks=9, block_size=4, num_host_blocks=2, device=model.device
+    )
+    padded = PaddedDecodes(model, pool, sizes=batch_sizes(4), recorder=CudaGraphs())
+    pool.device_blocks.zero_()
+    rows = [PackedRow([0], 3, [at], True) for at in range(3)]
+    ids = torch.tensor([5, 6, 7], device=model.device)
+    late = LateTokens([0, 1, 2], [0, 1, 2], ids)
+    copy = Copy(rid=9, to_host=True, device_blocks=(1, 4), host_blocks=(0, 1))
+
+    def start() -> torch.Tensor:
+        pool.copy(copy)
+        pool.before_step(row.blocks for row in rows)
+        return padded.compute(rows, late)
+
+    expected = start().clone()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        logits = start()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(logits, expected)
 
 
 @on_gpu
