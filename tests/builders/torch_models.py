@@ -33,15 +33,14 @@ from goodput_engine.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from goodput_core.spec.choices import Preemption
     from goodput_engine.executor.torch.block_copies import CopyStreams
     from goodput_engine.executor.torch.downloads import Downloads
-    from goodput_engine.executor.torch.grammar import Grammars, OutputGrammar
+    from goodput_engine.executor.torch.grammar import Grammars
     from goodput_engine.executor.torch.padded_decodes import StepRecorder
-    from goodput_engine.executor.torch.sampling import RequestSampling
     from goodput_engine.scheduler.plan import TokenLogprobs
 
 __all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "make_folder"]
@@ -245,7 +244,7 @@ class ModelBench:
         )
         self._poisons = poisons
         # The states of samplings, whose penalties have a row on the device, and of grammars.
-        self._states: list[weakref.ref[RequestSampling] | weakref.ref[OutputGrammar]] = []
+        self._states: list[Callable[[], object]] = []
         if decode_sizes:
             self.executor.padded = PaddedDecodes(
                 model.packed, self.executor.pool, sizes=decode_sizes, recorder=recorder
