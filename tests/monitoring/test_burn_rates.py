@@ -19,7 +19,7 @@ SERVICE = {"namespace": "prod", "llmservice": "chat"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Burn:
+class DocumentedBurn:
     """An alert as the documentation states it.
 
     Args:
@@ -39,10 +39,10 @@ class Burn:
 
 PAGE, TICKET = "GoodputErrorBudgetBurnsFast", "GoodputErrorBudgetBurns"
 BURNS = {
-    "1h": Burn(alert=PAGE, severity="page", factor=14.4, short=5, data=75),
-    "6h": Burn(alert=PAGE, severity="page", factor=6, short=30, data=240),
-    "1d": Burn(alert=TICKET, severity="ticket", factor=3, short=120, data=480),
-    "3d": Burn(alert=TICKET, severity="ticket", factor=1, short=360, data=900),
+    "1h": DocumentedBurn(alert=PAGE, severity="page", factor=14.4, short=5, data=75),
+    "6h": DocumentedBurn(alert=PAGE, severity="page", factor=6, short=30, data=240),
+    "1d": DocumentedBurn(alert=TICKET, severity="ticket", factor=3, short=120, data=480),
+    "3d": DocumentedBurn(alert=TICKET, severity="ticket", factor=1, short=360, data=900),
 }
 # The burn before and within the short window, in parts of the factor, and if the alert fires.
 FACTORS = {
