@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from goodput_engine.messages import SamplingOptions
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch
@@ -185,6 +186,17 @@ def test_the_kernel_compiles_for_a_gpu_without_spilling_registers(capability: in
         assert not shape["spilled_bytes"] or shape["dtype"] == "fp32", shape
 
 
+@contextmanager
+def no_synchronization() -> Iterator[None]:
+    """Fail if the body waits for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @on_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("preemption", list(Preemption))
@@ -242,12 +254,8 @@ def test_a_step_is_started_without_waiting_for_the_device(tmp_path: Path) -> Non
     for one, row in zip(start().read(), sampled, strict=True):
         if row.sampling is not None:
             row.sampling.append(one.token_id)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         chosen = start()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert len(chosen.read()) == len(sampled)
 
 
@@ -273,12 +281,8 @@ def test_a_recorded_step_after_a_copy_is_started_without_waiting_for_the_device(
         return padded.compute(rows, late)
 
     expected = start().clone()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         logits = start()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(logits, expected)
 
 
