@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -73,6 +74,7 @@ class PeakMemory:
             self._before: int = torch.cuda.memory_allocated(device)
             return
         self._status = Path("/proc/self/status")
+        _return_freed_memory()
         try:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         except OSError:
@@ -85,6 +87,14 @@ class PeakMemory:
             peak: int = torch.cuda.max_memory_allocated(self._device)
             return peak - self._before
         return max(0, _kib_field(self._status, "VmHWM") - self._before)
+
+
+def _return_freed_memory() -> None:
+    """Return freed memory of the heap to the system, because its reuse would hide a growth."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        pass  # not the GNU C library
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

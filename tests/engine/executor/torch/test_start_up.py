@@ -22,7 +22,7 @@ from goodput_engine.executor.torch import start_up
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.memory import PeakMemory
-from goodput_engine.executor.torch.model import PackedRow
+from goodput_engine.executor.torch.model import PackedModel, PackedRow
 from goodput_engine.executor.torch.start_up import start_model
 from goodput_engine.messages import ExecutorInput, ModelFolder, Submit
 from goodput_engine.server.command import make_parser
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_core.engine_state import EngineState
-    from goodput_engine.executor.torch.model import PackedModel
     from goodput_engine.messages import Configure
     from goodput_engine.scheduler.plan import Copy
 
@@ -234,10 +233,22 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch, ms: int, *, to_host: bool) -> N
 def start_hybrid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, EngineState]:
     """Start a model, and serve requests for which its KV blocks do not suffice.
 
+    Each token takes at least half a millisecond, so that a fast copy is quicker on any machine.
+
     Returns:
         The measured time of a block, and the state at the end.
     """
     monkeypatch.setattr(start_up, "free_bytes", lambda _: GIB)
+    compute = PackedModel.compute
+
+    def compute_slowly(model: PackedModel, rows: list[PackedRow], *others: Any) -> torch.Tensor:
+        until_ns = time.monotonic_ns() + sum(len(row.token_ids) for row in rows) * NS_PER_MS // 2
+        logits = compute(model, rows, *others)
+        while time.monotonic_ns() < until_ns:
+            pass
+        return logits
+
+    monkeypatch.setattr(PackedModel, "compute", compute_slowly)
     config = make_configure(
         preemption="hybrid", swap_space_bytes=GIB, token_budget=64, min_token_budget=4
     )
