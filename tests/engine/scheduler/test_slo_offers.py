@@ -160,12 +160,12 @@ def test_less_is_held_back_under_less_load() -> None:
 
 
 def test_a_burst_that_may_be_served_for_longer_is_less_load() -> None:
-    """A second of work in a tenth of a second, due after a second, and due at once."""
+    """Ten seconds of work in one second, due after ten seconds, and due at once."""
     held = [
-        _offered(_BETTER, load=10, seconds=0.1, per_s=2000, window_s=window_s).held_back(
-            _WORSE, NS_PER_S // 10
+        _offered(_BETTER, load=10, seconds=1, per_s=200, window_s=window_s).held_back(
+            _WORSE, NS_PER_S
         )
-        for window_s in (1.0, 0.0)
+        for window_s in (10.0, 0.0)
     ]
     assert held == pytest.approx([0, 0.6], abs=0.01)
 
@@ -275,13 +275,31 @@ def test_the_expected_work_grows_with_the_time_after_the_window() -> None:
     assert offered.expected_above(_BETTER, now_ns)(4 * NS_PER_S) == 0, "equals are not above"
 
 
-def test_less_is_held_back_while_few_requests_were_seen() -> None:
-    """Equal work per second, from a few long requests or from many short ones."""
-    held = [
-        _offered(_BETTER, load=4, seconds=1, per_s=per_s).held_back(_WORSE, NS_PER_S)
-        for per_s in (8, 32, 64, 128, 512)
-    ]
-    assert held == pytest.approx([0, 0.6 / 4, 0.6 / 2, 0.6, 0.6], abs=0.01)
+def test_less_is_held_back_while_the_load_is_young() -> None:
+    """Fifty or five hundred requests a second: their number makes no difference."""
+    for per_s in (50, 500):
+        held = [
+            _offered(_BETTER, load=4, seconds=age_s, per_s=per_s).held_back(
+                _WORSE, round(age_s * NS_PER_S)
+            )
+            for age_s in (0.2, 0.5, 1, 5)
+        ]
+        assert held == pytest.approx([0.2 * 0.6, 0.5 * 0.6, 0.6, 0.6], abs=0.02)
+
+
+@pytest.mark.parametrize(("silent_s", "share"), [(0.1, 1), (0.5, 1), (3, 1), (30, 0.2)])
+def test_a_burst_after_silence_is_a_young_load(silent_s: float, share: float) -> None:
+    """A load of 20 s whose requests stay for 10 s, silence, and a burst of 0.2 s."""
+    offered = OfferedWork()
+    starts_s = 20 + silent_s
+    times = [i / 100 for i in range(2000)] + [starts_s + i / 500 for i in range(100)]
+    for at_s in times:
+        now_ns = round(at_s * NS_PER_S)
+        offered.add(_BETTER, NS_PER_S / 4, window_ns=0.0, stay_ns=10 * NS_PER_S, now_ns=now_ns)
+    now_ns = round((starts_s + 0.2) * NS_PER_S)
+    assert offered.held_back(_WORSE, now_ns) == pytest.approx(share * 0.6, abs=0.01)
+    before_ns = round((starts_s - 0.05) * NS_PER_S)
+    assert 0 <= offered.held_back(_WORSE, before_ns) <= 0.6, "a step that ends earlier"
 
 
 @given(window_ns=st.floats(-1e10, 1e10), count=st.integers(1, 20))

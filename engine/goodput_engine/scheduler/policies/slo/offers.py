@@ -39,9 +39,6 @@ _MOST_RESERVE: Final = 1.5
 expected to ask for, as more of them may arrive."""
 _WORTH_THE_MOST: Final = 5
 """Doublings of the value per work from which the most is reserved."""
-_RESERVE_EVIDENCE: Final = 256
-"""Offers from which the reserve is complete. If a short burst ends, the capacity that was held
-back for later requests is lost."""
 _WHOLE_LOAD: Final = 1.5
 """Load from which all of this share is held back. Up to a load of 1, nothing is."""
 _FULL_LOAD: Final = 0.95
@@ -54,9 +51,9 @@ _LEAST_HORIZON_NS: Final = NS_PER_S // 10
 """Shortest time over which the recent load is a mean."""
 _LEAST_EVIDENCE: Final = 8
 """Offers before anything is held back. A few requests that arrive together are no load."""
-_HELD_BACK_EVIDENCE: Final = 128
-"""Offers from which the complete share is held back. In a short burst, room for later requests is
-lost at its end."""
+_LASTING_NS: Final = NS_PER_S
+"""Age of the load from which the complete share is held back. In a short burst, room for later
+requests is lost at its end."""
 _MIN_WORK: Final = 1e-9
 _MAX_RANKS: Final = 256
 
@@ -70,6 +67,7 @@ class OfferedWork:
     """
 
     __slots__ = (
+        "_busy_since_ns",
         "_due_ns",
         "_first_ns",
         "_horizon_ns",
@@ -101,6 +99,9 @@ class OfferedWork:
         """Sum of the work of each request times its horizon, and the mean horizon."""
         self._first_ns: int | None = None
         self._last_ns = 0
+        self._busy_since_ns = 0
+        """First offer of the present load. A load ends if nothing is offered for a horizon, because
+        most of its requests have then ended or are late."""
         self._offers = 0
 
     @staticmethod
@@ -130,6 +131,8 @@ class OfferedWork:
         if self._first_ns is None:
             self._first_ns = self._last_ns = now_ns
         passed_ns, window_ns = now_ns - self._last_ns, max(0.0, window_ns)
+        if not self._offers or passed_ns > max(_LASTING_NS, self._horizon_ns):
+            self._busy_since_ns = now_ns
         fade, recent = (math.exp(-passed_ns / span) for span in (_FADE_NS, self._horizon_ns))
         self._last_ns = now_ns
         self._squares = self._squares * fade**2 + work_ns**2
@@ -161,8 +164,8 @@ class OfferedWork:
 
         It grows with the load, with the work that is worth more, and with its share of all work;
         and, if work is reserved, with how much more it is worth. Equals count half, or less if they
-        are most of the work: nothing is held back for equals alone. The load is reduced by its
-        standard error while it is young, and of few requests less is held back.
+        are most of the work: nothing is held back for equals alone. While the load is young, it is
+        reduced by its standard error, and less is held back.
         """
         total_ns = sum(self._work_ns.values())
         if not total_ns or self._offers <= _LEAST_EVIDENCE:
@@ -180,16 +183,15 @@ class OfferedWork:
         recent_span_ns = max(1.0, window_ns, self._span_ns(now_ns, self._horizon_ns))
         load = max(sure_ns / span_ns, recent_ns / recent_span_ns)
         full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
-        full *= min(1.0, self._offers / _HELD_BACK_EVIDENCE)
-        evidence = min(1.0, self._offers / _RESERVE_EVIDENCE)
-        most_reserve = _LEAST_RESERVE + (_MOST_RESERVE - _LEAST_RESERVE) * evidence
+        # The predicted begin of a step may lie before that of an earlier prediction.
+        full *= min(1.0, max(0, now_ns - self._busy_since_ns) / _LASTING_NS)
         level, density = rank
         lowest, highest = (level, density - _EQUAL), (level, density + _EQUAL)
         above_ns = equal_ns = reserved_ns = 0.0
         for key, work_ns in self._work_ns.items():
             if key > highest:
                 above_ns += work_ns
-                reserved_ns += work_ns * _reserve(rank, key, most_reserve)
+                reserved_ns += work_ns * _reserve(rank, key)
             elif key >= lowest:
                 equal_ns += work_ns
         equal = equal_ns / total_ns
@@ -255,7 +257,7 @@ class OfferedWork:
         return fade_ns * -math.expm1((self._first_ns - now_ns) / fade_ns)
 
 
-def _reserve(rank: tuple[int, int], higher: tuple[int, int], most: float) -> float:
+def _reserve(rank: tuple[int, int], higher: tuple[int, int]) -> float:
     """Return the share of the work of a higher rank that is reserved for it.
 
     It grows with the value per work, up to the most. A higher level has the least reserve: with the
@@ -266,4 +268,4 @@ def _reserve(rank: tuple[int, int], higher: tuple[int, int], most: float) -> flo
         return _LEAST_RESERVE
     doublings = (higher[1] - rank[1]) / BINS_PER_DOUBLING
     much = min(1.0, doublings / _WORTH_THE_MOST) ** 2
-    return _LEAST_RESERVE + (most - _LEAST_RESERVE) * much
+    return _LEAST_RESERVE + (_MOST_RESERVE - _LEAST_RESERVE) * much
