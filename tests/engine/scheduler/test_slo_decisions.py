@@ -115,9 +115,11 @@ def test_only_so_many_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_under_overload_no_request_waits_for_the_room_of_better_ones() -> None:
+    """The overload has lasted for more than a second."""
     bench = _full_pool()
     for rid in range(2, 40):
         bench.add(rid, 160, ttft_ms=100, outputs=10)
+        bench.pass_time(30)
     bench.add(50, 800, ttft_ms=2000, outputs=10)
     assert bench.refusals[-1] is not None
 
