@@ -26,6 +26,7 @@ from goodput_engine.messages import (
     Ready,
     Rejected,
     StepOutputs,
+    WarmingUp,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ _UNREAD_BYTES: Final = 32 * 1024 * 1024
 # except during a step of a real model, whose longest step is an estimate.
 _SILENCE_S: Final = 30.0
 _SILENT_STEPS: Final = 10
+# Multiple of the above, or of the time of the loading if that is longer, for a core that warms up:
+# its steps are not measured yet.
+_SILENT_WARM_UP: Final = 10
 _SILENCE_CHECKS: Final = 5
 # Checks after which the core counts as stuck; it may still recover.
 _STUCK_CHECKS: Final = 3
@@ -186,7 +190,8 @@ class CoreConnection(asyncio.Protocol):
 
     Args:
         on_step: called with every step, for metrics.
-        silence_s: time after which a ready core that sends no message is considered hung.
+        silence_s: time after which a ready core that sends no message is considered hung. A core
+            that warms up may be silent for ten times as long.
 
     Attributes:
         state: the core's state after its last step; set once the core is ready.
@@ -205,7 +210,7 @@ class CoreConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._failed: Failed | None = None
         self.full = False
-        self._silence_s = silence_s
+        self._silence_s = self._limit_s = silence_s
         self._silent_checks = 0
         self._check: asyncio.TimerHandle | None = None
 
@@ -225,7 +230,7 @@ class CoreConnection(asyncio.Protocol):
 
     @property
     def stuck(self) -> bool:
-        """True if a ready core has been silent for most of the time after which it is killed."""
+        """True if the core has been silent for most of the time after which it is killed."""
         return self._silent_checks >= _STUCK_CHECKS
 
     @property
@@ -283,6 +288,9 @@ class CoreConnection(asyncio.Protocol):
                 stream = self._streams.pop(message.rid, None)
                 if stream is not None:
                     stream.reject(message)
+            elif isinstance(message, WarmingUp):
+                load_s = message.load_ns / NS_PER_S
+                self._watch(_SILENT_WARM_UP * max(self._silence_s, load_s))
             elif isinstance(message, Ready):
                 self._begin(message)
             else:
@@ -309,12 +317,18 @@ class CoreConnection(asyncio.Protocol):
         """Start to watch a core that is ready."""
         self.state = ready.state
         longest_step_s = ready.longest_step_ns / NS_PER_S
-        self._silence_s = max(self._silence_s, _SILENT_STEPS * longest_step_s)
+        self._watch(max(self._silence_s, _SILENT_STEPS * longest_step_s))
+
+    def _watch(self, limit_s: float) -> None:
+        """Consider the core hung after this time without a message, from now on."""
+        self._limit_s = limit_s
+        if self._check is not None:
+            self._check.cancel()
         self._schedule_check()
 
     def _schedule_check(self) -> None:
         loop = asyncio.get_running_loop()
-        self._check = loop.call_later(self._silence_s / _SILENCE_CHECKS, self._check_silence)
+        self._check = loop.call_later(self._limit_s / _SILENCE_CHECKS, self._check_silence)
 
     def _check_silence(self) -> None:
         """Count the checks without a message.
@@ -324,7 +338,7 @@ class CoreConnection(asyncio.Protocol):
         """
         self._silent_checks += 1
         if self._silent_checks == _STUCK_CHECKS:
-            _log.warning("core stuck", extra={"kill_after_silent_seconds": self._silence_s})
+            _log.warning("core stuck", extra={"kill_after_silent_seconds": self._limit_s})
         if self._silent_checks <= _SILENCE_CHECKS:
             self._schedule_check()
         else:
@@ -474,6 +488,7 @@ class CoreClient(CoreConnection):
 
     def _end_silent(self) -> None:
         """Kill the core; its end is then reported like any other end."""
-        detail = f"the engine core was silent for {self._silence_s:g} s, so it was killed"
+        phase = "" if self.ready.done() else " of its warm-up"
+        detail = f"the engine core was silent for {self._limit_s:g} s{phase}, so it was killed"
         self._failed = Failed(detail=detail, exit_code=ExitCode.INTERNAL)
         self._process.kill()

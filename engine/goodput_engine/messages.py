@@ -35,6 +35,7 @@ __all__ = [
     "SetLimits",
     "StepOutputs",
     "Submit",
+    "WarmingUp",
 ]
 
 
@@ -86,6 +87,8 @@ class ModelFolder(_Value, frozen=True, kw_only=True):
 
 class Configure(_Message, frozen=True, kw_only=True):
     """The first message: configure the core. The reply is `Ready` or `Failed`.
+
+    A core that computes a model sends `WarmingUp` before.
 
     Args:
         device: name of a shipped device profile, or path of a profile's YAML file; not used if a
@@ -294,6 +297,20 @@ class RequestOutput(_Value, frozen=True, kw_only=True):
     first_scheduled_ns: int = 0
 
 
+class WarmingUp(_Message, frozen=True, kw_only=True):
+    """The weights are in memory, and the core computes its first steps.
+
+    Sent before the first step and again after each part of the warm-up, so that the server can
+    detect a hung core before `Ready`.
+
+    Args:
+        load_ns: time in which the weights were loaded. It shows the speed of the machine before
+            any step was measured.
+    """
+
+    load_ns: int
+
+
 class Ready(_Message, frozen=True, kw_only=True):
     """The core is ready. The message has the properties of the device for the HTTP process.
 
@@ -369,5 +386,5 @@ class Rejected(_Message, frozen=True, kw_only=True):
 
 FrontMessage = Configure | FollowManifest | Submit | Cancel | SetLimits | Drain | EndProcess
 """A message from the HTTP process to the core."""
-CoreMessage = Ready | Failed | StepOutputs | Rejected
+CoreMessage = WarmingUp | Ready | Failed | StepOutputs | Rejected
 """A message from the core to the HTTP process."""

@@ -5,7 +5,9 @@ Import this module only after `pytest.importorskip("torch")`.
 
 from __future__ import annotations
 
+import json
 import random
+import textwrap
 import weakref
 from dataclasses import dataclass
 from itertools import count
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from goodput_engine.executor.torch.padded_decodes import StepRecorder
     from goodput_engine.scheduler.plan import TokenLogprobs
 
-__all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "make_folder"]
+__all__ = ["ARCHITECTURES", "ModelBench", "Outputs", "TinyModel", "add_code", "make_folder"]
 
 VOCABULARY = 97
 CONTEXT = 128
@@ -99,6 +101,48 @@ def make_folder(folder: Path, architecture: str, **changes: Any) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     return folder
+
+
+def add_code(folder: Path, statements: str) -> None:
+    """Let a folder with a Llama model have code of its own, which needs `--allow-remote-code`.
+
+    Args:
+        folder: the folder.
+        statements: Python code that runs before each forward pass. It sees `torch`, `input_ids`,
+            `[1, num_tokens]`, and `self.calls`, the number of passes including this one.
+    """
+    (folder / "modeling_own.py").write_text(
+        _MODELING + textwrap.indent(statements, " " * 8) + _REST
+    )
+    config = folder / "config.json"
+    changes = {
+        "model_type": "own",
+        "architectures": ["OwnForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "modeling_own.OwnConfig",
+            "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+        },
+    }
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+
+
+_MODELING = """\
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+    calls = 0
+
+    def forward(self, input_ids=None, **others):
+        self.calls += 1
+"""
+_REST = """
+        return super().forward(input_ids=input_ids, **others)
+"""
 
 
 class Outputs:

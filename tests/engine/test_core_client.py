@@ -13,12 +13,12 @@ import pytest
 from tests.builders.serving import CONFIGURE
 
 from goodput_core.errors import InternalError
-from goodput_core.units import NS_PER_MS
+from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.core.wire import encode
 from goodput_engine.core_client import CoreClient, RequestStream
 from goodput_engine.device.load import load_profile
-from goodput_engine.messages import Ready, RequestOutput, Submit
+from goodput_engine.messages import Ready, RequestOutput, Submit, WarmingUp
 
 if TYPE_CHECKING:
     from goodput_engine.messages import StepOutputs
@@ -64,6 +64,49 @@ async def test_a_core_with_long_steps_may_be_silent_for_ten_of_them() -> None:
         assert time.monotonic() - began_s >= 1.5
         assert (
             str(await client.failure()) == "the engine core was silent for 1.5 s, so it was killed"
+        )
+
+
+@pytest.mark.parametrize(
+    ("load_ms", "limit"),
+    [pytest.param(1, "1", id="the limit"), pytest.param(150, "1.5", id="the loading")],
+)
+async def test_a_core_that_warms_up_may_be_silent_for_ten_times_the_longer_of_limit_and_loading(
+    load_ms: int, limit: str
+) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    client = CoreClient(process, lambda _: None, 0.1)
+    ours, core = socket.socketpair()
+    ours.setblocking(False)
+    with core:
+        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+        for _ in range(2):  # each part of the warm-up has the same time
+            began_s = time.monotonic()
+            core.sendall(encode(WarmingUp(load_ns=load_ms * NS_PER_MS)))
+            await asyncio.sleep(0.3)
+            assert process.returncode is None
+        async with asyncio.timeout(20):
+            assert await process.wait() == -signal.SIGKILL
+        assert time.monotonic() - began_s >= float(limit)
+        assert str(await client.failure()) == (
+            f"the engine core was silent for {limit} s of its warm-up, so it was killed"
+        )
+
+
+async def test_a_core_that_is_ready_has_the_limit_of_its_steps_after_a_long_warm_up() -> None:
+    state = build_core(CONFIGURE, load_profile(CONFIGURE.device)).state(0)
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    client = CoreClient(process, lambda _: None, 0.1)
+    ours, core = socket.socketpair()
+    ours.setblocking(False)
+    with core:
+        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+        ready = Ready(device="x", vocab_size=1, max_model_tokens=1, state=state)
+        core.sendall(encode(WarmingUp(load_ns=3600 * NS_PER_S)) + encode(ready))
+        async with asyncio.timeout(20):
+            assert await process.wait() == -signal.SIGKILL
+        assert (
+            str(await client.failure()) == "the engine core was silent for 0.1 s, so it was killed"
         )
 
 

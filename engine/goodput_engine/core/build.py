@@ -79,12 +79,19 @@ def build_core(
     )
 
 
-def load_model(config: Configure, settings: ModelFolder) -> LoadedModel:
+def load_model(
+    config: Configure,
+    settings: ModelFolder,
+    *,
+    on_warm_up: Callable[[int], None] | None = None,
+) -> LoadedModel:
     """Load the model of a configuration, which takes seconds to minutes.
 
     Args:
         config: the configuration.
         settings: its model.
+        on_warm_up: called before the first step and after each part of the warm-up, with the time
+            of the loading in nanoseconds.
 
     Raises:
         InputError: the model cannot be served.
@@ -97,7 +104,9 @@ def load_model(config: Configure, settings: ModelFolder) -> LoadedModel:
             f"serving {settings.path} needs the package {error.name!r}; {install_hint('torch')}"
         ) from error
     with_swap = config.preemption != Preemption.RECOMPUTE
-    loaded: LoadedModel = start_up.start_model(config, settings, with_swap=with_swap)
+    loaded: LoadedModel = start_up.start_model(
+        config, settings, with_swap=with_swap, on_warm_up=on_warm_up
+    )
     return loaded
 
 

@@ -1,7 +1,9 @@
 """The core process, separate from the server so that no slow client or long prompt delays a step.
 
 The server starts `python -m goodput_engine.core.process --fd N` with one end of a socket pair and
-sends `Configure` first. The core replies with `Ready` or `Failed`.
+sends `Configure` first. The core replies with `Ready` or `Failed`. Before, while it computes the
+first steps of a real model, it sends `WarmingUp` after each part, so that a step that hangs is
+detected then too.
 
 A server of several HTTP processes (*peers*) has one socket pair for each, `--fd N,M`. The first
 peer leads: the core obeys it alone, and ends with it. The others submit and cancel requests. The
@@ -27,7 +29,7 @@ import socket
 import sys
 import time
 import traceback
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -51,6 +53,7 @@ from goodput_engine.messages import (
     Rejected,
     SetLimits,
     Submit,
+    WarmingUp,
 )
 
 if TYPE_CHECKING:
@@ -265,7 +268,13 @@ def _run(sock: socket.socket, others: Sequence[socket.socket]) -> None:
         on_step = None
         if config.step_log is not None:
             on_step = stack.enter_context(closing(StepLog(Path(config.step_log)))).add
-        core, ready = _build(config, on_step)
+
+        def on_warm_up(load_ns: int) -> None:
+            # If the server closed the connection, it also ends this process.
+            with suppress(OSError):
+                sock.sendall(encode(WarmingUp(load_ns=load_ns)))
+
+        core, ready = _build(config, on_step, on_warm_up)
         try:
             sock.sendall(encode(ready))
         except OSError:
@@ -278,7 +287,9 @@ def _run(sock: socket.socket, others: Sequence[socket.socket]) -> None:
 
 
 def _build(
-    config: Configure, on_step: Callable[[StepOutcome], None] | None
+    config: Configure,
+    on_step: Callable[[StepOutcome], None] | None,
+    on_warm_up: Callable[[int], None],
 ) -> tuple[EngineCore, Ready]:
     """Build the core of a configuration, and the report that it is ready."""
     if config.model is None:
@@ -290,7 +301,7 @@ def _build(
             max_model_tokens=core.scheduler.max_total_tokens,
             state=core.state(time.monotonic_ns()),
         )
-    loaded = load_model(config, config.model)
+    loaded = load_model(config, config.model, on_warm_up=on_warm_up)
     core = build_model_core(config, loaded, on_step=on_step)
     return core, Ready(
         device=loaded.name,

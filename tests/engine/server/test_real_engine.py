@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-torch`")
 
-from tests.builders.torch_models import VOCABULARY, Outputs, make_folder
+from tests.builders.torch_models import VOCABULARY, Outputs, add_code, make_folder
 from tests.engine.conftest import EngineStarter
 from tests.engine.server.test_real_model import (
     URL,
@@ -46,20 +46,9 @@ PATIENT = {HEADER_SLO_TTFT_MS: "60000", HEADER_SLO_TPOT_MS: "60000"}
 BUDGET = 512
 TOO_LARGE = VOCABULARY - 1
 """A token for which the memory of the model below is too small; its self-check has none."""
-MODELING = f"""\
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-class ScarceConfig(LlamaConfig):
-    model_type = "scarce"
-
-class ScarceForCausalLM(LlamaForCausalLM):
-    config_class = ScarceConfig
-
-    def forward(self, input_ids=None, **others):
-        if bool((input_ids == {TOO_LARGE}).any()):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().forward(input_ids=input_ids, **others)
+FORWARD = f"""\
+if bool((input_ids == {TOO_LARGE}).any()):
+    raise torch.OutOfMemoryError("CUDA out of memory")
 """
 
 
@@ -82,17 +71,7 @@ def engine(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[RunningEngine]:
     """An engine with the policy `slo`, on the same weights with code of the folder."""
-    (folder / "modeling_scarce.py").write_text(MODELING)
-    config = folder / "config.json"
-    changes = {
-        "model_type": "scarce",
-        "architectures": ["ScarceForCausalLM"],
-        "auto_map": {
-            "AutoConfig": "modeling_scarce.ScarceConfig",
-            "AutoModelForCausalLM": "modeling_scarce.ScarceForCausalLM",
-        },
-    }
-    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    add_code(folder, FORWARD)
     path = tmp_path_factory.mktemp("engine")
     engines = EngineStarter(path)
     yield engines.start(

@@ -34,7 +34,7 @@ from goodput_engine.executor.torch.self_check import check_model
 from goodput_engine.model_folder import read_json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from transformers import PreTrainedConfig
 
@@ -83,6 +83,7 @@ def load_model(
     adapter: AttentionAdapter | None = None,
     allow_pickle_weights: bool = False,
     allow_remote_code: bool = False,
+    on_loaded: Callable[[], None] | None = None,
 ) -> PackedModel:
     """Load and check a model.
 
@@ -96,6 +97,7 @@ def load_model(
         adapter: computes the attention instead; None for that of `attention`.
         allow_pickle_weights: True to load pickled weights if the folder has no safetensors.
         allow_remote_code: True to execute the code of the folder if its configuration names some.
+        on_loaded: called when the weights are on the device, before the first token is computed.
 
     Raises:
         InputError: the folder is incomplete, its weights are pickled or larger than the available
@@ -147,6 +149,8 @@ def load_model(
         _check_loaded(folder, info)
     try:
         network = loaded.to(device).eval()
+        if on_loaded is not None:
+            on_loaded()
         model = PackedModel(network, SDPAttention(), packed_weights=pack_linears(network))
         context = model.max_model_tokens
         if max_model_tokens is not None:

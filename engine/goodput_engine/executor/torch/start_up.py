@@ -94,6 +94,29 @@ class _FirstStep:
     working_bytes: int
 
 
+class _WarmUpReports:
+    """Reports the parts of a warm-up, so that a step that hangs is detected.
+
+    Args:
+        report: called with the time of the loading, in nanoseconds; None to report nothing.
+    """
+
+    def __init__(self, report: Callable[[int], None] | None) -> None:
+        self._report = report
+        self._began_ns = time.monotonic_ns()
+        self._load_ns = 0
+
+    def loaded(self) -> None:
+        """Report that the weights are loaded, and that no step was computed yet."""
+        self._load_ns = time.monotonic_ns() - self._began_ns
+        self.continues()
+
+    def continues(self) -> None:
+        """Report that a further part has ended."""
+        if self._report is not None:
+            self._report(self._load_ns)
+
+
 def _grammars(folder: Path, model: PackedModel) -> Grammars | None:
     """Return the compiler of grammars; None without a tokenizer or without its package."""
     file = folder / "tokenizer.json"
@@ -107,13 +130,20 @@ def _grammars(folder: Path, model: PackedModel) -> Grammars | None:
     return grammars
 
 
-def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) -> LoadedModel:
+def start_model(
+    config: Configure,
+    settings: ModelFolder,
+    *,
+    with_swap: bool,
+    on_warm_up: Callable[[int], None] | None = None,
+) -> LoadedModel:
     """Load a model and prepare its executor.
 
     Args:
         config: the configuration of the core.
         settings: its model.
         with_swap: True to allocate host blocks for preempted requests.
+        on_warm_up: see `goodput_engine.core.build.load_model`.
 
     Raises:
         InputError: the model cannot be served, or the memory is too small for it.
@@ -123,6 +153,7 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
     torch.set_num_threads(threads)
     folder = Path(settings.path)
     began_ns = time.monotonic_ns()
+    warm_up = _WarmUpReports(on_warm_up)
     choices = MeasuredChoices(_choices_folder(os.environ), processor(threads))
     dtype, why_dtype = settings.dtype, None
     if dtype == DataType.AUTO:
@@ -140,11 +171,15 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         ),
         allow_pickle_weights=settings.allow_pickle_weights,
         allow_remote_code=settings.allow_remote_code,
+        on_loaded=warm_up.loaded,
     )
+    warm_up.continues()
     if device.type == "cpu":
         model.adapter, model.attention_choice = _choose_attention(model, config, threads, choices)
+        warm_up.continues()
     loaded_ns = time.monotonic_ns()
     first_step = _take_first_step(model, config, settings.block_size)
+    warm_up.continues()
     kv_blocks, host_blocks = _size_pools(
         model, config, settings, first_step.working_bytes, with_swap=with_swap
     )
@@ -157,10 +192,12 @@ def start_model(config: Configure, settings: ModelFolder, *, with_swap: bool) ->
         clock=time.monotonic_ns,
         starts_ahead=device.type == "cuda",
     )
+    warm_up.continues()
     on_gpu: dict[str, str] = {}
     if device.type == "cuda":
         graphs = _record_decodes(executor, model, config.max_num_seqs)
         on_gpu = {"gpu": torch.cuda.get_device_name(device), "graphs": graphs}
+        warm_up.continues()
     swap_ns_per_block = _measure_copies(executor.pool) if host_blocks else 1
     ready_ns = time.monotonic_ns()
     return LoadedModel(
