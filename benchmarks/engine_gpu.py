@@ -3,7 +3,8 @@
 It needs no installation, no weights and no trace: torch, transformers, triton and msgspec must be
 importable, and the weights are random in the shape of Llama 3 8B. The outputs of a small random
 model are compared with those of transformers first, without and with a plan in flight behind the
-running one, and nothing is measured if they differ.
+running one. Then the logits of the measured model are compared with those of its own attention.
+Nothing is measured if they differ.
 
     PYTHONPATH=core:engine:msgspec.whl python benchmarks/engine_gpu.py        # eight minutes
     PYTHONPATH=core:engine:msgspec.whl python benchmarks/engine_gpu.py --quick  # tiny, on any CPU
@@ -232,6 +233,20 @@ def pack(model: Any, request: AttentionRequest | None = None) -> PackedModel:
     return packed
 
 
+def check_logits(packed: PackedModel, title: str, watch: _Watch) -> None:
+    """Compare packed steps of a model with its own attention.
+
+    Raises:
+        SystemExit: the logits differ.
+    """
+    try:
+        check_model(packed)
+    except InputError as error:
+        raise SystemExit(f"{title}: {error}; nothing is measured") from error
+    dtype = str(packed.geometry.dtype).removeprefix("torch.")
+    watch.add(f"logits of {title} in {dtype}", "those of its own attention", "equal", met=True)
+
+
 def check_outputs(device: torch.device, watch: _Watch) -> None:
     """Compare outputs in float32 with transformers', and those of both depths with each other.
 
@@ -240,13 +255,13 @@ def check_outputs(device: torch.device, watch: _Watch) -> None:
         watch: gets the rows.
 
     Raises:
-        SystemExit: a greedy output differs where the two highest logits are not a tie, or more than
-            one sampled output depends on the depth.
+        SystemExit: the logits differ, or a greedy output where the two highest logits are not a
+            tie, or more than one sampled output depends on the depth.
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     model = make_model(TINY, device, torch.float32)
     packed = pack(model)
-    check_model(packed)
+    check_logits(packed, "the small model", watch)
     stream = random.Random(5)
     prompts = [
         [stream.randrange(TINY.vocabulary) for _ in range(stream.randint(1, 60))] for _ in range(24)
@@ -780,6 +795,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     dtype = torch.bfloat16 if on_gpu else torch.float32
     packed = pack(make_model(scale, device, dtype))
     watch.add("attention", packed.adapter.name)
+    check_logits(packed, "the measured model", watch)
     roofline = measure_roofline(packed)
     watch.add(
         "limits of the device",

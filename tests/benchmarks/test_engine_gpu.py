@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 import torch
 from benchmarks.engine_gpu import break_even_tokens
+from tests.engine.executor.torch.test_loading import WrongAttention
 
 from benchmarks import engine_gpu
 
@@ -44,6 +45,9 @@ def test_a_bare_checkout_compares_outputs_and_measures_everything() -> None:
     rows = {row["name"]: row for row in json.loads(finished.stdout.splitlines()[-1])}
     for depth in ("", ", one plan ahead"):
         assert rows[f"outputs in float32{depth}"]["value"] == "384 tokens equal, 0 ties"
+    for model in ("the small model", "the measured model"):
+        row = rows[f"logits of {model} in float32"]
+        assert (row["value"], row["met"]) == ("those of its own attention", True)
     same = rows["the same outputs with one plan ahead"]["value"]
     assert same == "24 of 24 greedy and 24 of 24 sampled ones"
     assert " tokens; at 256: " in rows["break-even of swap and recompute"]["value"]
@@ -84,6 +88,29 @@ def test_a_failure_of_transformers_is_a_row_with_its_reason_and_a_missed_aim(
     assert (row["aim"], row["met"]) == ("1.5 times", False)
     escaped = reason.format("\\|")
     assert f"| {name} | failed: RuntimeError: {escaped} | 1.5 times | no |" in table
+
+
+def test_nothing_is_measured_if_the_measured_model_has_wrong_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack, packed = engine_gpu.pack, []
+
+    def pack_wrongly(model: Any) -> Any:
+        packed.append(pack(model))
+        if len(packed) == 2:  # the first one is the small model
+            packed[-1].adapter = WrongAttention(lambda queries, keys: queries == 1 and keys > 10)
+        return packed[-1]
+
+    def measure(*_: object) -> None:
+        raise AssertionError("a wrong model is measured")
+
+    for name in ("measure_steps", "measure_flash_attn", "measure_swap", "measure_replay"):
+        monkeypatch.setattr(engine_gpu, name, measure)
+    monkeypatch.setattr(engine_gpu, "pack", pack_wrongly)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"^the measured model: paged .* nothing is measured$"):
+        engine_gpu.main(["--quick"])
+    assert len(packed) == 2
 
 
 @pytest.mark.parametrize(

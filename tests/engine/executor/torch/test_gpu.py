@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,11 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 import torch
 import transformers
+from tests.builders.schedulers import make_configure
 from tests.builders.torch_models import (
     ARCHITECTURES,
+    CONTEXT,
+    VOCABULARY,
     ModelBench,
     Outputs,
     TinyModel,
@@ -28,13 +32,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from goodput_core.spec.choices import Preemption
+from goodput_engine.core.build import build_model_core
 from goodput_engine.executor.torch.downloads import CudaDownloads
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.model import LateTokens, PackedModel, PackedRow
 from goodput_engine.executor.torch.padded_decodes import CudaGraphs, PaddedDecodes, batch_sizes
 from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
-from goodput_engine.messages import SamplingOptions
+from goodput_engine.executor.torch.start_up import start_model
+from goodput_engine.messages import ExecutorInput, ModelFolder, SamplingOptions, Submit
 from goodput_engine.scheduler.plan import Copy
 
 if TYPE_CHECKING:
@@ -49,6 +55,12 @@ pytestmark = pytest.mark.torch
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs an NVIDIA GPU")
 SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Shared memory of a program, by compute capability. Source: CUDA C++ Programming Guide."""
+
+
+CPU_OR_GPU = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param("cuda", id="gpu", marks=[pytest.mark.gpu, on_gpu]),
+]
 
 
 class DeviceCheck:
@@ -301,6 +313,61 @@ def test_tokens_are_read_while_later_work_runs_on_the_gpu() -> None:
     tokens = chosen.read()
     assert not later.query(), "the host waited for the later work"
     assert [one.token_id for one in tokens] == [one.token_id for one in expected]
+
+
+@pytest.mark.parametrize("device", CPU_OR_GPU)
+def test_a_started_model_is_measured_and_serves_its_own_outputs(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The complete start; on a GPU with recorded steps, and a plan in flight behind the running."""
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        # In a pod, the kernels of the attention are not measured.
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    make_folder(tmp_path, "Llama")
+    config = make_configure(
+        preemption="swap", token_budget=64, max_num_seqs=8, swap_space_bytes=1 << 30
+    )
+    settings = ModelFolder(path=str(tmp_path), dtype="float32", block_size=4)
+    load_ns: list[int] = []
+    loaded = start_model(config, settings, with_swap=True, on_warm_up=load_ns.append)
+    # All running requests of full length.
+    assert (loaded.kv_blocks, loaded.host_blocks) == (8 * CONTEXT // 4, 8 * CONTEXT // 4)
+    assert min(loaded.swap_ns_per_block, loaded.longest_step_ns, *load_ns) > 0
+    assert len(load_ns) == 5
+    assert len(set(load_ns)) == 1
+    facts = loaded.facts
+    assert facts["dtype"] == "float32"
+    if device == "cuda":
+        assert facts["gpu"] == torch.cuda.get_device_name()
+        assert (facts["attention"], facts["graphs"]) == ("triton-paged", "1 to 8 rows")
+        assert loaded.executor.default_depth == 1
+    else:
+        assert (facts["attention"], loaded.executor.default_depth) == ("torch-sdpa", 0)
+
+    core = build_model_core(config, loaded)
+    prompts = [[(7 * rid + 3 * at) % VOCABULARY for at in range(5 * rid + 1)] for rid in range(12)]
+    for rid, token_ids in enumerate(prompts):
+        submit = Submit(
+            rid=rid,
+            arrival_ns=time.monotonic_ns(),
+            input_tokens=len(token_ids),
+            max_output_tokens=16,
+            executor=ExecutorInput(token_ids=token_ids, ignore_eos=True),
+        )
+        assert core.submit(submit, time.monotonic_ns()) is None
+    outputs: list[list[int]] = [[] for _ in prompts]
+    while core.scheduler.has_work:
+        step = core.step(time.monotonic_ns())
+        for one in step.outputs if step is not None else ():
+            outputs[one.rid] += one.token_ids
+    assert core.take_rejected() == []
+    own = Outputs(tmp_path, "float32")
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(output) == 16
+        logits = own.logits(prompt + output)[len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert float((logits.max(1).values - chosen).max()) < 1e-3
 
 
 def take_steps(bench: ModelBench) -> None:
