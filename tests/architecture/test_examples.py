@@ -12,6 +12,7 @@ import yaml
 
 from goodput_core.completion import PARSERS_GROUP, command_parsers
 from goodput_core.dispatch import run_command
+from goodput_core.errors import SpecError
 from goodput_core.spec.manifest import parse_manifest, read_manifest_text
 from goodput_core.spec.support import require_servable
 
@@ -70,6 +71,13 @@ def test_an_example_is_accepted(
 @pytest.mark.parametrize("path", FOR_CLUSTERS, ids=lambda path: path.name)
 def test_a_service_for_a_cluster_is_accepted(path: Path) -> None:
     require_servable(parse_manifest(read_manifest_text(path), source=path.name, yaml=yaml))
+
+
+def test_a_cluster_refuses_the_folder_of_the_real_model() -> None:
+    """ADR 37 has the reason."""
+    text = read_manifest_text(ROOT / "examples/smollm2.yaml")
+    with pytest.raises(SpecError, match=r"a folder of one machine, which pods cannot read; .*pvc"):
+        require_servable(parse_manifest(text, source="smollm2.yaml", yaml=yaml))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
