@@ -1,37 +1,45 @@
-"""Normal clients of a real model beside thousands of idle, half-sent and unread connections.
+"""Normal clients of a real model beside hostile connections, and beside bad requests.
 
 A service is started with `goodput up` from a manifest with `file://`. The same load is replayed to
-its router twice: alone, and while hostile clients keep connections open. Three of five of these
-connections never send a byte, one of five stops within the head of a request, and one within its
-body. Connections that the router closes are opened again. Further clients start long streams and
-never read them: they are requests like others for the model, and begin before the load.
+its router three times:
+
+- *alone*;
+- *beside bad requests*, each of which must be rejected: malformed, too large, with unknown fields,
+  wrong types, or a `response_format` that cannot be compiled. The kinds are sent in turn at a fixed
+  rate that does not depend on the responses;
+- *beside hostile connections*, which are kept open. Three of five never send a byte, one of five
+  stops within the head of a request, and one within its body. Connections that the router closes
+  are opened again. Further clients start long streams and never read them: they are requests like
+  others for the model, and begin before the load.
 
 The benchmark fails if the normal clients do not keep the objective of the manifest beside the
-hostile ones.
+others, or if a bad request gets another status than the expected one.
 
     make smollm2
     python -m benchmarks.hostile_clients
-    python -m benchmarks.hostile_clients --quick    # 500 connections, one short load
+    python -m benchmarks.hostile_clients --quick    # 500 connections, short loads
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import socket
 import sys
 import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import psutil
 from benchmarks.comparison.arguments import positive_count
-from benchmarks.model_servers import MANIFEST, RunningServer, measure
+from benchmarks.model_servers import MANIFEST, RunningServer, ServedRun, measure
 from tools.smollm2 import model_folder
 
 from goodput_core.process import raise_open_files
@@ -40,9 +48,7 @@ from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.local_service import running_service
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from benchmarks.model_servers import ServedRun
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 MODEL: Final = "smollm2"
 HALF_HEAD: Final = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le"
@@ -57,6 +63,53 @@ CHECKED_S: Final = 1.0
 UNREAD_BYTES: Final = 2048
 """Receive buffer of a client that never reads."""
 OTHER_FILES: Final = 256
+NO_STATUS: Final = "closed"
+BAD_TIMEOUT_S: Final = 60
+PIECE_BYTES: Final = 1 << 16
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRequest:
+    """A request that must be rejected.
+
+    Args:
+        kind: the reason.
+        body: its body.
+        status: the expected status.
+        chunked: True to send the body in chunks, so that its length is not announced.
+    """
+
+    kind: str
+    body: bytes
+    status: int = 400
+    chunked: bool = False
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of the request."""
+        length = "Transfer-Encoding: chunked"
+        if not self.chunked:
+            length = f"Content-Length: {len(self.body)}"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+        yield f"{head}\r\n{length}\r\n\r\n".encode()
+        for at in range(0, len(self.body), PIECE_BYTES):
+            piece = self.body[at : at + PIECE_BYTES]
+            yield b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece
+        if self.chunked:
+            yield b"0\r\n\r\n"
+
+
+@dataclass(slots=True)
+class BadResponses:
+    """The responses to one kind of bad requests.
+
+    Args:
+        statuses: number of responses by status; `NO_STATUS` without a response.
+        slowest_s: time of the slowest one.
+    """
+
+    statuses: Counter[int | str] = field(default_factory=Counter)
+    slowest_s: float = 0
 
 
 @dataclass(slots=True)
@@ -98,6 +151,107 @@ class _Connection(asyncio.Protocol):
         transport, self.transport = self.transport, None
         if transport is not None:
             transport.close()
+
+
+def bad_requests() -> list[BadRequest]:
+    """Return one request of each kind."""
+
+    def body(content: str = "Hello", **fields: Any) -> bytes:
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+        return json.dumps(chat | fields).encode()
+
+    def of_schema(schema: dict[str, Any]) -> bytes:
+        described = {"name": "x", "schema": schema}
+        return body(response_format={"type": "json_schema", "json_schema": described})
+
+    many: dict[str, Any] = {
+        f"p{at}": {"type": "string", "pattern": f"(a|b)*c(a|b){{{at}}}"} for at in range(1000)
+    }
+    return [
+        BadRequest(kind="truncated JSON", body=body()[:-1]),
+        BadRequest(kind="no object", body=b"[" * 100_000),
+        BadRequest(kind="invalid UTF-8", body=body("?").replace(b"?", b"\xff")),
+        BadRequest(kind="40 MiB", body=body("x" * (40 * MIB)), status=413),
+        BadRequest(
+            kind="40 MiB, length not announced",
+            body=body("x" * (40 * MIB)),
+            status=413,
+            chunked=True,
+        ),
+        BadRequest(kind="4 MiB", body=body("x" * (4 * MIB)), status=413),
+        BadRequest(kind="20,000 words", body=body("word " * 20_000)),
+        BadRequest(kind="unknown field", body=body(temprature=1)),
+        BadRequest(kind="wrong type", body=body(max_tokens="ten")),
+        BadRequest(kind="NaN", body=body(temperature=float("nan"))),
+        BadRequest(kind="1,000 stop strings", body=body(stop=[str(at) for at in range(1000)])),
+        BadRequest(kind="unknown model", body=body(model="other"), status=404),
+        BadRequest(kind="format xml", body=body(response_format={"type": "xml"})),
+        BadRequest(kind="schema without its target", body=of_schema({"$ref": "#/nowhere"})),
+        BadRequest(kind="invalid pattern", body=of_schema({"type": "string", "pattern": "("})),
+        BadRequest(
+            kind="large schema with an invalid pattern at its end",
+            body=of_schema({"properties": many | {"x": {"type": "string", "pattern": "("}}}),
+        ),
+    ]
+
+
+class BadClient:
+    """Sends bad requests in turn, each on a connection of its own.
+
+    Args:
+        host: host of the router.
+        port: its port.
+        per_s: requests in a second.
+    """
+
+    def __init__(self, host: str, port: int, *, per_s: int) -> None:
+        self._address = host, port
+        self._per_s = per_s
+        self._requests = bad_requests()
+        self.responses = {one.kind: BadResponses() for one in self._requests}
+
+    async def send(self) -> None:
+        """Send requests at a fixed rate, until this task is cancelled."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        async with asyncio.TaskGroup() as tasks:
+            for number in itertools.count():
+                await asyncio.sleep(began_s + number / self._per_s - loop.time())
+                tasks.create_task(self._exchange(self._requests[number % len(self._requests)]))
+
+    def unexpected(self) -> list[str]:
+        """Return the kinds that got another status than the expected one, or no response."""
+        return [
+            one.kind
+            for one in self._requests
+            if set(self.responses[one.kind].statuses) != {one.status}
+        ]
+
+    async def _exchange(self, request: BadRequest) -> None:
+        began_s = asyncio.get_running_loop().time()
+        status: int | str = NO_STATUS
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(BAD_TIMEOUT_S):
+                status = await self._status(request)
+        responses = self.responses[request.kind]
+        responses.statuses[status] += 1
+        took_s = asyncio.get_running_loop().time() - began_s
+        responses.slowest_s = max(responses.slowest_s, took_s)
+
+    async def _status(self, request: BadRequest) -> int | str:
+        reader, writer = await asyncio.open_connection(*self._address)
+        try:
+            line = asyncio.ensure_future(reader.readline())
+            with suppress(ConnectionError):
+                for piece in request.pieces():
+                    if line.done():
+                        break
+                    writer.write(piece)
+                    await writer.drain()
+            words = (await line).split()
+            return int(words[1]) if len(words) > 1 else NO_STATUS
+        finally:
+            writer.transport.abort()
 
 
 class HostileClients:
@@ -196,12 +350,40 @@ async def hostile(url: str, options: argparse.Namespace) -> AsyncIterator[Hostil
             client.close()
 
 
-async def compare(options: argparse.Namespace) -> tuple[ServedRun, ServedRun, bool, HostileCounts]:
-    """Replay the load alone and beside hostile clients.
+@asynccontextmanager
+async def bad(url: str, options: argparse.Namespace) -> AsyncIterator[BadClient]:
+    """Send bad requests to a router within the block."""
+    address = urlsplit(url)
+    client = BadClient(address.hostname or "", address.port or 0, per_s=options.bad_per_s)
+    sending = asyncio.ensure_future(client.send())
+    try:
+        yield client
+    finally:
+        sending.cancel()
+        await asyncio.wait([sending])
+    if not sending.cancelled():
+        sending.result()
 
-    Returns:
-        Both results, True if the objective was kept in the second, and the counts.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRuns:
+    """The results.
+
+    Args:
+        runs: the load alone, beside bad requests, and beside hostile connections.
+        kept: True if the objective was kept in the last two.
+        bad: client that sent the bad requests.
+        connections: counts of the hostile connections.
     """
+
+    runs: list[ServedRun]
+    kept: bool
+    bad: BadClient
+    connections: HostileCounts
+
+
+async def compare(options: argparse.Namespace) -> ComparedRuns:
+    """Replay the load alone, beside bad requests, and beside hostile connections."""
     with tempfile.TemporaryDirectory() as temporary:
         where = Path(temporary)
         async with AsyncExitStack() as stack:
@@ -216,22 +398,25 @@ async def compare(options: argparse.Namespace) -> tuple[ServedRun, ServedRun, bo
             )
             (process,) = psutil.Process().children()
             server = RunningServer(url=running.url, model=MODEL, process=process)
-            results: list[ServedRun] = []
-            for name in ("alone", "beside hostile clients"):
-                if results:
-                    counts = await stack.enter_async_context(hostile(running.url, options))
-                results.append(
-                    await asyncio.to_thread(
-                        measure, name, server, options.rate, options, where / name.split()[0]
-                    )
-                )
-        overall = read_summary(where / "beside").overall
-        alone, beside = results
-        return alone, beside, overall.good * 100 >= options.objective * overall.total, counts
+
+            async def replayed(name: str) -> ServedRun:
+                folder = where / name.replace(" ", "-")
+                return await asyncio.to_thread(measure, name, server, options.rate, options, folder)
+
+            runs = [await replayed("alone")]
+            async with bad(running.url, options) as client:
+                runs.append(await replayed("beside bad requests"))
+            async with hostile(running.url, options) as counts:
+                runs.append(await replayed("beside hostile connections"))
+        summaries = [read_summary(where / run.server.replace(" ", "-")) for run in runs[1:]]
+        kept = all(
+            one.overall.good * 100 >= options.objective * one.overall.total for one in summaries
+        )
+        return ComparedRuns(runs=runs, kept=kept, bad=client, connections=counts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and print a table."""
+    """Measure, and print the tables."""
     options = _parser().parse_args(argv)
     if find_spec("torch") is None or not model_folder().exists():
         print("not run: torch or the model is missing; `make smollm2` installs both")
@@ -242,20 +427,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if limit < needed:
         print(f"--connections: they need {needed} open files, but the hard limit is {limit}")
         return 64
-    alone, beside, kept, counts = asyncio.run(compare(options))
+    result = asyncio.run(compare(options))
     print(
         "| normal clients | good | other outcomes | TTFT p50, ms | TTFT p99, ms | TPOT p50, ms "
         "| CPU s of the service | memory, MiB |\n"
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |"
     )
-    for run in (alone, beside):
+    for run in result.runs:
         print(_row(run))
+    print("\n| bad request | sent | status | slowest response, ms |\n| --- | ---: | --- | ---: |")
+    for kind, one in result.bad.responses.items():
+        statuses = ", ".join(f"{status}" for status in one.statuses)
+        print(f"| {kind} | {one.statuses.total()} | {statuses} | {one.slowest_s * 1000:,.0f} |")
+    counts = result.connections
     print(
-        f"hostile connections: {counts.opened:,} opened, {counts.closed:,} closed by the router, "
+        f"\nhostile connections: {counts.opened:,} opened, {counts.closed:,} closed by the router, "
         f"{counts.refused:,} refused, at least {counts.least_open:,} open; "
         f"{options.unread} streams never read"
     )
-    return 0 if kept else 1
+    unexpected = result.bad.unexpected()
+    if unexpected:
+        print(f"another status than the expected one: {', '.join(unexpected)}")
+    return 0 if result.kept and not unexpected else 1
 
 
 def _row(run: ServedRun) -> str:
@@ -292,6 +485,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--unread-tokens", type=positive_count, default=2000, help="of each such stream (2000)"
     )
+    parser.add_argument(
+        "--bad-per-s", type=positive_count, default=16, metavar="N",
+        help="bad requests in a second, of each kind in turn (16)",
+    )  # fmt: skip
     parser.add_argument("--rate", default="40/m", help="of the normal requests (40/m)")
     parser.add_argument("--seconds", type=positive_count, default=90, help="of each load (90)")
     parser.add_argument(
@@ -299,7 +496,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--input-tokens", default="64~60%", help="(64~60%%)")
     parser.add_argument("--output-tokens", default="16~60%", help="(16~60%%)")
-    parser.add_argument("--quick", action="store_true", help="500 connections, one short load")
+    parser.add_argument("--quick", action="store_true", help="500 connections, short loads")
     return parser
 
 
