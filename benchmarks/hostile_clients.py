@@ -153,11 +153,11 @@ class _Connection(asyncio.Protocol):
             transport.close()
 
 
-def bad_requests() -> list[BadRequest]:
-    """Return one request of each kind."""
+def bad_requests(model: str) -> list[BadRequest]:
+    """Return one request of each kind for a chat model."""
 
     def body(content: str = "Hello", **fields: Any) -> bytes:
-        chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+        chat = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
         return json.dumps(chat | fields).encode()
 
     def of_schema(schema: dict[str, Any]) -> bytes:
@@ -169,7 +169,7 @@ def bad_requests() -> list[BadRequest]:
     }
     return [
         BadRequest(kind="truncated JSON", body=body()[:-1]),
-        BadRequest(kind="no object", body=b"[" * 100_000),
+        BadRequest(kind="no object: 100,000 opening brackets", body=b"[" * 100_000),
         BadRequest(kind="invalid UTF-8", body=body("?").replace(b"?", b"\xff")),
         BadRequest(kind="40 MiB", body=body("x" * (40 * MIB)), status=413),
         BadRequest(
@@ -182,14 +182,22 @@ def bad_requests() -> list[BadRequest]:
         BadRequest(kind="20,000 words", body=body("word " * 20_000)),
         BadRequest(kind="unknown field", body=body(temprature=1)),
         BadRequest(kind="wrong type", body=body(max_tokens="ten")),
-        BadRequest(kind="NaN", body=body(temperature=float("nan"))),
+        BadRequest(kind="NaN as the temperature", body=body(temperature=float("nan"))),
         BadRequest(kind="1,000 stop strings", body=body(stop=[str(at) for at in range(1000)])),
         BadRequest(kind="unknown model", body=body(model="other"), status=404),
-        BadRequest(kind="format xml", body=body(response_format={"type": "xml"})),
-        BadRequest(kind="schema without its target", body=of_schema({"$ref": "#/nowhere"})),
-        BadRequest(kind="invalid pattern", body=of_schema({"type": "string", "pattern": "("})),
         BadRequest(
-            kind="large schema with an invalid pattern at its end",
+            kind="`response_format` of the type `xml`", body=body(response_format={"type": "xml"})
+        ),
+        BadRequest(
+            kind="schema with a reference that does not exist",
+            body=of_schema({"$ref": "#/nowhere"}),
+        ),
+        BadRequest(
+            kind="schema with an invalid pattern",
+            body=of_schema({"type": "string", "pattern": "("}),
+        ),
+        BadRequest(
+            kind="schema of 60 KB with an invalid pattern at its end",
             body=of_schema({"properties": many | {"x": {"type": "string", "pattern": "("}}}),
         ),
     ]
@@ -202,12 +210,16 @@ class BadClient:
         host: host of the router.
         port: its port.
         per_s: requests in a second.
+        model: name of the model.
+
+    Attributes:
+        responses: those to each kind of requests.
     """
 
-    def __init__(self, host: str, port: int, *, per_s: int) -> None:
+    def __init__(self, host: str, port: int, *, per_s: int, model: str = MODEL) -> None:
         self._address = host, port
         self._per_s = per_s
-        self._requests = bad_requests()
+        self._requests = bad_requests(model)
         self.responses = {one.kind: BadResponses() for one in self._requests}
 
     async def send(self) -> None:
