@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goodput_engine.scheduler.policies.slo.device import PromptSteps, late_prompts
+from goodput_engine.scheduler.policies.slo.device import (
+    PromptSteps,
+    WalkedPrompts,
+    late_prompts,
+)
 from goodput_engine.scheduler.policies.slo.prompts import Prompt, PromptTime, latest_starts
 from goodput_engine.scheduler.request_table import ScheduledRequest
 
@@ -44,8 +48,7 @@ def _late(
     found = late_prompts(
         sorted(prompts),
         new,
-        steps=steps or _steps(),
-        begins_ns=begins,
+        walked=WalkedPrompts(steps or _steps(), begins),
         margin_ns=margin,
         share=share,
     )
@@ -173,8 +176,7 @@ def test_a_prompt_that_only_another_order_computes_in_time_is_made_late() -> Non
         return late_prompts(
             prompts,
             new,
-            steps=_steps(),
-            begins_ns=0,
+            walked=WalkedPrompts(_steps(), 0),
             margin_ns=0.0,
             share=1.0,
             reorders=reorders,
@@ -183,6 +185,27 @@ def test_a_prompt_that_only_another_order_computes_in_time_is_made_late() -> Non
     assert late(new, reorders=False) == [], "late behind its level without the new one"
     assert late(new, reorders=True) == [waiting.request]
     assert late(_prompt(4, due=40, work=1, level=0), reorders=True) is None, "it is no better"
+
+
+@given(
+    arrivals=st.lists(st.tuples(_PROMPTS, st.booleans(), st.booleans()), min_size=2, max_size=8),
+    decodes=st.sampled_from([0.0, 4.0]),
+    ends=st.lists(st.integers(1, 6), max_size=4),
+)
+def test_prompts_that_were_put_into_steps_before_change_no_answer(
+    arrivals: list[tuple[tuple[int, int, int, int], bool, bool]], decodes: float, ends: list[int]
+) -> None:
+    """Requests that arrive before one step: some are admitted, and then one may be displaced."""
+    steps = _steps(decodes=decodes, decode=0.5, ends=sorted(ends))
+    kept, prompts = WalkedPrompts(steps, 3), list[Prompt]()
+    for rid, ((level, due, work, share), displaces, reorders) in enumerate(arrivals):
+        new = _prompt(rid, level=level, due=due, work=work, share=share)
+        answers = [
+            late_prompts(prompts, new, walked=walked, margin_ns=0, share=1, reorders=reorders)
+            for walked in (kept, WalkedPrompts(steps, 3))
+        ]
+        assert answers[0] == answers[1]
+        prompts = sorted([*prompts[displaces:], new])
 
 
 @given(

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.chances import Chances
-from goodput_engine.scheduler.policies.slo.device import SAMPLE_DECODES, late_prompts, prompt_steps
+from goodput_engine.scheduler.policies.slo.device import (
+    SAMPLE_DECODES,
+    WalkedPrompts,
+    late_prompts,
+    prompt_steps,
+)
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import Better, MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import BINS_PER_DOUBLING, OfferedWork
@@ -120,6 +125,7 @@ class SLOAdmission:
         """True if the prompts are in another order because of the request that is decided on."""
         self._asked: Forecast | None = None
         """The forecast of the last arrival."""
+        self._walked: WalkedPrompts | None = None
 
     def decide(
         self,
@@ -374,11 +380,14 @@ class SLOAdmission:
         new, begins_ns = claim.new.prompt, forecast.begins_ns
         is_next = self._is_next(new, prompts, forecast)
         margin_ns = max(forecast.token_ns, _MARGIN * (new.due_ns - begins_ns))
+        steps = prompt_steps(forecast, self._model, *self._memory.ends())
+        walked = self._walked
+        if walked is None or (walked.steps, walked.begins_ns) != (steps, begins_ns):
+            walked = self._walked = WalkedPrompts(steps, begins_ns)
         return late_prompts(
             prompts,
             new,
-            steps=prompt_steps(forecast, self._model, *self._memory.ends()),
-            begins_ns=begins_ns,
+            walked=walked,
             margin_ns=0.0 if is_next else margin_ns + self._buffer_ns(new, begins_ns),
             is_next=is_next,
             share=1 - self._offered.held_back(claim.rank, begins_ns),
@@ -400,6 +409,8 @@ class SLOAdmission:
             if prompt.request.host_blocks:
                 return False
             tokens += forecast.prompt_tokens(prompt.request)
+            if tokens > self._view.limits.token_budget:
+                return False
             within_ns = min(within_ns, (prompt.due_ns - begins_ns) * SAFETY)
         # Prompts of the step in flight will decode.
         before = forecast.all_decodes

@@ -10,8 +10,7 @@ Systems 1990. The steps are Goodput's own.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from copy import copy
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime import StepShape
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["SAMPLE_DECODES", "PromptSteps", "late_prompts", "prompt_steps"]
+__all__ = ["SAMPLE_DECODES", "PromptSteps", "WalkedPrompts", "late_prompts", "prompt_steps"]
 
 SAMPLE_DECODES: Final = 16
 """The cost of a decode is that of so many more, because steps are rounded."""
@@ -129,6 +128,16 @@ class _Walk:
         """Time at which the next prompt begins."""
         return self._begins_ns + self._used_ns
 
+    def copy(self) -> _Walk:
+        """Return a walk that goes on from here."""
+        other = _Walk.__new__(_Walk)
+        other._steps = self._steps
+        other._prompt_part = self._prompt_part
+        other._begins_ns, other._used_ns = self._begins_ns, self._used_ns
+        other._ends_ns, other._fits_ns = self._ends_ns, self._fits_ns
+        other._computed = self._computed
+        return other
+
     def add(self, share_ns: float, left_ns: float) -> float:
         """Add a prompt, and return the earliest time at which it can end.
 
@@ -155,12 +164,51 @@ class _Walk:
         return end_ns
 
 
+class WalkedPrompts:
+    """Prompts that were put into steps.
+
+    Several requests may arrive before a step. The prompts that precede the new ones are put into
+    steps once.
+
+    Args:
+        steps: the steps.
+        begins_ns: start of the first prompt.
+    """
+
+    __slots__ = ("_ends_ns", "_prompts", "_walks", "begins_ns", "steps")
+
+    def __init__(self, steps: PromptSteps, begins_ns: int) -> None:
+        self.steps = steps
+        self.begins_ns = begins_ns
+        self._prompts: list[Prompt] = []
+        self._ends_ns: list[float] = []
+        self._walks = [_Walk(steps)]
+
+    def ends_ns(self, prompts: Sequence[Prompt]) -> list[float]:
+        """Return the earliest end of each prompt, in the order in which they are computed."""
+        same = 0
+        for known, prompt in zip(self._prompts, prompts, strict=False):
+            if known is not prompt:
+                break
+            same += 1
+        del self._prompts[same:], self._ends_ns[same:], self._walks[same + 1 :]
+        for prompt in prompts[same:]:
+            walk = self._walks[-1].copy()
+            self._ends_ns.append(walk.add(prompt.share_ns, prompt.due_ns - self.begins_ns))
+            self._walks.append(walk)
+            self._prompts.append(prompt)
+        return self._ends_ns
+
+    def walk(self, count: int) -> _Walk:
+        """Return a walk that goes on after the first prompts of the last call."""
+        return self._walks[count].copy()
+
+
 def late_prompts(
     prompts: Sequence[Prompt],
     new: Prompt,
     *,
-    steps: PromptSteps,
-    begins_ns: int,
+    walked: WalkedPrompts,
     margin_ns: float,
     share: float,
     is_next: bool = False,
@@ -171,8 +219,7 @@ def late_prompts(
     Args:
         prompts: the prompts to compute, in order.
         new: the new prompt.
-        steps: the steps that compute them.
-        begins_ns: start of the first prompt.
+        walked: the steps that compute them, with prompts of earlier calls.
         margin_ns: time that must be left before the new prompt is due.
         share: share of the time until the new prompt's latest start that the prompts before it may
             take, above 0, at most 1. The rest is kept for requests that are worth more.
@@ -183,31 +230,31 @@ def late_prompts(
         Those requests. None if the new prompt would be late, or would make a prompt late that is at
         least as important.
     """
+    begins_ns, ends_ns = walked.begins_ns, walked.ends_ns(prompts)
     late: list[ScheduledRequest] = []
-    walk, alone = _Walk(steps), None
 
-    def is_in_time() -> bool:
-        left_ns, ahead_ns = new.due_ns - begins_ns, walk.now_ns
-        # The last of several short prompts takes at least a step.
-        end_ns = max(walk.add(new.share_ns, left_ns), ahead_ns + new.work_ns)
-        return is_next or (
-            end_ns + margin_ns <= left_ns and ahead_ns <= share * (left_ns - new.work_ns)
-        )
+    def is_lost(prompt: Prompt) -> bool:
+        """Note a prompt that would be late; return True if it must not be."""
+        late.append(prompt.request)
+        return prompt.request.priority >= new.request.priority
 
-    for prompt in prompts:
-        if alone is None and new < prompt:
-            alone = copy(walk)
-            if not is_in_time():
+    place = bisect_left(prompts, new)
+    if reorders:
+        for prompt, end_ns in zip(prompts[:place], ends_ns, strict=False):
+            if prompt.due_ns - begins_ns < end_ns and is_lost(prompt):
                 return None
+    walk = walked.walk(place)
+    left_ns, ahead_ns = new.due_ns - begins_ns, walk.now_ns
+    # The last of several short prompts takes at least a step.
+    end_ns = max(walk.add(new.share_ns, left_ns), ahead_ns + new.work_ns)
+    in_time = end_ns + margin_ns <= left_ns and ahead_ns <= share * (left_ns - new.work_ns)
+    if not (is_next or in_time):
+        return None
+    for prompt, alone_ns in zip(prompts[place:], ends_ns[place:], strict=True):
         left_ns = prompt.due_ns - begins_ns
-        end_ns = walk.add(prompt.share_ns, left_ns)
-        made_late = reorders
-        if alone is not None:
-            # A prompt that would be late without the new one as well is no reason to refuse it.
-            alone_ns = max(alone.add(prompt.share_ns, left_ns), prompt.work_ns)
-            made_late = reorders or alone_ns <= left_ns
-        if made_late and left_ns < end_ns:
-            if prompt.request.priority >= new.request.priority:
-                return None
-            late.append(prompt.request)
-    return None if alone is None and not is_in_time() else late
+        if left_ns >= walk.add(prompt.share_ns, left_ns):
+            continue
+        # A prompt that would be late without the new one as well is no reason to refuse it.
+        if (reorders or max(alone_ns, prompt.work_ns) <= left_ns) and is_lost(prompt):
+            return None
+    return late

@@ -70,6 +70,8 @@ class OfferedWork:
         "_busy_since_ns",
         "_due_ns",
         "_first_ns",
+        "_held_back",
+        "_held_back_ns",
         "_horizon_ns",
         "_last_ns",
         "_offers",
@@ -103,6 +105,9 @@ class OfferedWork:
         """First offer of the present load. A load ends if nothing is offered for a horizon, because
         most of its requests have then ended or are late."""
         self._offers = 0
+        self._held_back: dict[tuple[int, int], float] = {}
+        """Shares that were computed since the last offer, by rank, and the time for which."""
+        self._held_back_ns = 0
 
     @staticmethod
     def rank(priority: int, value: float, work_ns: float) -> tuple[int, int]:
@@ -153,6 +158,7 @@ class OfferedWork:
         total_ns = max(1.0, sum(self._work_ns.values()))
         self._horizon_ns = max(_LEAST_HORIZON_NS, self._due_ns / total_ns)
         self._offers += 1
+        self._held_back.clear()
 
     def refuse(self, rank: tuple[int, int], work_ns: float) -> None:
         """Note that a request that was added before is refused."""
@@ -167,6 +173,15 @@ class OfferedWork:
         are most of the work: nothing is held back for equals alone. While the load is young, it is
         reduced by its standard error, and less is held back.
         """
+        if now_ns != self._held_back_ns:
+            self._held_back.clear()
+            self._held_back_ns = now_ns
+        held = self._held_back.get(rank)
+        if held is None:
+            held = self._held_back[rank] = self._share_held_back(rank, now_ns)
+        return held
+
+    def _share_held_back(self, rank: tuple[int, int], now_ns: int) -> float:
         total_ns = sum(self._work_ns.values())
         if not total_ns or self._offers <= _LEAST_EVIDENCE:
             return 0.0
