@@ -105,37 +105,37 @@ class _Walk:
     """
 
     __slots__ = (
-        "_begins_ns",
-        "_computed",
-        "_ends_ns",
-        "_fits_ns",
-        "_prompt_part",
-        "_steps",
-        "_used_ns",
+        "begins_ns",
+        "computed",
+        "ends_ns",
+        "fits_ns",
+        "prompt_part",
+        "steps",
+        "used_ns",
     )
 
     def __init__(self, steps: PromptSteps) -> None:
-        self._steps = steps
-        self._prompt_part = 1 - steps.decodes_ns / steps.step_ns
-        self._begins_ns = self._used_ns = 0.0
+        self.steps = steps
+        self.prompt_part = 1 - steps.decodes_ns / steps.step_ns
+        self.begins_ns = self.used_ns = 0.0
         """Begin of the last step, and the time of its prompts, as their share of full steps."""
-        self._ends_ns = self._fits_ns = steps.step_ns
+        self.ends_ns = self.fits_ns = steps.step_ns
         """End of this step, and the time of prompts for which it has room."""
-        self._computed = 0
+        self.computed = 0
 
     @property
     def now_ns(self) -> float:
         """Time at which the next prompt begins."""
-        return self._begins_ns + self._used_ns
+        return self.begins_ns + self.used_ns
 
     def copy(self) -> _Walk:
         """Return a walk that goes on from here."""
         other = _Walk.__new__(_Walk)
-        other._steps = self._steps
-        other._prompt_part = self._prompt_part
-        other._begins_ns, other._used_ns = self._begins_ns, self._used_ns
-        other._ends_ns, other._fits_ns = self._ends_ns, self._fits_ns
-        other._computed = self._computed
+        other.steps = self.steps
+        other.prompt_part = self.prompt_part
+        other.begins_ns, other.used_ns = self.begins_ns, self.used_ns
+        other.ends_ns, other.fits_ns = self.ends_ns, self.fits_ns
+        other.computed = self.computed
         return other
 
     def add(self, share_ns: float, left_ns: float) -> float:
@@ -145,22 +145,22 @@ class _Walk:
             share_ns: its time in full steps.
             left_ns: time until it is due.
         """
-        steps = self._steps
-        used_ns = self._used_ns + share_ns * steps.slower(self._computed, self.now_ns)
-        self._computed += 1
-        if used_ns > self._fits_ns:
-            full, used_ns = divmod(used_ns - self._fits_ns, steps.step_ns)
-            self._begins_ns = self._ends_ns + full * steps.step_ns
-            self._ends_ns = self._begins_ns + steps.step_ns
-            self._fits_ns = steps.step_ns
-        self._used_ns = used_ns
-        end_ns = self._begins_ns + steps.decodes_ns + used_ns * self._prompt_part
-        due_ns = self._begins_ns + SAFETY * (left_ns - self._begins_ns)
-        if due_ns < self._ends_ns:
-            self._ends_ns = max(end_ns, due_ns)
-            if self._prompt_part > 0:
-                room_ns = self._ends_ns - self._begins_ns - steps.decodes_ns
-                self._fits_ns = min(self._fits_ns, room_ns / self._prompt_part)
+        steps = self.steps
+        used_ns = self.used_ns + share_ns * steps.slower(self.computed, self.now_ns)
+        self.computed += 1
+        if used_ns > self.fits_ns:
+            full, used_ns = divmod(used_ns - self.fits_ns, steps.step_ns)
+            self.begins_ns = self.ends_ns + full * steps.step_ns
+            self.ends_ns = self.begins_ns + steps.step_ns
+            self.fits_ns = steps.step_ns
+        self.used_ns = used_ns
+        end_ns = self.begins_ns + steps.decodes_ns + used_ns * self.prompt_part
+        due_ns = self.begins_ns + SAFETY * (left_ns - self.begins_ns)
+        if due_ns < self.ends_ns:
+            self.ends_ns = max(end_ns, due_ns)
+            if self.prompt_part > 0:
+                room_ns = self.ends_ns - self.begins_ns - steps.decodes_ns
+                self.fits_ns = min(self.fits_ns, room_ns / self.prompt_part)
         return end_ns
 
 
