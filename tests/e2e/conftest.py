@@ -13,6 +13,7 @@ import pytest
 from tools.cluster import binaries, starting
 from tools.cluster.handle import ClusterHandle, OwnCluster
 from tools.cluster.host import lacks_for_running
+from tools.cluster.recovery import API_SERVER, catch_up
 
 from goodput_operator.render.crd import render_crd, render_replay_crd
 
@@ -93,6 +94,22 @@ def own_cluster(cluster: ClusterHandle) -> OwnCluster:
     if not isinstance(cluster, OwnCluster):
         pytest.skip("the test needs control over nodes and processes of the cluster")
     return cluster
+
+
+@pytest.fixture(autouse=True)
+def caught_up(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test that restarted the API server, the cluster acts on new objects again."""
+    if "cluster" not in request.fixturenames:
+        yield
+        return
+    cluster: ClusterHandle = request.getfixturevalue("cluster")
+    if not isinstance(cluster, OwnCluster):
+        yield
+        return
+    before = cluster.starts(API_SERVER)
+    yield
+    if cluster.starts(API_SERVER) > before:
+        catch_up(cluster)
 
 
 @pytest.fixture(scope="session")

@@ -191,6 +191,11 @@ class OwnCluster(ClusterHandle):
         found: dict[str, int] = self.order(do="status")["exited"]
         return found
 
+    def starts(self, part: str) -> int:
+        """Return how often a part was started."""
+        counts: dict[str, int] = self.order(do="status")["starts"]
+        return counts.get(part, 0)
+
     def order(self, **order: str) -> dict[str, Any]:
         """Send an order to the supervisor and return its response."""
         with socket.socket(socket.AF_UNIX) as connection:

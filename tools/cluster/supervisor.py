@@ -16,6 +16,7 @@ import json
 import signal
 import socket
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class ClusterSupervisor:
         self._layout = layout
         self._parts = {part.name: part for part in layout.parts()}
         self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._starts: Counter[str] = Counter()
         self.ended = asyncio.Event()
 
     async def start(self, name: str) -> None:
@@ -64,6 +66,7 @@ class ClusterSupervisor:
         part = self._part(name)
         if self._exit_code(name) is None and name in self._running:
             raise ValueError(f"{name} runs already")
+        self._starts[name] += 1
         path = self._layout.log(name)
         path.parent.mkdir(exist_ok=True)
         with path.open("ab") as log:
@@ -104,7 +107,8 @@ class ClusterSupervisor:
         match order:
             case {"do": "status"}:
                 codes = {name: self._exit_code(name) for name in self._running}
-                return {"exited": {n: code for n, code in codes.items() if code is not None}}
+                exited = {n: code for n, code in codes.items() if code is not None}
+                return {"exited": exited, "starts": self._starts}
             case {"do": "start", "part": str(name)}:
                 await self.start(name)
             case {"do": "stop", "part": str(name)}:
