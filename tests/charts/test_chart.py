@@ -75,6 +75,7 @@ def test_the_chart_lints(helm: Helm, name: str) -> None:
         ("metrics.dashboards.namespace=Monitoring", "namespace"),
         ("page.hosts={a b}", "hosts"),
         ("prometheus.allowedUrls={prometheus:9090}", "allowedUrls"),
+        ("pinnedRegistries={ghcr.io/example}", "pinnedRegistries"),
         ("resources.limits.memory=1 GiB", "memory"),
         ("resources.requests.cpu=lots", "cpu"),
         ("image.repository=Ghcr.io/Example", "repository"),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from goodput_core.cli import CommandParser, argument_type, parse_port, parse_whole
 from goodput_core.errors import UsageError
+from goodput_operator.render.image_names import parse_registry
 from goodput_operator.render.pods import Installation
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Options", "make_parser", "parse_options"]
 
@@ -41,6 +40,7 @@ class Options:
     Args:
         namespaces: watched namespaces; empty for all.
         installation: settings that apply to all services.
+        registries: base URL of the API of each registry whose tags are resolved, by its name.
         key_file: file with the key from which engines' tokens are derived.
         kubeconfig: file with credentials. None selects the pod's service account, or kubectl's
             configuration outside a pod.
@@ -54,6 +54,7 @@ class Options:
 
     namespaces: tuple[str, ...]
     installation: Installation
+    registries: Mapping[str, str]
     key_file: Path
     kubeconfig: Path | None
     lease_name: str
@@ -113,6 +114,16 @@ def make_parser() -> CommandParser:
         default=[],
         metavar="URL",
         help="allowed value of spec.control.prometheus.url, compared as text; may be repeated "
+        "(default: none)",
+    )
+    parser.add_argument(
+        "--pin-images",
+        action="append",
+        default=[],
+        metavar="REGISTRY",
+        type=argument_type(parse_registry, "registry"),
+        help="replace tags of images of this registry by digests when a revision of engines is "
+        "created, such as `ghcr.io`, or `http://HOST:PORT` for one without TLS; may be repeated "
         "(default: none)",
     )
     parser.add_argument(
@@ -192,6 +203,7 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
             f"goodput operator: --identity has {len(identity)} characters; "
             f"give it 1 to {_MAX_IDENTITY}"
         )
+    registries = dict(args.pin_images)
     return Options(
         namespaces=tuple(dict.fromkeys(args.namespace)),
         installation=Installation(
@@ -201,7 +213,9 @@ def parse_options(argv: list[str], environment: Mapping[str, str] = os.environ) 
             image_pull_policy=args.image_pull_policy,
             fs_group=args.fs_group,
             prometheus_urls=frozenset(args.prometheus_allow),
+            pinned_registries=frozenset(registries),
         ),
+        registries=registries,
         key_file=args.key_file,
         kubeconfig=args.kubeconfig,
         lease_name=args.lease_name,

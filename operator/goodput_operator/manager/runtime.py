@@ -32,6 +32,7 @@ from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.reconciler import Reconciler
 from goodput_operator.reconcile.work_queue import Result, Workers, WorkQueue
+from goodput_operator.registry import RegistryClient, session_for_registries
 from goodput_operator.replays.reconciler import ReplayReconciler
 from goodput_operator.replays.shards import ShardClient
 
@@ -135,6 +136,7 @@ class Operator:
         client = Client(api, fence=self._fence, timeout_ns=_CALL_NS, count=self._metrics.count_call)
         await require_served(client)
         session = await self._stack.enter_async_context(session_for_pods())
+        registries = await self._stack.enter_async_context(session_for_registries())
         measure = self._measure(session)
         recorder = EventRecorder(client, clock=clock, instance=options.identity)
         self._replays = ReplayReconciler(
@@ -153,6 +155,7 @@ class Operator:
                 client=client,
                 measure=measure,
                 read_gate=partial(read_gate_state, session),
+                resolve_tag=RegistryClient(registries, options.registries).resolve,
                 clock=clock,
             ),
             decide=self._decide,

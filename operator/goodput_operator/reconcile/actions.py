@@ -137,6 +137,8 @@ class Decision:
             control. They are not watched, so the next observation reads them again.
         control_decision: decision of the control laws with its inputs, for the log; None if no
             interval ended.
+        tagged_image: image of a new revision whose tag the next observation replaces by a digest;
+            empty if there is none. Until the revision is stored, its digest stays the same.
     """
 
     actions: tuple[Action, ...]
@@ -146,6 +148,7 @@ class Decision:
     rollout: tuple[Emit, ...] = ()
     foreign: tuple[tuple[str, str], ...] = ()
     control_decision: ServiceDecision | None = None
+    tagged_image: str = ""
 
 
 def without_fields(status: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:

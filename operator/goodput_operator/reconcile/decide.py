@@ -49,6 +49,7 @@ from goodput_operator.reconcile.learnt import learnt_status, restore_learnt
 from goodput_operator.reconcile.problems import (
     Problem,
     ProblemReason,
+    image_not_resolved,
     name_conflict,
     problems_of,
     prometheus_not_allowed,
@@ -149,7 +150,7 @@ def _reconcile(
 ) -> Decision:
     memory, now_ns = snapshot.memory, snapshot.now_ns
     setpoint, step, next_memory = _run_control_step(snapshot, view, spec)
-    revisions = revisions_of(view, spec, installation)
+    revisions = revisions_of(view, spec, installation, snapshot.pin)
     gate = plan_gate(
         snapshot,
         view,
@@ -159,6 +160,7 @@ def _reconcile(
         stable=revisions.engines.get(stable_revision(view, revisions) or ""),
         known=revisions.engines.values(),
         stored=revisions.update.name in revisions.uids,
+        unresolved=revisions.unresolved,
         setpoint=setpoint,
     )
     if gate.record is not None:
@@ -190,6 +192,7 @@ def _reconcile(
         *problems_of(view, failures, snapshot.delayed),
         *prometheus_not_allowed(spec, installation.prometheus_urls),
         *tenants_not_replaced(spec, next_memory.tenants_problem),
+        *image_not_resolved(revisions, snapshot.pin),
         *rollout_paused(gate.status),
     ]
     with_pods = {**rollout.counts, **({revisions.update.name: 1} if gate.pair else {})}
@@ -218,6 +221,7 @@ def _reconcile(
     status_input = StatusInput(
         spec=spec,
         update=revisions.update.name,
+        unresolved=revisions.unresolved,
         rollout=rollout,
         gate=gate,
         setpoint=setpoint,
@@ -252,7 +256,8 @@ def _reconcile(
         interval_end_ns = since_ns + spec.control.interval_seconds * NS_PER_S
         wakes.append(interval_end_ns if interval_end_ns > now_ns else now_ns + _RECHECK_NS)
     gated = spec.rollout.gate is not None
-    pinned = revision_pinned(view, revisions.engines.values(), revisions.update, gated=gated)
+    update = revisions.engines.get(status_input.shown_update)
+    pinned = revision_pinned(view, revisions.engines.values(), update, gated=gated)
     decision = _finish(
         snapshot,
         view,
@@ -262,7 +267,7 @@ def _reconcile(
         memory=next_memory,
         wakes=wakes,
     )
-    return replace(decision, foreign=foreign)
+    return replace(decision, foreign=foreign, tagged_image=revisions.tagged_image)
 
 
 def _finish(
@@ -297,7 +302,7 @@ def _finish(
             rollout += events.of_gate(stored.get("gate") or {}, gate.status)
         rollout += events.of_revisions(
             stored,
-            update=status_input.update,
+            update=status_input.shown_update,
             current=status_input.rollout.current,
             holds=gate.holds,
         )

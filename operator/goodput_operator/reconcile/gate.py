@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ANNOTATION_RETRY, ROLE_ENGINE
 from goodput_core.spec.codec import encode
+from goodput_core.units import NS_PER_S
 from goodput_operator.reconcile.gate_attempt import GateAttempt
 from goodput_operator.reconcile.gate_objects import obsolete_objects
 from goodput_operator.reconcile.gate_plan import (
@@ -58,6 +59,7 @@ def plan_gate(
     stable: Revision | None,
     known: Iterable[Revision],
     stored: bool,
+    unresolved: bool = False,
     setpoint: Setpoint,
 ) -> GatePlan:
     """Decide about the gate of the update revision.
@@ -71,8 +73,16 @@ def plan_gate(
         stable: revision that serves; None before the first one serves.
         known: stored revisions of the service, whose records have the handled retries.
         stored: True if the ControllerRevision of the update revision exists.
+        unresolved: True if the digest of its image is unknown, so that it cannot be stored yet.
         setpoint: limits and replicas in force.
     """
+    if unresolved:
+        retry_at_ns = 0 if snapshot.pin is None else snapshot.pin.retry_at_ns
+        return GatePlan(
+            target=(update if stable is None else stable).name,
+            deletes=obsolete_objects(view, None, None),
+            wake_after_s=max(0, retry_at_ns - snapshot.now_ns) / NS_PER_S,
+        )
     gate, record = spec.rollout.gate, read_record(update)
     retries = _handled_retries(snapshot.service, record, known)
     if gate is None and record is not None and stable is not None and stable.name != update.name:

@@ -27,22 +27,22 @@ _DIGEST: Final = "@sha256:"
 
 
 def revision_pinned(
-    view: View, revisions: Iterable[Revision], update: Revision, *, gated: bool
+    view: View, revisions: Iterable[Revision], update: Revision | None, *, gated: bool
 ) -> list[Condition]:
     """Return the condition; none if there is neither a gate nor a difference.
 
     Args:
         view: classified objects of the service.
         revisions: stored revisions, and that of the spec.
-        update: revision of the spec.
+        update: revision of the spec; None if it does not exist yet.
         gated: True if the spec has a gate.
     """
     for revision in revisions:
         if difference := _difference(view, revision):
             return [_condition(Truth.FALSE, "ImagesDiffer", difference)]
-    if not gated:
+    if update is None or not gated:
         return []
-    image = _image(update)
+    image = update.image
     if _DIGEST in image:
         return [_condition(Truth.TRUE, "Pinned", f"{update.name} names its image by digest")]
     return [
@@ -66,7 +66,7 @@ def image_digest(pod: PodView) -> str:
 
 def _difference(view: View, revision: Revision) -> str:
     """Return how the images of a revision's pods differ, in a sentence; empty if they do not."""
-    if _DIGEST in _image(revision):
+    if _DIGEST in revision.image:
         return ""
     record = read_record(revision)
     judged = "" if record is None else record.image
@@ -78,14 +78,9 @@ def _difference(view: View, revision: Revision) -> str:
         return ""
     used = ", ".join(f"{digest} ({user})" for digest, user in users.items())
     return (
-        f"{revision.name} ran different images under the name {_image(revision)}: {used}; name "
+        f"{revision.name} ran different images under the name {revision.image}: {used}; name "
         "the image by digest"
     )
-
-
-def _image(revision: Revision) -> str:
-    image: str = revision.template["spec"]["containers"][0]["image"]
-    return image
 
 
 def _condition(status: Truth, reason: str, message: str) -> Condition:

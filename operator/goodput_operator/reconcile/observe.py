@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from goodput_core.contract import (
     OBJECT_LABEL_ROLE,
@@ -17,7 +17,9 @@ from goodput_operator.kube.cache import trim
 from goodput_operator.kube.client import FailedCall
 from goodput_operator.kube.objects import KINDS, NODE, Object, admin_url, controlled_by
 from goodput_operator.reconcile.actions import Emit
-from goodput_operator.reconcile.snapshot import Memory, Snapshot
+from goodput_operator.reconcile.snapshot import ImagePin, Memory, Snapshot
+from goodput_operator.registry import UnresolvedTagError
+from goodput_operator.render.image_names import parse_tag_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,8 +29,13 @@ if TYPE_CHECKING:
     from goodput_operator.kube.cache import Cache, Key
     from goodput_operator.kube.client import Client
     from goodput_operator.kube.fence import ClockSource
+    from goodput_operator.render.image_names import TagName
 
 __all__ = ["Collector", "Observer", "ServiceRecord"]
+
+_TEMPORARY_NS: Final = 10 * NS_PER_S
+_LASTING_NS: Final = 60 * NS_PER_S
+"""Pause before a registry is asked again, after a problem that can pass and after another one."""
 
 
 @dataclass(slots=True)
@@ -48,6 +55,8 @@ class ServiceRecord:
             the cache has this version.
         rollout: Events of gates and rollouts of the last decision, which are logged once.
         undeclared: optional fields of the status that the API server has rejected.
+        tagged_image: image whose digest the last decision asked for; empty if it asked for none.
+        pin: the registry's answer; None if no registry was asked.
     """
 
     uid: str
@@ -58,6 +67,8 @@ class ServiceRecord:
     written: Object | None = None
     rollout: tuple[Emit, ...] = ()
     undeclared: frozenset[str] = frozenset()
+    tagged_image: str = ""
+    pin: ImagePin | None = None
 
 
 class Collector(Protocol):
@@ -83,6 +94,7 @@ class Observer:
         measure: collector of measurements.
         read_gate: reads the progress of a gate from the URL of its pod's admin port; None without
             a valid response.
+        resolve_tag: returns the digest of an image, or raises an UnresolvedTagError.
         clock: source of monotonic and calendar time.
     """
 
@@ -93,12 +105,14 @@ class Observer:
         client: Client,
         measure: Collector,
         read_gate: Callable[[str], Awaitable[ABState | None]],
+        resolve_tag: Callable[[TagName], Awaitable[str]],
         clock: ClockSource,
     ) -> None:
         self._cache = cache
         self._client = client
         self._measure = measure
         self._read_gate = read_gate
+        self._resolve_tag = resolve_tag
         self._clock = clock
 
     async def observe(self, key: Key, service: Object, record: ServiceRecord) -> Snapshot:
@@ -114,6 +128,7 @@ class Observer:
         cached = {(child["kind"], child["metadata"]["name"]) for child in children}
         await self._read_foreign(key, record)
         foreign = [body for name, body in record.foreign.items() if name not in cached]
+        pin = await self._pin(record)
         measures = await self._measure.measure(service, pods, self._clock.now_ns())
         return Snapshot(
             now_ns=self._clock.now_ns(),
@@ -128,6 +143,7 @@ class Observer:
             undeclared=record.undeclared,
             gate_state=await self._gate_state(pods),
             nodes=await self._nodes(pods),
+            pin=pin,
         )
 
     async def _gate_state(self, pods: Sequence[Object]) -> ABState | None:
@@ -148,6 +164,26 @@ class Observer:
             return ()
         responses = [await self._client.read(NODE, "", name) for name in names]
         return tuple(one for one in responses if not isinstance(one, FailedCall))
+
+    async def _pin(self, record: ServiceRecord) -> ImagePin | None:
+        """Resolve the tag that the last decision asked for, once or after a pause; keep it."""
+        pin, image, now_ns = record.pin, record.tagged_image, self._clock.now_ns()
+        if pin is None or pin.image != image:
+            pin = ImagePin(image=image)
+        name = None if pin.pinned or now_ns < pin.retry_at_ns else parse_tag_name(image)
+        if name is not None:
+            try:
+                pin = ImagePin(image=image, pinned=name.at(await self._resolve_tag(name)))
+            except UnresolvedTagError as error:
+                pause_ns = _TEMPORARY_NS if error.temporary else _LASTING_NS
+                pin = ImagePin(
+                    image=image,
+                    problem=str(error),
+                    temporary=error.temporary,
+                    retry_at_ns=self._clock.now_ns() + pause_ns,
+                )
+        record.pin = pin if image else None
+        return record.pin
 
     async def _read_foreign(self, key: Key, record: ServiceRecord) -> None:
         """Read the recorded foreign objects again, because they are not watched."""

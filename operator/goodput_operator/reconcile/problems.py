@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
     from goodput_core.spec.llmservice import LLMServiceSpec
     from goodput_core.spec.status import GateStatus
-    from goodput_operator.reconcile.snapshot import PodView, View, Workload
+    from goodput_operator.reconcile.rollout import Revisions
+    from goodput_operator.reconcile.snapshot import ImagePin, PodView, View, Workload
 
 __all__ = [
     "Problem",
     "ProblemReason",
     "describe_unready",
     "has_run",
+    "image_not_resolved",
     "name_conflict",
     "problems_of",
     "problems_of_workload",
@@ -53,6 +55,8 @@ class ProblemReason(StrEnum):
     """A container exits repeatedly."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     """A Deployment made no progress within its deadline."""
+    IMAGE_NOT_RESOLVED = "ImageNotResolved"
+    """The registry has no digest for the tag of a new revision, or denies it."""
     PROMETHEUS_NOT_ALLOWED = "PrometheusNotAllowed"
     """The spec names a Prometheus server that the installation does not allow."""
     TENANTS_NOT_REPLACED = "TenantsNotReplaced"
@@ -136,6 +140,22 @@ def prometheus_not_allowed(spec: LLMServiceSpec, allowed: Container[str]) -> lis
         "field, or add the URL to the chart's prometheus.allowedUrls"
     )
     return [Problem(reason=ProblemReason.PROMETHEUS_NOT_ALLOWED, message=message)]
+
+
+def image_not_resolved(revisions: Revisions, pin: ImagePin | None) -> list[Problem]:
+    """Return the problem of a new revision whose image has no digest yet; no problem otherwise.
+
+    Args:
+        revisions: revisions of the service.
+        pin: the answer of the registry; None before it.
+    """
+    if not revisions.unresolved:
+        return []
+    message = f"{revisions.update.name} waits for the digest of {revisions.tagged_image}"
+    if pin is None or not pin.problem:
+        return [_problem(ProblemReason.RETRYING, message)]
+    reason = ProblemReason.RETRYING if pin.temporary else ProblemReason.IMAGE_NOT_RESOLVED
+    return [_problem(reason, f"{message}: {pin.problem}")]
 
 
 def tenants_not_replaced(spec: LLMServiceSpec, problem: str) -> list[Problem]:

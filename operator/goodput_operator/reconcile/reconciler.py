@@ -84,6 +84,7 @@ class Reconciler:
             record.foreign = {
                 place: body for place, body in record.foreign.items() if place in decision.foreign
             }
+            record.tagged_image = decision.tagged_image
             self._log_phase(key, "apply")
             outcome = await self._applier.carry_out(snapshot, decision.actions, record)
             self._log_phase(key, "done")

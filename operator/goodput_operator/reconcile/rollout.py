@@ -18,6 +18,7 @@ from goodput_operator.reconcile.snapshot import Workload
 from goodput_operator.render.base_resources import base_resources
 from goodput_operator.render.config_map import config_map
 from goodput_operator.render.gate import gate_deployment
+from goodput_operator.render.image_names import unpinned
 from goodput_operator.render.revisions import (
     Revision,
     engine_deployment,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from goodput_core.control import Setpoint
     from goodput_core.spec.llmservice import LLMServiceSpec
-    from goodput_operator.reconcile.snapshot import View
+    from goodput_operator.reconcile.snapshot import ImagePin, View
     from goodput_operator.render.config_map import GateConfig
     from goodput_operator.render.pods import Installation
 
@@ -62,12 +63,18 @@ class Revisions:
         update: the engine revision of the current spec.
         routers: the router revision of the current spec.
         uids: uids of the existing ControllerRevisions by name.
+        tagged_image: image of the update revision whose tag a digest replaces before the revision
+            is stored; empty if the revision is stored or keeps the tag.
+        unresolved: True if that digest is unknown. Then `engines` lacks the update revision, so
+            that nothing of it is created.
     """
 
     engines: Mapping[str, Revision]
     update: Revision
     routers: Revision
     uids: Mapping[str, str]
+    tagged_image: str = ""
+    unresolved: bool = False
 
     def with_gate(self, record: str) -> Revisions:
         """Return the revisions with another record of the update revision's gate."""
@@ -79,13 +86,16 @@ class Revisions:
         return [self.engines[name] for name in names if name in self.engines]
 
 
-def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -> Revisions:
+def revisions_of(
+    view: View, spec: LLMServiceSpec, installation: Installation, pin: ImagePin | None = None
+) -> Revisions:
     """Return the stored revisions and those of the current spec.
 
     Args:
         view: classified objects of the service.
         spec: spec of the service.
         installation: settings that new revisions are rendered with.
+        pin: digest of the image of a new revision; None if it is unknown.
     """
     children = view.ours("ControllerRevision")
     stored = _stored_revisions(view, ROLE_ENGINE)
@@ -98,11 +108,20 @@ def revisions_of(view: View, spec: LLMServiceSpec, installation: Installation) -
         number=number,
         stored=_stored_revisions(view, ROLE_ROUTER),
     )
+    tagged_image, unresolved = "", False
+    if update.name not in stored and unpinned(update.image, installation.pinned_registries):
+        tagged_image = update.image
+        if pin is not None and pin.image == tagged_image and pin.pinned:
+            update = update.with_image(pin.pinned)
+        else:
+            unresolved = True
     return Revisions(
-        engines={**stored, update.name: update},
+        engines=stored if unresolved else {**stored, update.name: update},
         update=update,
         routers=routers,
         uids={child.body["metadata"]["name"]: child.uid for child in children},
+        tagged_image=tagged_image,
+        unresolved=unresolved,
     )
 
 

@@ -39,6 +39,7 @@ from goodput_operator.render.metadata import Owner
 __all__ = [
     "ApplyAttempt",
     "Child",
+    "ImagePin",
     "Memory",
     "PodView",
     "Reported",
@@ -68,6 +69,25 @@ class ApplyAttempt:
     name: str
     digest: str
     version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePin:
+    """The answer of a registry to the question which digest a tag has.
+
+    Args:
+        image: name of the image with the tag.
+        pinned: name of the image with the digest; empty without one.
+        problem: why there is no digest; empty if there is one.
+        temporary: True if the problem can pass without a change by a person.
+        retry_at_ns: time at which the registry is asked again without a digest.
+    """
+
+    image: str
+    pinned: str = ""
+    problem: str = ""
+    temporary: bool = True
+    retry_at_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +183,7 @@ class Snapshot:
             it is of another version: `learnt`, `gate` or `summary.gate`.
         gate_state: progress that the pod of a gate's Job reported; None if none was read.
         nodes: nodes of a gate's engines, if they run on several that could be read.
+        pin: digest of the image that the last decision asked for; None if it asked for none.
     """
 
     now_ns: int
@@ -177,6 +198,7 @@ class Snapshot:
     undeclared: frozenset[str] = frozenset()
     gate_state: ABState | None = None
     nodes: tuple[Object, ...] = ()
+    pin: ImagePin | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,7 @@ class StatusInput:
     Args:
         spec: spec of the service.
         update: engine revision of the current spec.
+        unresolved: True if that revision waits for the digest of its image, and does not exist.
         rollout: distribution of the engines.
         gate: plan of the update revision's gate.
         setpoint: limits and replicas in force.
@@ -110,6 +111,7 @@ class StatusInput:
 
     spec: LLMServiceSpec
     update: str
+    unresolved: bool
     rollout: Rollout
     gate: GatePlan
     setpoint: Setpoint
@@ -119,6 +121,11 @@ class StatusInput:
     step: ControlStep | None
     learnt: Mapping[str, Any] | None = None
     unmeasured_engines: int = 0
+
+    @property
+    def shown_update(self) -> str:
+        """The latest revision that exists, or that can be created."""
+        return self.gate.target if self.unresolved else self.update
 
 
 def conditions_of(view: View, inputs: StatusInput) -> list[Condition]:
@@ -183,7 +190,7 @@ def status_of(
         LLMServiceStatus(
             token_budget=_token_budget(inputs, stored),
             current_revision=inputs.rollout.current,
-            update_revision=inputs.update,
+            update_revision=inputs.shown_update,
             failed_revision=_failed_revision(inputs, stored.get("failedRevision")),
             gate=inputs.gate.status,
         )
@@ -387,6 +394,9 @@ def _reconciling(view: View, inputs: StatusInput) -> Condition:
         if not routers.current or routers.available != desired:
             message = f"{routers.available} of {desired} routers are available"
             return _true(RECONCILING, "Scaling", message)
+    if inputs.unresolved:
+        message = f"{target} serves until the image of {inputs.update} has a digest"
+        return _false(RECONCILING, ProblemReason.IMAGE_NOT_RESOLVED, message)
     if inputs.gate.holds:
         message = f"{target} serves, and the rollout of {inputs.update} is paused"
         return _false(RECONCILING, "RolloutPaused", message)

@@ -108,6 +108,7 @@ class Installation:
             author of an LLMService could make the operator send requests to any address that the
             operator reaches.
         replay_image: image of TraceReplays without `spec.image`; None to require that field.
+        pinned_registries: registries whose tags a new engine revision replaces by digests.
     """
 
     engine_image: str
@@ -116,6 +117,7 @@ class Installation:
     fs_group: int | None = None
     prometheus_urls: frozenset[str] = frozenset()
     replay_image: str | None = None
+    pinned_registries: frozenset[str] = frozenset()
 
 
 def manifest_key(revision: str) -> str:

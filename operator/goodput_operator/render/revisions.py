@@ -67,6 +67,19 @@ class Revision:
     source_key: str = _SOURCE_KEYS[0]
     gate: str = ""
 
+    @property
+    def image(self) -> str:
+        """Name of the image of its engines or routers."""
+        image: str = self.template["spec"]["containers"][0]["image"]
+        return image
+
+    def with_image(self, image: str) -> Revision:
+        """Return the revision with another name of its image."""
+        pod = self.template["spec"]
+        containers = [{**pod["containers"][0], "image": image}, *pod["containers"][1:]]
+        template = {**self.template, "spec": {**pod, "containers": containers}}
+        return replace(self, template=template)
+
     def render(self, owner: Owner) -> dict[str, Any]:
         """Render the ControllerRevision that stores it."""
         metadata = owner.metadata(self.name, role=self.role, revision=self.name)

@@ -36,6 +36,9 @@ def test_repeated_namespaces_are_kept_once() -> None:
         "--identity ''",
         f"--identity {'x' * 129}",
         "--probe-port 70000",
+        "--pin-images ''",
+        "--pin-images ftp://ghcr.io",
+        "--pin-images ghcr.io/example",
         "--nonsense",
         "extra",
     ],
@@ -45,6 +48,18 @@ def test_an_invalid_option_is_rejected_in_one_sentence(line: str) -> None:
         parse_options([*IMAGES, *shlex.split(line)])
     assert "goodput operator" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_registries_are_pinned_by_their_name_in_images() -> None:
+    options = parse_options(
+        [*IMAGES, "--pin-images", "ghcr.io", "--pin-images", "http://registry.ci:5000"]
+    )
+    assert options.installation.pinned_registries == {"ghcr.io", "registry.ci:5000"}
+    assert options.registries == {
+        "ghcr.io": "https://ghcr.io",
+        "registry.ci:5000": "http://registry.ci:5000",
+    }
+    assert parse_options(IMAGES).installation.pinned_registries == frozenset()
 
 
 def test_images_are_required_because_only_the_chart_knows_them() -> None:

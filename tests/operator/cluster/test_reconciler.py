@@ -34,10 +34,12 @@ from goodput_operator.reconcile.event_recorder import EventRecorder
 from goodput_operator.reconcile.metrics import OperatorMetrics
 from goodput_operator.reconcile.observe import Observer
 from goodput_operator.reconcile.reconciler import EVENT_DECISION, EVENT_ROLLOUT, Reconciler
-from goodput_operator.reconcile.snapshot import Memory
+from goodput_operator.reconcile.snapshot import ImagePin, Memory
+from goodput_operator.registry import UnresolvedTagError
 
 if TYPE_CHECKING:
     from goodput_operator.reconcile.snapshot import Snapshot
+    from goodput_operator.render.image_names import TagName
 
 KEY = ("ns", "chat")
 CHAT = "/apis/goodput.dev/v1alpha1/namespaces/ns/llmservices/chat"
@@ -71,6 +73,26 @@ async def no_gate(_: str) -> None:
     """No pod of a gate runs."""
 
 
+class Tags:
+    """A registry whose digests tests set.
+
+    Attributes:
+        answers: the answers in order, of which the last one is repeated.
+        asked: the tags that were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[str | UnresolvedTagError] = []
+        self.asked: list[TagName] = []
+
+    async def resolve(self, image: TagName) -> str:
+        self.asked.append(image)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, UnresolvedTagError):
+            raise answer
+        return answer
+
+
 class Harness:
     """A reconciler with a cache and a decision that tests set."""
 
@@ -82,6 +104,8 @@ class Harness:
         self.changes: tuple[Change, ...] = ()
         self.rollout: tuple[Emit, ...] = ()
         self.foreign: tuple[tuple[str, str], ...] = ()
+        self.tagged_image = ""
+        self.tags = Tags()
         self.law: ServiceDecision | None = None
         self.seen: list[Snapshot] = []
         self.measures = ForgottenServices()
@@ -94,6 +118,7 @@ class Harness:
                 client=client,
                 measure=self.measures,
                 read_gate=no_gate,
+                resolve_tag=self.tags.resolve,
                 clock=bench.clock,
             ),
             decide=self.decide,
@@ -125,6 +150,7 @@ class Harness:
             rollout=self.rollout,
             foreign=self.foreign,
             control_decision=self.law,
+            tagged_image=self.tagged_image,
         )
 
 
@@ -402,3 +428,49 @@ def test_an_object_belongs_to_the_service_in_its_label() -> None:
     assert service_of({"metadata": {"namespace": "ns", "name": "x", "labels": labels}}) == KEY
     assert service_of({"metadata": {"namespace": "ns", "name": "x"}}) is None
     assert key_of(service()) == KEY
+
+
+async def test_a_tag_is_resolved_once_and_kept_until_no_decision_asks_for_it(
+    harness: Harness,
+) -> None:
+    harness.tags.answers = [f"sha256:{digit * 64}" for digit in "12"]
+    harness.tagged_image = "ghcr.io/a/b:1"
+    for _ in range(3):
+        await harness.reconciler.reconcile(KEY)
+    first, *later = [snapshot.pin for snapshot in harness.seen]
+    assert first is None, "no decision asked before"
+    pinned = f"ghcr.io/a/b@sha256:{'1' * 64}"
+    assert later == [ImagePin(image="ghcr.io/a/b:1", pinned=pinned)] * 2
+    assert [tag.tag for tag in harness.tags.asked] == ["1"]
+    harness.tagged_image = ""
+    await harness.reconciler.reconcile(KEY)
+    harness.tagged_image = "ghcr.io/a/b:1"
+    await harness.reconciler.reconcile(KEY)
+    await harness.reconciler.reconcile(KEY)
+    assert harness.seen[-2].pin is None
+    assert harness.seen[-1].pin == ImagePin(
+        image="ghcr.io/a/b:1", pinned=f"ghcr.io/a/b@sha256:{'2' * 64}"
+    )
+
+
+@pytest.mark.parametrize(("temporary", "pause_s"), [(True, 10), (False, 60)])
+async def test_a_registry_with_a_problem_is_asked_again_after_a_pause(
+    harness: Harness, temporary: bool, pause_s: int
+) -> None:
+    problem = UnresolvedTagError("registry ghcr.io is down", temporary=temporary)
+    harness.tags.answers = [problem, f"sha256:{'1' * 64}"]
+    harness.tagged_image = "ghcr.io/a/b:1"
+    await harness.reconciler.reconcile(KEY)
+    for _ in range(2):
+        await harness.reconciler.reconcile(KEY)
+        pin = harness.seen[-1].pin
+        assert pin is not None
+        assert (pin.pinned, pin.problem) == ("", "registry ghcr.io is down")
+        assert pin.temporary == temporary
+    assert len(harness.tags.asked) == 1
+    harness.bench.clock.ns += pause_s * NS_PER_S
+    await harness.reconciler.reconcile(KEY)
+    pin = harness.seen[-1].pin
+    assert pin is not None
+    assert pin.pinned
+    assert len(harness.tags.asked) == 2
