@@ -49,7 +49,8 @@ def installation(
     values = (
         f"crds.install=false,verbose=true,page.enabled=true,watchNamespaces={{{namespace}}},"
         "rbac.readNodes=true,"
-        f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}}"
+        f"prometheus.allowedUrls={{http://{API_ADDRESS}:9090}},"
+        f"pinnedRegistries={{http://{API_ADDRESS}:5000}}"
     )
     installation = ChartRelease(cluster=cluster, namespace=namespace)
     try:

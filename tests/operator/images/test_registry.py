@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shutil
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from tools.e2e.registry import MANIFEST, push_image, registry_command
 from yarl import URL
 
 from goodput_operator.registry import RegistryClient, UnresolvedTagError, session_for_registries
@@ -202,21 +202,11 @@ async def test_a_registry_that_does_not_listen_is_a_temporary_problem() -> None:
 
 @asynccontextmanager
 async def real_registry(folder: Path) -> AsyncIterator[URL]:
-    """Run Debian's docker-registry with an empty storage."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("NOT RUN: needs a registry: apt-get install docker-registry")
+    """Run a registry with an empty storage."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    config = {
-        "version": "0.1",
-        "storage": {"filesystem": {"rootdirectory": str(folder)}},
-        "http": {"addr": address},
-    }
-    (folder / "config.yml").write_text(json.dumps(config))
     process = await asyncio.create_subprocess_exec(
-        program,
-        *("serve", str(folder / "config.yml")),
+        *registry_command(folder, address),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -236,36 +226,6 @@ async def real_registry(folder: Path) -> AsyncIterator[URL]:
         await process.wait()
 
 
-async def push(url: URL, repository: str, tag: str, content: bytes) -> str:
-    """Push an image with one blob to a registry, and return its digest."""
-    media = "application/vnd.oci.image"
-
-    def described(kind: str, blob: bytes) -> dict[str, Any]:
-        digest = f"sha256:{hashlib.sha256(blob).hexdigest()}"
-        return {"mediaType": f"{media}.{kind}", "digest": digest, "size": len(blob)}
-
-    async with aiohttp.ClientSession() as session:
-        for blob in (b"{}", content):
-            begun = await session.post(url / f"v2/{repository}/blobs/uploads/")
-            assert begun.status == 202
-            place = url.join(URL(begun.headers["Location"]))
-            place = place.update_query(digest=described("x", blob)["digest"])
-            assert (await session.put(place, data=blob)).status == 201
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": f"{media}.manifest.v1+json",
-            "config": described("config.v1+json", b"{}"),
-            "layers": [described("layer.v1.tar", content)],
-        }
-        stored = await session.put(
-            url / f"v2/{repository}/manifests/{tag}",
-            data=json.dumps(manifest).encode(),
-            headers={"Content-Type": f"{media}.manifest.v1+json"},
-        )
-        assert stored.status == 201, await stored.text()
-        return stored.headers["Docker-Content-Digest"]
-
-
 async def test_a_tag_of_a_real_registry_is_resolved_and_can_move(tmp_path: Path) -> None:
     async with real_registry(tmp_path) as url, session_for_registries() as session:
         name = f"{url.host}:{url.port}"
@@ -273,11 +233,12 @@ async def test_a_tag_of_a_real_registry_is_resolved_and_can_move(tmp_path: Path)
         image = TagName(registry=name, repository="team/engine", tag="1")
         with pytest.raises(UnresolvedTagError, match="has no tag 1 of team/engine"):
             await client.resolve(image)
-        first = await push(url, "team/engine", "1", b"first")
+        first = await push_image(url, "team/engine", "1", b"first")
         assert await client.resolve(image) == first
-        second = await push(url, "team/engine", "1", b"second")
+        second = await push_image(url, "team/engine", "1", b"second")
         assert await client.resolve(image) == second != first
         async with aiohttp.ClientSession() as puller:
             path = url / f"v2/team/engine/manifests/{first}"
-            accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
-            assert (await puller.get(path, headers=accept)).status == 200, "kept under its digest"
+            assert (await puller.get(path, headers={"Accept": MANIFEST})).status == 200, (
+                "kept under its digest"
+            )
