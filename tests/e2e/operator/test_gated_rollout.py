@@ -24,6 +24,8 @@ from tools.e2e.installation import OPERATOR_PODS, conditions_of
 from tools.e2e.recordings import judge, start_recordings
 from tools.e2e.watching import ServingEngines, watching
 
+from goodput_replay.runs.records import read_judged
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator, Mapping
@@ -350,6 +352,54 @@ def test_gates_decide_and_services_serve_although_operator_and_pods_of_gates_are
         lambda: not any(trial_pods(installation, name) for name in VICTIMS), "the pairs are gone"
     )
     tell(installation.kubectl("get", "llmsvc"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(720)
+def test_two_services_pass_their_gates_at_the_same_time(
+    installation: ChartRelease,
+    gated: Callable[..., None],
+    storage: Path,
+    tell: Callable[[str], None],
+) -> None:
+    pair = ("left", "right")
+    gated(*pair)
+    stable = {name: installation.status(name)["currentRevision"] for name in pair}
+    steps: list[dict[str, str]] = [dict.fromkeys(pair, "")]
+    engines = ServingEngines()
+
+    def on_event(_: str, service: dict[str, Any]) -> None:
+        if (name := service["metadata"]["name"]) in pair:
+            steps.append({**steps[-1], name: step_of(service)})
+
+    with (
+        watching(installation, "pods", "-l", "goodput.dev/role=engine", on_event=engines.on_event),
+        watching(installation, "llmservices", on_event=on_event),
+    ):
+        for name in pair:
+            installation.patch(name, engine={"policy": "orca"})
+        wait_for(
+            lambda: all(step in ENDS for step in steps[-1].values()),
+            "both gates end",
+            timeout_s=540,
+        )
+        for name in pair:
+            installation.wait_settled(name)
+    tell(" ".join(f"{one['left']}/{one['right']}" for one in steps))
+    assert dict.fromkeys(pair, "Replaying") in steps, "both gates replayed at the same time"
+    assert [engines.least[name] for name in pair] == [1, 1], "the capacity never dropped"
+    for name in pair:
+        gate, status = gate_of(installation, name), installation.status(name)
+        tell(f"{name}: {gate['phase']} in attempt {gate['attempt']}: {gate['message']}")
+        assert (gate["phase"], gate["verdict"], gate["pairs"]) == ("Passed", "PASS", "2/2"), gate
+        assert status["currentRevision"] == gate["revision"] != stable[name] == gate["baseline"]
+        report = storage / gate["report"].removeprefix("pvc://gates/")
+        for number in (1, 2):
+            for role, revision in (("baseline", stable[name]), ("candidate", gate["revision"])):
+                served = read_judged(report / f"pair-{number}" / role)
+                # Each gate sent its requests to its own engines.
+                assert {one.record.revision for one in served} == {revision}
+    wait_for(lambda: not any(trial_pods(installation, name) for name in pair), "the pairs are gone")
 
 
 def check_failure(
