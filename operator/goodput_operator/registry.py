@@ -65,8 +65,8 @@ class UnresolvedTagError(Exception):
 
 
 def session_for_registries() -> aiohttp.ClientSession:
-    """Return a session without cookies."""
-    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+    """Return a session without cookies that uses the proxies of the environment."""
+    return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,6 +181,18 @@ async def test_an_unusable_response_is_a_problem_in_one_sentence(
     assert not any("169.254" in line for line in registry.seen)
 
 
+async def test_requests_use_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", registry.answer)
+    async with TestServer(app) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", str(proxy.make_url("")))
+        async with session_for_registries() as session:
+            client = RegistryClient(session, {"registry.test": "http://registry.test"})
+            assert await client.resolve(IMAGE) == DIGEST
+    assert len(registry.seen) == 1
+
+
 async def test_a_slow_registry_is_not_waited_for() -> None:
     began = asyncio.get_running_loop().time()
     message, temporary = await rejected(Registry(delay_s=30), total_s=0.2)
