@@ -12,8 +12,9 @@ __all__ = ["Chances"]
 
 _RECENT: Final = 100
 """Number of recent requests of a class by which its chances are corrected."""
-_FIRST: Final = 4
-"""Number of requests before them that are taken to have met the prediction."""
+_FIRST: Final = 1
+"""Number of requests before them that are taken to have met the prediction. With more, classes of
+which few requests end keep chances that are too high."""
 _MAX_CLASSES: Final = 64
 
 
