@@ -84,6 +84,7 @@ def test_an_operator_exits_when_it_cannot_renew_its_lease(
         assert operator.wait() == 70
     finally:
         own_cluster.start("kube-apiserver")
+        own_cluster.wait_until("get", "--raw", "/readyz")
     assert "the Lease" in operator.log_file.read_text()
     assert "was not renewed" in operator.log_file.read_text()
 
