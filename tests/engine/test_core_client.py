@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import psutil
@@ -21,6 +22,8 @@ from goodput_engine.device.load import load_profile
 from goodput_engine.messages import Ready, RequestOutput, Submit, WarmingUp
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from goodput_engine.messages import StepOutputs
 
 
@@ -46,17 +49,26 @@ async def test_an_idle_core_sends_heartbeats_and_a_hanging_one_is_killed() -> No
     assert not process.is_running()
 
 
-async def test_a_core_with_long_steps_may_be_silent_for_ten_of_them() -> None:
-    state = build_core(CONFIGURE, load_profile(CONFIGURE.device)).state(0)
-    ready = Ready(
-        device="x", vocab_size=1, max_model_tokens=1, state=state, longest_step_ns=150 * NS_PER_MS
-    )
+@asynccontextmanager
+async def silent_core() -> AsyncIterator[
+    tuple[CoreClient, asyncio.subprocess.Process, socket.socket]
+]:
+    """Connect a client to a process that does nothing, and to a socket in its place."""
     process = await asyncio.create_subprocess_exec("sleep", "60")
     client = CoreClient(process, lambda _: None, 0.1)
     ours, core = socket.socketpair()
     ours.setblocking(False)
     with core:
         await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+        yield client, process, core
+
+
+async def test_a_core_with_long_steps_may_be_silent_for_ten_of_them() -> None:
+    state = build_core(CONFIGURE, load_profile(CONFIGURE.device)).state(0)
+    ready = Ready(
+        device="x", vocab_size=1, max_model_tokens=1, state=state, longest_step_ns=150 * NS_PER_MS
+    )
+    async with silent_core() as (client, process, core):
         began_s = time.monotonic()
         core.sendall(encode(ready))
         async with asyncio.timeout(20):
@@ -74,12 +86,7 @@ async def test_a_core_with_long_steps_may_be_silent_for_ten_of_them() -> None:
 async def test_a_core_that_warms_up_may_be_silent_for_ten_times_the_longer_of_limit_and_loading(
     load_ms: int, limit: str
 ) -> None:
-    process = await asyncio.create_subprocess_exec("sleep", "60")
-    client = CoreClient(process, lambda _: None, 0.1)
-    ours, core = socket.socketpair()
-    ours.setblocking(False)
-    with core:
-        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+    async with silent_core() as (client, process, core):
         for _ in range(2):  # each part of the warm-up has the same time
             began_s = time.monotonic()
             core.sendall(encode(WarmingUp(load_ns=load_ms * NS_PER_MS)))
@@ -95,12 +102,7 @@ async def test_a_core_that_warms_up_may_be_silent_for_ten_times_the_longer_of_li
 
 async def test_a_core_that_is_ready_has_the_limit_of_its_steps_after_a_long_warm_up() -> None:
     state = build_core(CONFIGURE, load_profile(CONFIGURE.device)).state(0)
-    process = await asyncio.create_subprocess_exec("sleep", "60")
-    client = CoreClient(process, lambda _: None, 0.1)
-    ours, core = socket.socketpair()
-    ours.setblocking(False)
-    with core:
-        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=ours)
+    async with silent_core() as (client, process, core):
         ready = Ready(device="x", vocab_size=1, max_model_tokens=1, state=state)
         core.sendall(encode(WarmingUp(load_ns=3600 * NS_PER_S)) + encode(ready))
         async with asyncio.timeout(20):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -73,8 +72,6 @@ def registry(
 ) -> ClusterRegistry:
     """A registry without a process."""
     assert own_cluster is installation.cluster
-    if shutil.which("docker-registry") is None:
-        pytest.skip("NOT RUN: docker-registry is missing; apt-get install docker-registry")
     return ClusterRegistry(installation=installation, folder=tmp_path)
 
 
