@@ -33,9 +33,6 @@ __all__ = [
 ]
 
 _MAX_TIMES: Final = 64
-_PAUSES: Final = 2
-"""A request lends its blocks for a stay only if it can pause for so many of them. Of the requests
-that relied on shorter pauses, one in ten was late."""
 
 
 class Stay(NamedTuple):
@@ -203,7 +200,7 @@ class PoolQueue:
     """The starts of waiting requests, which wait for blocks and places of others.
 
     Each starts as soon as a place and its blocks are free, and not before those that are ahead. At
-    its latest start it may use blocks of running requests that can pause for twice its stay.
+    its latest start it may use blocks of running requests that can pause for its stay.
 
     Args:
         held: the running requests.
@@ -284,7 +281,7 @@ class PoolQueue:
         """Return the blocks of requests that still run at a time and can pause for another."""
         blocks = 0.0
         for pause_ns, ends_ns, held in self._lenders:
-            if pause_ns <= _PAUSES * length_ns:
+            if pause_ns <= length_ns:
                 break
             if ends_ns > now_ns:
                 blocks += held

@@ -18,6 +18,7 @@ from goodput_engine.scheduler.policies.slo.prompts import (
     is_ensurable,
     latest_starts,
 )
+from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -54,10 +55,17 @@ _MOST_SLOWER: Final = 2.0
 without prompts beside them. Prompts may take more, but need not: steps are cut for decodes."""
 _LATE_WORK: Final = 1.07
 """Prompts take this much longer while late requests get a sixteenth of the steps' time."""
+_FAVOUR: Final = 16
+"""The favoured request gets a sixteenth of the token budget while others can be in time."""
 _CAUGHT_UP: Final = 0.5
-"""Share of the time that a request can gain until its end which a pause is planned to take."""
+"""Share of the time that a request can regain until its end by which a pause may be longer."""
 _QUANTILES: Final = 16
 """Quantiles are rounded to so many, because each one is computed once and kept."""
+
+
+def favoured_share(view: SchedulerView) -> int:
+    """Return the prompt tokens of the favoured request in a step, while others can be in time."""
+    return max(TRICKLE_TOKENS, view.limits.token_budget // _FAVOUR)
 
 
 class Forecast:
@@ -83,7 +91,7 @@ class Forecast:
             targets and `longest_ns` allow.
         prompt_ns: time per prompt token in such steps.
         all_decodes, kept_decodes: decodes of all running requests, and of those that can still
-            meet their targets.
+            meet their targets, with the favoured one.
         within_ns: time until the earliest due token of a running request.
         tightest_ns: shortest time between two tokens of a running request that its targets allow.
         lost: requests that cannot meet their targets any more, by rid.
@@ -144,8 +152,8 @@ class Forecast:
         self.pace_ns = self.token_ns + prompts_ns
         is_busy = self.all_decodes.num_decodes > 0
         self._slower = min(self.pace_ns / self.token_ns, _MOST_SLOWER) if is_busy else 1.0
-        beside = self.kept_decodes
-        most = max(1, view.limits.token_budget - self.all_decodes.num_decodes)
+        beside, favoured_tokens = self.beside_favoured(self.kept_decodes)
+        most = max(1, view.limits.token_budget - self.all_decodes.num_decodes - favoured_tokens)
         self.longest_ns = max(longest_ns, _LEAST_STEP * self.token_ns)
         target_ns = int(min(self.tightest_ns * SAFETY, self.longest_ns))
         tokens = largest_prefill(model, beside=beside, target_ns=target_ns, most_tokens=most)
@@ -160,6 +168,14 @@ class Forecast:
         self._starts_ns: dict[int, float] = {}
         self.late: list[ScheduledRequest] = []
         self._look_at_prompts(view, undecided)
+
+    def beside_favoured(self, decodes: StepShape) -> tuple[StepShape, int]:
+        """Return a step with the favoured request's share of a prompt, and the tokens of it."""
+        favoured = self.favoured
+        if favoured is None or favoured.state is not RequestState.PREFILLING:
+            return decodes, 0
+        tokens = min(self.prompt_tokens(favoured), favoured_share(self._view))
+        return decodes.with_chunk(favoured.base_computed, tokens), tokens
 
     # --- of one request ----------------------------------------------------------------------
     def tokens_left(self, request: ScheduledRequest) -> int:
@@ -264,10 +280,7 @@ class Forecast:
         if not sampled and targets.ttft_ns is not None:
             due_ns = request.arrival_ns + targets.ttft_ns
         elif sampled and targets.tpot_ns is not None:
-            # It may catch up until its end, which may come soon, beside the prompts of others.
-            tokens = self._predictor.quantile(request, _UNLIKELY) - sampled
-            ahead_ns = _CAUGHT_UP * tokens * (targets.tpot_ns - self.pace_ns)
-            due_ns = request.first_token_ns + sampled * targets.tpot_ns + max(0, int(ahead_ns))
+            due_ns = request.first_token_ns + self._pacing_ns(request, sampled)
         if targets.e2e_ns is not None:
             end_ns = request.arrival_ns + targets.e2e_ns
             rest_ns = self._rest_ns(request, self._likely(request))
@@ -323,9 +336,17 @@ class Forecast:
         if not sampled and targets.ttft_ns is not None:
             return request.arrival_ns + targets.ttft_ns - begins_ns
         if sampled and targets.tpot_ns is not None:
-            due_ns = (request.first_token_ns or begins_ns) + sampled * targets.tpot_ns
+            due_ns = (request.first_token_ns or begins_ns) + self._pacing_ns(request, sampled)
             return due_ns - begins_ns - self.token_ns
         return NEVER_NS
+
+    def _pacing_ns(self, request: ScheduledRequest, sampled: int) -> int:
+        """Return the time from the first token by which a paused request must have its next one."""
+        tpot_ns = request.targets.tpot_ns or 0
+        # It may catch up until its end, which may come soon, beside the prompts of others.
+        tokens = self._predictor.quantile(request, _UNLIKELY) - sampled
+        regained_ns = _CAUGHT_UP * tokens * (tpot_ns - self.pace_ns)
+        return sampled * tpot_ns + max(0, int(regained_ns))
 
     def _likely(self, request: ScheduledRequest) -> float:
         """Return the quantile of the length for which an end-to-end target is planned."""
@@ -415,7 +436,7 @@ class Forecast:
         for request, sampled, decoding, computed in others:
             if self._is_lost(request, sampled):
                 self.lost[request.rid] = request
-                if decoding:
+                if decoding and request is not self.favoured:
                     decodes -= 1
                     context -= computed + 1
             elif decoding:

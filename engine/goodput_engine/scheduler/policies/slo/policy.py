@@ -16,6 +16,7 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     SAFETY,
     TRICKLE_TOKENS,
     Forecast,
+    favoured_share,
 )
 from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SloPolicy"]
 
-_FAVOUR: Final = 16
-"""The favoured request gets a sixteenth of the token budget while others can be on time."""
 _TURN: Final = 16
 """Late requests decode in every sixteenth step while others can be on time."""
 _RATIO_STEP: Final = 0.02
@@ -184,6 +183,9 @@ class SloPolicy(SchedulingPolicy):
         limit, free_tokens = view.limits.token_budget, self._free_tokens()
         within_ns = forecast.within_ns * SAFETY if forecast.within_ns != NEVER_NS else NEVER_NS
         within_ns = min(within_ns, forecast.longest_ns)
+        decodes, favoured_tokens = beside.num_decodes, 0
+        if forecast.prompts:
+            beside, favoured_tokens = forecast.beside_favoured(beside)
         # A prompt that can end in this step must end in time. One that waits for blocks must become
         # urgent before it is late.
         tokens = 0
@@ -203,15 +205,15 @@ class SloPolicy(SchedulingPolicy):
             within_ns = max(step_ns, left_ns * SAFETY)
         if within_ns >= NEVER_NS:
             return limit
-        decodes = beside.num_decodes
+        started = [p.request for p in forecast.prompts] or [*view.prefilling()]
         tokens = largest_prefill(
             self.model,
             beside=beside,
             target_ns=int(within_ns),
-            most_tokens=max(0, limit - decodes),
-            start=max((p.request.base_computed for p in forecast.prompts), default=0),
+            most_tokens=max(0, limit - decodes - favoured_tokens),
+            start=max((request.base_computed for request in started), default=0),
         )
-        return decodes + max(tokens, TRICKLE_TOKENS)
+        return decodes + favoured_tokens + max(tokens, TRICKLE_TOKENS)
 
     def _favour(self, forecast: Forecast) -> None:
         """Keep the favoured request until it ends; then favour the oldest late one if overdue."""
@@ -316,7 +318,7 @@ class SloPolicy(SchedulingPolicy):
         """The rest of the prompt; of the favoured request a share while others can be on time."""
         tokens = min(remaining, budget_left)
         if request is self._favoured and self._look().prompts:
-            tokens = min(tokens, max(TRICKLE_TOKENS, self.view.limits.token_budget // _FAVOUR))
+            tokens = min(tokens, favoured_share(self.view))
         return tokens
 
     # --- admit to the queue ------------------------------------------------------------------
