@@ -35,8 +35,10 @@ class ExactModel:
 
     error = 0.0
     steps = 1
-    step_ns = STEP_TIME.step_ns
-    chunk_within = STEP_TIME.chunk_within
+
+    def __init__(self, form: RooflineForm = STEP_TIME) -> None:
+        self.step_ns = form.step_ns
+        self.chunk_within = form.chunk_within
 
     def observe(self, shape: StepShape, step_ns: int) -> None:
         pass
@@ -88,12 +90,14 @@ class SloBench:
         ns_per_copied_block: int | None = None,
         late_requests: LateRequests = LateRequests.FINISH,
         preemption: Preemption = Preemption.HYBRID,
+        step_time: RooflineForm = STEP_TIME,
     ) -> None:
+        self._step_time = step_time
         self.now_ns = 0
         self.refusals: list[Rejection | None] = []
         self.removed: dict[int, int] = {}
         """Times at which waiting requests were rejected before a step, by rid."""
-        self.policy = SloPolicy(model=ExactModel(), predictor=FixedLengths(left))
+        self.policy = SloPolicy(model=ExactModel(step_time), predictor=FixedLengths(left))
         self.scheduler = Scheduler(
             policy=self.policy,
             kv=BlockPool(total_blocks=blocks, block_size=16),
@@ -152,7 +156,7 @@ class SloBench:
         for removal in self.scheduler.admission.take_removed():
             self.removed[removal.request.rid] = self.now_ns
         assert plan is not None
-        step_ns = round(STEP_TIME.step_ns(plan.shape) * slower)
+        step_ns = round(self._step_time.step_ns(plan.shape) * slower)
         self.now_ns += step_ns
         result = StepResult(
             plan_id=plan.plan_id,

@@ -15,6 +15,7 @@ from tests.builders.slo_bench import STEP_TIME, ExactModel, FixedLengths, SloBen
 from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_core.steptime import RooflineForm
 from goodput_core.units import NS_PER_MS
+from goodput_engine.scheduler.prediction import KnownLengths
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def test_later_chunks_of_a_long_prompt_are_smaller_because_they_read_more() -> N
 
 def test_a_prompt_that_waits_for_blocks_becomes_urgent_before_it_is_late() -> None:
     bench = SloBench(blocks=400, left=200, preemption=Preemption.RECOMPUTE)
-    bench.add(1, 1600, tpot_ms=40, outputs=300)
+    ahead = bench.add(1, 1600, tpot_ms=40, outputs=300)
     for _ in range(10):
         bench.step()  # 5 ms each, so that it is far ahead of its schedule
     lower = bench.add(2, 4500, ttft_ms=5000, outputs=300)
@@ -113,7 +114,7 @@ def test_a_prompt_that_waits_for_blocks_becomes_urgent_before_it_is_late() -> No
     urgent = bench.add(3, 1000, ttft_ms=140, outputs=300, priority=1)
     while not urgent.first_token_ns:
         bench.step()
-    assert lower.preemptions == 1, "its blocks are needed"
+    assert (ahead.preemptions, lower.preemptions) == (1, 0), "the first one has time to pause"
     assert urgent.first_token_ns - urgent.arrival_ns <= 140 * NS_PER_MS
 
 
@@ -506,7 +507,7 @@ def test_a_request_waits_for_an_end_that_was_predicted_before_its_arrival(
     passed_ms: int, left_ms: int, *, admitted: bool
 ) -> None:
     bench = SloBench(blocks=100, left=60)
-    bench.add(1, 1000, tpot_ms=100, outputs=200)
+    bench.add(1, 1000, tpot_ms=14, outputs=200)  # it cannot pause for the stay of the third
     bench.step()
     bench.add(2, 160, ttft_ms=1000, outputs=200)
     # The first ends in 300 ms, or in 338 ms beside the two prompts. It may take twice as long.
@@ -519,7 +520,7 @@ def test_a_request_waits_for_an_end_that_was_predicted_before_its_arrival(
 def test_while_few_outputs_are_known_a_wait_has_a_margin(left_ms: int, *, admitted: bool) -> None:
     bench = SloBench(blocks=100, left=60)
     bench.policy.predictor = FixedLengths(60, learned=3)
-    bench.add(1, 1000, tpot_ms=100, outputs=200)
+    bench.add(1, 1000, tpot_ms=14, outputs=200)
     bench.step()
     bench.add(2, 160, ttft_ms=1000, outputs=200)
     # The first ends a quarter later than in 300 ms, and 38 ms later beside the two prompts. It may
@@ -546,6 +547,48 @@ def test_the_blocks_of_the_favoured_late_request_are_not_free() -> None:
     assert bench.policy._favoured is not None
     bench.add(2, 640, ttft_ms=100, outputs=200)
     assert not bench.is_admitted(2), "25 blocks are free, and none for 100 ms"
+
+
+def test_steps_leave_time_for_the_context_of_the_favoured_late_request() -> None:
+    form = RooflineForm(
+        c0_ns=5_000_000, c1_ns_per_token=50_000, c2_ns_per_context_token=100, c4_ns_per_request=0
+    )
+    bench = SloBench(blocks=20_000, left=500, step_time=form)
+    late = bench.add(1, 30_000, ttft_ms=10_000)
+    bench.pass_time(30_000)
+    bench.step()
+    paced = bench.add(2, 50, ttft_ms=1000, tpot_ms=20)
+    for rid in range(3, 123):  # their prompts fill the steps
+        bench.add(rid, 1000, ttft_ms=200_000, outputs=1)
+    for at_least in (1, 80):
+        while late.sampled_tokens < at_least:
+            bench.step()
+        mean_ms = (bench.now_ns - paced.first_token_ns) / (paced.sampled_tokens - 1) / NS_PER_MS
+        assert 19.5 <= mean_ms <= 20
+    assert bench.policy._favoured is late
+    assert len(bench.scheduler.waiting), "prompts used the rest of the time"
+
+
+def test_two_waves_of_requests_take_turns_if_they_can_catch_up() -> None:
+    """Each fills the pool. A token takes 5 ms and is due after 20, so all can be in time."""
+    bench = SloBench(blocks=110, ns_per_copied_block=1)
+    bench.policy.predictor = KnownLengths(lambda _: 50)
+    requests = []
+    for wave in range(2):
+        for rid in range(10 * wave, 10 * wave + 10):
+            requests.append(bench.add(rid, 100, outputs=50, ttft_ms=100, tpot_ms=20))
+            assert bench.is_admitted(rid)
+        bench.step()
+    ends_ns = {}
+    while bench.scheduler.has_work:
+        bench.step()
+        for request in requests:
+            if request.state is RequestState.FINISHED:
+                ends_ns.setdefault(request.rid, bench.now_ns)
+    assert bench.scheduler.stats.preemptions
+    for request in requests:
+        assert request.first_token_ns - request.arrival_ns <= 100 * NS_PER_MS
+        assert ends_ns[request.rid] - request.first_token_ns <= 49 * 20 * NS_PER_MS
 
 
 def test_a_request_does_not_start_if_its_decodes_would_break_a_running_target() -> None:

@@ -19,7 +19,10 @@ from goodput_engine.scheduler.request_table import RequestState, ScheduledReques
 
 
 def _full_pool(*, priority: int = 0, left: int = 200) -> SloBench:
-    """Return a bench whose only running request holds 63 of 100 blocks, it seems for long."""
+    """Return a bench whose only running request holds 63 of 100 blocks, it seems for long.
+
+    It can pause for 0.1 s.
+    """
     bench = SloBench(blocks=100, left=left)
     bench.add(1, 1000, tpot_ms=6, outputs=500, priority=priority)
     bench.step()
@@ -28,7 +31,7 @@ def _full_pool(*, priority: int = 0, left: int = 200) -> SloBench:
 
 def test_a_request_without_memory_waits_and_enters_if_another_ends_early() -> None:
     bench = _full_pool()
-    waiting = bench.add(2, 800, ttft_ms=200, outputs=10)
+    waiting = bench.add(2, 800, ttft_ms=200, outputs=30)
     assert bench.refusals[-1] is None
     assert not bench.is_admitted(2)
     for _ in range(5):
@@ -43,7 +46,7 @@ def test_a_request_without_memory_waits_and_enters_if_another_ends_early() -> No
 
 def test_a_request_that_waits_in_vain_is_refused_when_it_could_no_longer_be_in_time() -> None:
     bench = _full_pool()
-    waiting = bench.add(2, 800, ttft_ms=200, outputs=10)
+    waiting = bench.add(2, 800, ttft_ms=200, outputs=30)
     arrival_ns = bench.now_ns
     for _ in range(60):
         bench.step()
@@ -173,7 +176,7 @@ def test_a_request_that_is_not_admitted_displaces_none_from_a_full_queue() -> No
     bench.add(1, 1000, tpot_ms=6, outputs=500, priority=1)
     bench.step()
     low = bench.add(2, 160, ttft_ms=60_000, outputs=10)
-    bench.add(3, 160, ttft_ms=300, outputs=10, priority=1)
+    bench.add(3, 160, ttft_ms=300, outputs=60, priority=1)
     assert bench.refusals[-1] is not None
     assert low.state is RequestState.WAITING
 

@@ -190,9 +190,9 @@ def test_no_request_starts_before_the_queue_is_looked_at(latest: int, late: set[
 
 
 @pytest.mark.parametrize(
-    ("pause", "late"), [(0, {0}), (20, {0}), (21, set())], ids=["no", "too short", "long enough"]
+    ("pause", "late"), [(0, {0}), (10, {0}), (11, set())], ids=["no", "too short", "long enough"]
 )
-def test_at_its_latest_start_a_request_uses_blocks_of_one_that_can_pause_for_twice_its_stay(
+def test_at_its_latest_start_a_request_uses_blocks_of_one_that_can_pause_for_its_stay(
     pause: int, late: set[int]
 ) -> None:
     queue = PoolQueue([Held(100.0, 8.0, float(pause))], blocks=10, places=1)

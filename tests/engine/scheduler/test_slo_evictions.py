@@ -119,8 +119,8 @@ def test_the_request_whose_chance_falls_least_is_evicted(other_ms: int, *, is_fi
 
 def test_what_a_pause_loses_is_at_most_the_chance_that_is_left() -> None:
     bench = SloBench()
-    sure = bench.add(1, 40, tpot_ms=6, ttft_ms=1000)
-    unsure = bench.add(2, 40, tpot_ms=6, ttft_ms=1000, e2e_ms=500)
+    sure = bench.add(1, 40, tpot_ms=5, ttft_ms=1000)
+    unsure = bench.add(2, 40, tpot_ms=5, ttft_ms=1000, e2e_ms=500)
     bench.policy.predictor = LearnedLengths()
     bench.step()
     forecast = bench.policy._look()
