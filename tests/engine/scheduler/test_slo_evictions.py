@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from tests.builders.slo_bench import FixedLengths, SloBench
 
 from goodput_core.spec.choices import LateRequests
+from goodput_engine.scheduler.policies.slo.evictions import EvictionOrder
 from goodput_engine.scheduler.prediction import LearnedLengths
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
+
+if TYPE_CHECKING:
+    from goodput_engine.scheduler.policies.slo.policy import SloPolicy
 
 
 class _Censored(FixedLengths):
@@ -19,6 +25,10 @@ class _Censored(FixedLengths):
 
     def censor(self, request: ScheduledRequest) -> None:
         self.censored.append((request.rid, request.sampled_tokens))
+
+
+def _loss(policy: SloPolicy, request: ScheduledRequest) -> float:
+    return EvictionOrder(policy.view, policy._look()).loss(request)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +120,7 @@ def test_the_request_whose_chance_falls_least_is_evicted(other_ms: int, *, is_fi
     bench.policy.predictor = LearnedLengths()
     losses = dict.fromkeys(held, 0.0)
     while not bench.scheduler.stats.preemptions:
-        losses = {e2e_ms: bench.policy._look().loss(one) for e2e_ms, one in held.items()}
+        losses = {e2e_ms: _loss(bench.policy, one) for e2e_ms, one in held.items()}
         bench.step()
     assert losses[200] > 0.5
     assert losses[other_ms] < 0.05
@@ -123,10 +133,13 @@ def test_what_a_pause_loses_is_at_most_the_chance_that_is_left() -> None:
     unsure = bench.add(2, 40, tpot_ms=5, ttft_ms=1000, e2e_ms=500)
     bench.policy.predictor = LearnedLengths()
     bench.step()
+    assert _loss(bench.policy, sure) == 1, "it cannot resume before its next token is due"
     forecast = bench.policy._look()
-    assert forecast.loss(sure) == 1, "it cannot resume before its next token is due"
-    assert forecast.loss(unsure) == pytest.approx(forecast.chance(unsure), abs=0.01)
-    assert forecast.loss(unsure) < 0.5
+    tokens = forecast.tokens_in_time(unsure)
+    assert tokens is not None
+    lost = _loss(bench.policy, unsure)
+    assert lost == pytest.approx(forecast.chance_within(unsure, tokens), abs=0.01)
+    assert lost < 0.5
 
 
 def test_the_output_of_a_cancelled_request_is_learned_once() -> None:
@@ -171,7 +184,7 @@ def test_if_no_target_can_be_ensured_the_request_goes_that_frees_most_memory() -
     bench.step()
     bench.step()
     policy = bench.policy
-    assert policy._look().loss(small) == policy._look().loss(large) == 0
+    assert _loss(policy, small) == _loss(policy, large) == 0
     assert policy.eviction_key(large) > policy.eviction_key(small)
 
 
@@ -182,7 +195,7 @@ def test_if_targets_can_be_ensured_the_request_goes_that_loses_the_least_weight(
     bench.step()
     bench.step()
     policy = bench.policy
-    assert policy._look().loss(small) == policy._look().loss(large) == 0
+    assert _loss(policy, small) == _loss(policy, large) == 0
     assert policy.eviction_key(small) > policy.eviction_key(large), "its next token is due last"
 
 
@@ -197,7 +210,7 @@ def test_a_more_important_request_is_evicted_first_if_it_can_wait_until_the_othe
     bench.step()
     bench.step()
     policy = bench.policy
-    assert policy._look().loss(important) == policy._look().loss(other) == 0
+    assert _loss(policy, important) == _loss(policy, other) == 0
     assert (policy.eviction_key(important) > policy.eviction_key(other)) is important_goes
 
 

@@ -32,7 +32,7 @@ class Chances:
 
     def of(self, request: ScheduledRequest, forecast: Forecast) -> float:
         """Return the chance that a request meets its target, if it starts now."""
-        chance = forecast.chance(request)
+        chance = _predicted(request, forecast)
         if forecast.ensures(request):
             return chance
         met, predicted = self._classes.get(request.slo_class, (0.0, 0.0))
@@ -40,7 +40,7 @@ class Chances:
 
     def note(self, request: ScheduledRequest, forecast: Forecast) -> None:
         """Keep the uncorrected chance of a request, to be compared with the outcome."""
-        request.chance = None if forecast.ensures(request) else forecast.chance(request)
+        request.chance = None if forecast.ensures(request) else _predicted(request, forecast)
 
     def learn(self, request: ScheduledRequest, *, kept: bool) -> None:
         """Learn if a request met its target; only once for each request."""
@@ -51,3 +51,9 @@ class Chances:
         fade = 1 - 1 / _RECENT
         self._classes[name] = fade * met + kept, fade * predicted + chance
         request.chance = None
+
+
+def _predicted(request: ScheduledRequest, forecast: Forecast) -> float:
+    """Return the chance by the distribution of lengths that a request meets its target."""
+    tokens = forecast.tokens_in_time(request)
+    return 1.0 if tokens is None else forecast.chance_within(request, tokens)

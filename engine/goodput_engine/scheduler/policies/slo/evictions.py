@@ -66,7 +66,7 @@ class EvictionOrder:
     def key(self, request: ScheduledRequest) -> tuple[int, int, int]:
         """Return a sort key; the highest is evicted first."""
         forecast = self._forecast
-        lost = forecast.loss(request)
+        lost = self.loss(request)
         # If no target can be ensured, the loss is divided by the memory that becomes free.
         if not forecast.ensures_targets:
             left = forecast.tokens_left(request)
@@ -76,6 +76,23 @@ class EvictionOrder:
         if not lost and self._can_wait_for_others(request):
             return 1, 0, 0
         return 0, -request.priority, -lost
+
+    def loss(self, request: ScheduledRequest) -> float:
+        """Return the weight that is expected to be lost if a running request is evicted now."""
+        forecast, e2e_ns = self._forecast, request.targets.e2e_ns
+        pause_ns, kept = forecast.resume_ns(request), 1.0
+        can_pause = forecast.paced_ns(request) >= pause_ns
+        after = float(can_pause)
+        if e2e_ns is not None:
+            left_ns = request.arrival_ns + e2e_ns - forecast.begins_ns
+            kept = self._chance(request, left_ns)
+            after = self._chance(request, left_ns - pause_ns) if can_pause else 0.0
+        return request.weight * (kept - after)
+
+    def _chance(self, request: ScheduledRequest, left_ns: float) -> float:
+        """Return the chance that a running request ends within a time."""
+        tokens = max(0, int(left_ns / self._forecast.token_ns))
+        return self._forecast.chance_within(request, request.sampled_tokens + tokens)
 
     def _can_wait_for_others(self, request: ScheduledRequest) -> bool:
         """Return True if a request can pause until all less important ones have ended."""

@@ -63,11 +63,6 @@ _QUANTILES: Final = 16
 """Quantiles are rounded to so many, because each one is computed once and kept."""
 
 
-def favoured_share(view: SchedulerView) -> int:
-    """Return the prompt tokens of the favoured request in a step, while others can be in time."""
-    return max(TRICKLE_TOKENS, view.limits.token_budget // _FAVOUR)
-
-
 class Forecast:
     """The state before the next step.
 
@@ -83,8 +78,7 @@ class Forecast:
         undecided: rids of waiting requests that are not admitted yet; they do not count.
 
     Attributes:
-        favoured, step_factor: as above.
-        longest_ns: as above, but long enough to compute prompts.
+        favoured, step_factor: as above; longest_ns: as above, but long enough to compute prompts.
         token_ns: time of a step with all decodes and no prompts, at least that of one decode.
         pace_ns: mean time between two tokens of a running request, beside the prompts of others.
         step_ns: time of a step with the decodes in time and as many prompt tokens as their TPOT
@@ -169,12 +163,17 @@ class Forecast:
         self.late: list[ScheduledRequest] = []
         self._look_at_prompts(view, undecided)
 
+    @property
+    def favoured_share(self) -> int:
+        """Prompt tokens of the favoured request in a step, while others can be in time."""
+        return max(TRICKLE_TOKENS, self._view.limits.token_budget // _FAVOUR)
+
     def beside_favoured(self, decodes: StepShape) -> tuple[StepShape, int]:
         """Return a step with the favoured request's share of a prompt, and the tokens of it."""
         favoured = self.favoured
         if favoured is None or favoured.state is not RequestState.PREFILLING:
             return decodes, 0
-        tokens = min(self.prompt_tokens(favoured), favoured_share(self._view))
+        tokens = min(self.prompt_tokens(favoured), self.favoured_share)
         return decodes.with_chunk(favoured.base_computed, tokens), tokens
 
     # --- of one request ----------------------------------------------------------------------
@@ -222,10 +221,9 @@ class Forecast:
         """Return True if the end-to-end target of a request can be ensured."""
         return is_ensurable(request, self._model)
 
-    def chance(self, request: ScheduledRequest) -> float:
-        """Return the chance that a request meets its end-to-end target, started now."""
-        tokens = self.tokens_in_time(request)
-        return 1.0 if tokens is None else self._predictor.chance_within(request, tokens)
+    def chance_within(self, request: ScheduledRequest, tokens: int) -> float:
+        """Return the chance that an output has at most so many tokens."""
+        return self._predictor.chance_within(request, tokens)
 
     def tokens_in_time(self, request: ScheduledRequest) -> int | None:
         """Return the output tokens for which the end-to-end target leaves time, started now.
@@ -305,7 +303,7 @@ class Forecast:
 
     def slack_ns(self, request: ScheduledRequest) -> float:
         """Return the time for which a running request may pause and still meet its targets."""
-        targets, slack_ns = request.targets, self._paced_ns(request)
+        targets, slack_ns = request.targets, self.paced_ns(request)
         if targets.e2e_ns is not None:
             left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
             tokens = (
@@ -314,23 +312,7 @@ class Forecast:
             slack_ns = min(slack_ns, left_ns - max(1, tokens) * self.token_ns)
         return slack_ns
 
-    def loss(self, request: ScheduledRequest) -> float:
-        """Return the weight that is expected to be lost if a running request is evicted now."""
-        e2e_ns, pause_ns, kept = request.targets.e2e_ns, self.resume_ns(request), 1.0
-        can_pause = self._paced_ns(request) >= pause_ns
-        after = float(can_pause)
-        if e2e_ns is not None:
-            left_ns = request.arrival_ns + e2e_ns - self.begins_ns
-            kept = self._chance(request, left_ns)
-            after = self._chance(request, left_ns - pause_ns) if can_pause else 0.0
-        return request.weight * (kept - after)
-
-    def _chance(self, request: ScheduledRequest, left_ns: float) -> float:
-        """Return the chance that a running request ends within a time."""
-        tokens = request.sampled_tokens + max(0, int(left_ns / self.token_ns))
-        return self._predictor.chance_within(request, tokens)
-
-    def _paced_ns(self, request: ScheduledRequest) -> float:
+    def paced_ns(self, request: ScheduledRequest) -> float:
         """Return the slack of a running request by its targets for TTFT and TPOT."""
         targets, sampled, begins_ns = request.targets, request.sampled_tokens, self.begins_ns
         if not sampled and targets.ttft_ns is not None:

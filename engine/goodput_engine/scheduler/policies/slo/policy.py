@@ -16,7 +16,6 @@ from goodput_engine.scheduler.policies.slo.forecast import (
     SAFETY,
     TRICKLE_TOKENS,
     Forecast,
-    favoured_share,
 )
 from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
@@ -318,7 +317,7 @@ class SloPolicy(SchedulingPolicy):
         """The rest of the prompt; of the favoured request a share while others can be on time."""
         tokens = min(remaining, budget_left)
         if request is self._favoured and self._look().prompts:
-            tokens = min(tokens, favoured_share(self.view))
+            tokens = min(tokens, self._look().favoured_share)
         return tokens
 
     # --- admit to the queue ------------------------------------------------------------------
