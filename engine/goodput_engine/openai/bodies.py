@@ -65,7 +65,8 @@ TokenLimit = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
-RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=100)]
+# A quotient by a smaller penalty could be infinite in single precision.
+RepetitionPenalty = Annotated[float, msgspec.Meta(ge=0.01, le=100)]
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 

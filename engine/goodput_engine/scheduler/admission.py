@@ -97,16 +97,19 @@ def describe_long_prompt(context_tokens: int) -> str:
     )
 
 
-def describe_long_output(max_tokens: int, *, input_tokens: int, context_tokens: int) -> str:
+def describe_long_output(
+    output_tokens: int, *, input_tokens: int, context_tokens: int, field: str = "max_tokens"
+) -> str:
     """Describe the rejection of an output that does not fit after its prompt.
 
     Args:
-        max_tokens: the requested limit of the output.
+        output_tokens: the requested length of the output.
         input_tokens: length of the prompt.
         context_tokens: limit of prompt and output together.
+        field: the field that requests the length.
     """
     return (
-        f"max_tokens is {max_tokens}, but after a prompt of {input_tokens} tokens this model's "
+        f"{field} is {output_tokens}, but after a prompt of {input_tokens} tokens this model's "
         f"context of {context_tokens} leaves {context_tokens - input_tokens}"
     )
 

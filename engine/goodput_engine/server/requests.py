@@ -207,7 +207,7 @@ class RequestParser:
             priority=from_headers.priority,
         )
         ids, tools = self._read_prompt(body)
-        self._check_length(len(ids), max_tokens)
+        self._check_length(len(ids), max_tokens, min_tokens)
         if max_tokens is None and self.defaults.max_new_tokens is not None:
             default = max(self.defaults.max_new_tokens, min_tokens)
             max_tokens = min(default, self.limits.max_model_tokens - len(ids))
@@ -350,13 +350,19 @@ class RequestParser:
     def _too_long_error(self, param: str) -> APIError:
         return too_long(describe_long_prompt(self.limits.max_model_tokens), param)
 
-    def _check_length(self, input_tokens: int, max_tokens: int | None) -> None:
+    def _check_length(self, input_tokens: int, max_tokens: int | None, min_tokens: int) -> None:
         context_tokens = self.limits.max_model_tokens
-        if max_tokens is not None and input_tokens + max_tokens > context_tokens:
+        field, output_tokens = (
+            ("min_tokens", min_tokens) if max_tokens is None else ("max_tokens", max_tokens)
+        )
+        if input_tokens + output_tokens > context_tokens:
             detail = describe_long_output(
-                max_tokens, input_tokens=input_tokens, context_tokens=context_tokens
+                output_tokens,
+                input_tokens=input_tokens,
+                context_tokens=context_tokens,
+                field=field,
             )
-            raise too_long(detail, "max_tokens")
+            raise too_long(detail, field)
 
 
 def _read_max_tokens(body: CompletionBody | ChatBody) -> int | None:

@@ -209,6 +209,18 @@ INVALID: dict[str, tuple[tuple[str, bytes], int, str | None, str]] = {
         "max_tokens",
         "context of 128 leaves 125",
     ),
+    "a minimum of more output tokens than the context": (
+        completion(min_tokens=126),
+        400,
+        "min_tokens",
+        "min_tokens is 126, but after a prompt of 3 tokens this model's context of 128 leaves 125",
+    ),
+    "a repetition penalty that makes logits infinite": (
+        completion(repetition_penalty=1e-300),
+        400,
+        "repetition_penalty",
+        ">= 0.01",
+    ),
     "several outputs": (completion(n=2), 400, "n", "leave it out or send 1"),
     "a schema": (
         chat(user("x"), response_format={"type": "json_schema", "json_schema": {}}),
