@@ -8,8 +8,9 @@ for the chat template, in a sandbox and in a process of its own.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 from tokenizers import Tokenizer
 
 from goodput_core.errors import InputError
@@ -39,6 +40,18 @@ _OTHER_FORMATS: Final = ("tokenizer.model", "spiece.model", "vocab.json", "vocab
 _LONG_TOKEN: Final = 8
 _CUT_WORD: Final = 1_024
 """Tokens by which the start of a text may exceed the complete text: its last word is cut."""
+
+
+_Template = Annotated[str, msgspec.Meta(max_length=_MAX_TEMPLATE_BYTES)]
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: _Template
+
+
+_Templates = _Template | list[_NamedTemplate] | None
+_DEFAULT_TEMPLATE: Final = "default"
 
 
 def load_model_tokenizer(
@@ -259,15 +272,15 @@ def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the chat template cannot be read: {error}") from error
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-        source = named.get("default")
-    if source is None:
-        return None
-    if not isinstance(source, str) or len(source) > _MAX_TEMPLATE_BYTES:
+    try:
+        found: str | list[_NamedTemplate] | None = msgspec.convert(
+            config.get("chat_template"), _Templates
+        )
+    except msgspec.ValidationError as error:
         raise InputError(
             f"{folder / _CONFIG}: chat_template must be a text of at most {_MAX_TEMPLATE_BYTES} "
-            "characters"
-        )
-    return source
+            "characters, or a list of objects with a name and such a text as template"
+        ) from error
+    if isinstance(found, list):
+        return next((one.template for one in found if one.name == _DEFAULT_TEMPLATE), None)
+    return found

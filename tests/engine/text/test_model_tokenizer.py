@@ -61,6 +61,11 @@ def test_a_tokenizer_in_another_format_is_rejected(tmp_path: Path, name: str) ->
         ("tokenizer.json", "{}", r"tokenizer\.json: not a tokenizer\.json of"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json: must be a JSON object"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template must be a text"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": [{"name": [], "template": "x"}]}',
+            "or a list of objects with a name",
+        ),
         ("tokenizer_config.json", '{"chat_template": "{{"}', "the chat template is invalid"),
         ("special_tokens_map.json", "nonsense", r"special_tokens_map\.json: is not JSON"),
         ("chat_template.jinja", "{% if %}", "the chat template is invalid"),
