@@ -39,6 +39,8 @@ _IGNORED_KEYWORDS: Final = frozenset(
         "output_router_logits",
     }
 )
+# Positions and numbers of keys are int32 on the device.
+_MAX_CONTEXT: Final = (1 << 31) - 1
 _FULL: Final = "full_attention"
 _SLIDING: Final = "sliding_attention"
 
@@ -223,6 +225,11 @@ class PackedModel:
             raise InputError("transformers has no exchangeable attention for it")
         if self.max_model_tokens < 1:
             raise InputError("its configuration has no max_position_embeddings")
+        if self.max_model_tokens > _MAX_CONTEXT:
+            raise InputError(
+                f"its max_position_embeddings is {self.max_model_tokens:.3g}, but a context has at "
+                f"most {_MAX_CONTEXT} tokens; correct config.json"
+            )
         model.set_attn_implementation(_IMPLEMENTATION)
         self.geometry = self._probe(config)
 

@@ -179,6 +179,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: change_config(f, num_hidden_layers=0),
         "config.json has 0 layers, but the weights have 21 tensors; download the model again",
     ),
+    "a context of 10**30 tokens": (
+        lambda f: change_config(f, max_position_embeddings=10**30),
+        "its max_position_embeddings is 1e+30, but",
+    ),
     "layers that take an hour to create": (
         lambda f: change_config(f, num_hidden_layers=10**8),
         "config.json has 100000000 layers, but the weights have 21 tensors",
