@@ -80,7 +80,7 @@ class ServedHalves:
         """Let the twin serve the held-out loads, and return the errors of its means.
 
         Args:
-                factor: multiple of the step times of the profile.
+            factor: multiple of the step times of the profile.
         """
         pooled: dict[str, tuple[list[float], list[float]]] = {kind: ([], []) for kind in PREDICTED}
         for number in range(ROUNDS):
