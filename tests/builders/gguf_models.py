@@ -37,7 +37,9 @@ _OTHERS = {
 }
 
 
-def write_gguf(file: Path, folder: Path, tokenizer: Tokenizer, template: str) -> None:
+def write_gguf(
+    file: Path, folder: Path, tokenizer: Tokenizer, template: str, *, parts: int = 1
+) -> None:
     """Write a Llama model as a GGUF file with unquantized weights.
 
     Args:
@@ -45,10 +47,13 @@ def write_gguf(file: Path, folder: Path, tokenizer: Tokenizer, template: str) ->
         folder: the model in Hugging Face's format.
         tokenizer: a byte-level tokenizer.
         template: the chat template.
+        parts: number of files that the model claims to have.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_name("tiny")
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

@@ -6,6 +6,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Final
 
+from goodput_core.errors import InputError
+from goodput_engine.model_folder import read_json_object
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -52,8 +55,8 @@ def damaged_file(folder: Path, read: Callable[[int], object]) -> str | None:
         read: see `file_digest`.
     """
     try:
-        digests: dict[str, str] = json.loads((folder / _NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        digests = read_json_object(folder / _NAME)
+    except InputError:
         return _NAME
     for name, expected in digests.items():
         try:

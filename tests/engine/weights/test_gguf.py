@@ -96,6 +96,10 @@ def test_a_converted_file_is_used_again_until_it_is_damaged_or_the_source_change
     content[-1] ^= 1
     assert weights.read_bytes() == content
 
+    (folder / "checksums.json").write_text("[]")
+    _, lines = convert(file, tmp_path)
+    assert any("checksums.json" in line.get("warning", "") for line in lines)
+
     copy = tmp_path / "other.gguf"
     shutil.copy(file, copy)
     with copy.open("r+b") as opened:
@@ -127,6 +131,18 @@ def test_an_invalid_file_is_refused_with_its_name(
         convert(bad, tmp_path / "cache")
     assert str(bad) in str(caught.value)
     assert not [one for one in (tmp_path / "cache").glob("*") if one.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "a later one"])
+def test_a_part_of_a_divided_model_is_refused_with_the_remedy(
+    original: Path, tmp_path: Path, first: bool
+) -> None:
+    part = tmp_path / "tiny-00001-of-00003.gguf"
+    write_gguf(part, original, make_tokenizer(), TEMPLATE, parts=3)
+    if not first:  # later parts have no architecture
+        part.write_bytes(part.read_bytes().replace(b"general.arch", b"general.else"))
+    with pytest.raises(InputError, match="is one of 3 parts of a model; merge them with"):
+        convert(part, tmp_path / "cache")
 
 
 def test_a_model_larger_than_the_memory_is_not_converted(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["convert"]
 
 _FLOAT_BYTES: Final = 4
+_ARCHITECTURE: Final = "general.architecture"
+# The number of files into which llama.cpp divides a large model.
+_PARTS: Final = "split.count"
 _MAX_DETAIL: Final = 300
 
 
@@ -50,17 +53,26 @@ def _count_weights(file: Path) -> int:
     """Return the number of weights in a file.
 
     Raises:
-        InputError: the file is incomplete, or of an architecture that is not supported.
+        InputError: the file is incomplete, a part of a model, or of an architecture that is not
+            supported.
     """
     try:
         reader: Any = gguf.GGUFReader(file)
-        architecture = str(reader.fields["general.architecture"].contents())
+        parts = reader.get_field(_PARTS)
+        num_parts = 1 if parts is None else int(parts.contents())
+        # Only the first part has the architecture.
+        architecture = "" if num_parts > 1 else str(reader.fields[_ARCHITECTURE].contents())
         end = max((int(t.data_offset) + int(t.n_bytes) for t in reader.tensors), default=0)
         parameters = sum(prod(map(int, tensor.shape)) for tensor in reader.tensors)
     except Exception as error:  # the package raises many types for an invalid file
         raise InputError(
             f"{file}: the GGUF file is damaged or incomplete; download it again: {_detail(error)}"
         ) from error
+    if num_parts > 1:
+        raise InputError(
+            f"{file}: the file is one of {num_parts} parts of a model; merge them with "
+            "llama-gguf-split --merge of llama.cpp, and serve the result"
+        )
     if end > file.stat().st_size or not parameters:
         raise InputError(f"{file}: the GGUF file is incomplete; download it again")
     if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
