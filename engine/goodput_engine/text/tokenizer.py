@@ -14,7 +14,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from goodput_core.errors import InputError
-from goodput_engine.model_folder import read_json_object
+from goodput_engine.model_folder import TOKENIZER_FILE, read_json_object, tokenizer_problem
 from goodput_engine.text.detokenizer import Detokenizer, TokenTexts
 from goodput_engine.text.template_process import TemplateProcess
 from goodput_engine.text.tool_calls import tool_format
@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelTokenizer", "load_model_tokenizer", "read_tokenizer_file"]
 
-TOKENIZER_FILE: Final = "tokenizer.json"
 _MAX_TOKENIZER_BYTES: Final = 256 << 20
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL_TOKENS: Final = "special_tokens_map.json"
 _TEMPLATE: Final = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
-# Files of tokenizers that only the transformers library converts.
-_OTHER_FORMATS: Final = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 # A text with more characters per token than this one is rare, so that the start of a text usually
 # proves that the complete text has too many tokens.
 _LONG_TOKEN: Final = 8
@@ -70,13 +67,10 @@ def load_model_tokenizer(
         InputError: a file of the tokenizer is damaged, or of a format that is not supported.
         InternalError: the process of the chat template cannot be started.
     """
+    problem = tokenizer_problem(lambda name: (folder / name).is_file())
+    if problem is not None:
+        raise InputError(f"{folder}: {problem}")
     if not (folder / TOKENIZER_FILE).is_file():
-        for name in _OTHER_FORMATS:
-            if (folder / name).is_file():
-                raise InputError(
-                    f"{folder}: the tokenizer in {name} has no {TOKENIZER_FILE}; create it with "
-                    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
-                )
         return None
     tokenizer = read_tokenizer_file(folder / TOKENIZER_FILE)
     config = _read_optional(folder / _CONFIG)

@@ -24,6 +24,7 @@ from huggingface_hub.utils import build_hf_headers
 
 from goodput_core.errors import InputError, InternalError
 from goodput_core.units import BYTES_PER_GIB
+from goodput_engine.model_folder import tokenizer_problem
 from goodput_engine.weights.checksums import file_digest
 from goodput_engine.weights.locks import locked
 
@@ -141,15 +142,18 @@ def _download(repo: str, revision: str, progress: FetchProgress) -> Path:
         if (folder := _cached(repo, commit)) is not None:
             return folder
     # The tree has files and folders; only files have a size.
-    files = [
-        one
-        for one in api.list_repo_tree(repo, revision=commit)
-        if hasattr(one, "size") and _matches(one.path, _FILES)
-    ]
+    tree = {one.path: one for one in api.list_repo_tree(repo, revision=commit)}
+    files = [one for one in tree.values() if hasattr(one, "size") and _matches(one.path, _FILES)]
     if not any(_matches(one.path, _WEIGHTS) for one in files):
         raise InputError(
             f"hf://{repo}: the commit {commit} has no model.safetensors, and no other weights are "
             "downloaded; serve a GGUF file with file://, or another model"
+        )
+    problem = tokenizer_problem(tree.__contains__)
+    if problem is not None:
+        raise InputError(
+            f"hf://{repo}: {problem}, save the weights in the same way, and serve the folder with "
+            "file://"
         )
     storage = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
     blobs = storage / "blobs"

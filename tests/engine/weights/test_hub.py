@@ -139,11 +139,16 @@ async def test_a_file_that_was_damaged_in_the_cache_is_downloaded_again(
         ({"status": 403}, PINNED, "the Hub refuses access (403); set HF_TOKEN"),
         ({"status": 410}, PINNED, "the Hub answers with 410; start again later"),
         ({"files": {"pytorch_model.bin": b""}}, PINNED, "has no model.safetensors"),
+        (
+            {"files": {"model.safetensors": b"", "vocab.json": b""}},
+            PINNED,
+            "the tokenizer in vocab.json has no tokenizer.json; create it with",
+        ),
         ({}, WeightsSource(name=REPO, offline=True), "and downloads are off"),
     ],
     ids=[
         "unknown", "unknown revision", "gated", "private", "unauthorized", "forbidden", "broken",
-        "pickled", "offline",
+        "pickled", "an old tokenizer", "offline",
     ],
 )  # fmt: skip
 async def test_a_refused_download_is_one_sentence(
