@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -15,7 +16,7 @@ from tests.builders.certificates import make_certificate
 from tests.builders.examples import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 ROOT = Path(__file__).resolve().parents[1]
 _SUMMARY_LINE = "summary_line"
@@ -59,6 +60,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector.
+
+    Collection creates millions of objects that live until the end. The garbage collector would
+    visit them again and again, which takes a quarter of the time of collection, and in each full
+    run during the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

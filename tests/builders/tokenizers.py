@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,21 @@ def _texts() -> Iterator[str]:
         yield path.read_text(encoding="utf-8")
 
 
+def _trained_once(train: Callable[..., Tokenizer]) -> Callable[..., Tokenizer]:
+    """Return a function that trains once and returns a new copy each time, as callers change it."""
+
+    @cache
+    def content(**options: int) -> str:
+        return train(**options).to_str()
+
+    @wraps(train)
+    def copy(**options: int) -> Tokenizer:
+        return Tokenizer.from_str(content(**options))
+
+    return copy
+
+
+@_trained_once
 def _byte_level_bpe(*, size: int = _SIZE) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,6 +72,7 @@ def _with_prefix_space() -> Tokenizer:
     return tokenizer
 
 
+@_trained_once
 def _word_piece() -> Tokenizer:
     """Return an uncased tokenizer as BERT's, whose file truncates and pads texts."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -72,6 +89,7 @@ def _word_piece() -> Tokenizer:
     return tokenizer
 
 
+@_trained_once
 def _metaspace_bpe() -> Tokenizer:
     """Return a tokenizer as Llama 2's: spaces become characters, and nothing splits a text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
@@ -90,6 +108,7 @@ def _metaspace_bpe() -> Tokenizer:
     return tokenizer
 
 
+@_trained_once
 def _unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
