@@ -169,7 +169,8 @@ class Held(NamedTuple):
     Args:
         ends_ns: predicted time until its end.
         blocks: mean number of blocks that it holds until then.
-        pause_ns: time for which another request may use its blocks; 0 if it must not be paused.
+        pause_ns: time for which it may pause, less that of its own resumption; 0 or less if it must
+            not be paused.
     """
 
     ends_ns: float
@@ -225,6 +226,7 @@ class PoolQueue:
         begins_ns: float = 0.0,
         prompts: PromptDelay = NO_DELAY,
         lends_ns: float = 0.0,
+        backlog_ns: float = 0.0,
         kept_free: float = 0.0,
         kept_places: int = 0,
     ) -> set[int]:
@@ -236,11 +238,12 @@ class PoolQueue:
             begins_ns: earliest start. All times count from when the object was made.
             prompts: delay of the running requests by the prompts beside them.
             lends_ns: time from the decision to evict a request until its blocks are free.
+            backlog_ns: time of the prompts that are computed before a paused request goes on.
             kept_free: number of blocks that are left free.
             kept_places: number of places that are left free.
         """
         free, places = self._free_blocks - kept_free, self._free_places - kept_places
-        now_ns, lent = begins_ns, 0.0
+        now_ns, lent, lent_places = begins_ns, 0.0, 0
         # (end, blocks, places) of the requests that start now, and the next end of the others.
         ends: list[tuple[float, float, int]] = []
         for stay in started:
@@ -265,27 +268,33 @@ class PoolQueue:
                 heappush(ends, (now_ns + length_ns, blocks, 1))
                 free, places = free - blocks, places - 1
                 continue
-            # A lender gives its place, and at least one block with it.
-            missing = max(blocks - max(0.0, free), 0.0 if places > 0 else 1.0)
+            missing, missing_places = max(0.0, blocks - max(0.0, free)), int(places < 1)
             can_lend = latest_ns >= max(now_ns, begins_ns + lends_ns)
-            if not can_lend or self._lendable(length_ns, now_ns) - lent < missing:
+            lendable, lenders = self._lendable(length_ns + backlog_ns, now_ns)
+            if not can_lend or lendable - lent < missing or lenders - lent_places < missing_places:
                 late.add(rid)
                 continue
-            # It takes its place back at the end, together with its blocks.
+            # A lender takes its place back at the end, together with its blocks.
             own = max(0.0, blocks - missing)
-            heappush(ends, (latest_ns + length_ns, own, 0))
-            free, lent = free - own, lent + missing
+            heappush(ends, (latest_ns + length_ns, own, 1 - missing_places))
+            free, places = free - own, places - (1 - missing_places)
+            lent, lent_places = lent + missing, lent_places + missing_places
         return late
 
-    def _lendable(self, length_ns: float, now_ns: float) -> float:
-        """Return the blocks of requests that still run at a time and can pause for another."""
-        blocks = 0.0
+    def _lendable(self, for_ns: float, now_ns: float) -> tuple[float, int]:
+        """Return the blocks and places of those that run at a time and can pause for long enough.
+
+        Args:
+            for_ns: time for which they must be able to pause.
+            now_ns: the time.
+        """
+        blocks, places = 0.0, 0
         for pause_ns, ends_ns, held in self._lenders:
-            if pause_ns <= length_ns:
+            if pause_ns <= for_ns:
                 break
             if ends_ns > now_ns:
-                blocks += held
-        return blocks
+                blocks, places = blocks + held, places + 1
+        return blocks, places
 
 
 class TokensInMemory:

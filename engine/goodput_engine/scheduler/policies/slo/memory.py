@@ -408,6 +408,7 @@ class MemoryTest:
             begins_ns=passed_ns,
             prompts=delay,
             lends_ns=max(token_ns, copies_ns(request, forecast, self._view, step_ns=token_ns)),
+            backlog_ns=sum((prompt.share_ns for prompt in prompts), new.prompt.share_ns),
             kept_free=self._free_shares[at] * self._view.total_blocks,
             kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),
         )
@@ -427,7 +428,6 @@ class MemoryTest:
         self._waiting.clear()
         self._counted_epoch, ends = view.decode_epoch, forecast.ends()
         self._ends = [end for end, *_ in ends]
-        backlog_ns = sum(prompt.share_ns for prompt in prompts)
         for end, mean_left, request in ends:
             left = self._cautious(request, end, forecast)
             mean = self._cautious(request, mean_left, forecast)
@@ -437,7 +437,8 @@ class MemoryTest:
             slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
             stay = Stay(slack_ns, length_ns, blocks)
             work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
-            pause_ns = slack_ns - forecast.resume_ns(request) - backlog_ns
+            # A prompt is not interrupted.
+            pause_ns = slack_ns - forecast.resume_ns(request) if request.sampled_tokens else 0.0
             held = Held(work_ns + length_ns, blocks, pause_ns)
             tokens = total + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))
