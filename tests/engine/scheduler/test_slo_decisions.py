@@ -170,6 +170,26 @@ def test_a_request_does_not_wait_for_a_step_that_never_comes() -> None:
     assert third.first_token_ns
 
 
+def test_a_prompt_that_is_being_computed_lends_no_place() -> None:
+    bench = SloBench(seqs=1, budget=200, left=20)
+    bench.add(1, 4000, ttft_ms=10_000, outputs=20)
+    bench.step()
+    bench.add(2, 40, ttft_ms=100, outputs=20)
+    assert not bench.is_admitted(2)
+
+
+@pytest.mark.parametrize(("tokens", "admitted"), [(1000, True), (8000, False)])
+def test_a_prompt_that_has_just_arrived_delays_those_that_pause(
+    tokens: int, *, admitted: bool
+) -> None:
+    bench = SloBench(seqs=1, left=40)
+    bench.add(1, 40, tpot_ms=20, outputs=40)  # it can pause for about 0.3 s
+    bench.step()
+    bench.add(2, tokens, ttft_ms=10_000, outputs=40)  # 0.05 ms per token
+    bench.add(3, 40, ttft_ms=100, outputs=20)  # 0.1 s
+    assert bench.is_admitted(3) is admitted
+
+
 def test_a_request_that_is_not_admitted_displaces_none_from_a_full_queue() -> None:
     bench = SloBench(blocks=100, seqs=1, left=200)
     bench.scheduler.set_limits(SchedulerLimits(token_budget=2000, max_num_seqs=1, max_waiting=1))

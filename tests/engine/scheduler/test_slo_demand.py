@@ -206,6 +206,19 @@ def test_blocks_are_lent_once_and_their_free_part_comes_back() -> None:
     assert queue.late(_waiting([(5, 10, 6), (15, 10, 6)])) == set(), "2 are free again at 15"
 
 
+def test_a_lender_gives_one_place() -> None:
+    queue = PoolQueue([Held(100.0, 8.0, 50.0)], blocks=100, places=1)
+    assert queue.late(_waiting([(5, 10, 1), (5, 10, 1)])) == {1}
+    queue = PoolQueue([Held(100.0, 8.0, 50.0), Held(100.0, 1.0, 50.0)], blocks=100, places=2)
+    assert queue.late(_waiting([(5, 10, 1), (5, 10, 1)])) == set()
+
+
+def test_a_lender_also_waits_for_the_prompts_before_it_goes_on() -> None:
+    queue = PoolQueue([Held(100.0, 8.0, 50.0)], blocks=10, places=4)
+    assert queue.late(_waiting([(5, 10, 6)]), backlog_ns=39.0) == set()
+    assert queue.late(_waiting([(5, 10, 6)]), backlog_ns=40.0) == {0}
+
+
 def test_evictions_need_time() -> None:
     queue = PoolQueue([Held(100.0, 8.0, 50.0)], blocks=10, places=4)
     assert queue.late(_waiting([(5, 10, 6)]), lends_ns=5.0) == set()
