@@ -24,6 +24,9 @@ from goodput_replay.runs.files import RECORDS_FILE
 from goodput_replay.runs.records import (
     RECORDS_SCHEMA,
     RecordWriter,
+    decode_rows,
+    open_records,
+    read_batches,
     read_judged,
     read_records,
 )
@@ -105,6 +108,19 @@ def test_records_are_read_back_as_written(
     assert [(row.record, row.judgement) for row in read_judged(folder)] == rows
     kept = [record for record, judgement in rows if judgement is not None]
     assert list(read_records(folder)) == kept
+
+
+@given(rows=st.lists(st.tuples(_RECORDS, _JUDGEMENTS), min_size=3, max_size=8))
+@settings(max_examples=examples(60), deadline=None)
+def test_a_part_of_a_batch_has_the_rows_of_its_place(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[RequestRecord, Judgement | None]]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    _write(folder, rows)
+    with open_records(folder) as opened:
+        (batch,) = read_batches(opened, opened.schema_arrow.names)
+    part = batch.slice(1, len(rows) - 2)
+    assert [(row.record, row.judgement) for row in decode_rows(part)] == rows[1:-1]
 
 
 @given(records=st.lists(_RECORDS, min_size=1, max_size=8))

@@ -82,6 +82,8 @@ class Targets:
 
     def overridden_by(self, row: Targets) -> Targets:
         """Return these targets, each replaced by the target of the row if the row has one."""
+        if row.empty:
+            return self
         return Targets(
             ttft_ns=self.ttft_ns if row.ttft_ns is None else row.ttft_ns,
             tpot_ns=self.tpot_ns if row.tpot_ns is None else row.tpot_ns,

@@ -12,6 +12,8 @@ import io
 import threading
 from array import array
 from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -28,7 +30,7 @@ from goodput_core.slo.targets import Targets
 from goodput_replay.runs.files import RECORDS_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -196,6 +198,8 @@ _TARGETS: Final = {
     "tbt_p99_target_ns": "tbt_p99_ns",
     "e2e_target_ns": "e2e_ns",
 }
+_NO_TARGETS: Final = Targets()
+_NO_BOUNDS: Final = (None,) * len(_TARGETS)
 _MEASURED: Final = tuple(n for n in RECORDS_SCHEMA.names if n not in {*_COMPUTED, "gaps_us"})
 _measured_values: Final = attrgetter(
     *(f"targets.{_TARGETS[n]}" if n in _TARGETS else n for n in _MEASURED)
@@ -457,31 +461,63 @@ def read_batches(opened: Any, columns: Sequence[str]) -> Iterator[Any]:
 
 def decode_rows(batch: Any) -> Iterator[JudgedRecord]:
     """Yield the rows of a batch, in which columns of later versions and the gaps may be missing."""
-    columns = batch.to_pydict()
+    columns: dict[str, Any] = {
+        name: _values(column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
     for name, value in {**_ADDED, "gaps_us": ()}.items():
         columns.setdefault(name, [value] * batch.num_rows)
-    columns.pop("attained")
-    for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
-        kind, reasons = row.pop("judgement"), row.pop("miss_reasons")
-        row.pop("warmup")
-        gaps = tuple(row.pop("gaps_us"))
-        tbt_p99_us = row.pop("tbt_p99_us")
-        record = RequestRecord(
-            outcome=Outcome(row.pop("outcome")),
-            targets=Targets(**{name: row.pop(column) for column, name in _TARGETS.items()}),
-            gaps_us=gaps,
-            deviations=tuple(Deviation(d) for d in row.pop("deviations")),
-            # Computed from the gaps if there are any.
-            tbt_p99_us=None if gaps else tbt_p99_us,
-            **row,
-        )
-        judgement = None
-        if kind is not None:
-            judgement = Judgement(
-                kind=JudgementKind(kind), reasons=tuple(MissReason(r) for r in reasons)
-            )
-        yield JudgedRecord(record, judgement)
+    del columns["attained"], columns["warmup"]
+    judgements = zip(columns.pop("judgement"), columns.pop("miss_reasons"), strict=True)
+    # Whole columns are converted, because files have many rows.
+    columns["outcome"] = map(Outcome, columns["outcome"])
+    columns["deviations"] = [
+        tuple(map(Deviation, row)) if row else () for row in columns["deviations"]
+    ]
+    columns["gaps_us"] = list(map(tuple, columns["gaps_us"]))
+    # Computed from the gaps if there are any.
+    columns["tbt_p99_us"] = [
+        None if gaps else p99_us
+        for gaps, p99_us in zip(columns["gaps_us"], columns["tbt_p99_us"], strict=True)
+    ]
+    bounds = zip(*map(columns.pop, _TARGETS), strict=True)
+    columns["targets"] = [_NO_TARGETS if row == _NO_BOUNDS else _own_targets(row) for row in bounds]
+    names = tuple(columns)
+    for (kind, reasons), values in zip(
+        judgements, zip(*columns.values(), strict=True), strict=True
+    ):
+        record = RequestRecord(**dict(zip(names, values, strict=True)))
+        yield JudgedRecord(record, None if kind is None else _judgement(kind, tuple(reasons)))
+
+
+def _values(column: Any) -> list[Any]:
+    """Return the values of a column, several times faster than its `to_pylist` where possible."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if column.null_count:
+        values: list[Any] = column.to_pylist()
+    elif pa.types.is_dictionary(column.type):
+        labels = column.dictionary.to_pylist()
+        values = [labels[index] for index in column.indices.to_numpy().tolist()]
+    elif pa.types.is_integer(column.type):
+        values = column.to_numpy().tolist()
+    elif pa.types.is_list(column.type):
+        parts = _values(column.flatten())
+        ends = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
+        values = [parts[start:end] for start, end in pairwise(ends)]
+    else:
+        values = column.to_pylist()
+    return values
+
+
+def _own_targets(bounds: Iterable[int | None]) -> Targets:
+    """Return the targets of a row from its columns, in the order of `_TARGETS`."""
+    return Targets(**dict(zip(_TARGETS.values(), bounds, strict=True)))
+
+
+@cache
+def _judgement(kind: str, reasons: tuple[str, ...]) -> Judgement:
+    return Judgement(kind=JudgementKind(kind), reasons=tuple(map(MissReason, reasons)))
 
 
 def _brief(error: BaseException) -> str:

@@ -103,8 +103,9 @@ def chat_run(
         rows_planned=total - len(absent),
         warmup_rows=0,
     )
-    served = [replace(record, revision=revision) for record in records]
-    write_run(folder, replace(info, **changes), served)
+    if revision:
+        records = [replace(record, revision=revision) for record in records]
+    write_run(folder, replace(info, **changes), records)
     return folder
 
 
