@@ -68,8 +68,11 @@ demo: $(VENV)/.runtime ## serve two emulated replicas, replay the sample trace, 
 test: $(VENV)/.dev ## run the tests
 	$(PYTEST) $(TESTS)
 
+# Only files with the marker are collected: all others take ten seconds in each worker.
+TORCH_TESTS = $(or $(TESTS),$(shell grep -rl --include='test_*.py' 'mark\.torch' tests))
+
 test-torch: $(VENV)/.dev smollm2 ## run the tests that need torch
-	OMP_NUM_THREADS=1 $(PYTEST) -m torch $(TESTS)
+	OMP_NUM_THREADS=1 $(PYTEST) -m torch $(TORCH_TESTS)
 
 test-foreign: $(VENV)/.dev ## install llama_cpp.server and transformers serve (15 minutes, 6 GB), and replay against them
 	$(BIN)/python -m tools.foreign
