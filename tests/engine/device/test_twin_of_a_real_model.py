@@ -13,6 +13,7 @@ of the round before it for its steps, and its own for the latencies.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -125,27 +126,26 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedHalves:
         initializer_range=0.02,
     )
     log = folder / "steps.parquet"
-    engines = EngineStarter(folder)
-    engine = engines.start(
-        *("--threads", "1", "--step-log", str(log)),
-        # In a pod, the kernels of the attention are not measured.
-        environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
-        source=f"file://{model}",
-        realModel={"kvBlocks": 600},
-        tokenBudget={"min": 64, "max": 512, "initial": 512},
-    )
-    base = write_base(folder / "base.yaml", engine.listening)
-    spans_ns: dict[str, list[tuple[int, int]]] = {"fit": [], "held-out": []}
-    for number in range(ROUNDS):
-        for half, spans in spans_ns.items():
-            began_ns = time.monotonic_ns()
-            replay(
-                folder / f"{half}-{number}",
-                *load_of(half, number),
-                *("--target", engine.url, "--model", "chat"),
-            )
-            spans.append((began_ns, time.monotonic_ns()))
-    engines.close()
+    with closing(EngineStarter(folder)) as engines:
+        engine = engines.start(
+            *("--threads", "1", "--step-log", str(log)),
+            # In a pod, the kernels of the attention are not measured.
+            environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+            source=f"file://{model}",
+            realModel={"kvBlocks": 600},
+            tokenBudget={"min": 64, "max": 512, "initial": 512},
+        )
+        base = write_base(folder / "base.yaml", engine.listening)
+        spans_ns: dict[str, list[tuple[int, int]]] = {"fit": [], "held-out": []}
+        for number in range(ROUNDS):
+            for half, spans in spans_ns.items():
+                began_ns = time.monotonic_ns()
+                replay(
+                    folder / f"{half}-{number}",
+                    *load_of(half, number),
+                    *("--target", engine.url, "--model", "chat"),
+                )
+                spans.append((began_ns, time.monotonic_ns()))
     fitted, held_out = (
         [
             read_step_log(write_steps_of(log, folder / f"{half}-{at}.parquet", [span]))
