@@ -233,7 +233,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a stop string": ({"stop": "x"}, "stop", "stop needs text, and the model's folder has no"),
     "a temperature of 3": ({"temperature": 3}, "temperature", "expected `float` <= 2.0"),
     "a top-k of -2": ({"top_k": -2}, "top_k", "expected `int` >= -1"),
-    "a repetition penalty of 0": ({"repetition_penalty": 0}, "repetition_penalty", "> 0.0"),
+    "a repetition penalty of 0": ({"repetition_penalty": 0}, "repetition_penalty", ">= 0.01"),
     "a seed of 65 bits": ({"seed": 1 << 64}, "seed", "expected `int` <= 9223372036854775807"),
     "a stop id outside the vocabulary": (
         {"stop_token_ids": [VOCABULARY]},
