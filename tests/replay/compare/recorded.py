@@ -18,6 +18,7 @@ from goodput_core.units import NS_PER_S
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import ABRecording, RecordedPair
 from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.runs.summary import read_summary, write_summary
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -77,6 +78,19 @@ def chat_run(
         revision: revision that served every request.
         changes: fields of the run's info.
     """
+    # Two runs never start at the same microsecond, and equal starts mean copies of one run.
+    microsecond = zlib.crc32("/".join(folder.parts[-2:]).encode()) % 1_000_000
+    run = replace(INFO.run, started_at=f"2026-03-04T05:06:07.{microsecond:06}+00:00")
+    run = changes.pop("run", run)
+    numbers = (missed, cancelled, absent, rejected, unauthorised, late, short, unstreamed, cut)
+    load = (seconds, per_s, ttft_ms, lag_ms, revision)
+    key = repr((*(sorted(one) for one in numbers), *load, slo, sorted(changes.items())))
+    if (files := _written.get(key)) is not None:
+        folder.mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        write_summary(folder, replace(read_summary(folder), run=run))
+        return folder
     total = seconds * per_s
     records = [
         _record(
@@ -93,11 +107,9 @@ def chat_run(
         for number in range(total)
         if number not in absent
     ]
-    # Two runs never start at the same microsecond, and equal starts mean copies of one run.
-    microsecond = zlib.crc32("/".join(folder.parts[-2:]).encode()) % 1_000_000
     info = replace(
         INFO,
-        run=replace(INFO.run, started_at=f"2026-03-04T05:06:07.{microsecond:06}+00:00"),
+        run=run,
         slo=slo,
         window_ns=seconds * NS_PER_S,
         rows_planned=total - len(absent),
@@ -106,7 +118,12 @@ def chat_run(
     if revision:
         records = [replace(record, revision=revision) for record in records]
     write_run(folder, replace(info, **changes), records)
+    _written[key] = {path.name: path.read_bytes() for path in folder.iterdir()}
     return folder
+
+
+_written: dict[str, dict[str, bytes]] = {}
+"""Files of earlier runs by their load. Judging a run takes much longer than copying it."""
 
 
 def _record(
