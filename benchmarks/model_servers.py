@@ -39,7 +39,7 @@ from tools.smollm2 import model_folder
 
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:

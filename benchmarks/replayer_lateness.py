@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from goodput_core.units import NS_PER_MS, NS_PER_S
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
 from goodput_traces.format.writer import write_trace
 

@@ -35,7 +35,7 @@ import yaml
 
 from goodput_core.slo.record import Outcome
 from goodput_engine.device.load import load_profile
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence

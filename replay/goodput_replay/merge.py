@@ -157,7 +157,7 @@ def merge_runs(
     """
     from goodput_replay.report.run_report import write_report  # noqa: PLC0415
     from goodput_replay.runs.folder import RunWriter  # noqa: PLC0415
-    from goodput_replay.runs.records import read_judged  # noqa: PLC0415
+    from goodput_replay.runs.record_rows import read_judged  # noqa: PLC0415
     from goodput_replay.runs.server_metrics import (  # noqa: PLC0415
         merge_server_metrics,
         read_server_metrics,

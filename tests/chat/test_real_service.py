@@ -22,7 +22,7 @@ from tools.smollm2 import model_folder
 
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.verdict import VerdictKind
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from goodput_core.errors import ExitCode
 from goodput_core.slo.verdict import Reason
 from goodput_core.steptime import StepShape
 from goodput_engine.device.load import load_profile
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

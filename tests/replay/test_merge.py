@@ -34,7 +34,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.compare.runs import load_run
 from goodput_replay.merge import merge_runs
 from goodput_replay.runs.files import SERVER_METRICS_FILE
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.server_metrics import (
     ServerMetrics,
     read_server_metrics,

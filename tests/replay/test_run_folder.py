@@ -28,7 +28,7 @@ from goodput_replay.runs.files import (
     reserve_file,
 )
 from goodput_replay.runs.folder import RunWriter, default_folder
-from goodput_replay.runs.records import read_judged, read_records
+from goodput_replay.runs.record_rows import read_judged, read_records
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import read_summary, write_summary
 

@@ -21,15 +21,8 @@ from goodput_core.slo.judging import Judgement, JudgementKind, MissReason, judge
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.targets import Targets
 from goodput_replay.runs.files import RECORDS_FILE
-from goodput_replay.runs.records import (
-    RECORDS_SCHEMA,
-    RecordWriter,
-    decode_rows,
-    open_records,
-    read_batches,
-    read_judged,
-    read_records,
-)
+from goodput_replay.runs.record_rows import decode_rows, read_judged, read_records
+from goodput_replay.runs.records import RECORDS_SCHEMA, RecordWriter, open_records, read_batches
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from tests.replay.test_merge import replay
 
 from goodput_core.units import NS_PER_MS
 from goodput_replay.merge import merge_runs
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.sessions import open_follow_ups
 from goodput_replay.shares import ALL, Share

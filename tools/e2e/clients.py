@@ -18,7 +18,7 @@ from tools.cluster.handle import wait_for
 
 from goodput_core.contract import METRIC_REQUESTS, PATH_METRICS, PATH_MODELS
 from goodput_core.errors import ExitCode
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

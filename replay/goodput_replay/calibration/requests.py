@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from goodput_core.errors import InputError
 from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.units import NS_PER_US
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from goodput_replay.compare.pairing import pair_requests
 from goodput_replay.runs.chosen_rows import read_chosen
 from goodput_replay.runs.columns import OUTCOMES
 from goodput_replay.runs.measures import RunMeasures
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.summary_builder import read_stalls
 from goodput_replay.statistics.evidence import EvidenceTally
 

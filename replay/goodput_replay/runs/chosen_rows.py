@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from goodput_replay.runs.records import decode_rows, open_records, read_batches
+from goodput_replay.runs.record_rows import decode_rows
+from goodput_replay.runs.records import open_records, read_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -3,7 +3,7 @@
 A row holds the measurements of a request and its judgement, so any Parquet tool can evaluate the
 file. The writer buffers one row group and the reader one batch. Row groups grow with the run up to
 65,536 rows, because the writer and the reader keep an index of 27 kB for each of them in memory.
-`folder` chooses the path and handles a full disk.
+`folder` chooses the path and handles a full disk, and `record_rows` turns rows into records.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import io
 import threading
 from array import array
 from contextlib import contextmanager
-from functools import cache
-from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,24 +22,23 @@ from goodput_core.errors import InputError
 from goodput_core.files import partial_path
 from goodput_core.quantiles import P99, quantile
 from goodput_core.slo.conformance import Deviation
-from goodput_core.slo.judging import Judgement, JudgementKind, MissReason
-from goodput_core.slo.record import Outcome, RequestRecord
-from goodput_core.slo.targets import Targets
+from goodput_core.slo.judging import Judgement, JudgementKind
 from goodput_replay.runs.files import RECORDS_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from goodput_core.slo.record import RequestRecord
+
 __all__ = [
+    "ADDED_COLUMNS",
     "RECORDS_SCHEMA",
+    "TARGET_COLUMNS",
     "JudgedRecord",
     "RecordWriter",
-    "decode_rows",
     "open_records",
     "read_batches",
-    "read_judged",
-    "read_records",
 ]
 
 _MAX_GAP_US: Final = 2**31 - 1
@@ -176,14 +173,14 @@ RECORDS_SCHEMA: Final[Any] = pa.schema(
     metadata={_VERSION_KEY: _VERSION},
 )
 
-# Columns that folders of earlier versions lack, and the values of their rows.
-_ADDED: Final[dict[str, object]] = {
+ADDED_COLUMNS: Final[dict[str, object]] = {
     "most_output_tokens": None,
     "reported_input_tokens": None,
     "retries": 0,
     "sender": 0,
     "deviations": (),
 }
+"""Columns that folders of earlier versions lack, and the values of their rows."""
 
 # Columns that are computed in `RecordWriter.append`, in its order; every other column but
 # `gaps_us` is an attribute of a `RequestRecord`.
@@ -192,17 +189,16 @@ _ATTAINED: Final[dict[JudgementKind | None, bool]] = {
     JudgementKind.ATTAINED: True,
     JudgementKind.MISSED: False,
 }
-_TARGETS: Final = {
+TARGET_COLUMNS: Final = {
     "ttft_target_ns": "ttft_ns",
     "tpot_target_ns": "tpot_ns",
     "tbt_p99_target_ns": "tbt_p99_ns",
     "e2e_target_ns": "e2e_ns",
 }
-_NO_TARGETS: Final = Targets()
-_NO_BOUNDS: Final = (None,) * len(_TARGETS)
+"""The field of `Targets` by its column."""
 _MEASURED: Final = tuple(n for n in RECORDS_SCHEMA.names if n not in {*_COMPUTED, "gaps_us"})
 _measured_values: Final = attrgetter(
-    *(f"targets.{_TARGETS[n]}" if n in _TARGETS else n for n in _MEASURED)
+    *(f"targets.{TARGET_COLUMNS[n]}" if n in TARGET_COLUMNS else n for n in _MEASURED)
 )
 
 
@@ -421,31 +417,9 @@ def _check_schema(path: Path, schema: Any) -> None:
             f"{path}: the records have version {version.decode(errors='replace')[:20]!r}, and this "
             f"Goodput reads version {_VERSION.decode()}; use the Goodput that wrote them"
         )
-    expected = [f for f in RECORDS_SCHEMA if f.name not in _ADDED or f.name in schema.names]
+    expected = [f for f in RECORDS_SCHEMA if f.name not in ADDED_COLUMNS or f.name in schema.names]
     if not schema.equals(pa.schema(expected)):
         raise InputError(f"{path}: its columns are not those of a run; replay again")
-
-
-def read_records(folder: Path, *, gaps: bool = True) -> Iterator[RequestRecord]:
-    """Yield the requests of a run without warm-up rows, in the order they ended.
-
-    Args:
-        folder: the run's folder.
-        gaps: if False, leave `gaps_us` empty and set `tbt_p99_us` instead. This is several times
-            faster and gives the same judgements.
-
-    Raises:
-        InputError: see `open_records`.
-    """
-    return (row.record for row in read_judged(folder, gaps=gaps) if not row.warmup)
-
-
-def read_judged(folder: Path, *, gaps: bool = True) -> Iterator[JudgedRecord]:
-    """Yield every row of a run with its judgement, including warm-up rows; see `read_records`."""
-    with open_records(folder) as opened:
-        names = [n for n in opened.schema_arrow.names if gaps or n != "gaps_us"]
-        for batch in read_batches(opened, names):
-            yield from decode_rows(batch)
 
 
 def read_batches(opened: Any, columns: Sequence[str]) -> Iterator[Any]:
@@ -457,67 +431,6 @@ def read_batches(opened: Any, columns: Sequence[str]) -> Iterator[Any]:
     for group in range(opened.num_row_groups):
         table = opened.read_row_group(group, columns=list(columns), use_threads=False)
         yield from table.to_batches(_BATCH_ROWS)
-
-
-def decode_rows(batch: Any) -> Iterator[JudgedRecord]:
-    """Yield the rows of a batch, in which columns of later versions and the gaps may be missing."""
-    columns: dict[str, Any] = {
-        name: _values(column)
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-    for name, value in {**_ADDED, "gaps_us": ()}.items():
-        columns.setdefault(name, [value] * batch.num_rows)
-    del columns["attained"], columns["warmup"]
-    judgements = zip(columns.pop("judgement"), columns.pop("miss_reasons"), strict=True)
-    # Whole columns are converted, because files have many rows.
-    columns["outcome"] = map(Outcome, columns["outcome"])
-    columns["deviations"] = [
-        tuple(map(Deviation, row)) if row else () for row in columns["deviations"]
-    ]
-    columns["gaps_us"] = list(map(tuple, columns["gaps_us"]))
-    # Computed from the gaps if there are any.
-    columns["tbt_p99_us"] = [
-        None if gaps else p99_us
-        for gaps, p99_us in zip(columns["gaps_us"], columns["tbt_p99_us"], strict=True)
-    ]
-    bounds = zip(*map(columns.pop, _TARGETS), strict=True)
-    columns["targets"] = [_NO_TARGETS if row == _NO_BOUNDS else _own_targets(row) for row in bounds]
-    names = tuple(columns)
-    for (kind, reasons), values in zip(
-        judgements, zip(*columns.values(), strict=True), strict=True
-    ):
-        record = RequestRecord(**dict(zip(names, values, strict=True)))
-        yield JudgedRecord(record, None if kind is None else _judgement(kind, tuple(reasons)))
-
-
-def _values(column: Any) -> list[Any]:
-    """Return the values of a column, several times faster than its `to_pylist` where possible."""
-    if column.null_count == len(column):
-        return [None] * len(column)
-    if column.null_count:
-        values: list[Any] = column.to_pylist()
-    elif pa.types.is_dictionary(column.type):
-        labels = column.dictionary.to_pylist()
-        values = [labels[index] for index in column.indices.to_numpy().tolist()]
-    elif pa.types.is_integer(column.type):
-        values = column.to_numpy().tolist()
-    elif pa.types.is_list(column.type):
-        parts = _values(column.flatten())
-        ends = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
-        values = [parts[start:end] for start, end in pairwise(ends)]
-    else:
-        values = column.to_pylist()
-    return values
-
-
-def _own_targets(bounds: Iterable[int | None]) -> Targets:
-    """Return the targets of a row from its columns, in the order of `_TARGETS`."""
-    return Targets(**dict(zip(_TARGETS.values(), bounds, strict=True)))
-
-
-@cache
-def _judgement(kind: str, reasons: tuple[str, ...]) -> Judgement:
-    return Judgement(kind=JudgementKind(kind), reasons=tuple(map(MissReason, reasons)))
 
 
 def _brief(error: BaseException) -> str:

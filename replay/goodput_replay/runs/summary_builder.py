@@ -24,7 +24,7 @@ from goodput_replay.runs.columns import (
 from goodput_replay.runs.error_counts import NO_ERRORS, count_errors
 from goodput_replay.runs.files import digest_records
 from goodput_replay.runs.measures import RunMeasures
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.rounding import cut_share, round_up, seconds, to_ms
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import (

@@ -20,7 +20,7 @@ from tools.e2e.clients import replay_load
 from tools.e2e.installation import ChartRelease, conditions_of
 
 from goodput_core.contract import HEADER_REPLICA, PATH_CONTROL_STATE
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from tools.e2e.installation import OPERATOR_PODS, conditions_of
 from tools.e2e.recordings import judge, start_recordings
 from tools.e2e.watching import ServingEngines, watching
 
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     import subprocess

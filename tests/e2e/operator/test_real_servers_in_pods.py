@@ -18,7 +18,7 @@ from tools.foreign.servers import COMPLETE, folder, gguf_file, serving_packages
 from tools.smollm2 import model_folder
 from tools.torch_packages import is_installed, packages_folder
 
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from tools.cluster.handle import wait_for
 from tools.e2e.clients import replay_load
 from tools.e2e.installation import OPERATOR_PODS
 
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

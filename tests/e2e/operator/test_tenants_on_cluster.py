@@ -32,7 +32,7 @@ from goodput_core.errors import ExitCode
 from goodput_core.slo.judging import JudgementKind
 from goodput_core.slo.record import Outcome
 from goodput_core.tenants.tenant_list import Tenant, format_tenants, hash_key
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

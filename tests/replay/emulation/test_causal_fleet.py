@@ -23,7 +23,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS
 from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import DecodePool, MigrationSpec
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.emulation.virtual_time import Stopped, stoppable
 from goodput_replay.report.run_report import render
 from goodput_replay.runs.folder import RunWriter
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.slo import SLOClasses
 from goodput_traces.format.schema import Clock, TraceMetadata, TraceRow
 from goodput_traces.format.writer import write_trace

@@ -19,7 +19,7 @@ from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.units import NS_PER_MS
 from goodput_engine.device.load import load_profile
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ from goodput_core.slo.verdict import VerdictKind
 from goodput_replay.plan import PromptKey
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.prompts import WordPrompts
 from goodput_replay.sending.tokenizer import read_tokenizer

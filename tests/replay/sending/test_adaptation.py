@@ -24,7 +24,7 @@ from tests.replay.sending.stand_ins import (
 )
 
 from goodput_replay.runs.length_pinning import LengthPinning
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:

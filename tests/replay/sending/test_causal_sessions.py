@@ -17,7 +17,7 @@ from goodput_core.errors import UsageError
 from goodput_core.slo.record import Outcome
 from goodput_core.units import NS_PER_MS
 from goodput_replay.options import parse_options
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from goodput_core.slo.record import Outcome, RequestRecord
 from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_core.units import NS_PER_S
 from goodput_replay.options import parse_options
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.body import PreparedRequest
 from goodput_replay.sending.lookahead import Lookahead

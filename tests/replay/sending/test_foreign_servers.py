@@ -33,7 +33,7 @@ from goodput_core.slo.targets import SLOClass, Targets
 from goodput_core.slo.verdict import Reason, Verdict, VerdictKind, decide
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.openai.sse import TokenObserver
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.request import RequestClient, SendingPolicy

@@ -16,7 +16,7 @@ import pytest
 from tests.builders.traces import steady_rows
 from tests.replay.sending.builders import http_response
 
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 from goodput_replay.sending.local_service import running_service
 
 if TYPE_CHECKING:

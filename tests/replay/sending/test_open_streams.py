@@ -15,7 +15,7 @@ from tests.replay.sending.stand_ins import StandIn, running, tokens
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.verdict import Reason
 from goodput_replay.plan import PlanStats
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.open_streams import count_ports, find_stream_limit
 

@@ -15,7 +15,7 @@ from tests.builders.traces import steady_rows
 from tests.replay.sending.builders import http_response
 
 from goodput_core.dispatch import run_command
-from goodput_replay.runs.records import read_judged
+from goodput_replay.runs.record_rows import read_judged
 
 if TYPE_CHECKING:
     from tests.replay.sending.builders import Script, Serve, WriteTrace

@@ -24,7 +24,7 @@ from goodput_core.slo.verdict import Reason, VerdictKind
 from goodput_replay.plan import RequestPlan
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
-from goodput_replay.runs.records import read_judged, read_records
+from goodput_replay.runs.record_rows import read_judged, read_records
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.runs.summary_builder import read_stalls

@@ -36,7 +36,7 @@ from goodput_core.slo.verdict import Reason
 from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_replay.options import parse_options
 from goodput_replay.runs.files import RECORDS_FILE
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.sending.client.connection import open_session
 from goodput_replay.sending.client.redaction import Redaction

@@ -18,7 +18,7 @@ from tests.replay.sending.stand_ins import DONE, StandIn, finish, running, token
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass, format_objective
 from goodput_replay.options import parse_options
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 from goodput_replay.slo_options import parse_slo_class, parse_target_ms
 

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from goodput_core.slo.record import Outcome
 from goodput_replay.options import parse_options
 from goodput_replay.runs.prompt_kind import PromptKind
-from goodput_replay.runs.records import read_records
+from goodput_replay.runs.record_rows import read_records
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
