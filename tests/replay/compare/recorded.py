@@ -37,6 +37,10 @@ CHAT = SLOClasses(
 )
 
 
+_written: dict[str, dict[str, bytes]] = {}
+"""Files of earlier runs by their load. Judging a run takes much longer than copying it."""
+
+
 def chat_run(
     folder: Path,
     *,
@@ -120,10 +124,6 @@ def chat_run(
     write_run(folder, replace(info, **changes), records)
     _written[key] = {path.name: path.read_bytes() for path in folder.iterdir()}
     return folder
-
-
-_written: dict[str, dict[str, bytes]] = {}
-"""Files of earlier runs by their load. Judging a run takes much longer than copying it."""
 
 
 def _record(

@@ -204,13 +204,13 @@ class SloPolicy(SchedulingPolicy):
             within_ns = max(step_ns, left_ns * SAFETY)
         if within_ns >= NEVER_NS:
             return limit
-        started = [p.request for p in forecast.prompts] or [*view.prefilling()]
+        requests = [p.request for p in forecast.prompts] or [*view.prefilling()]
         tokens = largest_prefill(
             self.model,
             beside=beside,
             target_ns=int(within_ns),
             most_tokens=max(0, limit - decodes - favoured_tokens),
-            start=max((request.base_computed for request in started), default=0),
+            start=max((request.base_computed for request in requests), default=0),
         )
         return decodes + favoured_tokens + max(tokens, TRICKLE_TOKENS)
 
