@@ -190,6 +190,24 @@ def test_a_prompt_that_has_just_arrived_delays_those_that_pause(
     assert bench.is_admitted(3) is admitted
 
 
+@pytest.mark.parametrize(("blocks", "admitted"), [(200, True), (60, False)])
+def test_a_place_is_lent_at_once_if_blocks_are_free(blocks: int, *, admitted: bool) -> None:
+    """A copy of the request that pauses takes longer than the new one may wait."""
+    bench = SloBench(
+        seqs=1, blocks=blocks, ns_per_copied_block=NS_PER_MS, preemption=Preemption.SWAP
+    )
+    running = bench.add(1, 800, tpot_ms=100, outputs=40)  # 50 blocks, copied in 50 ms
+    while not bench.policy._look().all_decodes.num_decodes:
+        bench.step()
+    new = bench.add(2, 320, ttft_ms=70, outputs=20)
+    assert bench.is_admitted(2) is admitted
+    while bench.scheduler.has_work:
+        bench.step()
+    if admitted:
+        assert new.first_token_ns - new.arrival_ns <= 70 * NS_PER_MS
+        assert running.preemptions == 1
+
+
 def test_a_request_that_is_not_admitted_displaces_none_from_a_full_queue() -> None:
     bench = SloBench(blocks=100, seqs=1, left=200)
     bench.scheduler.set_limits(SchedulerLimits(token_budget=2000, max_num_seqs=1, max_waiting=1))

@@ -400,14 +400,20 @@ class MemoryTest:
         slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
         work_ns = sum((prompt.work_ns for prompt in prompts), new.prompt.work_ns)
         delay = PromptDelay(work_ns * (1 - 1 / slowest), slowest)
-        request, token_ns = new.prompt.request, forecast.token_ns
+        request, size, lends_ns = new.prompt.request, self._view.block_size, forecast.token_ns
+        starting = [request, *(p.request for p in ordered if p < new.prompt)]
+        needed = sum(-(-one.total_tokens // size) for one in starting if not one.blocks)
+        if needed > self._view.free_blocks:
+            # Only copies make room. An evicted request leaves its place at once.
+            copied_ns = copies_ns(request, forecast, self._view, step_ns=forecast.token_ns)
+            lends_ns = max(lends_ns, copied_ns)
         at = request.targets.e2e_ns is not None
         late_of = partial(
             queue.late,
             started=started,
             begins_ns=passed_ns,
             prompts=delay,
-            lends_ns=max(token_ns, copies_ns(request, forecast, self._view, step_ns=token_ns)),
+            lends_ns=lends_ns,
             backlog_ns=sum((prompt.share_ns for prompt in prompts), new.prompt.share_ns),
             kept_free=self._free_shares[at] * self._view.total_blocks,
             kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.units import NS_PER_S
@@ -81,6 +80,7 @@ class OfferedWork:
         "_reserves",
         "_seen_ns",
         "_squares",
+        "_stays_ns",
         "_windows_ns",
         "_work_ns",
     )
@@ -91,6 +91,8 @@ class OfferedWork:
         self._refused_ns: dict[tuple[int, int], float] = {}
         self._windows_ns: dict[tuple[int, int], float] = {}
         """Mean time from the arrival to the latest start of a request."""
+        self._stays_ns: dict[tuple[int, int], float] = {}
+        """Mean time from the start to the end of a request."""
         self._seen_ns: dict[tuple[int, int], int] = {}
         """Time of the last offer."""
         self._squares = 0.0
@@ -149,11 +151,13 @@ class OfferedWork:
                 account[key] *= fade
         if rank not in self._work_ns and len(self._work_ns) >= _MAX_RANKS:
             least = min(self._work_ns, key=self._work_ns.__getitem__)
-            del self._work_ns[least], self._windows_ns[least], self._seen_ns[least]
+            for by_rank in (self._work_ns, self._windows_ns, self._stays_ns, self._seen_ns):
+                del by_rank[least]
             self._refused_ns.pop(least, None)
         self._work_ns[rank] = self._work_ns.get(rank, 0.0) + work_ns
-        window = self._windows_ns.get(rank, window_ns)
-        self._windows_ns[rank] = window + 0.1 * (window_ns - window)
+        for means, value in ((self._windows_ns, window_ns), (self._stays_ns, stay_ns)):
+            mean = means.get(rank, value)
+            means[rank] = mean + 0.1 * (value - mean)
         self._seen_ns[rank] = now_ns
         total_ns = max(1.0, sum(self._work_ns.values()))
         self._horizon_ns = max(_LEAST_HORIZON_NS, self._due_ns / total_ns)
@@ -244,25 +248,36 @@ class OfferedWork:
         return refused_ns > _REFUSED * above_ns
 
     def expected_above(self, rank: tuple[int, int], now_ns: int) -> Callable[[float], float]:
-        """Return a function: the work of requests worth more that must start within a time.
+        """Return a function: what requests worth more use within a time, if they start late.
 
-        The function takes the time in ns and returns ns.
+        Requests of a rank arrive at its rate, start at the latest, and then use the resource evenly
+        until their end. The function takes the time in ns and returns ns.
         """
-        above = sorted(
-            (self._windows_ns[key], work_ns) for key, work_ns in self._work_ns.items() if key > rank
-        )
-        if not above:
-            return lambda horizon_ns: 0.0  # noqa: ARG005 - no work at any time
         span_ns = 1.0 if self._first_ns is None else self._span_ns(now_ns)
-        windows = [window_ns for window_ns, _ in above]
-        # Sums over the ranks with the shortest windows: their work, and work times window.
-        works = [*accumulate((work_ns for _, work_ns in above), initial=0.0)]
-        waits = [*accumulate((work * window for window, work in above), initial=0.0)]
+        # The use grows faster from the first starts on, and evenly from the first ends on.
+        changes: list[tuple[float, float]] = []
+        for key, work_ns in self._work_ns.items():
+            if key > rank:
+                begins_ns, stay_ns = self._windows_ns[key], max(1.0, self._stays_ns[key])
+                half = work_ns / (2 * stay_ns)
+                changes += [(begins_ns, half), (begins_ns + stay_ns, -half)]
+        if not changes:
+            return lambda horizon_ns: 0.0  # noqa: ARG005 - no work at any time
+        changes.sort()
+        times_ns = [at_ns for at_ns, _ in changes]
+        used_ns = slope = bend = at_ns = 0.0
+        pieces = [(at_ns, used_ns, slope, bend)]
+        for next_ns, change in changes:
+            passed_ns = next_ns - at_ns
+            used_ns += (slope + bend * passed_ns) * passed_ns
+            slope, bend, at_ns = slope + 2 * bend * passed_ns, bend + change, next_ns
+            pieces.append((at_ns, used_ns, slope, bend))
 
         def expected(horizon_ns: float) -> float:
-            count = bisect_left(windows, horizon_ns)
-            work_ns = works[count] * horizon_ns - waits[count]
-            return max(0.0, work_ns) / max(1.0, span_ns + horizon_ns)
+            at_ns, used_ns, slope, bend = pieces[bisect_left(times_ns, horizon_ns)]
+            passed_ns = horizon_ns - at_ns
+            used_ns += (slope + bend * passed_ns) * passed_ns
+            return max(0.0, used_ns) / max(1.0, span_ns + horizon_ns)
 
         return expected
 
