@@ -8,7 +8,9 @@ The rule: the mean difference of the kept promises of `slo` to each other policy
 has a lower 95 % bound of at least −1 % of the requests; and on no seed does `slo` keep less than
 95 % of the best policy. Levels of `priority` are strict: a policy that keeps less than `slo` at a
 level is not compared at the levels below. Of a cell with few requests, each seed is several
-independent loads, so that chance decides less.
+independent loads, so that chance decides less. If a mean difference is at least −1 % but its bound
+is not, the seeds were too few: the two policies then serve twice as many new seeds, and these
+decide.
 
 Admitted requests are judged one by one. A scheduler can ensure an end-to-end target if an idle
 engine meets it even with the longest output of the request, and it can ensure all other targets:
@@ -84,6 +86,8 @@ HOPELESS: Final = {2: 0.15, 4: 0.05, 8: 0.02}
 LEAST_REQUESTS: Final = 160
 """A seed is several loads until it has about so many requests."""
 MOST_LOADS: Final = 4
+MORE_SEEDS: Final = 2
+"""Number of new seeds that decide an open difference, in multiples of the seeds."""
 SEEDS_APART: Final = 1_000_000
 """Distance between the seeds of these loads."""
 _FIRST_SEED: Final = 101
@@ -163,6 +167,35 @@ def serve(
                 if not _hopeless(runs[cell.name], policy, margin)
             ]
     return runs
+
+
+def settle(
+    pool: Executor,
+    cells: Sequence[Cell],
+    results: Sequence[CellResult],
+    seeds: range,
+    *,
+    most_loads: int = MOST_LOADS,
+) -> list[CellResult]:
+    """Judge the open differences by twice as many new seeds.
+
+    Args:
+        pool: runs the cells.
+        cells: the cells.
+        results: their results, in the same order.
+        seeds: the seeds of these results; the new ones follow them.
+        most_loads: see `serve`.
+    """
+    more = range(seeds.stop, seeds.stop + MORE_SEEDS * len(seeds))
+    settled = []
+    for cell, result in zip(cells, results, strict=True):
+        policies = [Policy.SLO, *result.open_policies]
+        if len(policies) == 1:
+            settled.append(result)
+            continue
+        runs = serve(pool, [cell], policies, more, whole=True, most_loads=most_loads)
+        settled.append(result.settled(judge_cell(cell.name, runs[cell.name])))
+    return settled
 
 
 def _serve(cell: Cell, policy: str, seeds: list[int], most_loads: int) -> dict[int, Kept]:
@@ -269,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 for cell in cells
             ]
+            results = settle(pool, cells, results, seeds, most_loads=most_loads)
         if "hybrid" in args.checks:
             preempting = QUICK_POLICIES[:2] if args.quick else MODE_POLICIES
             some = [policy for policy in preempting if policy in policies]

@@ -44,6 +44,14 @@ def show_cells(results: Sequence[CellResult], seeds: int) -> None:
         f"{sum(result.mean_broken for result in results)} of them by the mean difference, in "
         f"{sum(result.admitted_broken for result in results)} by the admitted requests."
     )
+    for result in results:
+        for before in result.opened:
+            after = next(one for one in result.differences if one.policy == before.policy)
+            print(
+                f"{result.cell}: to {before.policy}, {before.mean:+.2%} with at least"
+                f" {before.low:+.2%} on {before.seeds} seeds was open. The next {after.seeds} seeds"
+                f" decide: {after.mean:+.2%}, at least {after.low:+.2%}."
+            )
     ensurable = [result.admitted for result in results if result.admitted.sure]
     kept = sum(admitted.sure_share >= SURE_SHARE for admitted in ensurable)
     print(
@@ -100,6 +108,7 @@ def show_modes(results: Sequence[ModeResult]) -> None:
         print(
             f"{result.cell:{width}}  {result.policy:10}  {shares['recompute']:9.1%}"
             f"  {shares['swap']:6.1%}  {shares['hybrid']:6.1%}  {result.difference:+10.2%}"
+            f"{'' if result.before is None else f'  (first {result.before.difference:+.2%})'}"
             f"{'  broken' if result.broken else ''}"
         )
 

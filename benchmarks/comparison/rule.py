@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,7 @@ from goodput_core.slo.distributions import student_t_quantile
 from goodput_core.spec.choices import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from benchmarks.comparison.cells import Kept
 
@@ -62,6 +62,11 @@ class Difference:
         """True if the rule is broken."""
         return self.low < -TOLERANCE
 
+    @property
+    def is_open(self) -> bool:
+        """True if it is broken only because the seeds are too few for a narrow bound."""
+        return self.low < -TOLERANCE <= self.mean
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
@@ -79,6 +84,7 @@ class CellResult:
         cpu_s: CPU time of all runs.
         bound_share: weight that `slo` kept, as a share of the clairvoyant bound of the same seeds;
             None if no bound was computed.
+        opened: the differences that were open, and are judged by new seeds in `differences`.
     """
 
     cell: str
@@ -90,6 +96,22 @@ class CellResult:
     short: bool
     cpu_s: float
     bound_share: float | None = None
+    opened: tuple[Difference, ...] = ()
+
+    @property
+    def open_policies(self) -> list[str]:
+        """The other policies whose difference more seeds can decide."""
+        return [] if self.short else [one.policy for one in self.differences if one.is_open]
+
+    def settled(self, more: CellResult) -> CellResult:
+        """Return the result with the open differences judged by those of new seeds."""
+        fresh = {one.policy: one for one in more.differences}
+        return replace(
+            self,
+            differences=_sorted([fresh.get(one.policy, one) for one in self.differences]),
+            opened=tuple(one for one in self.differences if one.policy in fresh),
+            cpu_s=self.cpu_s + more.cpu_s,
+        )
 
     @property
     def mean_broken(self) -> bool:
@@ -225,7 +247,7 @@ def judge_cell(
             for policy, by_seed in runs.items()
         },
         admitted=reduce(Admitted.plus, (run.admitted_parts for run in ours.values()), Admitted()),
-        differences=tuple(sorted(differences, key=lambda one: one.mean if short else one.low)),
+        differences=_sorted(differences, by_mean=short),
         worst_seed=worst,
         worst_seed_number=worst_number,
         short=short,
@@ -236,6 +258,11 @@ def judge_cell(
             else None
         ),
     )
+
+
+def _sorted(differences: Iterable[Difference], *, by_mean: bool = False) -> tuple[Difference, ...]:
+    """Return the differences with the worst first."""
+    return tuple(sorted(differences, key=lambda one: one.mean if by_mean else one.low))
 
 
 def _seed_share(ours: Kept, theirs: Kept) -> float:

@@ -16,7 +16,7 @@ from benchmarks.comparison.loads import Arrivals, Load, offered
 from benchmarks.comparison.plateau import Curve, Point, Series, plateau_series
 from benchmarks.comparison.preemption_modes import ModeResult, mode_cells
 from benchmarks.comparison.rule import chances_by_mix, compare, judge_cell
-from benchmarks.policies_everywhere import main, serve
+from benchmarks.policies_everywhere import main, serve, settle
 
 from goodput_core.slo.judging import JudgementKind, judge
 from goodput_core.spec.llmservice import LLMService
@@ -25,6 +25,9 @@ from goodput_replay.emulation.emulate import emulate
 from goodput_replay.emulation.settings import fleet_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+
     from goodput_core.slo.record import RequestRecord
     from goodput_replay.plan import PlannedRequest
 
@@ -76,6 +79,34 @@ def test_the_rule_is_broken_by_an_uncertain_mean() -> None:
     result = judge_cell("cell", {"slo": flat(85, 95, 97), "sjf": flat(88, 90, 91)})
     assert result.differences[0].mean > 0
     assert result.mean_broken
+
+
+def test_new_seeds_decide_where_the_bound_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean must allow it: a difference below −1 % is broken, whatever other seeds show."""
+    theirs = flat(88, 90, 91)
+    results = [
+        judge_cell("a", {"slo": flat(85, 95, 97), "sjf": theirs}),
+        judge_cell("b", {"slo": flat(80, 81, 82), "sjf": theirs}),
+    ]
+    assert [result.open_policies for result in results] == [["sjf"], []]
+    served: list[tuple[str, list[int]]] = []
+
+    def more(
+        _: Executor, cells: Sequence[Cell], policies: Sequence[str], seeds: range, **__: object
+    ) -> dict[str, dict[str, dict[int, Kept]]]:
+        served.extend((cell.name, list(seeds)) for cell in cells)
+        same = {seed: kept((0, 100, 90)) for seed in seeds}
+        return {cell.name: dict.fromkeys(policies, same) for cell in cells}
+
+    monkeypatch.setattr("benchmarks.policies_everywhere.serve", more)
+    with ThreadPoolExecutor(1) as pool:
+        cells = [replace(CELL, name=name) for name in "ab"]
+        settled = settle(pool, cells, results, range(3))
+    assert served == [("a", [3, 4, 5, 6, 7, 8])], "no seed twice"
+    assert [result.mean_broken for result in settled] == [False, True]
+    assert settled[0].differences[0].seeds == 6
+    assert settled[0].opened == results[0].differences
+    assert settled[0].worst_seed == results[0].worst_seed
 
 
 def test_the_rule_is_broken_by_one_seed() -> None:

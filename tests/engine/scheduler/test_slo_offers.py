@@ -180,6 +180,139 @@ def test_the_standard_error_of_the_load_is_subtracted_while_the_account_is_young
 
 @given(
     offers=st.lists(
+        st.tuples(st.integers(-2, 2), st.floats(0, 1e3), st.floats(0, 1e10), st.integers(0, 10**9)),
+        max_size=50,
+    ),
+    reserves=st.booleans(),
+)
+def test_the_share_held_back_is_within_bounds_and_falls_with_the_rank(
+    offers: list[tuple[int, float, float, int]], *, reserves: bool
+) -> None:
+    """Ranks that lie closer together may count partly different ranks as equal."""
+    offered, now_ns = OfferedWork(reserves=reserves), 0
+    ranks = []
+    for priority, value, work_ns, passed_ns in offers:
+        now_ns += passed_ns
+        ranks.append(OfferedWork.rank(priority, value, work_ns))
+        offered.add(ranks[-1], work_ns, window_ns=0.0, stay_ns=0.0, now_ns=now_ns)
+    held = {rank: offered.held_back(rank, now_ns) for rank in sorted(ranks)}
+    assert all(0 <= share <= (0.95 if reserves else 0.6) for share in held.values())
+    for lower, higher in combinations(held, 2):
+        same_level = lower[0] == higher[0]
+        if (same_level and higher[1] > lower[1] + 2) or not (same_level or reserves):
+            assert held[higher] <= held[lower] + 1e-12
+
+
+def test_old_offers_fade() -> None:
+    offered = _offered(_BETTER, load=2.0, refused=True)
+    assert offered.outbids(_WORSE, 20 * NS_PER_S)
+    for second in range(20, 120):
+        offered.add(_WORSE, 0.9 * NS_PER_S, window_ns=0.0, stay_ns=0.0, now_ns=second * NS_PER_S)
+    assert not offered.outbids(_WORSE, 120 * NS_PER_S)
+    above = offered.held_back(_WORSE, 120 * NS_PER_S)
+    assert above == 0, "the load is 1 now"
+
+
+def test_a_full_load_of_clearly_better_and_refused_requests_outbids() -> None:
+    offered = _offered(_BETTER, load=1.5, refused=True)
+    assert offered.outbids(_WORSE, 20 * NS_PER_S)
+
+
+def test_a_full_load_of_a_higher_priority_outbids_whatever_its_value() -> None:
+    offered = _offered(OfferedWork.rank(1, 1.0, 100.0), load=1.5, refused=True)
+    assert offered.outbids(OfferedWork.rank(0, 1e6, 1.0), 20 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("load", "refused"), [(0.8, True), (1.5, False)], ids=["not a full load", "none is refused"]
+)
+def test_better_requests_that_can_all_be_served_do_not_outbid(load: float, refused: bool) -> None:
+    offered = _offered(_BETTER, load=load, refused=refused)
+    assert not offered.outbids(_WORSE, 20 * NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "per_s"), [(20, 3), (0.9, 100)], ids=["60 offers", "less than a second"]
+)
+def test_nothing_is_outbid_without_evidence(seconds: float, per_s: int) -> None:
+    offered = _offered(_BETTER, load=10, seconds=seconds, per_s=per_s, refused=True)
+    assert not offered.outbids(_WORSE, int(seconds * NS_PER_S))
+
+
+@given(works=st.lists(st.floats(1.0, 1.41), min_size=64, max_size=200), own=st.floats(1.0, 1.41))
+def test_equal_requests_never_outbid_each_other(works: list[float], own: float) -> None:
+    """Predictions of their work may differ by a factor of 1.41."""
+    offered = OfferedWork()
+    for i, work in enumerate(works):
+        rank = OfferedWork.rank(0, 1.0, work)
+        offered.add(rank, work * NS_PER_S, window_ns=0.0, stay_ns=0.0, now_ns=i * NS_PER_S // 10)
+        offered.refuse(rank, work * NS_PER_S)
+    now_ns = len(works) * NS_PER_S // 10
+    assert not offered.outbids(OfferedWork.rank(0, 1.0, own), now_ns)
+
+
+def test_the_number_of_ranks_is_bounded_and_the_least_work_is_forgotten() -> None:
+    offered = OfferedWork()
+    offered.add((9, 0), 1e12, window_ns=0.0, stay_ns=0.0, now_ns=0)
+    for i in range(2000):
+        offered.add((0, i), 1.0 + i, window_ns=0.0, stay_ns=0.0, now_ns=i)
+        offered.refuse((0, i), 1.0 + i)
+    assert len(offered._work_ns) <= 256
+    for means in (offered._windows_ns, offered._stays_ns, offered._seen_ns):
+        assert means.keys() == offered._work_ns.keys()
+    assert offered._refused_ns.keys() <= offered._work_ns.keys()
+    assert (9, 0) in offered._work_ns
+
+
+def test_the_expected_work_grows_with_the_time_after_the_window() -> None:
+    now_ns = 100 * NS_PER_S
+    offered = _offered(_BETTER, load=0.5, seconds=100, window_s=1.0)
+    expected = [
+        offered.expected_above(_WORSE, now_ns)(horizon_s * NS_PER_S) for horizon_s in (0, 1, 2, 4)
+    ]
+    assert expected[:2] == [0, 0], "requests that arrive later may start after their window"
+    assert expected[2] == pytest.approx(0.5 * NS_PER_S, rel=0.15)
+    assert expected[3] == pytest.approx(0.5 * 3 * NS_PER_S, rel=0.25)
+    assert offered.expected_above(_BETTER, now_ns)(4 * NS_PER_S) == 0, "equals are not above"
+
+
+def test_less_is_held_back_while_the_load_is_young() -> None:
+    """Fifty or five hundred requests a second: their number makes no difference."""
+    for per_s in (50, 500):
+        held = [
+            _offered(_BETTER, load=4, seconds=age_s, per_s=per_s).held_back(
+                _WORSE, round(age_s * NS_PER_S)
+            )
+            for age_s in (0.2, 0.5, 1, 5)
+        ]
+        assert held == pytest.approx([0.2 * 0.6, 0.5 * 0.6, 0.6, 0.6], abs=0.02)
+
+
+@pytest.mark.parametrize(("silent_s", "share"), [(0.1, 1), (0.5, 1), (3, 1), (30, 0.2)])
+def test_a_burst_after_silence_is_a_young_load(silent_s: float, share: float) -> None:
+    """A load of 20 s whose requests stay for 10 s, silence, and a burst of 0.2 s."""
+    offered = OfferedWork()
+    starts_s = 20 + silent_s
+    times = [i / 100 for i in range(2000)] + [starts_s + i / 500 for i in range(100)]
+    for at_s in times:
+        now_ns = round(at_s * NS_PER_S)
+        offered.add(_BETTER, NS_PER_S / 4, window_ns=0.0, stay_ns=10 * NS_PER_S, now_ns=now_ns)
+    now_ns = round((starts_s + 0.2) * NS_PER_S)
+    assert offered.held_back(_WORSE, now_ns) == pytest.approx(share * 0.6, abs=0.01)
+    before_ns = round((starts_s - 0.05) * NS_PER_S)
+    assert 0 <= offered.held_back(_WORSE, before_ns) <= 0.6, "a step that ends earlier"
+
+
+@given(window_ns=st.floats(-1e10, 1e10), count=st.integers(1, 20))
+def test_no_work_is_expected_within_no_time(window_ns: float, count: int) -> None:
+    offered = OfferedWork()
+    for i in range(count):
+        offered.add(_BETTER, 1e9, window_ns=window_ns, stay_ns=0.0, now_ns=i * NS_PER_S)
+    assert offered.expected_above(_WORSE, count * NS_PER_S)(0.0) == 0
+
+
+@given(
+    offers=st.lists(
         st.tuples(st.integers(0, 10**9), st.integers(0, 10**10), st.integers(1, 10**10)),
         min_size=1,
         max_size=8,
