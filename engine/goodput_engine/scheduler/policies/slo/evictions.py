@@ -7,16 +7,17 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS
-from goodput_engine.scheduler.policies.slo.memory import copies_ns
+from goodput_engine.scheduler.policies.slo.memory import copies_ns, headroom_blocks, pause_ns
+from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from goodput_engine.scheduler.policies.slo.forecast import Forecast
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["EvictionOrder", "freed_after", "urgent_ns"]
+__all__ = ["Displacement", "EvictionOrder", "free_tokens", "urgent_ns"]
 
 _URGENT_STEPS: Final = 2
 """A prompt is urgent if it must start within this many steps."""
@@ -24,7 +25,7 @@ _LEAST_LOSS: Final = 0.02  # part of the weight that a pause costs without a pre
 _LOSS_SCALE: Final = 10**12  # eviction keys are integers, weights divided by tokens times steps
 
 
-def freed_after(forecast: Forecast) -> Callable[[int], float]:
+def _freed_after(forecast: Forecast) -> Callable[[int], float]:
     """Return a function: the time until the ends of running requests free so many tokens."""
     ends = forecast.ends()
     freed = [*accumulate(running.total_tokens for *_, running in ends)]
@@ -36,12 +37,17 @@ def freed_after(forecast: Forecast) -> Callable[[int], float]:
     return freed_ns
 
 
+def free_tokens(view: SchedulerView) -> int:
+    """Return the tokens of a prompt that finds room without an eviction."""
+    return (view.free_blocks - headroom_blocks(view)) * view.block_size
+
+
 def urgent_ns(
-    request: ScheduledRequest, forecast: Forecast, view: SchedulerView, *, free_tokens: int
+    request: ScheduledRequest, forecast: Forecast, view: SchedulerView, *, free: int
 ) -> float:
     """Return the slack from which a waiting prompt must start, or find room by evictions."""
     slack_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
-    if request.total_tokens <= free_tokens:
+    if request.total_tokens <= free:
         return slack_ns
     return slack_ns + copies_ns(request, forecast, view, step_ns=forecast.step_ns)
 
@@ -106,3 +112,100 @@ class EvictionOrder:
             self._stays_ns[priority] = max(tokens, default=0) * forecast.pace_ns
         stay_ns = self._stays_ns[priority]
         return not stay_ns or forecast.slack_ns(request) - forecast.resume_ns(request) > stay_ns
+
+
+class Displacement:
+    """The running requests that make room for waiting ones, before a step.
+
+    Args:
+        view: the scheduler.
+        forecast: the state before the step.
+        urgency: returns the sort key of a running request; the highest is evicted first.
+    """
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        forecast: Forecast,
+        urgency: Callable[[ScheduledRequest], tuple[int, ...]],
+    ) -> None:
+        self._view = view
+        self._forecast = forecast
+        self._urgency = urgency
+
+    def victims(self, request: ScheduledRequest) -> list[ScheduledRequest]:
+        """Return late requests; for an urgent prompt also those that can pause, then lower levels.
+
+        The first ones are evicted first.
+        """
+        forecast, favoured = self._forecast, self._forecast.favoured
+        if request.rid in forecast.lost or request is favoured:
+            return []
+        urgent = self.is_urgent(request)
+        decode_ns = forecast.tokens_left(request) * forecast.pace_ns
+        stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
+        freed_ns = _freed_after(forecast) if urgent else None
+        backlog_ns = sum(prompt.share_ns for prompt in forecast.prompts) if urgent else 0.0
+        going: list[ScheduledRequest] = []
+        losing: list[ScheduledRequest] = []
+        for running in self._view.running():
+            if running is favoured and (running.is_stuck or running.priority >= request.priority):
+                continue
+            if running.rid in forecast.lost or (
+                freed_ns is not None
+                and running.sampled_tokens
+                and pause_ns(running, forecast) - backlog_ns
+                > min(stay_ns, freed_ns(request.total_tokens + running.total_tokens))
+            ):
+                going.append(running)
+            elif urgent and running.priority < request.priority:
+                losing.append(running)
+        going.sort(key=self._urgency, reverse=True)
+        losing.sort(key=self._urgency, reverse=True)
+        return going + losing
+
+    def is_urgent(self, request: ScheduledRequest) -> bool:
+        """Return True if a prompt is in time only if it starts within a few steps."""
+        forecast, view = self._forecast, self._view
+        if request.rid in forecast.lost:
+            return False
+        slack_ns = forecast.latest_start_ns(forecast.prompt(request)) - forecast.begins_ns
+        return slack_ns < urgent_ns(request, forecast, view, free=free_tokens(view))
+
+    def first(self, waiting: Iterable[ScheduledRequest]) -> ScheduledRequest | None:
+        """Return the first urgent prompt for which evictions must make room; None for none."""
+        free, view = free_tokens(self._view), self._view
+        is_full = view.num_running >= view.limits.max_num_seqs
+        for request in waiting:
+            missing = request.total_tokens - free
+            if (is_full or missing > 0) and self.is_urgent(request):
+                found = sum(victim.total_tokens for victim in self.victims(request))
+                return request if found >= max(1, missing) else None
+        return None
+
+    def ahead(self) -> list[ScheduledRequest]:
+        """Return the victims of all urgent prompts, so that their copies do not wait in turn.
+
+        Empty if only one prompt is urgent: its own evictions come when it is at the head.
+        """
+        view = self._view
+        free = free_tokens(view) + view.pending_blocks() * view.block_size
+        found: dict[int, ScheduledRequest] = {}
+        urgent = 0
+        for prompt in self._forecast.prompts:
+            request = prompt.request
+            if request.state is not RequestState.WAITING:
+                continue
+            if not self.is_urgent(request):
+                break
+            urgent += 1
+            missing = request.total_tokens - free
+            more: list[ScheduledRequest] = []
+            for victim in self.victims(request) if missing > 0 else ():
+                if missing > 0 and victim.rid not in found and victim.displaceable:
+                    more.append(victim)
+                    missing -= victim.total_tokens
+            if missing <= 0:
+                found |= {victim.rid: victim for victim in more}
+                free += sum(victim.total_tokens for victim in more) - request.total_tokens
+        return list(found.values()) if urgent > 1 else []

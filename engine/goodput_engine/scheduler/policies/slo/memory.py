@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns"]
+__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns", "headroom_blocks", "pause_ns"]
 
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
@@ -126,6 +126,21 @@ def copies_ns(
     if view.preemption is Preemption.SWAP or 2 * copy_ns < tokens * forecast.prompt_ns:
         return step_ns + max(step_ns, copy_ns)
     return 0.0
+
+
+def headroom_blocks(view: SchedulerView) -> int:
+    """Return the blocks that an admission to the batch leaves free, so that decodes can grow."""
+    return view.total_blocks // 100
+
+
+def pause_ns(request: ScheduledRequest, forecast: Forecast) -> float:
+    """Return the time for which a running request may stay evicted; at most 0 for no time.
+
+    A prompt that is being computed is not interrupted.
+    """
+    if not request.sampled_tokens:
+        return 0.0
+    return forecast.slack_ns(request) - forecast.resume_ns(request)
 
 
 class MemoryTest:
@@ -292,7 +307,7 @@ class MemoryTest:
         if any(other.slo_class == request.slo_class for other in others):
             return False
         needed = sum(-(-other.total_tokens // size) for other in (request, *waiting))
-        free = view.free_blocks - view.total_blocks // 100
+        free = view.free_blocks - headroom_blocks(view)
         return needed <= free and view.num_running + len(waiting) < view.limits.max_num_seqs
 
     def _has_room(
@@ -331,7 +346,7 @@ class MemoryTest:
             tokens += other.total_tokens + half + min(steps, self.tokens_left(other, forecast))
         after = self._passed_ns(forecast.begins_ns) / pace_ns
         peak = held.peak_beside(tokens, after=after, steps=steps)
-        return peak <= (blocks - view.total_blocks // 100) * view.block_size
+        return peak <= (blocks - headroom_blocks(view)) * view.block_size
 
     def _all_start(self, new: NewStay, prompts: Sequence[Prompt], forecast: Forecast) -> bool:
         """Return True if the new request finds room in time, and makes no equal start late."""
@@ -443,9 +458,8 @@ class MemoryTest:
             slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
             stay = Stay(slack_ns, length_ns, blocks)
             work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
-            # A prompt is not interrupted.
-            pause_ns = slack_ns - forecast.resume_ns(request) if request.sampled_tokens else 0.0
-            held = Held(work_ns + length_ns, blocks, pause_ns)
+            may_pause_ns = 0.0 if is_favoured else pause_ns(request, forecast)
+            held = Held(work_ns + length_ns, blocks, may_pause_ns)
             tokens = total + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))
             self._count(request, mean)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from goodput_core.spec.choices import Policy
+from goodput_core.spec.choices import Policy, Preemption
 from goodput_core.steptime import OnlineStepTime, StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.admission import Rejection, Removal
 from goodput_engine.scheduler.policies.slo.admission import Refusal, SLOAdmission
-from goodput_engine.scheduler.policies.slo.evictions import EvictionOrder, freed_after, urgent_ns
+from goodput_engine.scheduler.policies.slo.evictions import (
+    Displacement,
+    EvictionOrder,
+    free_tokens,
+    urgent_ns,
+)
 from goodput_engine.scheduler.policies.slo.forecast import (
     NEVER_NS,
     SAFETY,
     TRICKLE_TOKENS,
     Forecast,
 )
+from goodput_engine.scheduler.policies.slo.memory import headroom_blocks
 from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
@@ -92,6 +98,7 @@ class SloPolicy(SchedulingPolicy):
         self._forecast: Forecast | None = None
         """The state before the next step; None before its first use."""
         self._evictions: EvictionOrder
+        self._displacement: Displacement
         self._committed_ns = 0
         self._step_factor = 1.0
         """95 % quantile of measured over predicted step times, at least 1."""
@@ -119,6 +126,18 @@ class SloPolicy(SchedulingPolicy):
         return self._queue
 
     # --- step --------------------------------------------------------------------------------
+    def preempt_ahead(self) -> Iterable[ScheduledRequest]:
+        """Those that make room for several urgent prompts, if their blocks must be copied."""
+        view = self.view
+        if view.preemption is Preemption.RECOMPUTE or len(view.waiting) < 2:
+            return ()
+        if not self._is_fresh:
+            self._forecast = None
+        self._look()
+        found = self._displacement.ahead()
+        self._is_fresh = not found
+        return found
+
     def phase(self) -> Phase:
         """Every kind of work, for most steps without the late requests."""
         view = self.view
@@ -146,40 +165,24 @@ class SloPolicy(SchedulingPolicy):
         waiting = RequestState.WAITING
         prompts = with_undecided(forecast, self._undecided.values(), self.model, self.predictor)
         order = [p.request for p in prompts if p.request.state is waiting]
-        self._evicts_for = self._first_without_room(order, forecast)
+        self._evicts_for = self._displacement.first(order)
         order.sort(key=lambda request: request is not self._evicts_for)
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
         # A request of a higher level that finds no room beside it would evict it again.
         fitting = first + [r for r in order if first and r.priority > first[0].priority]
         size = self.view.block_size
-        if first and sum(-(-r.total_tokens // size) for r in fitting) * size <= self._free_tokens():
+        if first and sum(-(-r.total_tokens // size) for r in fitting) * size <= free_tokens(
+            self.view
+        ):
             self._queue.rank([*first, *order, *late])
             return
         self._queue.rank([*order, *first, *late])
 
-    def _first_without_room(
-        self, waiting: Iterable[ScheduledRequest], forecast: Forecast
-    ) -> ScheduledRequest | None:
-        """Return the first urgent prompt for which evictions must make room; None for none."""
-        free_tokens, view = self._free_tokens(), self.view
-        is_full = view.num_running >= view.limits.max_num_seqs
-        for request in waiting:
-            missing = request.total_tokens - free_tokens
-            if (is_full or missing > 0) and self._is_urgent(request, forecast):
-                found = sum(victim.total_tokens for victim in self.displaced_by(request))
-                return request if found >= max(1, missing) else None
-        return None
-
-    def _free_tokens(self) -> int:
-        """Return the tokens of a prompt that finds room without an eviction."""
-        view = self.view
-        return (view.free_blocks - self.headroom_blocks()) * view.block_size
-
     def _token_budget(self, forecast: Forecast, beside: StepShape) -> int:
         """Return the decodes and the prompt tokens that fit before the earliest due token."""
         view, begins_ns = self.view, forecast.begins_ns
-        limit, free_tokens = view.limits.token_budget, self._free_tokens()
+        limit, free = view.limits.token_budget, free_tokens(view)
         within_ns = forecast.within_ns * SAFETY if forecast.within_ns != NEVER_NS else NEVER_NS
         within_ns = min(within_ns, forecast.longest_ns)
         decodes, favoured_tokens = beside.num_decodes, 0
@@ -190,9 +193,9 @@ class SloPolicy(SchedulingPolicy):
         tokens = 0
         for prompt in forecast.prompts:
             request, left_ns = prompt.request, prompt.due_ns - begins_ns
-            if request.state is RequestState.WAITING and request.total_tokens > free_tokens:
+            if request.state is RequestState.WAITING and request.total_tokens > free:
                 soon_ns = forecast.latest_start_ns(prompt) - begins_ns
-                soon_ns -= urgent_ns(request, forecast, view, free_tokens=free_tokens)
+                soon_ns -= urgent_ns(request, forecast, view, free=free)
                 within_ns = min(within_ns, max(soon_ns, forecast.step_ns))
                 continue
             if left_ns >= within_ns:
@@ -263,40 +266,8 @@ class SloPolicy(SchedulingPolicy):
 
     def displaced_by(self, request: ScheduledRequest) -> Iterable[ScheduledRequest]:
         """Late requests; for an urgent prompt also those that can pause, then lower levels."""
-        forecast = self._look()
-        if request.rid in forecast.lost or request is self._favoured:
-            return ()
-        urgent = self._is_urgent(request, forecast)
-        decode_ns = forecast.tokens_left(request) * forecast.pace_ns
-        stay_ns = decode_ns + request.total_tokens * forecast.prompt_ns
-        freed_ns = freed_after(forecast) if urgent else None
-        backlog_ns = sum(prompt.share_ns for prompt in forecast.prompts) if urgent else 0.0
-        going: list[ScheduledRequest] = []
-        losing: list[ScheduledRequest] = []
-        for running in self.view.running():
-            if running is self._favoured and (
-                running.is_stuck or running.priority >= request.priority
-            ):
-                continue
-            if running.rid in forecast.lost or (
-                freed_ns is not None
-                and running.sampled_tokens
-                and forecast.slack_ns(running) - forecast.resume_ns(running) - backlog_ns
-                > min(stay_ns, freed_ns(request.total_tokens + running.total_tokens))
-            ):
-                going.append(running)
-            elif urgent and running.priority < request.priority:
-                losing.append(running)
-        going.sort(key=self._urgency, reverse=True)
-        losing.sort(key=self._urgency, reverse=True)
-        return going + losing
-
-    def _is_urgent(self, request: ScheduledRequest, forecast: Forecast) -> bool:
-        """Return True if a prompt is in time only if it starts within a few steps."""
-        if request.rid in forecast.lost:
-            return False
-        slack_ns = forecast.latest_start_ns(forecast.prompt(request)) - forecast.begins_ns
-        return slack_ns < urgent_ns(request, forecast, self.view, free_tokens=self._free_tokens())
+        self._look()
+        return self._displacement.victims(request)
 
     # --- admit to the batch ------------------------------------------------------------------
     def may_admit(self, request: ScheduledRequest) -> bool:
@@ -311,7 +282,7 @@ class SloPolicy(SchedulingPolicy):
 
     def headroom_blocks(self) -> int:
         """A hundredth of all blocks, so that decodes can grow."""
-        return self.view.total_blocks // 100
+        return headroom_blocks(self.view)
 
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
         """The rest of the prompt; of the favoured request a share while others can be on time."""
@@ -480,6 +451,7 @@ class SloPolicy(SchedulingPolicy):
                 undecided=self._undecided,
             )
             self._evictions = EvictionOrder(self.view, self._forecast)
+            self._displacement = Displacement(self.view, self._forecast, self._urgency)
             self._admission.learn_late(self._forecast.lost.values())
         return self._forecast
 
