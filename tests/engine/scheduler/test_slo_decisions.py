@@ -468,6 +468,24 @@ def test_evictions_begin_while_prompts_that_are_due_before_are_computed() -> Non
     assert after.first_token_ns - after.arrival_ns <= 71 * NS_PER_MS
 
 
+@pytest.mark.parametrize(("second_ms", "copied"), [(48, 2), (2000, 1)])
+def test_copies_for_several_urgent_prompts_do_not_wait_in_turn(second_ms: int, copied: int) -> None:
+    bench = SloBench(
+        blocks=101, left=30, ns_per_copied_block=NS_PER_MS // 10, preemption=Preemption.SWAP
+    )
+    for rid in range(4):
+        bench.add(rid, 370, tpot_ms=100, outputs=40)  # 24 blocks each
+    while bench.policy._look().all_decodes.num_decodes < 4:
+        bench.step()
+    new = [bench.add(8, 320, ttft_ms=48, outputs=20), bench.add(9, 320, ttft_ms=second_ms)]
+    assert bench.refusals[-2:] == [None, None]
+    assert len({copy.rid for copy in bench.step().copies}) == copied
+    while not all(request.first_token_ns for request in new):
+        bench.step()
+    assert new[0].first_token_ns - new[0].arrival_ns <= 48 * NS_PER_MS
+    assert new[1].first_token_ns - new[1].arrival_ns <= second_ms * NS_PER_MS
+
+
 def test_copies_take_as_long_as_the_requests_that_are_evicted_and_end_with_a_step() -> None:
     bench = SloBench(preemption=Preemption.SWAP, ns_per_copied_block=NS_PER_MS)
     bench.add(1, 1600, outputs=200)
