@@ -415,7 +415,8 @@ class MemoryTest:
         slowest = max(1.0, forecast.step_ns / forecast.pace_ns)
         work_ns = sum((prompt.work_ns for prompt in prompts), new.prompt.work_ns)
         delay = PromptDelay(work_ns * (1 - 1 / slowest), slowest)
-        request, size, lends_ns = new.prompt.request, self._view.block_size, forecast.token_ns
+        request, size = new.prompt.request, self._view.block_size
+        lends_ns = float(forecast.token_ns)
         starting = [request, *(p.request for p in ordered if p < new.prompt)]
         needed = sum(-(-one.total_tokens // size) for one in starting if not one.blocks)
         if needed > self._view.free_blocks:
