@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SERVER_METRICS",
+    "SGLANG_PREFIX",
+    "SGLANG_RANKS",
     "DecodedLine",
     "Labels",
     "PageError",
@@ -64,6 +66,9 @@ SERVER_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Metrics of Goodput's engine, vLLM and SGLang by quantity."""
 _ALL_PRIORITIES: Final = ("priority", "")
+SGLANG_PREFIX: Final = "sglang:"
+SGLANG_RANKS: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
+"""Labels of the processes of SGLang that share one set of requests."""
 # Limits of the samples that are decoded; a page of 64 engines has about 400.
 _MAX_SAMPLES: Final = 1000
 _MAX_LINE_BYTES: Final = 2048
@@ -102,7 +107,32 @@ def find_samples(
             raise PageError("its page has a line that is not Prometheus text") from error
         # A repeated sample is the same one, and must not be counted twice.
         found.setdefault(name, {})[labels] = value
-    return {name: _without_priorities(values) for name, values in found.items()}
+    return {
+        name: _without_priorities(_without_ranks(values))
+        if name.startswith(SGLANG_PREFIX)
+        else values
+        for name, values in found.items()
+    }
+
+
+def _without_ranks(values: dict[Labels, float]) -> dict[Labels, float]:
+    """Return the largest sample of the ranks that share their requests.
+
+    Each rank of tensor and pipeline parallelism schedules every request. All of them count the
+    retracted ones and publish the size of the KV cache, and with
+    `--enable-metrics-for-all-schedulers` all other numbers, too. Data-parallel ranks have requests
+    of their own, and keep their label.
+
+    Source: `SchedulerMetricsMixin.init_metrics` and `Scheduler.update_running_batch` of SGLang.
+    """
+    merged: dict[Labels, float] = {}
+    for labels, value in values.items():
+        shared = frozenset(label for label in labels if label[0] not in SGLANG_RANKS)
+        known = merged.get(shared)
+        # A rank whose value is not a number makes the complete sample unusable.
+        if known is None or value > known or math.isnan(value):
+            merged[shared] = value
+    return merged
 
 
 def _without_priorities(values: dict[Labels, float]) -> dict[Labels, float]:

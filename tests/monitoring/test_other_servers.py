@@ -34,10 +34,14 @@ LOADS = {
         "vllm:generation_tokens_total{%s} 0+600x10",
     ],
     "sglang": [
+        # Two ranks of tensor parallelism publish the same numbers; by default, only those of the
+        # counter of retractions.
         'sglang:num_running_reqs{%s,tp_rank="0"} 3',
+        'sglang:num_running_reqs{%s,tp_rank="1"} 3',
         'sglang:num_queue_reqs{%s,tp_rank="0"} 2',
         'sglang:token_usage{%s,tp_rank="0"} 0.25',
-        "sglang:num_retracted_requests_total{%s} 0+60x10",
+        'sglang:num_retracted_requests_total{%s,tp_rank="0"} 0+60x10',
+        'sglang:num_retracted_requests_total{%s,tp_rank="1"} 0+60x10',
         "sglang:generation_tokens_total{%s} 0+600x10",
     ],
 }

@@ -60,7 +60,7 @@ from goodput_core.contract import (
     METRIC_TPOT,
     METRIC_TTFT,
 )
-from goodput_core.server_metrics import SERVER_METRICS
+from goodput_core.server_metrics import SERVER_METRICS, SGLANG_PREFIX, SGLANG_RANKS
 
 __all__ = ["FLEET", "SERVICE", "DashboardSpec", "Look", "Panel", "PanelUnit", "Query", "Row"]
 
@@ -225,8 +225,14 @@ def _of_any_server(reading: str, labels: str, *, rates: bool = False) -> str:
         labels: label matchers.
         rates: True for the rates of a counter.
     """
-    metrics = SERVER_METRICS[reading]
-    return " or ".join(_rate(one, labels) if rates else f"{one}{{{labels}}}" for one in metrics)
+    series = []
+    for metric in SERVER_METRICS[reading]:
+        found = _rate(metric, labels) if rates else f"{metric}{{{labels}}}"
+        if metric.startswith(SGLANG_PREFIX):
+            # Each of these ranks counts all requests.
+            found = f"max without ({', '.join(SGLANG_RANKS)}) ({found})"
+        series.append(found)
+    return " or ".join(series)
 
 
 def _kv_usage(labels: str, by: str) -> str:

@@ -151,6 +151,51 @@ def test_the_totals_of_priorities_are_added_for_each_engine() -> None:
     assert (state.running, state.waiting) == (5, 1)
 
 
+RANKED = (b"_reqs{", b"token_usage{", b"total_num_tokens{", b"retracted_requests_total{")
+"""Metrics of SGLang's schedulers, which have the labels of their ranks."""
+
+
+def ranked(page: bytes, *ranks: bytes) -> bytes:
+    """Return the page of a server whose schedulers of these ranks publish the same numbers."""
+    lines = []
+    for line in page.splitlines(keepends=True):
+        of_scheduler = any(name in line for name in RANKED)
+        labels = ranks if of_scheduler else (b"",)
+        lines += [line.replace(b"{", b"{" + rank, 1) for rank in labels]
+    return b"".join(lines)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (b'tp_rank="0",pp_rank="0",moe_ep_rank="0",', b'tp_rank="1",pp_rank="0",moe_ep_rank="1",'),
+        (b'tp_rank="0",pp_rank="0",', b'tp_rank="0",pp_rank="1",'),
+    ],
+    ids=["tensor", "pipeline"],
+)
+def test_ranks_that_share_their_requests_are_counted_once(ranks: tuple[bytes, ...]) -> None:
+    assert decode_server(ranked(SGLANG, *ranks)).state == decode_server(SGLANG).state
+
+
+def test_a_rank_that_is_behind_the_others_does_not_count() -> None:
+    page = ranked(SGLANG, b'tp_rank="0",') + ranked(
+        SGLANG.replace(b'_total{model_name="chat"} 2.0', b'_total{model_name="chat"} 1.0'),
+        b'tp_rank="1",',
+    )
+    assert decode_server(page).state.preemptions == 2
+    # Without a usable number of one rank, the sum is unknown.
+    with pytest.raises(ValueError, match="no known metrics of running"):
+        decode_server(page + b'sglang:num_running_reqs{model_name="chat",tp_rank="2"} NaN\n')
+
+
+def test_ranks_with_requests_of_their_own_are_added() -> None:
+    # Attention of data parallelism: each rank of tensor parallelism has a rank of its own.
+    own = [b'tp_rank="%d",dp_rank="%d",' % (rank, rank) for rank in (0, 1)]
+    state = decode_server(ranked(SGLANG, *own)).state
+    assert (state.running, state.waiting, state.preemptions) == (10, 2, 4)
+    assert (state.kv_total_blocks, state.kv_free_blocks) == (8000, 6000)
+
+
 @pytest.mark.parametrize(
     "page",
     [
