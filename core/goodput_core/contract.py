@@ -163,6 +163,9 @@ LABEL_RESULT: Final = "result"
 PROMISES: Final = ("ttft", "tpot")
 # `close`: met with less than a fifth of the target to spare.
 PROMISE_RESULTS: Final = ("kept", "close", "missed")
+# Missed requests by reason; a request that missed several targets is counted once for each.
+METRIC_MISSES: Final = "goodput_misses_total"
+MISSED_TARGETS: Final = ("ttft", "tpot", "tbt", "e2e")
 METRIC_TTFT: Final = "goodput_request_ttft_seconds"
 METRIC_TPOT: Final = "goodput_request_tpot_seconds"
 METRIC_E2E: Final = "goodput_request_e2e_seconds"

@@ -14,6 +14,7 @@ from goodput_core.contract import (
     METRIC_BUILD_INFO,
     METRIC_E2E,
     METRIC_MAX_NUM_SEQS,
+    METRIC_MISSES,
     METRIC_OPERATOR_CALLS,
     METRIC_OPERATOR_LEADER,
     METRIC_OPERATOR_OVERDUE,
@@ -23,7 +24,6 @@ from goodput_core.contract import (
     METRIC_OUTPUT_TOKENS,
     METRIC_PREFIX_HIT,
     METRIC_PREFIX_QUERIED,
-    METRIC_PROMISES,
     METRIC_RECOMPUTED_TOKENS,
     METRIC_REQUESTS,
     METRIC_ROUTER_CLIENT_ERRORS,
@@ -59,6 +59,7 @@ from goodput_core.contract import (
     METRIC_TOKEN_BUDGET,
     METRIC_TPOT,
     METRIC_TTFT,
+    MISSED_TARGETS,
 )
 from goodput_core.server_metrics import SERVER_METRICS, SGLANG_PREFIX, SGLANG_RANKS
 
@@ -159,7 +160,7 @@ _GOOD: Final = ',outcome="attained"'
 _NOT_GOOD: Final = ',outcome=~"missed|shed|error|timeout"'
 _REFUSED: Final = ',outcome=~"shed|error|timeout"'
 _JUDGED: Final = ',outcome=~"attained|missed|shed|error|timeout"'
-_MISSED: Final = ',result="missed"'
+_OF_TARGETS: Final = f',reason=~"{"|".join(MISSED_TARGETS)}"'
 _SERVICE: Final = 'namespace="$namespace",llmservice="$llmservice"'
 _ENGINE: Final = f'{_SERVICE},role="engine"'
 _BY_CLASS: Final = "sum by (slo_class)"
@@ -368,16 +369,16 @@ SERVICE: Final = DashboardSpec(
             panels=(
                 Panel(
                     title="Share of requests that missed a target",
-                    note="Judged requests that missed TTFT or TPOT; one can miss both. Refused "
-                    "and failed requests are not included.",
+                    note="Judged requests that missed a target, by target; one can miss several. "
+                    "Refused and failed requests are not included.",
                     unit=PanelUnit.SHARE,
                     queries=(
                         Query(
-                            expr="sum by (slo_class, promise) "
-                            f"({_rate(METRIC_PROMISES, _SERVICE + _MISSED)})\n/\n"
-                            "(sum by (slo_class, promise) "
-                            f"({_rate(METRIC_PROMISES, _SERVICE)}) > 0)",
-                            legend="{{slo_class}} {{promise}}",
+                            expr="sum by (slo_class, reason) "
+                            f"({_rate(METRIC_MISSES, _SERVICE + _OF_TARGETS)})\n"
+                            "/ on (slo_class) group_left\n"
+                            f"({_BY_CLASS} ({_rate(METRIC_REQUESTS, _SERVICE + _JUDGED)}) > 0)",
+                            legend="{{slo_class}} {{reason}}",
                         ),
                     ),
                 ),

@@ -32,6 +32,7 @@ from goodput_core.contract import (
     LABEL_SLO_CLASS,
     LABEL_STATUS,
     METRIC_E2E,
+    METRIC_MISSES,
     METRIC_PROMISES,
     METRIC_REQUESTS,
     METRIC_ROUTER_ARRIVALS,
@@ -43,6 +44,7 @@ from goodput_core.contract import (
     METRIC_TBT,
     METRIC_TPOT,
     METRIC_TTFT,
+    MISSED_TARGETS,
     PROMISE_RESULTS,
     PROMISES,
     ROLE_ROUTER,
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutcomeCounts"]
 
+_FAILURES: Final = ("shed", "error", "timeout")
 _NOT_JUDGED: Final = frozenset({"cancelled", JudgementKind.UNJUDGED.value})
 
 
@@ -106,10 +109,13 @@ class _LatencyHistogram:
 class _OutcomesOfClass:
     """The counts of one class."""
 
-    __slots__ = ("e2e", "outcomes", "output_tokens", "prompt_tokens", "tbt", "tpot", "ttft")
+    __slots__ = (
+        *("e2e", "misses", "outcomes", "output_tokens", "prompt_tokens", "tbt", "tpot", "ttft"),
+    )
 
     def __init__(self) -> None:
         self.outcomes = dict.fromkeys(CLIENT_OUTCOMES, 0)
+        self.misses = dict.fromkeys((*MISSED_TARGETS, *_FAILURES), 0)
         self.ttft = _LatencyHistogram(BUCKETS_TTFT_S)
         self.tpot = _LatencyHistogram(BUCKETS_TPOT_S)
         self.e2e = _LatencyHistogram(BUCKETS_E2E_S)
@@ -212,6 +218,8 @@ class OutcomeCounts(Collector):
         judgement = judge(record, targets)
         outcome = _outcome_of(record.outcome, judgement.kind)
         counts.outcomes[outcome] += 1
+        for reason in (outcome,) if outcome in _FAILURES else judgement.reasons:
+            counts.misses[reason] = counts.misses.get(reason, 0) + 1
         if outcome not in _NOT_JUDGED:
             attained = outcome == JudgementKind.ATTAINED.value
             second = now_ns // NS_PER_S
@@ -233,6 +241,12 @@ class OutcomeCounts(Collector):
             METRIC_REQUESTS,
             "Client requests by outcome; each is counted once.",
             labels=(*of_class, LABEL_OUTCOME),
+        )
+        misses = CounterMetricFamily(
+            METRIC_MISSES,
+            "Missed requests by reason; a request that missed several targets is counted once for "
+            "each.",
+            labels=(*of_class, LABEL_REASON),
         )
         ttft = HistogramMetricFamily(
             METRIC_TTFT,
@@ -264,13 +278,15 @@ class OutcomeCounts(Collector):
         for name, counts in self._classes.items():
             for outcome, count in counts.outcomes.items():
                 requests.add_metric((service, name, outcome), count)
+            for reason, count in counts.misses.items():
+                misses.add_metric((service, name, reason), count)
             counts.ttft.export(ttft, (service, name))
             counts.tpot.export(tpot, (service, name))
             counts.e2e.export(e2e, (service, name))
             counts.tbt.export(tbt, (service, name))
             prompt_tokens.add_metric((service, name), counts.prompt_tokens)
             output_tokens.add_metric((service, name), counts.output_tokens)
-        yield from (requests, ttft, tpot, e2e, tbt, prompt_tokens, output_tokens)
+        yield from (requests, misses, ttft, tpot, e2e, tbt, prompt_tokens, output_tokens)
         in_flight = GaugeMetricFamily(
             METRIC_ROUTER_IN_FLIGHT,
             "Client requests that have no outcome yet.",

@@ -237,6 +237,34 @@ async def test_the_metrics_count_outcomes_targets_and_latencies(start: StartBenc
         assert line in lines
 
 
+@pytest.mark.parametrize(
+    ("timings", "headers", "reasons"),
+    [
+        pytest.param('{"ttft_ms":10,"tpot_ms":20}', {}, set(), id="met"),
+        pytest.param('{"ttft_ms":9000,"tpot_ms":9000}', {}, {"ttft", "tpot"}, id="both"),
+        pytest.param(None, {"X_SLO_E2E_Ms": "0.000001"}, {"e2e"}, id="end-to-end alone"),
+        pytest.param("429", {}, {"shed"}, id="refused"),
+    ],
+)
+async def test_a_miss_is_counted_by_the_missed_targets(
+    start: StartBench, timings: str | None, headers: dict[str, str], reasons: set[str]
+) -> None:
+    bench = await start()
+
+    async def behave(call: Call) -> None:
+        header = () if timings is None else (f"X-Goodput-Timings: {timings}",)
+        status = "429 Too Many Requests" if timings == "429" else "200 OK"
+        await call.whole(status, b'{"choices":[]}', *header)
+
+    bench.replicas[0].behave = behave
+    await bench.post(b"{}", **headers)
+    await bench.settled()
+    lines = (await bench.metrics()).splitlines()
+    for reason in ("ttft", "tpot", "tbt", "e2e", "shed", "error", "timeout"):
+        labels = f'llmservice="chat",reason="{reason}",slo_class="interactive"'
+        assert f"goodput_misses_total{{{labels}}} {float(reason in reasons)}" in lines
+
+
 async def test_the_state_has_replicas_and_outcomes(start: StartBench) -> None:
     bench = await start(2)
     await bench.post()
