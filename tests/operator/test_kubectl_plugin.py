@@ -225,6 +225,7 @@ def test_the_verdict_of_a_gate_in_progress_is_no_exit_code(cluster: Path) -> Non
         (("why",), 64, "see `kubectl goodput why --help`"),
         (("gat", "chat"), 64, "gate"),
         ((), 64, "see `kubectl goodput --help`"),
+        (("status", "chat", "-A"), 64, "name the namespace of chat with -n"),
         (("gate", "chat"), 64, "has had no gate"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import CommandParser
 from goodput_core.contract import ANNOTATION_METRICS, ANNOTATION_RUNTIME, OBJECT_LABEL_ROLE
-from goodput_core.errors import ExitCode, InputError, UnreachableError
+from goodput_core.errors import ExitCode, InputError, UnreachableError, UsageError
 from goodput_core.slo.verdict import VerdictKind
 from goodput_core.text import printable
 from goodput_operator.plugin.kubectl import Kubectl, KubectlError
@@ -138,6 +138,8 @@ def make_parser() -> CommandParser:
 
 def _status(kubectl: Kubectl, given: argparse.Namespace) -> int:
     if given.name is not None:
+        if given.all_namespaces:
+            raise UsageError(f"-A shows all services; name the namespace of {given.name} with -n")
         service = kubectl.service(given.name, given.namespace)
         if given.json:
             return _print_json(service_view(service))
