@@ -41,10 +41,11 @@ def container_of(model: dict[str, Any] = HUB, **engine: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
 def test_a_user_argument_precedes_those_of_the_preset(kind: str) -> None:
-    # The last occurrence of an option applies, and both servers accept abbreviations.
-    command = command_of(runtime=runtime(kind, args=["--hos", "::1", "--max", "1"]))
-    assert command.index("--hos") < command.index("--host")
-    assert command.index("--max") < command.index("--served-model-name")
+    # The last occurrence of an option applies.
+    command = command_of(runtime=runtime(kind, args=["--user-option"]))
+    assert command.index("--user-option") < min(
+        index for index, arg in enumerate(command) if arg in PRESET_OPTIONS[RuntimeKind(kind)]
+    )
 
 
 @pytest.mark.parametrize("kind", [RuntimeKind.VLLM, RuntimeKind.SGLANG])

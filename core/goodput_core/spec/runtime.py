@@ -15,13 +15,14 @@ from goodput_core.declaration import Cel, CrossFieldRule, spec_field
 from goodput_core.spec.choices import RuntimeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["PRESET_OPTIONS", "REFUSED_OPTIONS", "RuntimeSpec"]
 
 _MAX_ARGS: Final = 64
 _MAX_ARG: Final = 4096
 _PRESETS: Final = (RuntimeKind.VLLM, RuntimeKind.SGLANG)
+_SEE: Final = "see docs/runtimes.md"
 
 PRESET_OPTIONS: Final[Mapping[RuntimeKind, tuple[str, ...]]] = {
     # Of `vllm serve` 0.33.
@@ -63,51 +64,94 @@ REFUSED_OPTIONS: Final[Mapping[str, str]] = {
     "--grpc-mode": _NO_HTTP,
     "--api-key": "makes the server reject requests without the key; use spec.router.tenantsSecret",
     "--config": "reads options from a file that the operator does not see; write them in args",
-    "--ssl-keyfile": _HTTPS,
     "--ssl-certfile": _HTTPS,
+    "--ssl-keyfile": _HTTPS,
     "--disable-log-stats": "leaves the metrics page without values",
     "--": "ends the options, so those of the preset have no effect",
 }
 """Options with which a server of a preset is of no use, and why; `args` must not contain them."""
 
 
-def _option_pattern(options: Iterable[str]) -> str:
-    # Both servers accept '_' in place of '-' within an option.
-    names = "|".join(
-        "-" * (len(option) - len(option.lstrip("-"))) + option.lstrip("-").replace("-", "[-_]")
-        for option in options
-    )
-    return f"^({names})(=|$)"
+_MAX_PATTERN: Final = 250
+"""Longest pattern of a rule; the API server limits the cost of each rule."""
 
 
-def _preset_rule(kind: RuntimeKind) -> CrossFieldRule:
-    pattern = _option_pattern(PRESET_OPTIONS[kind])
+def _option_pattern(option: str) -> str:
+    """Return the pattern of an option and its abbreviations.
 
-    def problem(runtime: RuntimeSpec) -> str | None:
-        if runtime.kind is not kind:
-            return None
-        taken = next((arg for arg in runtime.args if re.search(pattern, arg)), None)
-        if taken is None:
-            return None
-        option = taken.partition("=")[0]
-        return f"{option!r} is set by the preset of kind {kind.value}; see docs/runtimes.md"
-
-    cel = Cel(
-        rule=f"self.kind != '{kind.value}' || !has(self.args) || "
-        f"!self.args.exists(a, a.matches('{pattern}'))",
-        message=f"must not contain options that the preset of kind {kind.value} sets",
-    )
-    return CrossFieldRule(field="args", cel=cel, problem=problem)
+    Both servers parse their options with argparse, which accepts `--hos` for `--host`. vLLM also
+    accepts '_' in place of '-', and a part of a JSON value, as in `--option.key`, which it moves
+    behind all other options.
+    """
+    name = option.removeprefix("--")
+    if name == option or not name:
+        return option
+    pattern = ""
+    for character in reversed(name[1:]):
+        pattern = f"({'[-_]' if character == '-' else character}{pattern})?"
+    return f"--{name[0]}{pattern}"
 
 
-def _check_refused(runtime: RuntimeSpec) -> str | None:
-    if runtime.kind not in _PRESETS:
-        return None
-    for arg in runtime.args:
-        if re.search(_REFUSED, arg):
-            option = arg.partition("=")[0].strip()
-            return f"{option!r} {REFUSED_OPTIONS[option.replace('_', '-')]}; see docs/runtimes.md"
-    return None
+def _patterns(options: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield patterns of arguments that begin with one of these options, none too long.
+
+    Each follows a list of its options for users.
+    """
+    groups: list[list[str]] = [[]]
+    for option in options:
+        if len("|".join(map(_option_pattern, (*groups[-1], option)))) > _MAX_PATTERN:
+            groups.append([])
+        groups[-1].append(option)
+    for group in groups:
+        yield ", ".join(group), f"^({'|'.join(map(_option_pattern, group))})([=.]|$)"
+
+
+def _name(arg: str) -> str:
+    """Return the name of the option at the begin of an argument."""
+    return re.split("[=.]", arg, maxsplit=1)[0].strip()
+
+
+def _preset_rules(kind: RuntimeKind) -> Iterator[CrossFieldRule]:
+    for options, pattern in _patterns(PRESET_OPTIONS[kind]):
+
+        def problem(runtime: RuntimeSpec, pattern: str = pattern) -> str | None:
+            if runtime.kind is not kind:
+                return None
+            taken = next((arg for arg in runtime.args if re.search(pattern, arg)), None)
+            if taken is None:
+                return None
+            return f"{_name(taken)!r} is set by the preset of kind {kind.value}; {_SEE}"
+
+        cel = Cel(
+            rule=f"self.kind != '{kind.value}' || !has(self.args) || "
+            f"!self.args.exists(a, a.matches('{pattern}'))",
+            message=f"must not contain options that the preset of kind {kind.value} sets, "
+            f"abbreviated or not: {options}",
+        )
+        yield CrossFieldRule(field="args", cel=cel, problem=problem)
+
+
+def _refused_rules() -> Iterator[CrossFieldRule]:
+    for options, pattern in _patterns(REFUSED_OPTIONS):
+
+        def problem(runtime: RuntimeSpec, pattern: str = pattern) -> str | None:
+            if runtime.kind not in _PRESETS:
+                return None
+            arg = next((arg for arg in runtime.args if re.search(pattern, arg)), None)
+            if arg is None:
+                return None
+            name = _name(arg).replace("_", "-")
+            if name not in REFUSED_OPTIONS:
+                name = next(option for option in REFUSED_OPTIONS if option.startswith(name))
+            return f"{_name(arg)!r} {REFUSED_OPTIONS[name]}; {_SEE}"
+
+        cel = Cel(
+            rule="!(self.kind in ['vLLM', 'SGLang']) || !has(self.args) || "
+            f"!self.args.exists(a, a.matches('{pattern}'))",
+            message="must not contain options with which probes, routers or the operator cannot "
+            f"use the server, abbreviated or not: {options}",
+        )
+        yield CrossFieldRule(field="args", cel=cel, problem=problem)
 
 
 def _check_first(runtime: RuntimeSpec) -> str | None:
@@ -132,14 +176,6 @@ _ARGS_FIRST: Final = Cel(
     rule="!(self.kind in ['vLLM', 'SGLang']) || !has(self.args) || self.args.size() == 0 || "
     "self.args[0].startsWith('-')",
     message="must begin with an option, because the preset names the model",
-)
-# A rule of its own, because the API server limits the cost of each rule.
-_REFUSED: Final = _option_pattern(REFUSED_OPTIONS)
-_ARGS_REFUSED: Final = Cel(
-    rule="!(self.kind in ['vLLM', 'SGLang']) || !has(self.args) || "
-    f"!self.args.exists(a, a.matches('{_REFUSED}'))",
-    message="must not contain options with which probes, routers or the operator cannot use the "
-    "server, such as --uds, --headless, --api-key or --config",
 )
 _IMAGE_REQUIRED: Final = Cel(
     rule="self.kind == 'Goodput' || has(self.image)",
@@ -168,8 +204,8 @@ class RuntimeSpec:
         CrossFieldRule(field="image", cel=_IMAGE_REQUIRED, problem=_check_image),
         CrossFieldRule(field="kind", cel=_NOTHING_ELSE, problem=_check_goodput),
         CrossFieldRule(field="args", cel=_ARGS_FIRST, problem=_check_first),
-        *(_preset_rule(kind) for kind in _PRESETS),
-        CrossFieldRule(field="args", cel=_ARGS_REFUSED, problem=_check_refused),
+        *(rule for kind in _PRESETS for rule in _preset_rules(kind)),
+        *_refused_rules(),
     )
 
     kind: RuntimeKind = spec_field(

@@ -1,8 +1,8 @@
 """Commands of other servers than Goodput's engine: the presets of vLLM and SGLang.
 
 The options of a preset follow the user's arguments, because the last occurrence of an option
-applies. `goodput_core.spec.runtime` refuses them in these arguments, but both servers also accept
-abbreviations.
+applies. `goodput_core.spec.runtime` refuses them in these arguments, but a later version of a
+server may have further names for them.
 """
 
 from __future__ import annotations
