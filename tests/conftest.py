@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,20 +95,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _put_slow_files_first(items)
 
 
+_SLOW_S = 10
+"""Seconds of a test with the marker `slow`, unless the marker states more."""
+
+
 def _put_slow_files_first(items: list[pytest.Item]) -> None:
     """Sort the files, so that no worker begins a long one when the others have ended.
 
-    A worker gets one file after the other. Those of tests/e2e keep the order of their conftest.py.
+    A worker gets one file after the other, and already gets the next one when two tests of its file
+    are left. So that the next file does not wait behind a slow test, the slow tests of a file come
+    first, too. The files of tests/e2e keep the order of their conftest.py.
     """
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    tests_in = Counter(item.path for item in items)
+    slow_s: Counter[Path] = Counter()
+    tests_in: Counter[Path] = Counter()
+    for item in items:
+        tests_in[item.path] += 1
+        slow_s[item.path] += _slow_s(item)
 
-    def order(item: pytest.Item) -> tuple[int, int]:
+    def order(item: pytest.Item) -> tuple[int, int, str, int]:
         if ROOT / "tests" / "e2e" in item.path.parents:
-            return 0, 0
-        return (1 if item.path in slow else 2), -tests_in[item.path]
+            return -sys.maxsize, 0, "", 0
+        return -slow_s[item.path], -tests_in[item.path], str(item.path), -_slow_s(item)
 
     items.sort(key=order)
+
+
+def _slow_s(item: pytest.Item) -> int:
+    """Return the seconds of a slow test; 0 for any other test."""
+    marker = item.get_closest_marker("slow")
+    if marker is None:
+        return 0
+    seconds: int = marker.args[0] if marker.args else _SLOW_S
+    return seconds
 
 
 @pytest.fixture

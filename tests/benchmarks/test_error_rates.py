@@ -262,7 +262,7 @@ def test_an_undeclared_outage_of_the_new_build_passes_wrongly_and_a_declared_one
     assert declared.wrong_pass == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 @pytest.mark.timeout(300)
 def test_verdicts_are_wrong_as_rarely_as_stated(capsys: pytest.CaptureFixture[str]) -> None:
     code = error_rates.main(["--quick", "--jobs", "1", "--json"])

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.policies_everywhere import main
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 @pytest.mark.timeout(600)
 def test_slo_keeps_no_less_than_any_other_policy(
     capsys: pytest.CaptureFixture[str],

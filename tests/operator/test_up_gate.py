@@ -128,7 +128,7 @@ def gated_up(
     return models, errors, old, new
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 @pytest.mark.timeout(240)
 def test_a_candidate_that_fails_is_refused_and_the_baseline_serves(tmp_path: Path) -> None:
     """The candidate waits three seconds for its batches, so it misses all targets of TTFT.
@@ -146,7 +146,7 @@ def test_a_candidate_that_fails_is_refused_and_the_baseline_serves(tmp_path: Pat
     assert models == ["chat"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(100)
 @pytest.mark.timeout(600)
 def test_a_changed_manifest_that_passes_is_promoted_and_serves(tmp_path: Path) -> None:
     """A PASS needs a window of twenty seconds and two pairs."""

@@ -111,6 +111,7 @@ def _kept(mix: TwoKinds, seed: int, ageing_ms: int, preemption: Preemption) -> t
     return kept[mix.urgent], kept[mix.background]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mix", "preemption"),
     [

@@ -157,7 +157,7 @@ def busy_page(server: str) -> bytes:
     return page
 
 
-@pytest.mark.slow
+@pytest.mark.slow(45)
 @pytest.mark.timeout(400)
 def test_the_capacity_of_a_calibrated_profile_adds_replicas_before_a_target_is_missed(
     cluster: Cluster, server: str, folder: Path

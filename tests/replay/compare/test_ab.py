@@ -132,7 +132,7 @@ def test_two_policies_in_virtual_time_need_one_pair(tmp_path: Path) -> None:
     assert policies == ["sarathi", "slo"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(35)
 def test_one_build_against_itself_is_marked_and_sends_equal_prompts_within_a_pair(
     tmp_path: Path,
 ) -> None:
