@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from tools.cluster.handle import wait_for
-from tools.cluster.images import kubectl_image
+from tools.cluster.images import checkout_image, kubectl_image
 from tools.cluster.starting import ROOT
 from tools.e2e.installation import conditions_of
 from tools.e2e.recordings import judge
@@ -38,6 +39,7 @@ EXAMPLES = ROOT / "examples" / "trace-replay"
 NIGHTS = 4
 """One recording more than needed, because a busy machine may make one of them invalid."""
 NIGHT_S = 5
+SKEWED = "goodput.test/skewed-replay:1"
 
 
 @pytest.fixture(scope="module")
@@ -319,19 +321,30 @@ def await_jobs(installation: ChartRelease, prefix: str) -> None:
     wait_for(lambda: not active(), f"the Jobs {prefix} end")
 
 
+@pytest.fixture(scope="module")
+def skewed(own_cluster: OwnCluster) -> str:
+    """The image for replays, with a clock that differs between the shards."""
+    image, folder = checkout_image(ROOT), str(ROOT / "tools" / "e2e" / "skewed")
+    env = {**image.env, "PYTHONPATH": f"{folder}:{image.env['PYTHONPATH']}"}
+    own_cluster.publish({SKEWED: replace(image, folders=[*image.folders, folder], env=env)})
+    return SKEWED
+
+
 def test_a_replay_that_cannot_start_ends_with_the_reason(
-    installation: ChartRelease, replay: Callable[..., None]
+    installation: ChartRelease, replay: Callable[..., None], skewed: str
 ) -> None:
     replay("no-trace", trace="pvc://records/absent.parquet", shards=1)
     replay("single", records="pvc://single/runs")
     installation.kubectl("create", "job", "taken-shards", "--image=example.test/none")
     replay("taken", shards=1)
     replay("elsewhere", target={"url": "http://10.0.0.1"})
+    replay("skewed", shards=2, image=skewed)
     for name, reason, text in (
         ("no-trace", "ShardFailed", "pvc://records/absent.parquet: no such file"),
         ("single", "StorageRefused", "PersistentVolumeClaim single is ReadWriteOnce"),
         ("taken", "NameConflict", "Job taken-shards belongs to another object"),
         ("elsewhere", "ProductionNotAllowed", "http://10.0.0.1 may serve clients"),
+        ("skewed", "ClockSkew", "the clocks of the shards' nodes differ by at least "),
     ):
         status = finished(installation, name)
         assert (status["verdict"], status["reason"]) == ("INVALID", reason), status
