@@ -32,6 +32,7 @@ INSTALLED_GB: Final = 5
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _CONSTRAINTS: Final = _ROOT / "constraints.txt"
 _LINK: Final = "goodput-torch.pth"
+_INSTALLED: Final = "site-packages"
 _COMPLETE: Final = "complete"
 _PARTIAL: Final = "partial-"
 _DOWNLOADED_GB: Final = 3
@@ -67,8 +68,13 @@ def main(environment: Path) -> None:
     if not is_installed():
         _install(folder)
     (folder / _COMPLETE).touch()
-    (packages,) = environment.glob("lib/python3*/site-packages")
-    (packages / _LINK).write_text(f"{folder}\n", encoding="utf-8")
+    # Programs take modules below a folder of this name for installed ones. Hypothesis would read
+    # the constants of 1,900 modules of torch and transformers, as if they were the project's.
+    named = folder / _INSTALLED
+    with suppress(FileExistsError):
+        named.symlink_to(".")
+    (packages,) = environment.glob(f"lib/python3*/{_INSTALLED}")
+    (packages / _LINK).write_text(f"{named}\n", encoding="utf-8")
     _remove_unused(folder)
 
 
