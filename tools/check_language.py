@@ -46,26 +46,14 @@ EXEMPT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A rejected pattern and its remedy.
-
-    Args:
-        regex: the pattern.
-        remedy: its replacement.
-        parts: each match contains one of these texts, in lower case. Few texts do, and looking
-            for them takes a fraction of the time of the pattern.
-    """
+    """A rejected pattern and its remedy."""
 
     regex: re.Pattern[str]
     remedy: str
-    parts: tuple[str, ...] = ("",)
-
-    def may_match(self, lower: str) -> bool:
-        """True if a text in lower case contains one of the parts."""
-        return any(part in lower for part in self.parts)
 
 
-def _pattern(regex: str, remedy: str, *parts: str) -> Pattern:
-    return Pattern(regex=re.compile(regex), remedy=remedy, parts=parts or ("",))
+def _pattern(regex: str, remedy: str) -> Pattern:
+    return Pattern(regex=re.compile(regex), remedy=remedy)
 
 
 # At the start of a docstring.
@@ -85,45 +73,31 @@ _PEOPLE: Final = (
 # Anywhere in prose.
 PROSE: Final = (
     _pattern(
-        r"(?i)\b(nobody|somebody|everybody|anybody|whoever|whomever|whom)\b", "name the object",
-        "body", "who",
+        r"(?i)\b(nobody|somebody|everybody|anybody|whoever|whomever|whom)\b", "name the object"
     ),
-    _pattern(r"(?i)\bwho\b", "a thing is 'it'; name it", "who"),
-    _pattern(r"\bNone: (?=[a-z])", "write 'None if …'", "none:"),
+    _pattern(r"(?i)\bwho\b", "a thing is 'it'; name it"),
+    _pattern(r"\bNone: (?=[a-z])", "write 'None if …'"),
     _pattern(
         r"(?i)\bwhat (?:is|was|are|were|it is|they are) (?:not )?(?:asked|told|said|promised"
         r"|wanted|owed|expected|left|kept|meant|waited|looked|held|due|taken|given|needed|sent|served|stored)\b",
         "name the object instead of a headless clause",
-        "what",
     ),
     _pattern(
         r"(?i)\b(?:of|for|with|by|from|than) what\b",
         "name the object instead of 'of what …'",
-        " what",
     ),
-    _pattern(r"(?i)\bof which (?:nothing|none|each|one)\b", "split the sentence", "which"),
-    _pattern(
-        r"(?i)(?<!there )\b(?:is|are|was|were|be) (?:none|no such)\b", "state the condition",
-        " none", "such",
-    ),
-    _pattern(r"(?i)\btold\b", "set, reported, configured, unless given", "told"),
-    _pattern(
-        r"(?i)\b(?:bears?|bore|borne)\b", "sustains, holds, allows", "bear", "bore", "borne"
-    ),
-    _pattern(
-        r"(?i)\b(?:its|their|whose|a|his) turns?\b", "next in order; a reconciliation", " turn"
-    ),
-    _pattern(r"(?i)\btroubles?\b", "problem", "trouble"),
-    _pattern(
-        r"(?i)\b(?:of|with) (?:ours|theirs|its own making)\b", "name the owner",
-        "ours", "theirs", "making",
-    ),
+    _pattern(r"(?i)\bof which (?:nothing|none|each|one)\b", "split the sentence"),
+    _pattern(r"(?i)(?<!there )\b(?:is|are|was|were|be) (?:none|no such)\b", "state the condition"),
+    _pattern(r"(?i)\btold\b", "set, reported, configured, unless given"),
+    _pattern(r"(?i)\b(?:bears?|bore|borne)\b", "sustains, holds, allows"),
+    _pattern(r"(?i)\b(?:its|their|whose|a|his) turns?\b", "next in order; a reconciliation"),
+    _pattern(r"(?i)\btroubles?\b", "problem"),
+    _pattern(r"(?i)\b(?:of|with) (?:ours|theirs|its own making)\b", "name the owner"),
     _pattern(
         r"(?i)\b(?:keep|keeps|kept|keeping) (?:its|their|every|each|a|the|all) promises?\b",
         "meet the SLO",
-        "promise",
     ),
-    _pattern(r"(?i)\b(?:is|are|was|were) promised\b", "the target, the objective", "promised"),
+    _pattern(r"(?i)\b(?:is|are|was|were) promised\b", "the target, the objective"),
 )  # fmt: skip
 
 # Words of the names of modules and classes. Words that also name something of the field itself are
@@ -158,7 +132,6 @@ _HASHES: Final = re.compile(r"(?:^|(?<=\s))#+( .*(?:\n[ \t]*#.*)*)", re.MULTILIN
 _SLASHES: Final = re.compile(r"//( .*(?:\n[ \t]*//.*)*)")
 _BLOCK_COMMENT: Final = re.compile(r"/\*(.*?)\*/", re.DOTALL)
 _STRING: Final = re.compile(r'"([^"\n]* [^"\n]*)"')
-_SPACE: Final = re.compile(r"\s")
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -207,20 +180,11 @@ def _blank(regex: re.Pattern[str], text: str) -> str:
     return regex.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
-def _possible(text: str) -> list[Pattern]:
-    """Return the patterns that may match in a text, or in it with its line breaks as spaces."""
-    lower = _SPACE.sub(" ", text).lower()
-    return [pattern for pattern in PROSE if pattern.may_match(lower)]
-
-
 def _prose(path: Path, line: int, text: str) -> Iterator[Violation]:
-    possible = _possible(text)
-    if not possible:
-        return
     plain = _blank(_QUOTED, text)
     # A phrase may be broken over two lines.
-    flat = _SPACE.sub(" ", plain)
-    for pattern in possible:
+    flat = re.sub(r"\s", " ", plain)
+    for pattern in PROSE:
         for match in pattern.regex.finditer(flat):
             if match[0].lower() == "who" and re.search(
                 rf"{_PEOPLE} $", flat[: match.start()], re.IGNORECASE
@@ -266,24 +230,7 @@ def _name(path: Path, line: int, name: str) -> Iterator[Violation]:
             yield Violation(path=path, line=line, phrase=name, remedy=METAPHORS[word.lower()])
 
 
-def _may_have_comment(text: str) -> bool:
-    """True if a comment may contain a rejected phrase; the tokenizer takes much more time."""
-    comments, last = "", -1
-    for number, line in enumerate(text.split("\n")):
-        _, hashed, comment = line.partition("#")
-        comment = comment.lstrip("#").strip()
-        if "#" in comment:
-            return True  # the first may be in a string
-        if hashed:
-            comments += f"\n{comment}" if number == last + 1 else f"\n\n{comment}"
-            last = number
-    flat = _SPACE.sub(" ", comments)
-    return any(pattern.regex.search(flat) for pattern in _possible(comments))
-
-
 def _comments(path: Path, text: str) -> Iterator[Violation]:
-    if not _may_have_comment(text):
-        return
     block, start, last = "", 0, -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT:
