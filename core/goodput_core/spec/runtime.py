@@ -15,14 +15,13 @@ from goodput_core.declaration import Cel, CrossFieldRule, spec_field
 from goodput_core.spec.choices import RuntimeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 __all__ = ["PRESET_OPTIONS", "REFUSED_OPTIONS", "RuntimeSpec"]
 
 _MAX_ARGS: Final = 64
 _MAX_ARG: Final = 4096
 _PRESETS: Final = (RuntimeKind.VLLM, RuntimeKind.SGLANG)
-_SEE: Final = "see docs/runtimes.md"
 
 PRESET_OPTIONS: Final[Mapping[RuntimeKind, tuple[str, ...]]] = {
     # Of `vllm serve` 0.33.
@@ -106,52 +105,68 @@ def _patterns(options: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield ", ".join(group), f"^({'|'.join(map(_option_pattern, group))})([=.]|$)"
 
 
-def _name(arg: str) -> str:
-    """Return the name of the option at the begin of an argument."""
-    return re.split("[=.]", arg, maxsplit=1)[0].strip()
+def _args_rules(
+    options: Iterable[str],
+    kinds: Container[RuntimeKind],
+    *,
+    other_kinds: str,
+    reason: Callable[[str], str],
+    message: str,
+) -> Iterator[CrossFieldRule]:
+    """Yield rules by which the arguments of a server contain none of these options.
+
+    Args:
+        options: the options.
+        kinds: kinds of servers to which the rules apply.
+        other_kinds: CEL expression that is true for all other kinds.
+        reason: returns the end of an error message, by the name of an option as it was written.
+        message: message of the API server, before a list of the options.
+    """
+    for names, pattern in _patterns(options):
+
+        def problem(runtime: RuntimeSpec, pattern: str = pattern) -> str | None:
+            if runtime.kind not in kinds:
+                return None
+            found = next((arg for arg in runtime.args if re.search(pattern, arg)), None)
+            if found is None:
+                return None
+            name = re.split("[=.]", found, maxsplit=1)[0].strip()
+            return f"{name!r} {reason(name)}; see docs/runtimes.md"
+
+        cel = Cel(
+            rule=f"{other_kinds} || !has(self.args) || "
+            f"!self.args.exists(a, a.matches('{pattern}'))",
+            message=f"must not contain options {message}, abbreviated or not: {names}",
+        )
+        yield CrossFieldRule(field="args", cel=cel, problem=problem)
 
 
 def _preset_rules(kind: RuntimeKind) -> Iterator[CrossFieldRule]:
-    for options, pattern in _patterns(PRESET_OPTIONS[kind]):
-
-        def problem(runtime: RuntimeSpec, pattern: str = pattern) -> str | None:
-            if runtime.kind is not kind:
-                return None
-            taken = next((arg for arg in runtime.args if re.search(pattern, arg)), None)
-            if taken is None:
-                return None
-            return f"{_name(taken)!r} is set by the preset of kind {kind.value}; {_SEE}"
-
-        cel = Cel(
-            rule=f"self.kind != '{kind.value}' || !has(self.args) || "
-            f"!self.args.exists(a, a.matches('{pattern}'))",
-            message=f"must not contain options that the preset of kind {kind.value} sets, "
-            f"abbreviated or not: {options}",
-        )
-        yield CrossFieldRule(field="args", cel=cel, problem=problem)
+    return _args_rules(
+        PRESET_OPTIONS[kind],
+        (kind,),
+        other_kinds=f"self.kind != '{kind.value}'",
+        reason=lambda _: f"is set by the preset of kind {kind.value}",
+        message=f"that the preset of kind {kind.value} sets",
+    )
 
 
 def _refused_rules() -> Iterator[CrossFieldRule]:
-    for options, pattern in _patterns(REFUSED_OPTIONS):
+    return _args_rules(
+        REFUSED_OPTIONS,
+        _PRESETS,
+        other_kinds="!(self.kind in ['vLLM', 'SGLang'])",
+        reason=_why_refused,
+        message="with which probes, routers or the operator cannot use the server",
+    )
 
-        def problem(runtime: RuntimeSpec, pattern: str = pattern) -> str | None:
-            if runtime.kind not in _PRESETS:
-                return None
-            arg = next((arg for arg in runtime.args if re.search(pattern, arg)), None)
-            if arg is None:
-                return None
-            name = _name(arg).replace("_", "-")
-            if name not in REFUSED_OPTIONS:
-                name = next(option for option in REFUSED_OPTIONS if option.startswith(name))
-            return f"{_name(arg)!r} {REFUSED_OPTIONS[name]}; {_SEE}"
 
-        cel = Cel(
-            rule="!(self.kind in ['vLLM', 'SGLang']) || !has(self.args) || "
-            f"!self.args.exists(a, a.matches('{pattern}'))",
-            message="must not contain options with which probes, routers or the operator cannot "
-            f"use the server, abbreviated or not: {options}",
-        )
-        yield CrossFieldRule(field="args", cel=cel, problem=problem)
+def _why_refused(name: str) -> str:
+    """Return why an option, or the first one with this abbreviation, is refused."""
+    name = name.replace("_", "-")
+    if name not in REFUSED_OPTIONS:
+        name = next(option for option in REFUSED_OPTIONS if option.startswith(name))
+    return REFUSED_OPTIONS[name]
 
 
 def _check_first(runtime: RuntimeSpec) -> str | None:
