@@ -110,7 +110,14 @@ class _OutcomesOfClass:
     """The counts of one class."""
 
     __slots__ = (
-        *("e2e", "misses", "outcomes", "output_tokens", "prompt_tokens", "tbt", "tpot", "ttft"),
+        "e2e",
+        "misses",
+        "outcomes",
+        "output_tokens",
+        "prompt_tokens",
+        "tbt",
+        "tpot",
+        "ttft",
     )
 
     def __init__(self) -> None:
