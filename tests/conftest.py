@@ -104,7 +104,9 @@ def _put_slow_files_first(items: list[pytest.Item]) -> None:
 
     A worker gets one file after the other, and already gets the next one when two tests of its file
     are left. So that the next file does not wait behind a slow test, the slow tests of a file come
-    first, too. The files of tests/e2e keep the order of their conftest.py.
+    first, too; the tests in a browser come last, because Playwright's event loop counts as running
+    until the browser is closed, and no other loop can run. The files of tests/e2e keep the order of
+    their conftest.py.
     """
     slow_s: Counter[Path] = Counter()
     tests_in: Counter[Path] = Counter()
@@ -112,10 +114,12 @@ def _put_slow_files_first(items: list[pytest.Item]) -> None:
         tests_in[item.path] += 1
         slow_s[item.path] += _slow_s(item)
 
-    def order(item: pytest.Item) -> tuple[int, int, str, int]:
+    def order(item: pytest.Item) -> tuple[int, int, str, bool, int]:
         if ROOT / "tests" / "e2e" in item.path.parents:
-            return -sys.maxsize, 0, "", 0
-        return -slow_s[item.path], -tests_in[item.path], str(item.path), -_slow_s(item)
+            return -sys.maxsize, 0, "", False, 0
+        in_browser = "browser" in getattr(item, "fixturenames", ())
+        file = item.path
+        return -slow_s[file], -tests_in[file], str(file), in_browser, -_slow_s(item)
 
     items.sort(key=order)
 

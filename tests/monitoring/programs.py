@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Expected", "run_alert_test", "run_promtool", "series"]
+__all__ = ["Expected", "inserted", "run_alert_test", "run_promtool", "series"]
 
 
 def run_promtool(*words: str) -> str:
@@ -30,6 +30,21 @@ def run_promtool(*words: str) -> str:
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     return output
+
+
+def inserted(expr: str, namespace: str = "prod", service: str = "chat") -> str:
+    """Return a panel's query with the values that Grafana would insert."""
+    variables = {
+        # Long enough for the runs on both engines of a gate in the cluster, and the replay that has
+        # ended: a busy machine needs minutes for them and for the queries.
+        "$__rate_interval": "4m",
+        "$__range": "5m",
+        "$namespace": namespace,
+        "$llmservice": service,
+    }
+    for name, value in variables.items():
+        expr = expr.replace(name, value)
+    return expr
 
 
 def series(name: str, values: str, **labels: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.monitoring.programs import inserted, run_promtool
 from tools.monitoring.__main__ import CHART_FILES, chart_files
 from tools.monitoring.alerts import make_rules
 from tools.monitoring.panels import FLEET, SERVICE, DashboardSpec, Look
@@ -67,6 +68,15 @@ def test_queries_name_only_metrics_of_the_contract() -> None:
             assert {name, plain} & METRICS, name
             used.add(plain if plain in METRICS else name)
     assert len(used) > 40
+
+
+@BOTH
+def test_prometheus_accepts_every_query_of_a_panel(spec: DashboardSpec, tmp_path: Path) -> None:
+    queries = [inserted(query.expr) for panel in panels(spec) for query in panel.queries]
+    rules = [{"record": f"query_{n}", "expr": query} for n, query in enumerate(queries)]
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    assert f"{len(queries)} rules found" in run_promtool("check", "rules", str(path))
 
 
 def test_the_json_has_every_panel_with_its_queries() -> None:

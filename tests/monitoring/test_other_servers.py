@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.monitoring.programs import run_promtool
+from tests.monitoring.programs import inserted, run_promtool
 from tools.monitoring.panels import SERVICE
 
 if TYPE_CHECKING:
@@ -92,11 +92,3 @@ def test_two_kinds_of_engines_are_added_up_or_shown_beside_each_other(
     path = tmp_path / "test.yaml"
     path.write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
     run_promtool("test", "rules", str(path))
-
-
-def inserted(expr: str) -> str:
-    """Return a query with the values that Grafana would insert."""
-    variables = {"$namespace": "prod", "$llmservice": "chat", "$__rate_interval": "4m"}
-    for name, value in variables.items():
-        expr = expr.replace(name, value)
-    return expr

@@ -376,7 +376,7 @@ SERVICE: Final = DashboardSpec(
                         Query(
                             expr="sum by (slo_class, reason) "
                             f"({_rate(METRIC_MISSES, _SERVICE + _OF_TARGETS)})\n"
-                            "/ on (slo_class) group_left\n"
+                            "/ on (slo_class) group_left ()\n"
                             f"({_BY_CLASS} ({_rate(METRIC_REQUESTS, _SERVICE + _JUDGED)}) > 0)",
                             legend="{{slo_class}} {{reason}}",
                         ),

@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 from tests.builders.documented import documented_yaml
+from tests.monitoring.programs import inserted
 from tools.cluster.handle import wait_for
 from tools.cluster.images import EMULATED_VLLM, emulated_vllm_image
 from tools.cluster.layout import API_ADDRESS
@@ -92,17 +93,7 @@ class Monitoring:
 
     def panel_series(self, expr: str, service: str = NAME) -> list[dict[str, Any]]:
         """Return the series of a panel's query, with the values that Grafana would insert."""
-        variables = {
-            # The runs on both engines of the pair, and the replay that has ended: a busy machine
-            # needs minutes for them and for the queries.
-            "$__rate_interval": "4m",
-            "$__range": "5m",
-            "$namespace": self.installation.namespace,
-            "$llmservice": service,
-        }
-        for name, value in variables.items():
-            expr = expr.replace(name, value)
-        return self.query(expr)
+        return self.query(inserted(expr, self.installation.namespace, service))
 
     def loads_pair(self) -> bool:
         """True if both engines of the gate have computed more than the request that tests them."""
