@@ -1,7 +1,8 @@
 """Kept promises of a policy against the offered load: a plateau, or a collapse.
 
 A plateau holds if, at every load up to four times the knee, the policy keeps at least 97 % of the
-most that it kept at a lower load. Only mixes with one priority level are compared: among several
+most that it kept at a lower load, and at least 99 % of its admitted requests whose targets can be
+ensured are in time. Only mixes with one priority level are compared: among several
 levels, a promise of a higher level may cost more than one of a lower level.
 
 A *series* is all loads of a curve. The usual ones have Poisson arrivals, known output lengths and
@@ -21,6 +22,7 @@ from benchmarks.comparison.admitted import Admitted
 from benchmarks.comparison.cells import run_cell
 from benchmarks.comparison.design import FACTORS, Setting, cell_of
 from benchmarks.comparison.loads import MIXES, Arrivals
+from benchmarks.comparison.rule import SURE_SHARE
 
 from goodput_core.spec.choices import Policy, Preemption
 
@@ -78,9 +80,14 @@ class Curve:
         return lowest
 
     @property
+    def ensured(self) -> float:
+        """Lowest share in time of a point's admitted requests whose targets could be ensured."""
+        return min((point.sure_kept for point in self.points), default=1.0)
+
+    @property
     def broken(self) -> bool:
-        """True if the curve has no plateau."""
-        return self.lowest < SHARE
+        """True if the curve has no plateau, or at some load too many of the admitted are late."""
+        return self.lowest < SHARE or self.ensured < SURE_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,9 +127,8 @@ def show_curves(lines: Sequence[Curve]) -> None:
             f"{p.factor:g}x {p.offered_per_s:.1f}→{p.kept_per_s:.1f} ({p.admitted_kept:.1%})"
             for p in line.points
         )
-        ensured = min((p.sure_kept for p in line.points), default=1.0)
         print(
-            f"{line.name:{width}} {points}  lowest {line.lowest:.1%}  ensured {ensured:.1%}"
+            f"{line.name:{width}} {points}  lowest {line.lowest:.1%}  ensured {line.ensured:.1%}"
             f"{'  broken' * line.broken}"
         )
 

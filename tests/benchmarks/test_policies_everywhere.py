@@ -305,6 +305,12 @@ def test_a_plateau_keeps_what_a_lower_load_kept(
     assert curve.broken == broken
 
 
+@pytest.mark.parametrize(("in_time", "broken"), [(0.99, False), (0.989, True)])
+def test_on_a_plateau_the_admitted_requests_are_in_time(in_time: float, *, broken: bool) -> None:
+    points = (point(1, 10), replace(point(2, 10), sure_kept=in_time), point(4, 10))
+    assert Curve(name="chat", policy="slo", points=points).broken == broken
+
+
 @pytest.mark.parametrize(
     ("hybrid", "high", "broken"),
     [(0.7, 0.01, False), (0.695, -0.001, False), (0.685, 0.001, False), (0.685, -0.001, True)],

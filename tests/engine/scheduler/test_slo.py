@@ -54,6 +54,21 @@ def test_a_request_ahead_of_its_schedule_leaves_time_for_prompts() -> None:
     assert _chunks(bench.step()) == [(2, 1999)]
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_the_most_urgent_running_request_bounds_a_step_wherever_it_stands(
+    order: tuple[int, int],
+) -> None:
+    bench = SloBench()
+    tpot_ms = {1: 40, 2: 200}
+    running = {rid: bench.add(rid, 50, ttft_ms=1000, tpot_ms=tpot_ms[rid]) for rid in order}
+    bench.step()
+    # The second one has paused: its next token is due in 5 ms, though it may take 200 ms.
+    running[2].first_token_ns = bench.now_ns - 195 * NS_PER_MS
+    bench.add(3, 3000, ttft_ms=10_000, tpot_ms=500)
+    # 0.95 of 40 ms at 0.05 ms per token, two decodes among them.
+    assert _chunks(bench.step()) == [(3, 758)]
+
+
 def test_a_request_that_is_behind_catches_up_until_its_end() -> None:
     bench = SloBench(left=20)
     bench.add(1, 50, ttft_ms=1000, tpot_ms=40)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import random
+from typing import Any
 
 import pytest
+from tests.builders.slo_bench import SloBench
 
 from goodput_core.slo.targets import Targets
 from goodput_core.spec.choices import Policy, Preemption
@@ -13,6 +15,7 @@ from goodput_core.units import NS_PER_MS, NS_PER_S
 from goodput_engine.core.build import build_core
 from goodput_engine.device.load import load_profile
 from goodput_engine.messages import Configure, ExecutorInput, Submit
+from goodput_engine.scheduler.policies.slo.admission import Refusal, SLOAdmission
 from goodput_engine.scheduler.policies.slo.offers import OfferedWork
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
 from goodput_engine.scheduler.request_table import ScheduledRequest
@@ -20,41 +23,90 @@ from goodput_engine.scheduler.request_table import ScheduledRequest
 _DEVICE = "llama-3-8b-h100"
 
 
-def _request(arrival_s: float, hashes: tuple[int, ...]) -> ScheduledRequest:
+def _request(
+    arrival_s: float, hashes: tuple[int, ...], *, tokens: int = 64, slo_class: str = "chat"
+) -> ScheduledRequest:
     return ScheduledRequest(
-        rid=1, arrival_ns=round(arrival_s * NS_PER_S), input_tokens=64, block_hashes=hashes
+        rid=1,
+        arrival_ns=round(arrival_s * NS_PER_S),
+        input_tokens=tokens,
+        block_hashes=hashes,
+        slo_class=slo_class,
     )
 
 
-def test_a_prompt_is_recognised_from_the_stated_time_on() -> None:
+@pytest.mark.parametrize(
+    ("retry", "invited"),
+    [
+        (_request(2, (1, 2, 3)), True),
+        (_request(30, (1, 2, 3)), True),
+        (_request(1.9, (1, 2, 3)), False),
+        (_request(2, (1, 2)), False),
+        (_request(2, (1, 2, 3, 4)), False),
+        (_request(2, (1, 2, 3), tokens=65), False),
+        (_request(2, (1, 2, 3), slo_class="batch"), False),
+    ],
+    ids=["in time", "later", "too early", "shorter", "longer", "other question", "other class"],
+)
+def test_a_prompt_is_recognised_from_the_stated_time_on(
+    retry: ScheduledRequest, *, invited: bool
+) -> None:
     refused = RefusedPrompts()
     refused.add(_request(0, (1, 2, 3)), 2 * NS_PER_S)
-    assert not refused.invited(_request(1.9, (1, 2, 3)))
-    assert refused.invited(_request(2, (1, 2, 3)))
-    assert refused.invited(_request(30, (1, 2, 3)))
-    assert not refused.invited(_request(2, (1, 2)))
-    assert not refused.invited(_request(2, (1, 2, 3, 4)))
+    assert refused.accepts_invitation(retry) is invited
+
+
+def test_each_refusal_invites_one_retry() -> None:
+    refused = RefusedPrompts()
+    refused.add(_request(0, (7,)), NS_PER_S)
+    refused.add(_request(0, (7,)), 2 * NS_PER_S)
+    assert [refused.accepts_invitation(_request(5, (7,))) for _ in range(3)] == [True, True, False]
 
 
 def test_a_retry_before_the_stated_time_waits_again() -> None:
     refused = RefusedPrompts()
     refused.add(_request(0, (7,)), NS_PER_S)
+    assert not refused.accepts_invitation(_request(0.5, (7,)))
     refused.add(_request(0.5, (7,)), 3 * NS_PER_S)
-    assert not refused.invited(_request(1.5, (7,)))
+    assert not refused.accepts_invitation(_request(1.5, (7,)))
 
 
 def test_a_prompt_without_a_full_block_is_not_recognised() -> None:
     refused = RefusedPrompts()
     refused.add(_request(0, ()), NS_PER_S)
-    assert not refused.invited(_request(5, ()))
+    assert not refused.accepts_invitation(_request(5, ()))
 
 
 def test_the_oldest_prompts_are_forgotten_first() -> None:
     refused = RefusedPrompts()
     for number in range(5000):
         refused.add(_request(0, (number,)), NS_PER_S)
-    known = [number for number in range(5000) if refused.invited(_request(1, (number,)))]
+    known = [n for n in range(5000) if refused.accepts_invitation(_request(1, (n,)))]
     assert known == list(range(5000 - 4096, 5000))
+
+
+def test_a_retry_that_waits_for_a_decision_remains_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its invitation is used up at its arrival."""
+    bench = SloBench()
+    retries: list[tuple[int, bool]] = []
+    decide = SLOAdmission.decide
+
+    def open_once(
+        admission: SLOAdmission, request: ScheduledRequest, *args: Any, **options: Any
+    ) -> Any:
+        retries.append((request.rid, options["retry"]))
+        if not options.get("again"):
+            return Refusal(wait_ns=0, final=request.rid == 1)
+        return decide(admission, request, *args, **options)
+
+    monkeypatch.setattr(SLOAdmission, "decide", open_once)
+    bench.add(1, 64, ttft_ms=1000, block_hashes=(7, 8, 9, 10))
+    assert bench.refusals[-1] is not None
+    bench.pass_time(1000)
+    bench.add(2, 64, ttft_ms=1000, block_hashes=(7, 8, 9, 10))
+    bench.add(3, 64, ttft_ms=1000, block_hashes=(7, 8, 9, 10))
+    bench.step()
+    assert retries == [(1, False), (2, True), (3, False), (2, True), (3, False)]
 
 
 def test_the_load_counts_requests_worth_at_least_as_much() -> None:

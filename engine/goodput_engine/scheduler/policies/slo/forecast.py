@@ -407,7 +407,7 @@ class Forecast:
                     left_ns = first_ns + sampled * tpot_ns - begins_ns
                     if left_ns >= 0:
                         if left_ns < within_ns:
-                            within_ns = max(left_ns, tpot_ns // 2)
+                            within_ns = min(within_ns, max(left_ns, tpot_ns // 2))
                         tightest_ns = min(tightest_ns, tpot_ns)
                         continue
             others.append((request, sampled, decoding, computed))

@@ -113,6 +113,8 @@ class SloPolicy(SchedulingPolicy):
         """Waiting requests that the request admitted last displaces."""
         self._undecided: dict[int, ScheduledRequest] = {}
         """Waiting requests that are not admitted yet, by rid."""
+        self._undecided_retries: set[int] = set()
+        """The rids of those that are retries."""
         self._is_fresh = False
         """True if the forecast is of the plan that is being made."""
 
@@ -304,18 +306,16 @@ class SloPolicy(SchedulingPolicy):
         if tokens is not None and self.model.steps:
             self.predictor.expect(request, tokens)
         forecast.begins_ns = self._next_step_ns()
-        decision = self._admission.decide(
-            request,
-            forecast,
-            retry=self._refused_prompts.invited(request),
-            may_wait=self._may_wait(),
-        )
+        retry = self._refused_prompts.accepts_invitation(request)
+        decision = self._admission.decide(request, forecast, retry=retry, may_wait=self._may_wait())
         if not isinstance(decision, Refusal):
             self._displaced = decision
         elif decision.final:
             return self._rejection(request, decision)
         else:
             self._undecided[request.rid] = request
+            if retry:
+                self._undecided_retries.add(request.rid)
         return None
 
     def _may_wait(self) -> bool:
@@ -330,7 +330,7 @@ class SloPolicy(SchedulingPolicy):
 
     def waiting_to_reject(self) -> Iterable[Removal]:
         """Decide on requests that wait for it, the most important first."""
-        undecided = self._undecided
+        undecided, retries = self._undecided, self._undecided_retries
         if not undecided:
             return
         self._forecast = None
@@ -344,7 +344,7 @@ class SloPolicy(SchedulingPolicy):
                 self._admission.forget_stays()
                 continue
             decision = self._admission.decide(
-                request, forecast, retry=self._refused_prompts.invited(request), again=True
+                request, forecast, retry=request.rid in retries, again=True
             )
             if not isinstance(decision, Refusal):
                 self._is_fresh = self._is_fresh and not decision
@@ -354,6 +354,7 @@ class SloPolicy(SchedulingPolicy):
             else:
                 undecided[request.rid] = request  # now the last
                 left_open += 1
+        retries &= undecided.keys()
 
     def _rejection(self, request: ScheduledRequest, refusal: Refusal) -> Rejection:
         """Return the rejection of a refused request, and remember its prompt."""
