@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from benchmarks.comparison.loads import OfferedRequest
 
-__all__ = ["LossRow", "main", "memory_load"]
+__all__ = ["GENERATOR_AIM", "MEMORY", "LossRow", "main", "memory_load", "run"]
 
 CHECKS: Final = ("plateau", "azure", "generator", "memory", "levels")
 SURE_SHARE: Final = 0.99
@@ -77,7 +77,13 @@ _LONG: Final = Kind(
     tpot_ms=300,
 )
 _SHORT_PER_S, _LONG_PER_S = 18.8, 5.0
-_MEMORY: Final = Fleet(kv_blocks=2048)
+MEMORY: Final = Cell(
+    name="memory",
+    load=Load(rate_per_s=_SHORT_PER_S + _LONG_PER_S),
+    fleet=Fleet(kv_blocks=2048),
+    timeout_s=600,
+)
+"""Less memory than the long answers of `memory_load` need."""
 _FACTOR: Final = 2.0
 _QUEUE: Final = 64
 
@@ -215,14 +221,8 @@ def memory(pool: Executor, seed: int) -> list[LossRow]:
     labelled = [
         replace(request, priority=int(request.slo_class == _SHORT.slo_class)) for request in plain
     ]
-    cell = Cell(
-        name="memory",
-        load=Load(rate_per_s=_SHORT_PER_S + _LONG_PER_S),
-        fleet=_MEMORY,
-        timeout_s=600,
-    )
     futures = [
-        pool.submit(run, "memory", load, cell, requests, seed, policy=policy)
+        pool.submit(run, "memory", load, MEMORY, requests, seed, policy=policy)
         for load, requests, policy in (
             ("with labels", labelled, Policy.PRIORITY),
             ("without labels", plain, Policy.SLO),

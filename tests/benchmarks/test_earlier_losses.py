@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+import pytest
+from benchmarks.comparison.design import textbook_cells
 from benchmarks.comparison.fates import Fate
-from benchmarks.earlier_losses import LossRow, main, memory_load
+from benchmarks.comparison.loads import offered
+from benchmarks.earlier_losses import GENERATOR_AIM, MEMORY, LossRow, main, memory_load, run
 
-if TYPE_CHECKING:
-    import pytest
+from goodput_core.spec.choices import Preemption
 
 
 def test_the_long_answers_alone_need_more_memory_than_there_is() -> None:
@@ -37,3 +38,17 @@ def test_a_full_queue_refuses_the_lower_level_first(capsys: pytest.CaptureFixtur
     for row in rows:
         assert row["fates"]["batch"]["refused"] > 20
         assert row["fates"]["interactive"].get("refused", 0) == 0
+
+
+@pytest.mark.parametrize("mode", list(Preemption))
+def test_most_requests_of_the_generator_are_in_time_in_every_mode(mode: Preemption) -> None:
+    (cell,) = [cell for cell in textbook_cells() if cell.preemption is mode]
+    row = run("generator", "seed 7", cell, offered(cell.load, 7), 7)
+    assert row.count(Fate.KEPT) >= GENERATOR_AIM
+
+
+@pytest.mark.slow(19)
+def test_short_and_long_answers_are_in_time_though_the_long_ones_fill_the_memory() -> None:
+    requests = memory_load(9551)
+    row = run("memory", "without labels", MEMORY, requests, 9551)
+    assert row.count(Fate.KEPT) == len(requests)
