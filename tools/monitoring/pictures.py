@@ -5,7 +5,7 @@
 
 The queries, titles, units and dashed lines are those of the dashboards. One picture per row; all
 rows are drawn unless titles select some. With GOODPUT_PICTURES=FOLDER, the end-to-end tests of the
-dashboards draw the row of a gate.
+dashboards draw all of them.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def monitoring(
             )
             wait_for(monitoring.loads_pair, "the gate has loaded both engines")
             if folder_of_pictures := os.environ.get("GOODPUT_PICTURES"):
-                draw_gate(monitoring, folder_of_pictures)
+                draw_rows(monitoring, folder_of_pictures)
             wait_for(
                 lambda: monitoring.query(
                     f'goodput_service_gate{{llmservice="{OTHER}",phase="Failed"}}'
@@ -172,20 +172,26 @@ def monitoring(
     installation.wait_deleted(NAME, TRIAL, OTHER)
 
 
-def draw_gate(monitoring: Monitoring, folder: str) -> None:
-    """Draw the row of the gate once it has recorded two pairs of runs."""
+def draw_rows(monitoring: Monitoring, folder: str) -> None:
+    """Draw all rows; that of the gate once it has recorded two pairs of runs."""
     installation = monitoring.installation
 
     def gate() -> dict[str, Any]:
         found: dict[str, Any] = installation.status(TRIAL)["gate"]
         return found
 
+    def draw(service: str, rows: list[str]) -> None:
+        module = (sys.executable, "-m", "tools.monitoring.pictures")
+        now = datetime.now(UTC)
+        span = ((now - timedelta(minutes=3)).isoformat(), now.isoformat())
+        namespace = installation.namespace
+        installation.run_inside(*module, PROMETHEUS, namespace, service, *span, folder, *rows)
+
+    of_gate = [row.title for row in SERVICE.rows if any(panel.gate for panel in row.panels)]
+    titles = [row.title for spec in (SERVICE, FLEET) for row in spec.rows]
+    draw(NAME, [title for title in titles if title not in of_gate])
     wait_for(lambda: gate().get("pairs", "").startswith("2/"), "two pairs are recorded", 300)
-    [row] = [row.title for row in SERVICE.rows if any(panel.gate for panel in row.panels)]
-    module = (sys.executable, "-m", "tools.monitoring.pictures")
-    since = (datetime.now(UTC) - timedelta(minutes=3)).isoformat()
-    span = (since, datetime.now(UTC).isoformat())
-    installation.run_inside(*module, PROMETHEUS, installation.namespace, TRIAL, *span, folder, row)
+    draw(TRIAL, of_gate)
 
 
 def apply_other(installation: ChartRelease, fields: dict[str, Any]) -> None:
