@@ -323,6 +323,7 @@ class Ready(_Message, frozen=True, kw_only=True):
             0 if the core sends messages during steps.
         model_facts: facts of a computed model, for the log and `GET /control/state`; empty on an
             emulated device.
+        grammar_problem: reason why no output can follow a grammar; empty if outputs can.
     """
 
     device: str
@@ -331,6 +332,7 @@ class Ready(_Message, frozen=True, kw_only=True):
     state: EngineState
     longest_step_ns: int = 0
     model_facts: dict[str, str | int | float] = {}
+    grammar_problem: str = ""
 
 
 class Failed(_Message, frozen=True, kw_only=True):

@@ -310,6 +310,7 @@ def _build(
         state=core.state(time.monotonic_ns()),
         longest_step_ns=loaded.longest_step_ns,
         model_facts=dict(loaded.facts),
+        grammar_problem=loaded.grammar_problem,
     )
 
 

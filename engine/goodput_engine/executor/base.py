@@ -106,6 +106,7 @@ class LoadedModel:
         longest_step_ns: estimated time of the longest step.
         facts: see `goodput_engine.messages.Ready`.
         measure_roofline: measures the limits of the device, in seconds.
+        grammar_problem: see `goodput_engine.messages.Ready`.
     """
 
     executor: Executor
@@ -119,3 +120,4 @@ class LoadedModel:
     longest_step_ns: int
     facts: Mapping[str, str | int | float]
     measure_roofline: Callable[[], StepRoofline]
+    grammar_problem: str = ""

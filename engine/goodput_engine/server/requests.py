@@ -131,6 +131,7 @@ class RequestParser:
         computes: True if the core computes a real model, so that it needs token ids.
         tokenizer: tokenizer of the model or the emulated device; None if the model has none.
         defaults: values of the sampling fields that a request leaves out.
+        grammar_problem: reason why no output can follow a grammar; empty if outputs can.
     """
 
     model: str
@@ -139,6 +140,7 @@ class RequestParser:
     computes: bool
     tokenizer: PromptTokenizer | None
     defaults: SamplingDefaults = OPENAI_DEFAULTS
+    grammar_problem: str = ""
 
     def parse(
         self,
@@ -193,10 +195,8 @@ class RequestParser:
                 "return_token_ids",
             )
         grammar = read_grammar(body) if self.computes else ""
-        if grammar and self.tokenizer is None:
-            raise bad_request(
-                f"response_format needs text, and {_NO_TOKENIZER}; leave it out", "response_format"
-            )
+        if grammar:
+            self._require_grammars()
         stops = read_stops(body)
         if stops and self.tokenizer is None:
             raise bad_request(f"stop needs text, and {_NO_TOKENIZER}; leave it out", "stop")
@@ -242,6 +242,18 @@ class RequestParser:
                 ),
             ),
         )
+
+    def _require_grammars(self) -> None:
+        if self.tokenizer is None:
+            raise bad_request(
+                f"response_format needs text, and {_NO_TOKENIZER}; leave it out", "response_format"
+            )
+        if self.grammar_problem:
+            raise bad_request(
+                "response_format is not supported for the tokenizer of this model: "
+                f"{self.grammar_problem}; leave it out",
+                "response_format",
+            )
 
     def _check_model(self, name: str) -> None:
         if name != self.model:

@@ -139,6 +139,7 @@ class ServerState:
             computes=computes,
             tokenizer=self.tokenizer if computes else tokens,
             defaults=self.defaults,
+            grammar_problem=ready.grammar_problem,
         )
         self.phase = ServerPhase.SERVING
 

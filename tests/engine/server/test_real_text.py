@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.engine.conftest import RunEngine, RunningEngine
+    from tests.engine.conftest import RunEngine, RunningEngine, StartEngine
 
 pytestmark = pytest.mark.torch
 
@@ -406,3 +406,28 @@ async def test_a_schema_that_cannot_be_read_is_rejected(
         error = (await response.json())["error"]
     assert response.status == 400
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "decoder", [decoders.Metaspace(), decoders.WordPiece()], ids=["Metaspace", "WordPiece"]
+)
+async def test_a_format_is_rejected_if_no_grammar_knows_the_tokenizer(
+    start_engine: StartEngine, tmp_path: Path, decoder: decoders.Decoder
+) -> None:
+    folder = make_folder(tmp_path / "model", "Llama", vocab_size=VOCABULARY)
+    tokenizer = make_tokenizer()
+    tokenizer.decoder = decoder
+    tokenizer.save(str(folder / "tokenizer.json"))
+    engine = start_engine("--kv-blocks", "40", "--threads", "1", source=f"file://{folder}")
+    async with aiohttp.ClientSession(engine.url) as http:
+        for _ in range(2):
+            body = body_of("the fox", chat=False, response_format={"type": "json_object"})
+            async with http.post("/v1/completions", json=body) as response:
+                error = (await response.json())["error"]
+            assert response.status == 400, error
+            assert error["param"] == "response_format"
+            assert "response_format is not supported for the tokenizer" in error["message"]
+        body = body_of("the fox", chat=False, response_format={"type": "text"})
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+    assert "core restarted" not in engine.stderr()

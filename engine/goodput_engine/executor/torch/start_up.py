@@ -183,12 +183,13 @@ def start_model(
     kv_blocks, host_blocks = _size_pools(
         model, config, settings, first_step.working_bytes, with_swap=with_swap
     )
+    grammars = _grammars(folder, model)
     executor = TorchExecutor(
         model,
         num_blocks=kv_blocks,
         block_size=settings.block_size,
         num_host_blocks=host_blocks,
-        grammars=_grammars(folder, model),
+        grammars=grammars,
         clock=time.monotonic_ns,
         starts_ahead=device.type == "cuda",
     )
@@ -199,6 +200,7 @@ def start_model(
         on_gpu = {"gpu": torch.cuda.get_device_name(device), "graphs": graphs}
         warm_up.continues()
     swap_ns_per_block = _measure_copies(executor.pool) if host_blocks else 1
+    grammar_problem = grammars.problem() if grammars is not None else ""
     ready_ns = time.monotonic_ns()
     return LoadedModel(
         executor=executor,
@@ -234,6 +236,7 @@ def start_model(
             "load_seconds": _seconds(loaded_ns - began_ns),
             "warm_up_seconds": _seconds(ready_ns - loaded_ns),
         },
+        grammar_problem=grammar_problem,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,13 +16,16 @@ import jsonschema
 import torch
 from tests.builders.torch_models import ModelBench, Outputs, TinyModel, make_folder
 from tests.engine.server.test_real_text import VOCABULARY, make_tokenizer
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from goodput_core.spec.choices import Preemption
 from goodput_engine.executor.torch.grammar import Grammars
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.grammars import grammar_problem, json_grammar
 from goodput_engine.messages import SamplingOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 
@@ -150,6 +154,68 @@ def test_an_output_that_the_parser_gives_up_fails_alone(model: GrammarModel) -> 
     assert bench.rejected == {bad: "invalid"}
     assert bench.token_ids[bad] == []
     assert 10 <= int(model.text(bench, good)) <= 99
+
+
+class _PanicError(BaseException):
+    """As the class that llguidance raises for an error in its own code."""
+
+
+def _failed() -> Future[Any]:
+    state: Future[Any] = Future()
+    state.set_exception(_PanicError("a panic"))
+    return state
+
+
+def _broken() -> Future[Any]:
+    state: Future[Any] = Future()
+    state.set_result(object())  # has none of the methods
+    return state
+
+
+@pytest.mark.parametrize("state", [_failed(), _broken()], ids=["compilation", "mask"])
+@pytest.mark.parametrize("steps", [0, 1], ids=["at the start", "later"])
+def test_any_exception_of_a_grammar_fails_its_request_only(
+    model: GrammarModel, state: Future[Any], steps: int
+) -> None:
+    bench = model.bench("vllm", Preemption.RECOMPUTE)
+    alone = model.bench("vllm", Preemption.RECOMPUTE)
+    for one in (bench, alone):
+        one.submit(4, 80, sampling=sampled(1), grammar=GRAMMARS[2])
+    bad = bench.submit(4, 80, sampling=sampled(2), grammar=GRAMMARS[1])
+    grammar = bench.executor._sequences[bad].grammar
+    assert grammar is not None
+    for _ in range(steps):
+        bench.step()
+    grammar._compiled = state
+    assert not grammar.append(7)
+    del grammar
+    bench.finish()
+    alone.finish()
+    assert bench.rejected == {bad: "invalid"}
+    assert bench.token_ids[0] == alone.token_ids[0]
+    assert bench.finished == alone.finished
+
+
+def test_a_tokenizer_that_no_grammar_knows_fails_only_requests_with_a_grammar(
+    model: GrammarModel, tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    packed = model.model.packed
+    grammars = Grammars(
+        tmp_path / "tokenizer.json", vocab_size=packed.vocab_size, stop_ids=packed.stop_ids
+    )
+    assert "decoder type" in grammars.problem()
+    assert not model.grammars.problem()
+    bench = ModelBench(
+        model.model, "vllm", Preemption.RECOMPUTE, blocks=28, block_size=4, grammars=grammars
+    )
+    bad = bench.submit(4, 20, grammar=GRAMMARS[2])
+    free = bench.submit(4, 20)
+    bench.finish()
+    assert bench.rejected == {bad: "invalid"}
+    assert bench.finished.keys() == {free}
 
 
 def test_logits_that_are_not_finite_do_not_blame_the_grammar(model: GrammarModel) -> None:
