@@ -15,7 +15,13 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 import torch
 from safetensors.torch import load_file, save_file
-from tests.builders.torch_models import CONTEXT, STOP_IDS, VOCABULARY, make_folder
+from tests.builders.torch_models import (
+    ARCHITECTURES,
+    CONTEXT,
+    STOP_IDS,
+    VOCABULARY,
+    make_folder,
+)
 from transformers import dynamic_module_utils
 
 from goodput_core.errors import InputError
@@ -454,13 +460,30 @@ def test_an_attention_with_other_logits_than_the_models_own_is_refused(
     load_model(tmp_path, adapter=WrongAttention(lambda queries, keys: False))
 
 
-def test_a_rotary_embedding_that_follows_other_requests_is_refused(tmp_path: Path) -> None:
-    make_folder(tmp_path, "Phi3", **LONGROPE)
+# With small weights, the logits hardly depend on the positions.
+@pytest.mark.parametrize("initializer_range", [0.3, 0.02])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_rotary_embedding_that_follows_other_requests_is_refused(
+    tmp_path: Path, dtype: str, initializer_range: float
+) -> None:
+    make_folder(tmp_path, "Phi3", **LONGROPE, initializer_range=initializer_range)
     with pytest.raises(InputError, match="limit the context to the original_max_position"):
-        load_model(tmp_path)
+        load_model(tmp_path, dtype=dtype)
     with pytest.raises(InputError, match="request of 65 tokens changes the outputs of others"):
-        load_model(tmp_path, max_model_tokens=65)
-    assert load_model(tmp_path, max_model_tokens=64).max_model_tokens == 64
+        load_model(tmp_path, dtype=dtype, max_model_tokens=65)
+    assert load_model(tmp_path, dtype=dtype, max_model_tokens=64).max_model_tokens == 64
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_sound_model_of_each_architecture_is_accepted_in_each_data_type(
+    tmp_path: Path, architecture: str
+) -> None:
+    for initializer_range in (0.02, 0.1):
+        folder = make_folder(
+            tmp_path / f"{initializer_range}", architecture, initializer_range=initializer_range
+        )
+        for dtype in ("float32", "bfloat16"):
+            load_model(folder, dtype=dtype)
 
 
 def test_a_dynamic_rotary_embedding_follows_no_other_request_within_the_context(
