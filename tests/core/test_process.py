@@ -1,4 +1,4 @@
-"""A process that is started in a session of its own keeps the priority of its starter."""
+"""Processes count the processors they may use, and share the priority of their starter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from goodput_core.process import share_session_priority
+from goodput_core.process import count_cpus, share_session_priority
 
 _OTHER = 4711
 
@@ -86,3 +86,50 @@ def test_a_new_session_has_the_priority_of_a_session_that_was_lowered() -> None:
         start_new_session=True,
     )
     assert (done.stdout, done.stderr) == ("0 7\n", "")
+
+
+_V2 = {"proc/self/cgroup": "0::/pod/main\n", "sys/fs/cgroup/pod/main/cpu.max": "max 100000\n"}
+_V1 = {
+    "proc/self/cgroup": "4:cpu,cpuacct:/outside/of/the/container\n3:memory:/x\n0::/\n",
+    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, 16, id="no control groups"),
+        pytest.param(_V2, 16, id="a group without a limit"),
+        pytest.param(
+            {**_V2, "sys/fs/cgroup/pod/cpu.max": "250000 100000"}, 2, id="the limit of a parent"
+        ),
+        pytest.param(
+            {
+                **_V2,
+                "sys/fs/cgroup/pod/cpu.max": "900000 100000",
+                "sys/fs/cgroup/pod/main/cpu.max": "600000 200000",
+            },
+            3,
+            id="the lower of two limits",
+        ),
+        pytest.param({**_V2, "sys/fs/cgroup/cpu.max": "50000 100000"}, 1, id="half a processor"),
+        pytest.param({**_V2, "sys/fs/cgroup/cpu.max": "9900000 100000"}, 16, id="a high limit"),
+        pytest.param({**_V2, "sys/fs/cgroup/cpu.max": "nonsense"}, 16, id="no number"),
+        pytest.param({**_V1, "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000"}, 4, id="version 1"),
+        pytest.param(
+            {**_V1, "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, 16, id="version 1 without a limit"
+        ),
+    ],
+)
+def test_processors_are_limited_by_the_control_groups(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    expected: int,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    assert count_cpus(tmp_path) == expected

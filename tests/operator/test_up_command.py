@@ -322,6 +322,14 @@ def test_each_further_http_process_of_a_replica_leaves_a_core(
     assert model_options(EngineSpec(http_processes=64), 2)[3] == "1"
 
 
+def test_replicas_share_the_processors_of_the_control_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr("goodput_core.process._cpu_quotas", lambda _: [9])
+    assert model_options(EngineSpec(), 2)[3] == "4"
+
+
 @pytest.mark.parametrize("option", ["--port", "--admin-port"])
 def test_a_port_in_use_is_rejected_with_its_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

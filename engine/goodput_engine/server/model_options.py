@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.cli import argument_type, parse_whole
 from goodput_core.errors import SpecError, UsageError, install_hint
+from goodput_core.process import count_cpus
 from goodput_core.spec.choices import AttentionKernel, DataType, SamplingSource
 from goodput_core.spec.support import require_computable, require_local
 from goodput_core.spec.workloads import (
@@ -178,7 +178,7 @@ def choose_model(
         settings = _settings(spec.engine.real_model) | given
         settings["block_size"] = _block_size(settings["attention"], settings["block_size"])
         if settings["threads"] is None and http_processes > 1:
-            settings["threads"] = max(1, len(os.sched_getaffinity(0)) - http_processes)
+            settings["threads"] = max(1, count_cpus() - http_processes)
         # A file is converted before the processor is measured.
         dtype = None if settings["dtype"] == DataType.AUTO else settings["dtype"]
         weights = weights_source(spec.model, dtype=dtype)

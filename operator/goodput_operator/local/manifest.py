@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import yaml
 
 from goodput_core.errors import InputError, SpecError
+from goodput_core.process import count_cpus
 from goodput_core.spec.manifest import parse_manifest, read_manifest_text
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
 from goodput_core.spec.profiles import (
@@ -165,7 +165,7 @@ def model_options(engine: EngineSpec, replicas: int) -> tuple[str, ...]:
         engine: the manifest's settings of a replica.
         replicas: the largest number of replicas.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = count_cpus()
     # One core is for the router and all first HTTP processes.
     free = cores - 1 - replicas * (engine.http_processes - 1)
     threads = engine.real_model.threads or max(1, free // replicas)

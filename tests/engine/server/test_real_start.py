@@ -118,23 +118,35 @@ FOUR_CORES = """\
 import os
 os.sched_getaffinity = lambda _: {0, 1, 2, 3}
 """
+THREE_OF_THEM = """\
+import goodput_core.process
+goodput_core.process._cpu_quotas = lambda _: [3]
+"""
 
 
 @pytest.mark.parametrize(
-    ("options", "threads"),
+    ("processors", "options", "threads"),
     [
-        pytest.param([], 3, id="all cores but one"),
-        pytest.param(["--http-processes", "2"], 2, id="a core for each HTTP process"),
+        pytest.param(FOUR_CORES, [], 3, id="all cores but one"),
+        pytest.param(FOUR_CORES, ["--http-processes", "2"], 2, id="a core for each HTTP process"),
+        pytest.param(FOUR_CORES + THREE_OF_THEM, [], 2, id="all of the control group but one"),
+        pytest.param(
+            FOUR_CORES + THREE_OF_THEM,
+            ["--http-processes", "2"],
+            1,
+            id="a core of the control group for each HTTP process",
+        ),
     ],
 )
 async def test_the_command_chooses_the_threads(
     folder: Path,
     tmp_path: Path,
     start_engine: StartEngine,
+    processors: str,
     options: list[str],
     threads: int,
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FOUR_CORES)
+    (tmp_path / "sitecustomize.py").write_text(processors)
     engine = start_engine(
         *options,
         # In a pod, the kernels of the attention are not measured for this number of threads.

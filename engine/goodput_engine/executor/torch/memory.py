@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from goodput_core.errors import InputError
+from goodput_core.process import control_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["PeakMemory", "available_bytes", "free_bytes"]
 
 _KIB: Final = 1024
-# By the controllers that /proc/self/cgroup names: folder of the hierarchy, files of the limit and
-# of the usage, and the reclaimable page cache in memory.stat.
-_HIERARCHIES: Final = {
-    "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+# By the version of control groups: files of the limit and of the usage, and the reclaimable page
+# cache in memory.stat.
+_GROUP_FILES: Final = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
 }
 
 
@@ -99,24 +100,10 @@ def _return_freed_memory() -> None:
 
 def _left_in_groups(root: Path) -> Iterator[int]:
     """Yield what the control groups of this process leave, those of their parents included."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            if controller not in _HIERARCHIES:
-                continue
-            folder, limit, usage, reclaimable = _HIERARCHIES[controller]
-            top = root / "sys/fs/cgroup" / folder
-            group = top / path.strip("/")
-            # In a container, the path may be that outside of it; the top is then its own group.
-            for place in (group, *group.parents):
-                if place.is_relative_to(top):
-                    left = _left_in_group(place, limit, usage, reclaimable)
-                    if left is not None:
-                        yield left
+    for group, version in control_groups("memory", root):
+        left = _left_in_group(group, *_GROUP_FILES[version])
+        if left is not None:
+            yield left
 
 
 def _left_in_group(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:

@@ -17,6 +17,7 @@ import torch
 
 from goodput_core.contract import ENV_CACHE
 from goodput_core.errors import InputError
+from goodput_core.process import count_cpus
 from goodput_core.spec.choices import AttentionKernel, DataType
 from goodput_core.spec.profiles import memory_problem
 from goodput_core.units import BYTES_PER_GIB, NS_PER_S
@@ -149,7 +150,7 @@ def start_model(
         InputError: the model cannot be served, or the memory is too small for it.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+    threads = settings.threads or max(1, count_cpus() - 1)
     torch.set_num_threads(threads)
     folder = Path(settings.path)
     began_ns = time.monotonic_ns()
