@@ -116,7 +116,8 @@ def main(argv: list[str]) -> int:
     """Measure a model and print a table.
 
     Raises:
-        GoodputError: the manifest is invalid, names no real model, or the model cannot be served.
+        GoodputError: the manifest is invalid, names no real model, or the model cannot be served;
+            or the manifest permits fewer running requests than the arguments require.
     """
     args = make_parser().parse_args(argv)
     service = read_manifest(args.manifest)
@@ -132,6 +133,7 @@ def main(argv: list[str]) -> int:
     config = configuration(
         service.spec.engine, mode=service.spec.control.mode, device=model.path, model=model
     )
+    _require_places(args.concurrency, config.max_num_seqs)
     loaded = load_model(config, model)
     tokens = args.input_tokens + args.output_tokens
     if tokens > loaded.max_model_tokens:
@@ -261,6 +263,15 @@ class _Bench:
             input_tokens=input_tokens,
             max_output_tokens=output_tokens,
             executor=ExecutorInput(token_ids=token_ids, ignore_eos=True),
+        )
+
+
+def _require_places(concurrency: list[int], places: int) -> None:
+    if max(concurrency) > places:
+        raise UsageError(
+            f"goodput engine bench: --concurrency {max(concurrency)} exceeds "
+            f"spec.engine.maxNumSeqs, {places}, so fewer requests would run together; raise the "
+            "field, or give a lower --concurrency"
         )
 
 

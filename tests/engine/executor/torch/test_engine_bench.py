@@ -172,6 +172,7 @@ def test_limits_that_were_measured_under_load_are_measured_again(
         ("emulated://llama-3-8b-h100", [], "emulates a device; set spec.model.source to file://"),
         (None, ["--input-tokens", "120", "--output-tokens", "9"], "add up to 129, but the context"),
         (None, ["--concurrency", "0"], "0"),
+        (None, ["--concurrency", "1,257"], "--concurrency 257 exceeds spec.engine.maxNumSeqs, 256"),
         (None, ["--concurrency", "1,,2"], "a number of requests"),
     ],
 )
