@@ -65,6 +65,8 @@ class OutputGrammar:
         """Let an exception become the problem of this output, instead of that of the step."""
         try:
             yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
         except BaseException as error:  # noqa: BLE001 - a panic of llguidance is no Exception
             self._failure = f"{type(error).__name__}: {error}"
 
@@ -162,6 +164,8 @@ class Grammars:
         ]
         try:
             fill_next_token_bitmask_par(self._masks, matchers, bits)
+        except (KeyboardInterrupt, SystemExit):
+            raise
         except BaseException:  # noqa: BLE001 - a panic of llguidance is no Exception
             for matcher, at in matchers:
                 with grammars[at].failing_alone():
