@@ -25,6 +25,7 @@ import torch
 from goodput_engine.executor.torch.chosen_tokens import ChosenTokens
 from goodput_engine.executor.torch.downloads import downloads_of
 from goodput_engine.executor.torch.kv_pool import KVPool
+from goodput_engine.executor.torch.memory import is_out_of_memory
 from goodput_engine.executor.torch.model import LateTokens, PackedRow
 from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
 from goodput_engine.messages import ExecutorInput, SamplingOptions
@@ -288,7 +289,7 @@ class TorchExecutor:
         try:
             started.chosen = self._choose(work, late, unread)
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         else:
             started.rids = [rid for rid, row in work if row.samples]
@@ -458,7 +459,7 @@ class TorchExecutor:
             chosen = self._choose(work, None, {})
             return self._read([rid for rid, row in work if row.samples], chosen, failed)
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         # Outside of the handler, whose exception holds the tensors of the failed attempt.
         return self._compute_parts(work, failed)
@@ -490,10 +491,3 @@ def _halves(work: _Work) -> tuple[_Work, _Work] | None:
     first = row._replace(token_ids=row.token_ids[:middle], samples=False)
     second = row._replace(token_ids=row.token_ids[middle:], start=row.start + middle)
     return [(rid, first)], [(rid, second)]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return True if an allocation failed; on a CPU, torch has no type of its own for that."""
-    return isinstance(
-        error, torch.OutOfMemoryError | MemoryError
-    ) or "can't allocate memory" in str(error)

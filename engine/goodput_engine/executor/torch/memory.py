@@ -19,9 +19,17 @@ from goodput_core.process import control_groups
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PeakMemory", "available_bytes", "free_bytes"]
+__all__ = ["PeakMemory", "available_bytes", "free_bytes", "is_out_of_memory"]
 
 _KIB: Final = 1024
+# Of a CPU; of the driver, called by torch or by Triton; and of the libraries of a GPU.
+_OUT_OF_MEMORY: Final = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 # By the version of control groups: files of the limit and of the usage, and the reclaimable page
 # cache in memory.stat.
 _GROUP_FILES: Final = {
@@ -88,6 +96,13 @@ class PeakMemory:
             peak: int = torch.cuda.max_memory_allocated(self._device)
             return peak - self._before
         return max(0, _kib_field(self._status, "VmHWM") - self._before)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if an allocation failed; only torch's allocator for a GPU has a type for that."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        part in str(error) for part in _OUT_OF_MEMORY
+    )
 
 
 def _return_freed_memory() -> None:

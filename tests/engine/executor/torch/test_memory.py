@@ -14,12 +14,12 @@ pytest.importorskip("torch", reason="NOT RUN: torch is missing; run `make test-t
 
 import torch
 from tests.builders.torch_models import ModelBench, TinyModel, make_folder
+from triton.runtime.errors import OutOfResources
 
 from goodput_core.errors import InputError
 from goodput_core.spec.choices import Preemption
-from goodput_engine.executor.torch.executor import _is_out_of_memory
 from goodput_engine.executor.torch.loading import load_model
-from goodput_engine.executor.torch.memory import PeakMemory, available_bytes
+from goodput_engine.executor.torch.memory import PeakMemory, available_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,6 +148,7 @@ class ScarceModel:
         self.failures = 0
         self.computed: list[PackedRow] = []
         self.kept = 0
+        self.error: Exception = torch.OutOfMemoryError("CUDA out of memory")
         self._failed: weakref.ref[torch.Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -169,7 +170,7 @@ class ScarceModel:
         for row in rows:
             block, slot = divmod(row.start, pool.block_size)
             pool.device_blocks[row.blocks[block], :, :, slot] = 7
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise type(self.error)(*self.error.args)
 
 
 @pytest.fixture
@@ -263,6 +264,53 @@ def test_a_request_that_cannot_be_computed_alone_fails_and_the_others_continue(
     assert bench.scheduler.free_blocks == bench.scheduler.total_blocks
 
 
+# As a GPU raises them; the second lines of torch's are the same for every error of CUDA.
+GPU_ERRORS = {
+    "torch": torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB"
+    ),
+    "driver": torch.AcceleratorError(
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some "
+        "other API call, so the stacktrace below might be incorrect."
+    ),
+    "cuBLAS": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
+    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "Triton": RuntimeError("Triton Error [CUDA]: out of memory"),
+}
+
+
+@pytest.mark.parametrize("error", GPU_ERRORS.values(), ids=GPU_ERRORS)
+def test_a_step_is_computed_in_parts_after_each_error_of_a_gpu_without_memory(
+    tiny: TinyModel, error: Exception
+) -> None:
+    scarce = ScarceModel(tiny.packed, 17)
+    scarce.error = error
+    bench = make_bench(tiny, scarce, 0)
+    for family in range(3):
+        bench.submit(7 * family + 2, 6, family=family)
+    bench.run_dry()
+    assert scarce.failures > 0
+    assert len(bench.finished) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(…)`"),
+        OutOfResources(300_000, 232_448, "shared memory"),
+    ],
+    ids=["assert", "access", "cuBLAS", "shared memory"],
+)
+def test_an_error_of_a_gpu_that_a_smaller_step_would_repeat_is_no_lack_of_memory(
+    error: Exception,
+) -> None:
+    assert not is_out_of_memory(error)
+
+
 def test_another_error_of_a_step_is_not_taken_for_a_lack_of_memory(tiny: TinyModel) -> None:
     class BrokenModel(ScarceModel):
         def compute(
@@ -279,7 +327,7 @@ def test_another_error_of_a_step_is_not_taken_for_a_lack_of_memory(tiny: TinyMod
 def test_an_allocation_that_a_cpu_refuses_is_a_lack_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
-    assert _is_out_of_memory(caught.value)
+    assert is_out_of_memory(caught.value)
     with pytest.raises(MemoryError) as python:
         bytearray(1 << 62)
-    assert _is_out_of_memory(python.value)
+    assert is_out_of_memory(python.value)
