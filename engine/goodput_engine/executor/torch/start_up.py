@@ -36,7 +36,12 @@ from goodput_engine.executor.torch.flex_attention import FlexAttention
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.measured_choices import MeasuredChoices, processor
-from goodput_engine.executor.torch.memory import PeakMemory, available_bytes, free_bytes
+from goodput_engine.executor.torch.memory import (
+    PeakMemory,
+    available_bytes,
+    free_bytes,
+    is_out_of_memory,
+)
 from goodput_engine.executor.torch.model import PackedRow
 from goodput_engine.executor.torch.padded_decodes import (
     CudaGraphs,
@@ -197,6 +202,7 @@ def start_model(
     warm_up.continues()
     on_gpu: dict[str, str] = {}
     if device.type == "cuda":
+        _compile_kernels(model, executor.pool)
         graphs = _record_decodes(executor, model, config.max_num_seqs)
         on_gpu = {"gpu": torch.cuda.get_device_name(device), "graphs": graphs}
         warm_up.continues()
@@ -269,6 +275,32 @@ def _choose_attention(
         probe=run_probe,
         make_flex=FlexAttention,
     )
+
+
+def _compile_kernels(model: PackedModel, pool: KVPool) -> None:
+    """Compute steps of every kind, because a GPU compiles or loads a kernel when it first runs.
+
+    All rows are in the last block of the pool, which no request has.
+    """
+    block = len(pool.device_blocks) - 1
+
+    def row(num_keys: int, num_tokens: int = 1) -> PackedRow:
+        blocks = [block] * -(-num_keys // pool.block_size)
+        return PackedRow([0] * num_tokens, num_keys - num_tokens, blocks, samples=True)
+
+    # The number of programs that share the keys of a decode follows the number of keys.
+    num_keys = [1]
+    while num_keys[-1] < model.max_model_tokens:
+        num_keys.append(min(2 * num_keys[-1], model.max_model_tokens))
+    longest = num_keys[-1]
+    decodes = [[row(count)] for count in num_keys]
+    try:
+        for rows in (*decodes, [row(1), row(longest)], [row(1), row(longest, min(2, longest))]):
+            model.compute(rows, pool)
+    except RuntimeError as error:
+        # An attention that copies the keys may have no memory for the longest request.
+        if not is_out_of_memory(error):
+            raise
 
 
 def _record_decodes(executor: TorchExecutor, model: PackedModel, max_rows: int) -> str:

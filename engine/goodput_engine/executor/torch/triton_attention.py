@@ -6,6 +6,10 @@ the block table; nothing is gathered into another buffer. If a step has too few 
 device, the keys of a sequence are divided among several programs, and a second kernel joins their
 results.
 
+Triton compiles a kernel again for each value of a constant, and for an integer that is 1 or a
+multiple of 16. Numbers that vary from step to step are excluded from this, so that no request waits
+for a compilation.
+
 Source of the tiling: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
 Partitioning", 2023. Of the division of keys: the same, section 3.2, and "Flash-Decoding".
 """
@@ -125,6 +129,7 @@ class TritonAttention:
             rule.softcap or 0.0,
             num_sequences,
             num_tokens,
+            splits,
             num_heads,
             *q.stride()[:2],
             *keys.stride()[:3],
@@ -140,7 +145,7 @@ class TritonAttention:
             BLOCK_SIZE=block_size,
             WINDOW=rule.window or 0,
             HAS_SOFTCAP=rule.softcap is not None,
-            SPLITS=splits,
+            IS_SPLIT=splits > 1,
             num_warps=tile.warps,
         )
         if splits > 1:
@@ -149,11 +154,11 @@ class TritonAttention:
                 sums,
                 out,
                 num_tokens,
+                splits,
                 num_heads,
                 *out.stride()[:2],
                 HEAD_DIM=head_dim,
                 PADDED_DIM=padded_dim,
-                SPLITS=splits,
                 PADDED_SPLITS=triton.next_power_of_2(splits),
             )
         return out
@@ -170,10 +175,12 @@ def _num_splits(programs: int, max_keys: int, device: torch.device) -> int:
         else _CPU_PROCESSORS
     )
     wanted = processors * _PROGRAMS_PER_PROCESSOR // programs
-    return max(1, min(wanted, max_keys // _MIN_SPLIT_KEYS))
+    splits = max(1, min(wanted, max_keys // _MIN_SPLIT_KEYS))
+    # Powers of two are few. The kernel that joins the results has one version for each.
+    return 1 << (splits.bit_length() - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "num_tokens", "splits", "table_stride"])
 def _attend(
     q,
     keys,
@@ -188,6 +195,7 @@ def _attend(
     softcap,
     num_sequences,
     num_tokens,
+    splits,
     num_heads,
     q_token_stride,
     q_head_stride,
@@ -209,7 +217,7 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
 ):
     """Compute one tile of queries of one sequence with the heads of one key-value head."""
     tile = tl.program_id(0)
@@ -256,8 +264,8 @@ def _attend(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(first_position - WINDOW + 1, 0)
-    if SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(end - begin, SPLITS), TILE_KEYS) * TILE_KEYS
+    if IS_SPLIT:
+        share = tl.cdiv(tl.cdiv(end - begin, splits), TILE_KEYS) * TILE_KEYS
         begin = begin + split * share
         end = tl.minimum(end, begin + share)
 
@@ -310,7 +318,16 @@ def _attend(
         )
         largest = new_largest
 
-    if SPLITS == 1:
+    if IS_SPLIT:
+        at = (split * num_tokens + token) * num_heads + head
+        tl.store(
+            parts + at[:, None] * HEAD_DIM + dim[None, :],
+            sum_values,
+            mask=is_row[:, None] & is_dim[None, :],
+        )
+        tl.store(sums + at, largest, mask=is_row)
+        tl.store(sums + splits * num_tokens * num_heads + at, total, mask=is_row)
+    else:
         result = sum_values / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(
             out
@@ -320,41 +337,32 @@ def _attend(
             result.to(out.dtype.element_ty),
             mask=is_row[:, None] & is_dim[None, :],
         )
-    else:
-        at = (split * num_tokens + token) * num_heads + head
-        tl.store(
-            parts + at[:, None] * HEAD_DIM + dim[None, :],
-            sum_values,
-            mask=is_row[:, None] & is_dim[None, :],
-        )
-        tl.store(sums + at, largest, mask=is_row)
-        tl.store(sums + SPLITS * num_tokens * num_heads + at, total, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "splits"])
 def _join(
     parts,
     sums,
     out,
     num_tokens,
+    splits,
     num_heads,
     out_token_stride,
     out_head_stride,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
 ):
     """Join the results of the programs that shared the keys of one query and head."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     split = tl.arange(0, PADDED_SPLITS)
-    is_split = split < SPLITS
+    is_split = split < splits
     dim = tl.arange(0, PADDED_DIM)
     is_dim = dim < HEAD_DIM
     at = (split * num_tokens + token) * num_heads + head
     largest = tl.load(sums + at, mask=is_split, other=float("-inf"))
-    totals = tl.load(sums + SPLITS * num_tokens * num_heads + at, mask=is_split, other=0.0)
+    totals = tl.load(sums + splits * num_tokens * num_heads + at, mask=is_split, other=0.0)
     overall = tl.max(largest, 0)
     factors = tl.exp2(largest - tl.where(overall == float("-inf"), 0.0, overall))
     total = tl.sum(totals * factors, 0)

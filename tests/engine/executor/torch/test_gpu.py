@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -33,13 +34,14 @@ from torch.utils._pytree import tree_leaves
 
 from goodput_core.spec.choices import Preemption
 from goodput_engine.core.build import build_model_core
+from goodput_engine.executor.torch import triton_attention
 from goodput_engine.executor.torch.downloads import CudaDownloads
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.model import LateTokens, PackedModel, PackedRow
 from goodput_engine.executor.torch.padded_decodes import CudaGraphs, PaddedDecodes, batch_sizes
 from goodput_engine.executor.torch.sampling import RequestSampling, SampledRow, Sampler
-from goodput_engine.executor.torch.start_up import start_model
+from goodput_engine.executor.torch.start_up import _compile_kernels, start_model
 from goodput_engine.messages import ExecutorInput, ModelFolder, SamplingOptions, Submit
 from goodput_engine.scheduler.plan import Copy
 
@@ -196,6 +198,20 @@ def test_the_kernel_compiles_for_a_gpu_without_spilling_registers(capability: in
         assert shape["shared_bytes"] <= SHARED_BYTES[capability], shape
         # Products of float32 are for checks; no matrix unit computes them.
         assert not shape["spilled_bytes"] or shape["dtype"] == "fp32", shape
+
+
+def test_few_versions_of_the_kernels_are_compiled_for_steps_of_all_shapes() -> None:
+    """A decode has a kernel with and without shared keys, and prompts have one."""
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.builders.compiled_kernels", "90", "versions"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+    )
+    versions = json.loads(result.stdout)
+    # Of one kernel, for 2, 4, 8 and 16 programs that share the keys of a sequence.
+    assert versions == {"_attend": 3, "_join": 4}
 
 
 @contextmanager
@@ -368,6 +384,35 @@ def test_a_started_model_is_measured_and_serves_its_own_outputs(
         logits = own.logits(prompt + output)[len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
         assert float((logits.max(1).values - chosen).max()) < 1e-3
+
+
+def compiled_versions() -> int:
+    """Return the number of versions of our kernels that are compiled for the device."""
+    kernels = (triton_attention._attend, triton_attention._join)
+    return sum(len(caches[0]) for one in kernels for caches in one.device_caches.values())
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_no_kernel_is_compiled_after_the_start(tmp_path: Path) -> None:
+    make_folder(tmp_path, "Llama", max_position_embeddings=8192, head_dim=64)
+    model = load_model(tmp_path, dtype="bfloat16", device=torch.device("cuda"))
+    assert model.adapter.name == "triton-paged"
+    pool = KVPool(model.geometry, num_blocks=600, block_size=16, device=model.device)
+    pool.device_blocks.zero_()
+    model.compute([PackedRow([0] * 64, 0, [0, 1, 2, 3], True)], pool)  # the first step
+    _compile_kernels(model, pool)
+    before = compiled_versions()
+    rng = random.Random(3)
+    for _ in range(200):
+        rows = []
+        for _ in range(rng.randint(1, 40)):
+            num_keys = rng.randint(1, 8192)
+            num_tokens = rng.choice([1, 1, 1, min(num_keys, rng.randint(2, 100))])
+            blocks = rng.sample(range(599), -(-num_keys // 16))
+            rows.append(PackedRow([0] * num_tokens, num_keys - num_tokens, blocks, True))
+        model.compute(rows, pool)
+    assert compiled_versions() == before
 
 
 def take_steps(bench: ModelBench) -> None:

@@ -19,11 +19,12 @@ from goodput_core.errors import InputError
 from goodput_core.units import NS_PER_MS
 from goodput_engine.core.build import build_model_core, configuration
 from goodput_engine.executor.torch import start_up
+from goodput_engine.executor.torch.attention import SDPAttention
 from goodput_engine.executor.torch.kv_pool import KVPool
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.memory import PeakMemory
 from goodput_engine.executor.torch.model import PackedModel, PackedRow
-from goodput_engine.executor.torch.start_up import start_model
+from goodput_engine.executor.torch.start_up import _compile_kernels, start_model
 from goodput_engine.messages import ExecutorInput, ModelFolder, Submit
 from goodput_engine.server.command import make_parser
 from goodput_engine.server.model_options import choose_model
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from goodput_core.engine_state import EngineState
+    from goodput_engine.executor.torch.attention import AttentionRule, RaggedBatch
     from goodput_engine.messages import Configure
     from goodput_engine.scheduler.plan import Copy
 
@@ -40,6 +42,44 @@ pytestmark = pytest.mark.torch
 KIB, GIB = 1 << 10, 1 << 30
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 4 * 4
 """Keys and values of 2 layers with 2 heads of 8 numbers of 4 bytes, for 4 tokens: 1 KiB."""
+
+
+class LoggedAttention(SDPAttention):
+    """Attention that logs the queries and the keys of each sequence.
+
+    Attributes:
+        steps: them, for each step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[list[tuple[int, int]]] = []
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: RaggedBatch,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        queries = batch.cu_seqlens_q.diff().tolist()
+        self.steps.append(list(zip(queries, batch.seqused_k.tolist(), strict=True)))
+        return super().attend(q, keys, values, batch, rule)
+
+
+def test_a_gpu_computes_steps_of_every_kind_before_it_serves(folder: Path) -> None:
+    attention = LoggedAttention()
+    model = load_model(folder, adapter=attention)
+    attention.steps.clear()
+    pool = KVPool(model.geometry, num_blocks=3, block_size=4)
+    pool.device_blocks.fill_(7)
+    _compile_kernels(model, pool)
+    assert bool((pool.device_blocks[:2] == 7).all()), "a block of a request was written"
+    decodes = [[(1, 1 << power)] for power in range(8)]
+    ragged, mixed = [(1, 1), (1, 128)], [(1, 1), (2, 128)]
+    layers = model.geometry.num_layers
+    assert attention.steps[::layers] == [*decodes, ragged, mixed]
 
 
 @pytest.fixture(scope="module")
