@@ -93,7 +93,9 @@ def _install() -> None:
     if target.exists():
         return
     print(f"downloading SmolLM2-135M-Instruct to {target} ({_MODEL_GB} GB, 1 minute)", flush=True)
-    require_space(target, 2 * _MODEL_GB)
+    # The manifest names this folder, so GOODPUT_CACHE does not replace it.
+    remedy = f"make {target.parent} a link to a folder of another disk"
+    require_space(target, 2 * _MODEL_GB, remedy=remedy)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="partial-", dir=target.parent) as temporary:
         file, folder = Path(temporary) / GGUF_NAME, Path(temporary) / "model"

@@ -46,19 +46,22 @@ def is_installed() -> bool:
     return (packages_folder() / _COMPLETE).exists()
 
 
-def require_space(folder: Path, needed_gb: float) -> None:
+def require_space(
+    folder: Path, needed_gb: float, *, remedy: str = "name another folder with GOODPUT_CACHE"
+) -> None:
     """End the command if the disk has too little space.
 
     Args:
         folder: folder of the download, which may not exist yet.
         needed_gb: required space, in gigabytes.
+        remedy: how the user can choose another disk.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_gb = shutil.disk_usage(existing).free / _GB
     if free_gb < needed_gb:
         sys.exit(
             f"error: {folder} needs {needed_gb:g} GB, and its disk has {free_gb:.1f} GB left; free "
-            "some space, or name another folder with GOODPUT_CACHE"
+            f"some space, or {remedy}"
         )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import sys
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -401,3 +402,20 @@ def test_the_size_and_the_time_of_the_missing_parts_are_printed_first(
     smollm2.print_plan()
     expected = f"This first downloads {parts} on an idle machine.\n" if parts else ""
     assert capsys.readouterr().out == expected
+
+
+def test_a_full_disk_is_reported_with_a_remedy_that_moves_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GOODPUT_CACHE", str(tmp_path / "cache"))
+    target = smollm2.model_folder()
+    target.parent.mkdir(parents=True)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**8))
+    with pytest.raises(SystemExit) as ended:
+        smollm2._install()
+    assert str(ended.value) == (
+        f"error: {target} needs 1.2 GB, and its disk has 0.1 GB left; free some space, or make "
+        f"{target.parent} a link to a folder of another disk"
+    )
