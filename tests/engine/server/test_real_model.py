@@ -231,6 +231,11 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an output beyond the context": ({"max_tokens": 95}, "max_tokens", "context of 97 leaves 94"),
     "a stop string": ({"stop": "x"}, "stop", "stop needs text, and the model's folder has no"),
+    "a format": (
+        {"response_format": {"type": "json_object"}},
+        "response_format",
+        "response_format needs text, and the model's folder has no tokenizer; leave it out",
+    ),
     "a temperature of 3": ({"temperature": 3}, "temperature", "expected `float` <= 2.0"),
     "a top-k of -2": ({"top_k": -2}, "top_k", "expected `int` >= -1"),
     "a repetition penalty of 0": ({"repetition_penalty": 0}, "repetition_penalty", ">= 0.01"),
@@ -355,6 +360,39 @@ async def test_a_chat_without_a_tokenizer_names_the_remedy(engine: RunningEngine
         error = (await response.json())["error"]
     assert error["param"] == "messages"
     assert error["message"].endswith("no tokenizer; send token ids to /v1/completions")
+
+
+async def test_sigterm_ends_the_engine_after_its_running_streams(
+    start_engine: StartEngine, folder: Path, outputs: Outputs
+) -> None:
+    engine = start_engine("--dtype", "float64", "--threads", "1", source=f"file://{folder}")
+    core = core_of(engine)
+    prompts = [prompt_of(seed, 3 * seed + 1) for seed in range(6)]
+
+    async def stream(http: aiohttp.ClientSession, prompt: list[int]) -> tuple[list[int], str]:
+        ids: list[int] = []
+        reason = ""
+        async with http.post(URL, json=body_of(prompt, stream=True, ignore_eos=True)) as response:
+            async for event in events(response):
+                (choice,) = event["choices"]
+                ids += choice["token_ids"]
+                reason = choice["finish_reason"] or reason
+        return ids, reason
+
+    core.suspend()
+    async with aiohttp.ClientSession(engine.url) as http:
+        streams = [asyncio.ensure_future(stream(http, prompt)) for prompt in prompts]
+        await engine.state_when(lambda state: state["in_flight"] == len(prompts))
+        await run_until(engine, core, lambda state: state["output_tokens"] > 0)
+        engine.process.terminate()
+        await engine.state_when(lambda state: state["draining"])
+        assert not any(one.done() for one in streams)
+        async with http.post(URL, json=body_of(prompts[0])) as rejected:
+            assert (await rejected.json())["error"]["code"] == "draining"
+        core.resume()
+        answers = await asyncio.gather(*streams)
+    assert answers == [expected_output(outputs, one, ignore_eos=True) for one in prompts]
+    assert engine.wait() == 0
 
 
 async def test_a_killed_core_ends_streams_with_an_error(

@@ -38,8 +38,11 @@ _SAMPLING = st.builds(
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 8]),
     top_p=st.sampled_from([1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.05]),
     repetition_penalty=st.sampled_from([1.0, 1.2]),
+    presence_penalty=st.sampled_from([0.0, 0.6]),
     frequency_penalty=st.sampled_from([0.0, 0.4]),
+    logit_bias=st.sampled_from([{}, {3: 2.0, 11: -100.0}]),
     seed=st.integers(0, 5),
     stop_ids=st.sampled_from([[], [7, 20]]),
     logprobs=st.sampled_from([None, 2]),
@@ -77,6 +80,7 @@ def output_alone(
 @pytest.mark.parametrize("preemption", list(Preemption))
 @settings(max_examples=examples(25), deadline=None)
 @given(
+    policy=st.sampled_from(["sarathi", "vllm", "slo"]),
     requests=_REQUESTS,
     blocks=st.integers(12, 30),
     block_size=st.sampled_from([1, 4, 16]),
@@ -89,6 +93,7 @@ def output_alone(
 def test_no_schedule_changes_a_sampled_token(
     llama: TinyModel,
     preemption: Preemption,
+    policy: str,
     requests: list[dict[str, object]],
     blocks: int,
     block_size: int,
@@ -100,7 +105,7 @@ def test_no_schedule_changes_a_sampled_token(
 ) -> None:
     bench = ModelBench(
         llama,
-        "sarathi",
+        policy,
         preemption,
         blocks=max(blocks, 50 // block_size + 1),
         block_size=block_size,
