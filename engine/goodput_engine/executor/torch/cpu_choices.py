@@ -37,6 +37,7 @@ __all__ = [
     "ProbeTimeoutError",
     "choose_cpu_attention",
     "choose_cpu_dtype",
+    "fast_dtype_hint",
     "find_compiler",
     "run_probe",
 ]
@@ -55,6 +56,8 @@ _FLEX_DTYPES: Final = frozenset({"float32", "bfloat16", "float16"})
 _LAYER: Final = (1024, 4096)
 _ROWS: Final = (1, 8, 64)
 _REPEATS: Final = 5
+# Flags of x86 and of Arm.
+_FAST_BFLOAT16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +195,17 @@ def choose_cpu_dtype(
         )
 
     return choices.choose("dtype", {"layer": _LAYER, "rows": _ROWS}, measure)
+
+
+def fast_dtype_hint(flags: str) -> str | None:
+    """Return a hint for the log of a start without `--dtype`; None if float32 is the fastest type.
+
+    Args:
+        flags: flags of the processor in /proc/cpuinfo.
+    """
+    if _FAST_BFLOAT16.isdisjoint(flags.split()):
+        return None
+    return "the default; --dtype auto may be faster on this processor"
 
 
 def _product_ns(dtype: torch.dtype, clock: Callable[[], int]) -> int:

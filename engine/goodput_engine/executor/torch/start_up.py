@@ -28,6 +28,7 @@ from goodput_engine.executor.torch.cpu_choices import (
     AttentionSizes,
     choose_cpu_attention,
     choose_cpu_dtype,
+    fast_dtype_hint,
     find_compiler,
     run_probe,
 )
@@ -160,8 +161,11 @@ def start_model(
     folder = Path(settings.path)
     began_ns = time.monotonic_ns()
     warm_up = _WarmUpReports(on_warm_up)
-    choices = MeasuredChoices(_choices_folder(os.environ), processor(threads))
+    machine = processor(threads)
+    choices = MeasuredChoices(_choices_folder(os.environ), machine)
     dtype, why_dtype = settings.dtype, None
+    if dtype is None and device.type == "cpu":
+        why_dtype = fast_dtype_hint(f"{machine['flags']}")
     if dtype == DataType.AUTO:
         dtype = None
         if device.type == "cpu":

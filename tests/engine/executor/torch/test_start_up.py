@@ -82,6 +82,30 @@ def test_a_gpu_computes_steps_of_every_kind_before_it_serves(folder: Path) -> No
     assert attention.steps[::layers] == [*decodes, ragged, mixed]
 
 
+@pytest.mark.parametrize(
+    ("flags", "dtype", "choice"),
+    [
+        ("fpu avx2 avx512_bf16", None, "the default; --dtype auto may be faster on this processor"),
+        ("fpu avx2 avx512f", None, None),
+        ("fpu avx2 avx512_bf16", "float32", None),
+    ],
+    ids=["fast bfloat16", "slow bfloat16", "a chosen type"],
+)
+def test_a_start_without_a_data_type_names_one_that_may_be_faster(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: str,
+    dtype: str | None,
+    choice: str | None,
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(start_up, "processor", lambda threads: {"flags": flags})
+    settings = ModelFolder(path=str(folder), dtype=dtype, kv_blocks=40, threads=1)
+    loaded = start_model(make_configure(), settings, with_swap=False)
+    assert loaded.facts["dtype"] == "float32"
+    assert loaded.facts.get("dtype_choice") == choice
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("tiny"), "Llama")
