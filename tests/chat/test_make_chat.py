@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
+from tests.builders.documented import documented_command
 from tools.smollm2 import model_folder
+
+from goodput_core.errors import SpecError
+from goodput_core.spec.manifest import parse_manifest
+from goodput_core.spec.support import require_servable
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "examples/smollm2.yaml"
@@ -82,3 +89,20 @@ def test_the_example_serves_the_downloaded_model_with_the_policy_slo() -> None:
     assert spec["engine"]["policy"] == "slo"
     source = spec["model"]["source"].removeprefix("file://")
     assert Path(source).expanduser() == model_folder()
+
+
+def test_the_documented_command_makes_the_example_one_for_a_cluster() -> None:
+    command = documented_command("engine.md", "sed 's#file")
+    pipe = command.index("|")
+    assert command[pipe:] == ["|", "kubectl", "apply", "-f", "-"]
+    example = (ROOT / SERVICE).read_text(encoding="utf-8")
+    changed = subprocess.run(
+        command[:pipe], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    local, remote = (parse_manifest(one, source=SERVICE, yaml=yaml) for one in (example, changed))
+    with pytest.raises(SpecError):
+        require_servable(local)
+    require_servable(remote)
+    folder = Path(local.spec.model.source).name
+    assert remote.spec.model.source == f"pvc://weights/{folder}"
+    assert replace(remote.spec, model=local.spec.model) == local.spec

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from tests.builders.documented import documented_command
 from tools.cluster.handle import wait_for
 from tools.e2e.claims import claim_to
 from tools.e2e.clients import replay_load
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from tools.e2e.installation import ChartRelease
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "smollm2.yaml"
+ROOT = Path(__file__).resolve().parents[3]
 START_S = 150
 """Time in which an engine starts beside two others on a machine that is busy."""
 NAME = "smollm2"
@@ -106,11 +108,13 @@ def ready_engines(installation: ChartRelease) -> int:
 def test_pods_serve_a_model_of_a_claim_while_they_are_scaled_and_rolled(
     installation: ChartRelease, claim: str, serve: Callable[..., None], tmp_path: Path
 ) -> None:
-    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
+    command = documented_command("engine.md", "sed 's#file")
+    text = subprocess.run(command[: command.index("|")], cwd=ROOT, capture_output=True, check=True)
+    example = yaml.safe_load(text.stdout)["spec"]
+    assert example["model"] == {"source": f"pvc://{claim}/{model_folder().name}"}
     # Up to three engines share this machine, so they are small and keep no targets of one alone.
     (slo_class,) = example["slo"]["classes"]
     changes = {
-        "model": {"source": f"pvc://{claim}/{model_folder().name}"},
         "engine": {
             **example["engine"],
             "httpProcesses": 2,
