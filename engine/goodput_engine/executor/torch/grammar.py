@@ -57,7 +57,7 @@ class OutputGrammar:
         error = self._compiled.exception()
         if error is None:
             return self._compiled.result()
-        self._failure = f"{error}"
+        self._failure = _describe(error)
         return None
 
     @contextmanager
@@ -68,7 +68,7 @@ class OutputGrammar:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a panic of llguidance is no Exception
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure = _describe(error)
 
     def problem(self) -> str | None:
         """Return the reason why the output cannot continue; None if it can."""
@@ -143,7 +143,7 @@ class Grammars:
         Wait until the tokenizer is loaded, which takes up to a second for a large one.
         """
         error = self._tokenizer.exception()
-        return "" if error is None else " ".join(f"{error}".split())[:_MAX_DETAIL]
+        return "" if error is None else _describe(error)
 
     def start(self, grammar: str) -> OutputGrammar:
         """Begin to compile the grammar of a new request."""
@@ -186,6 +186,11 @@ class Grammars:
         if problem:  # not the same exception again, which would collect the frames of all requests
             raise ValueError(problem)
         return compile_grammar(grammar, self._tokenizer.result())
+
+
+def _describe(error: BaseException) -> str:
+    """Return an error in one line, which is never empty."""
+    return " ".join(f"{error}".split())[:_MAX_DETAIL] or type(error).__name__
 
 
 def _set_bits(words: np.ndarray, ids: Collection[int], *, on: bool) -> None:

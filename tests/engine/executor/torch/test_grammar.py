@@ -160,9 +160,9 @@ class _PanicError(BaseException):
     """As the class that llguidance raises for an error in its own code."""
 
 
-def _failed() -> Future[Any]:
+def _failed(*arguments: str) -> Future[Any]:
     state: Future[Any] = Future()
-    state.set_exception(_PanicError("a panic"))
+    state.set_exception(_PanicError(*arguments))
     return state
 
 
@@ -172,7 +172,11 @@ def _broken() -> Future[Any]:
     return state
 
 
-@pytest.mark.parametrize("state", [_failed(), _broken()], ids=["compilation", "mask"])
+@pytest.mark.parametrize(
+    "state",
+    [_failed("a panic"), _failed(), _broken()],
+    ids=["compilation", "no message", "mask"],
+)
 @pytest.mark.parametrize("steps", [0, 1], ids=["at the start", "later"])
 def test_any_exception_of_a_grammar_fails_its_request_only(
     model: GrammarModel, state: Future[Any], steps: int
