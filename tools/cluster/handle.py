@@ -37,8 +37,9 @@ class ClusterError(Exception):
 def wait_for(check: Callable[[], _Found], description: str, timeout_s: float = 120) -> _Found:
     """Repeat a check until its result is true, and return that result.
 
-    It pauses for twice as long as the check took: kubectl needs a fifth of a second of CPU time,
-    and the cluster that it waits for runs on the same cores.
+    It pauses for as long as the check took: kubectl needs a fifth of a second of CPU time, and the
+    cluster that it waits for runs on the same cores. It never pauses for long, because some checks
+    wait for states that last for a second.
 
     Raises:
         AssertionError: the check was not true within the time limit.
@@ -50,7 +51,7 @@ def wait_for(check: Callable[[], _Found], description: str, timeout_s: float = 1
             return found
         ended = time.monotonic()
         assert ended < deadline, f"not after {timeout_s:g} s: {description}"
-        time.sleep(min(max(0.05, 2 * (ended - began)), 1))
+        time.sleep(min(max(0.05, ended - began), 0.3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
