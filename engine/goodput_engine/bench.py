@@ -133,7 +133,8 @@ def main(argv: list[str]) -> int:
     config = configuration(
         service.spec.engine, mode=service.spec.control.mode, device=model.path, model=model
     )
-    _require_places(args.concurrency, config.max_num_seqs)
+    numbers = args.concurrency or sorted({1, min(8, config.max_num_seqs)})
+    _require_places(numbers, config.max_num_seqs)
     loaded = load_model(config, model)
     tokens = args.input_tokens + args.output_tokens
     if tokens > loaded.max_model_tokens:
@@ -144,7 +145,7 @@ def main(argv: list[str]) -> int:
     roofline = loaded.measure_roofline()
     bench = _Bench(config, loaded)
     measured: list[tuple[dict[str, Any], _Steps]] = []
-    for concurrency in args.concurrency:
+    for concurrency in numbers:
         measured.append(
             bench.measure(
                 concurrency, input_tokens=args.input_tokens, output_tokens=args.output_tokens
@@ -182,8 +183,9 @@ def make_parser() -> CommandParser:
         "--output-tokens", type=tokens, default=32, metavar="N", help="tokens of each output (32)"
     )
     parser.add_argument(
-        "--concurrency", type=argument_type(_parse_counts, "list"), default=[1, 8], metavar="N,…",
-        help="numbers of requests that run together, one row each (1,8)",
+        "--concurrency", type=argument_type(_parse_counts, "list"), metavar="N,…",
+        help="numbers of requests that run together, one row each (1,8, or as many as the "
+        "manifest permits)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_model_arguments(parser, serves=False)

@@ -190,3 +190,13 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert out == ""
     assert sentence in err
     assert len(err.splitlines()) == 1
+
+
+def test_without_a_concurrency_no_more_run_than_the_manifest_permits(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_manifest(tmp_path, model__source=f"file://{folder}", engine__maxNumSeqs=3)
+    tokens = ["--input-tokens", "8", "--output-tokens", "3"]
+    assert run_command(["engine", "bench", "-f", str(manifest), "--json", *tokens]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [one["concurrency"] for one in results] == [1, 3]
