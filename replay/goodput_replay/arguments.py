@@ -346,7 +346,7 @@ def _add_sending(parser: CommandParser) -> None:
         metavar="N",
         type=at_least(0),
         default=0,
-        help="exclude the first N requests from all results",
+        help="send and record the first N requests, but do not judge them",
     )
     group.add_argument(
         "--length-pinning",
@@ -441,7 +441,7 @@ def _add_judging(parser: CommandParser) -> None:
         "--no-gaps",
         dest="gaps",
         action="store_false",
-        help="do not record gaps between tokens; for very long runs",
+        help="record only the p99 of each request's gaps between tokens; for very long runs",
     )
     group.add_argument(
         "--ui",

@@ -109,7 +109,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, serves: bool) -> Non
     )  # fmt: skip
     group.add_argument(
         "--allow-remote-code", action="store_true", default=None,
-        help="execute the code in the model's folder if config.json names some; it can do "
+        help="execute the code in the model's folder if config.json names some; this code can do "
         "whatever this user can",
     )  # fmt: skip
     if serves:

@@ -69,8 +69,8 @@ def add_build_options(parser: CommandParser) -> None:
         RECORDED,
         metavar="DIR",
         type=Path,
-        help="instead of a baseline: folder with recordings of it with itself, made at different "
-        "times; the new build is replayed once, and compared with the latest of them",
+        help="instead of a baseline: folder with recordings of the old build against itself, made "
+        "at different times; the new build is replayed once, and compared with the latest of them",
     )
     add_recorded_revision(group)
 

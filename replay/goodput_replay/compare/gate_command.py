@@ -171,9 +171,9 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--recorded",
         metavar="DIR",
-        help="folder with recordings of the baseline with itself, made at different times, or its "
-        "place in object storage; one run of the candidate is compared with the latest of them, or "
-        "with that of --baseline",
+        help="folder with recordings of the baseline against itself, made at different times, or "
+        "its place in object storage; one run of the candidate is compared with the latest of "
+        "them, or with that of --baseline",
     )
     add_recorded_revision(parser)
     add_rule_options(parser)
@@ -204,8 +204,8 @@ def add_rule_options(parser: CommandParser) -> None:
         "--history",
         metavar="DIR",
         type=Path,
-        help="folder of `replay ab` runs of one build with itself, which show the spread between "
-        "runs; with it, one pair can decide",
+        help="folder of `replay ab` runs of one build against itself, which show the spread "
+        "between runs; with it, one pair can decide",
     )
 
 
