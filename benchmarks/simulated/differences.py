@@ -13,6 +13,7 @@ from benchmarks.simulated.intervals import (
     Scales,
     block_sums,
     bounds,
+    has_long_gap,
     missed_share,
     offset_sums,
 )
@@ -20,6 +21,8 @@ from benchmarks.simulated.processes import Windows
 from scipy import stats
 
 from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
+from goodput_core.slo.pairs import PairCounts as ProductCounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +73,11 @@ class Differences:
             excess.append(sums.max(axis=(1, 2)) + sums.min(axis=(1, 2)))
         self._excess = np.stack(excess) / self.pairs
         self._outage = missed_share(total, outage_s).max(axis=1) / self.pairs
+        # `block_scales` leaves out long periods without requests, of another length in each trial.
+        self._with_gaps = {
+            trial: _estimate(counts, history, trial, outage_s)
+            for trial in np.flatnonzero(has_long_gap(total.sum(axis=1))).tolist()
+        }
 
     def bound(self, confidence: float, sign: int) -> Floats:
         """Return the upper bounds for the sign 1, and the lower bounds for −1."""
@@ -90,7 +98,31 @@ class Differences:
         independent = np.abs(_tango(gained, lost, total, sign * z) - mean)
         distance = np.maximum(np.maximum(between, blocks), independent)
         reached: Floats = np.clip(self.difference + sign * distance, -1, 1)
+        for trial, estimate in self._with_gaps.items():
+            interval = estimate.interval(confidence)
+            reached[trial] = interval.upper if sign > 0 else interval.lower
         return reached
+
+
+def _estimate(
+    counts: PairCounts, history: PairCounts | None, trial: int, outage_s: int
+) -> DifferenceEstimate:
+    """Return the product's estimate of one trial."""
+    spread = None
+    if history is not None:
+        missed = float(history.missed[trial].mean())
+        spread = RunSpread.of(history.difference[trial].tolist(), missed)
+        spread = spread.at(float(counts.missed[trial, 0]))
+    columns = (counts.only_b[trial], counts.only_a[trial], counts.total[trial])
+    return DifferenceEstimate(
+        [
+            ProductCounts(gained=gained.tolist(), lost=lost.tolist(), total=total.tolist())
+            for gained, lost, total in zip(*columns, strict=True)
+        ],
+        deterministic=history is None and counts.total.shape[1] == 1,
+        history=spread,
+        outage_s=outage_s,
+    )
 
 
 def any_fails(

@@ -13,7 +13,13 @@ import numpy as np
 from benchmarks.simulated.processes import Counts, Floats
 from scipy import special, stats
 
-from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, count_blocks, requests_needed
+from goodput_core.slo.attainment import SecondCounts
+from goodput_core.slo.intervals import (
+    DEFAULT_CONFIDENCE,
+    WindowEstimate,
+    count_blocks,
+    requests_needed,
+)
 from goodput_core.slo.verdict import MIN_BLOCKS
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ __all__ = [
     "block_sums",
     "bounds",
     "failing",
+    "has_long_gap",
     "missed_share",
     "offset_sums",
     "passing",
@@ -67,6 +74,18 @@ class Scales:
 
     def __init__(self, windows: Windows, *, outage_s: int = 0, runs: int = 1) -> None:
         self.seconds = windows.total.shape[1]
+        # `block_scales` leaves out long periods without requests, of another length in each window.
+        self.with_gaps = {
+            row: WindowEstimate(
+                SecondCounts(
+                    good=(windows.total[row] - windows.missed[row]).tolist(),
+                    total=windows.total[row].tolist(),
+                ),
+                outage_s=outage_s,
+                runs=runs,
+            )
+            for row in np.flatnonzero(has_long_gap(windows.total)).tolist()
+        }
         self.total = windows.total.sum(axis=1)
         self.busy = np.count_nonzero(windows.total, axis=1)
         self.missed = windows.missed.sum(axis=1)
@@ -81,6 +100,24 @@ class Scales:
             spread = sums.var(axis=-1, ddof=1) * blocks * scale
             worst = offset_sums(cumulated, self.seconds // blocks).max(axis=-1)
             self.scales.append((blocks, np.where(mixed, spread, 0.0), np.where(mixed, worst, 0.0)))
+
+
+def has_long_gap(total: Counts) -> NDArray[np.bool_]:
+    """Return True for each window with a period without requests that is left out.
+
+    Args:
+        total: requests, int64 `[..., seconds]`.
+
+    Returns:
+        bool `[...]`.
+    """
+    longest = max(1, total.shape[-1] // _BLOCK_COUNTS[0]) + 1
+    if longest > total.shape[-1]:
+        return np.zeros(total.shape[:-1], dtype=np.bool_)
+    arrived = np.cumsum(total, axis=-1)
+    before = np.concatenate([np.zeros_like(arrived[..., :1]), arrived[..., :-longest]], axis=-1)
+    found: NDArray[np.bool_] = (arrived[..., longest - 1 :] == before).any(axis=-1)
+    return found
 
 
 def block_sums(residual: Floats, *, outage_s: int = 0) -> Iterator[tuple[int, float, Floats]]:
@@ -158,13 +195,12 @@ def bounds(scales: Scales) -> Bounds:
     exact_upper = special.betaincinv(total - missed + 1, np.maximum(missed, 1), confidence)
     lower = np.minimum(np.clip(1 - most / total, 0, share), exact_lower)
     upper = np.maximum(np.maximum(1 - fewest / total, exact_upper), share)
-    return Bounds(
-        total=total,
-        seconds=scales.seconds,
-        busy=scales.busy,
-        lower=np.where(missed < total, lower, 0.0),
-        upper=np.where(missed > 0, upper, 1.0),
-    )
+    lower = np.where(missed < total, lower, 0.0)
+    upper = np.where(missed > 0, upper, 1.0)
+    for row, estimate in scales.with_gaps.items():
+        interval = estimate.interval(confidence)
+        lower[row], upper[row] = interval.lower, interval.upper
+    return Bounds(total=total, seconds=scales.seconds, busy=scales.busy, lower=lower, upper=upper)
 
 
 def passing(found: Bounds, objective: Fraction) -> NDArray[np.bool_]:

@@ -25,6 +25,7 @@ __all__ = [
     "Lengths",
     "LoadBursts",
     "Outages",
+    "PartOfWindow",
     "Process",
     "Ramp",
     "Service",
@@ -121,6 +122,31 @@ class Service:
         batches = self.arrivals.draw(windows, seconds, rng)
         missed = rng.binomial(batches, chance)
         return Windows(total=batches * self.arrivals.batch, missed=missed * self.arrivals.batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartOfWindow:
+    """A load that is sent in a part of the window only.
+
+    Args:
+        process: the service, and its load in that part.
+        busy_s: length of the part, which begins after a third of the rest.
+    """
+
+    process: Process
+    busy_s: int
+
+    @property
+    def miss(self) -> float:
+        """Long-run share of requests that miss their targets."""
+        return self.process.miss
+
+    def draw(self, windows: int, seconds: int, rng: np.random.Generator) -> Windows:
+        """Draw windows from the stationary process."""
+        idle_s = seconds - self.busy_s
+        around = ((0, 0), (idle_s // 3, idle_s - idle_s // 3))
+        drawn = self.process.draw(windows, self.busy_s, rng)
+        return Windows(total=np.pad(drawn.total, around), missed=np.pad(drawn.missed, around))
 
 
 # --- the chance of a miss ------------------------------------------------------------------------

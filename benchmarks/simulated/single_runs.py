@@ -16,6 +16,7 @@ from benchmarks.simulated.processes import (
     Lengths,
     LoadBursts,
     Outages,
+    PartOfWindow,
     Process,
     Ramp,
     Service,
@@ -146,6 +147,13 @@ _INDEPENDENT: Final = (
 
 _FULL_OUTAGES: Final = (
     _case("outages of 3 s, 20/s, 90 %, 1 min", 60, 3, _outages(20, 0.1, _fixed(3))),
+    _case(
+        "outages of 3 s, 20/s, 90 %, one minute of an hour",
+        HOUR,
+        3,
+        PartOfWindow(process=_outages(20, 0.1, _fixed(3)), busy_s=60),
+        late=True,
+    ),
     _case("outages of 1.5 to 4.5 s, 5/s, 90 %", 300, 5, _outages(5, 0.1, _uniform(3))),
     _case("outages of 3 s, 5/s, 99 %, 15 min", 900, 3, _outages(5, 0.01, _fixed(3))),
     _case("outages of 3 s, 20/s, 95 %, 15 min", 900, 3, _outages(20, 0.05, _fixed(3)), late=True),

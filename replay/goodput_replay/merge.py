@@ -282,6 +282,7 @@ def _describe(runs: Sequence[_ShardRun], missing: Sequence[int]) -> RunInfo:
     """Describe the merged run."""
     from goodput_core.replay_job import MAX_START_SKEW_NS  # noqa: PLC0415
     from goodput_core.slo.intervals import DEFAULT_CONFIDENCE  # noqa: PLC0415
+    from goodput_core.slo.verdict import Reason  # noqa: PLC0415
     from goodput_core.units import NS_PER_MS, format_duration  # noqa: PLC0415
     from goodput_replay.compare.runs import read_classes  # noqa: PLC0415
     from goodput_replay.runs.slo import SLOClasses  # noqa: PLC0415
@@ -297,6 +298,11 @@ def _describe(runs: Sequence[_ShardRun], missing: Sequence[int]) -> RunInfo:
         f"the clock of shard {run.shard} may be wrong by {format_duration(error_ns)}"
         for run in runs
         if (error_ns := round((run.shard.clock_error_ms or 0) * NS_PER_MS)) > MAX_START_SKEW_NS
+    ]
+    problems += [
+        f"shard {run.shard} could not connect to the target"
+        for run in runs
+        if run.summary.verdict.reason is Reason.NEVER_CONNECTED
     ]
     if missing:
         problems.append(f"{_list_shards(missing, runs)} missing")

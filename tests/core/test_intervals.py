@@ -6,6 +6,7 @@ import math
 import random
 import time
 from fractions import Fraction
+from itertools import groupby
 
 import pytest
 from hypothesis import given, settings
@@ -64,16 +65,23 @@ def formula(sample: SecondCounts, confidence: float, outage_s: int) -> tuple[flo
     good, total = sample.good, sample.total
     seconds, n = len(total), sum(total)
     missed = n - sum(good)
-    e = [t - g - missed / n * t for g, t in zip(good, total, strict=True)]
     highest, lowest = 0.0, math.inf
     # Seconds at whose start a visible outage can begin, around the end of the window.
     visible = sum(
         any([*total, *total][second : second + min(outage_s, seconds)]) for second in range(seconds)
     )
     visible = visible or 1
+    kept: list[int] = []
+    for is_idle, run in groupby(range(seconds), key=lambda second: total[second] == 0):
+        gap = list(run)
+        kept += [] if is_idle and len(gap) > max(1, seconds // 60) else gap
+    e = [total[at] - good[at] - missed / n * total[at] for at in kept]
+    # The most of these seconds that an outage can hit.
+    hit = max(sum(first <= at < first + outage_s for at in kept) for first in kept)
+    seconds = len(kept)
     scales = [60, 30, 15, 8]
-    if outage_s > seconds / 8:
-        scales.append(max(2, seconds // outage_s))
+    if hit > seconds / 8:
+        scales.append(max(2, seconds // hit))
     for blocks in scales:
         length = seconds // blocks
         sums = [sum(e[b * length : (b + 1) * length]) for b in range(blocks)]
@@ -281,8 +289,8 @@ def test_the_tolerated_outage_is_the_longest_that_keeps_the_objective(
     tolerated_s = WindowEstimate(sample).tolerated_outage_s(objective)
     if tolerated_s:
         estimate = WindowEstimate(sample, outage_s=tolerated_s * 0.99)
-        # A declared length above an eighth of the window also adds a scale.
-        if tolerated_s < len(sample.total) / 8:
+        # If it hits more than an eighth of the seconds with requests, it also adds a scale.
+        if tolerated_s < sum(map(bool, sample.total)) / 8:
             assert estimate.interval().lower >= float(objective) - 1e-9
             longer = WindowEstimate(sample, outage_s=tolerated_s * 1.05)
             assert longer.interval().lower < objective
@@ -407,3 +415,19 @@ def test_one_more_attained_request_raises_both_bounds(good: int, missed: int) ->
 def test_equal_windows_have_equal_bounds(sample: SecondCounts) -> None:
     again = counts(list(sample.good), list(sample.total))
     assert interval(sample) == interval(again)
+
+
+@given(windows(), st.lists(st.integers(0, 2), min_size=3, max_size=3), CONFIDENCES)
+def test_long_periods_without_requests_show_nothing(
+    sample: SecondCounts, gaps: list[int], confidence: float
+) -> None:
+    """A minute of requests is the same evidence in a window of a minute and in one of an hour."""
+    busy = [(g, n) for g, n in zip(sample.good, sample.total, strict=True) if n]
+    before, within, after = ([(0, 0)] * (gap * (len(busy) + 10)) for gap in gaps)
+    middle = len(busy) // 3
+    padded = [*before, *busy[:middle], *within, *busy[middle:], *after]
+    dense, sparse = (
+        interval(counts([g for g, _ in one], [n for _, n in one]), confidence)
+        for one in (busy, padded)
+    )
+    assert (sparse.lower, sparse.uppers) == (dense.lower, dense.uppers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import groupby
 
 import pytest
 from hypothesis import given, settings
@@ -121,14 +122,22 @@ def formula(sample: list[PairCounts], confidence: float) -> tuple[float, float]:
     )
     differences = [(sum(p.gained) - sum(p.lost)) / sum(p.total) for p in sample]
     mean = sum(differences) / count
+    arrived = [sum(n) for n in zip(*(pair.total for pair in sample), strict=True)]
+    kept: list[int] = []
+    for is_idle, run in groupby(range(seconds), key=lambda second: arrived[second] == 0):
+        gap = list(run)
+        kept += [] if is_idle and len(gap) > max(1, seconds // 60) else gap
+    seconds = len(kept)
     within, losses, gains = [0.0] * count, [0.0], [0.0]
-    for blocks in (60, 30, 15, 8):
+    finest = min(60, seconds)
+    for blocks in (finest, *(b for b in (30, 15, 8) if b < finest)):
         length = seconds // blocks
         inflation = (student_t_quantile(confidence, blocks - 1) / z) ** 2
         at_offsets = []
         for number, (pair, d) in enumerate(zip(sample, differences, strict=True)):
             rows = zip(pair.gained, pair.lost, pair.total, strict=True)
             e = [(g - c - d * n) / sum(pair.total) for g, c, n in rows]
+            e = [e[second] for second in kept]
             sums = [sum(e[b * length : (b + 1) * length]) for b in range(blocks)]
             spread = sum((s - sum(sums) / blocks) ** 2 for s in sums) * blocks / (blocks - 1)
             spread *= inflation * seconds / (blocks * length)

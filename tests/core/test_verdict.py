@@ -595,7 +595,9 @@ def test_pass_and_fail_exclude_each_other(classes: list[ClassEvidence]) -> None:
     for class_verdict in verdict.classes:
         found = by_name[class_verdict.name]
         assert found.objective is not None
-        assert found.interval is not None
+        if found.interval is None:
+            assert class_verdict.reason is Reason.UNJUDGED
+            continue
         if class_verdict.kind is PASS:
             assert found.interval.lower >= found.objective
             assert found.blocks >= MIN_BLOCKS
@@ -611,3 +613,21 @@ def test_more_attained_requests_never_make_a_verdict_worse(good: int, more: int)
     before = verdict_on(evidence(good, 2000)).kind
     after = verdict_on(evidence(min(2000, good + more), 2000)).kind
     assert order.index(after) >= order.index(before)
+
+
+@pytest.mark.parametrize(
+    ("unjudged", "reason", "text"),
+    [
+        pytest.param(1500, Reason.UNJUDGED, "could be judged from the records", id="unjudged"),
+        pytest.param(0, Reason.NO_ROWS, "because they were cancelled", id="cancelled"),
+    ],
+)
+def test_a_class_of_which_nothing_could_be_judged_is_open_and_not_skipped(
+    unjudged: int, reason: Reason, text: str
+) -> None:
+    nothing = SecondCounts(good=[0] * 300, total=[0] * 300)
+    open_class = class_evidence("chat", Fraction("0.99"), nothing, unjudged=unjudged, rows=1500)
+    verdict = verdict_on(open_class, replace(evidence(), name="batch"))
+    assert (verdict.kind, verdict.reason, verdict.skipped) == (INCONCLUSIVE, reason, ())
+    assert verdict.sentence.startswith("chat: none of its 1500 requests could be judged")
+    assert text in verdict.sentence

@@ -408,6 +408,27 @@ def test_shards_with_a_wrong_key_are_no_verdict_on_the_service(
     assert sentence in merged.verdict.sentence
 
 
+def test_a_shard_whose_machine_never_connects_makes_the_merged_run_invalid(tmp_path: Path) -> None:
+    records = [
+        replace(
+            record,
+            outcome=Outcome.ERROR,
+            detail="could not connect: No route to host",
+            sent_ns=None,
+            first_token_ns=None,
+            last_token_ns=None,
+            output_tokens=0,
+        )
+        if Share(index=1, count=3).holds(make_planned(request_id=record.request_id))
+        else record
+        for record in steady()
+    ]
+    shards = write_shards(tmp_path, CHAT_INFO, records, 3)
+    merged = merge_runs(shards, tmp_path / "merged", report=False)
+    assert merged.verdict.reason is Reason.INCOMPLETE
+    assert "shard 2 of 3 could not connect to the target" in merged.verdict.sentence
+
+
 def test_the_merged_run_can_be_judged_again_from_its_folder(tmp_path: Path) -> None:
     objective = parse_objective("90%")
     slo = replace(CHAT, classes=(replace(CHAT.classes[0], objective=objective),))

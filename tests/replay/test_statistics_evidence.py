@@ -109,6 +109,10 @@ def every_second(status: int | None, *, sent: bool = True) -> list[RequestRecord
 
 SETUP_ERRORS = {
     "every connection is refused": (every_second(None, sent=False), Reason.NEVER_CONNECTED),
+    "every connection times out": (
+        [replace(one, outcome=Outcome.TIMEOUT) for one in every_second(None, sent=False)],
+        Reason.NEVER_CONNECTED,
+    ),
     "every key is wrong": (every_second(401), Reason.CLIENT_ERROR),
     "every request is redirected": (every_second(307), Reason.CLIENT_ERROR),
     "no file is free": (
@@ -146,6 +150,16 @@ SERVICE_ERRORS = {
     "a crash after one response": (
         [request(0), *every_second(None, sent=False)[1:]],
         "299 of 299 misses are connection errors",
+    ),
+    "connections that time out after one response": (
+        [
+            request(0),
+            *(
+                replace(one, outcome=Outcome.TIMEOUT, end_ns=one.scheduled_ns + 10 * SECOND)
+                for one in every_second(None, sent=False)[1:]
+            ),
+        ],
+        "299 of 299 misses are time-outs",
     ),
     "connections that break": (every_second(None), "300 of 300 misses are connection errors"),
     "every response is 500": (every_second(500), "300 of 300 misses are error responses"),

@@ -42,6 +42,7 @@ class ClassEvidence:
         unjudged: requests that count neither as met nor as missed, because their records do not
             suffice to judge them.
         misses: missed requests by reason.
+        rows: all requests of the class, judged or not; 0 if that is not known.
         window_ns: the length of the window.
         busy_s: number of seconds of the window with a judged request.
         outage_ns: the longest outage that the bounds take into account
@@ -58,6 +59,7 @@ class ClassEvidence:
     interval: Interval | None
     unjudged: int = 0
     misses: MissCounts = NO_MISSES
+    rows: int = 0
     window_ns: int
     busy_s: int
     outage_ns: int = 0
@@ -81,8 +83,8 @@ class ValidityEvidence:
         requests: number of requests of the window that have a record.
         client_errors: number of these requests that the server rejected as invalid or redirected
             (`RequestRecord.client_error`), without those that a baseline answered.
-        never_connected: number of requests whose connection failed, if no request of the run was
-            sent over any connection; otherwise 0.
+        never_connected: number of requests for which no connection was opened, if none was opened
+            in the whole run; otherwise 0.
         incomplete: reason why the run ended early, as the end of a sentence; empty if the run is
             complete.
         without_lag: evidence about the same classes, in the same order, computed as if each
@@ -142,6 +144,7 @@ def class_evidence(
     runs: int = 1,
     unjudged: int = 0,
     misses: MissCounts = NO_MISSES,
+    rows: int = 0,
 ) -> ClassEvidence:
     """Compute the interval of one class from its per-second counts.
 
@@ -156,6 +159,7 @@ def class_evidence(
         runs: number of runs of the same window whose counts are summed.
         unjudged: requests whose records do not suffice to judge them.
         misses: missed requests by reason.
+        rows: all requests of the class, judged or not; 0 if that is not known.
     """
     attainment = counts.attainment
     interval, tolerated_s, deciding_s = None, 0.0, None
@@ -172,6 +176,7 @@ def class_evidence(
         interval=interval,
         unjudged=unjudged,
         misses=misses,
+        rows=rows,
         window_ns=len(counts.total) * NS_PER_S,
         busy_s=sum(map(bool, counts.total)),
         outage_ns=outage_s * NS_PER_S,

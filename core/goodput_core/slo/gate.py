@@ -13,21 +13,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.attainment import NO_MISSES, Attainment, MissCounts, SecondCounts
 from goodput_core.slo.distributions import student_t_quantile
 from goodput_core.slo.evidence import ClassEvidence, class_evidence
-from goodput_core.slo.intervals import DEFAULT_CONFIDENCE
+from goodput_core.slo.intervals import DEFAULT_CONFIDENCE, find_below
 from goodput_core.slo.pairs import DifferenceEstimate, DifferenceInterval, RunSpread
 from goodput_core.slo.verdict import (
     ClassVerdict,
     Reason,
     VerdictKind,
     describe_bound,
-    find_below,
     judge_class,
 )
 from goodput_core.units import NS_PER_S
@@ -156,9 +155,10 @@ def attainment_evidence(
         unjudged: requests whose records do not suffice to judge them.
         misses: missed requests by reason.
     """
+    # Runs of causal sessions end at different times.
     stacked = SecondCounts(
-        good=[sum(seconds) for seconds in zip(*(run.good for run in runs), strict=True)],
-        total=[sum(seconds) for seconds in zip(*(run.total for run in runs), strict=True)],
+        good=[sum(seconds) for seconds in zip_longest(*(run.good for run in runs), fillvalue=0)],
+        total=[sum(seconds) for seconds in zip_longest(*(run.total for run in runs), fillvalue=0)],
     )
     evidence = class_evidence(
         name,

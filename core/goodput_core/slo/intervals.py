@@ -22,7 +22,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import sub
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from goodput_core.slo.distributions import (
     beta_quantile,
@@ -33,7 +33,7 @@ from goodput_core.slo.distributions import (
 from goodput_core.slo.targets import USUAL_CONFIDENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from goodput_core.slo.attainment import SecondCounts
 
@@ -48,6 +48,7 @@ __all__ = [
     "WindowEstimate",
     "block_scales",
     "count_blocks",
+    "find_below",
     "requests_needed",
 ]
 
@@ -66,6 +67,7 @@ _LEAST_OUTAGE_S: Final = 1e-3
 _WINDOW_STEP: Final = 1.05
 # Share of the windows of the estimated length that decide.
 _LIKELY: Final = 0.8
+_Test = TypeVar("_Test", bound="Hashable")
 
 
 class IntervalMethod(StrEnum):
@@ -379,21 +381,60 @@ def requests_needed(objective: Fraction, confidence: float = DEFAULT_CONFIDENCE)
     return math.ceil(-math.log(1 - confidence) / float(1 - objective))
 
 
+def find_below(limits: Mapping[_Test, tuple[Fraction, Sequence[float]]]) -> dict[_Test, int]:
+    """Return the tests whose upper bounds lie below their limits.
+
+    This is Holm's procedure on bounds. The open tests share the permitted error probability.
+    Every test whose upper bound lies below its limit is decided. The remaining ones are then
+    tested again, with a larger share for each.
+
+    Args:
+        limits: for each test its limit and its upper bounds; `uppers[k]` is the bound if k + 1
+            tests share the error probability.
+
+    Returns:
+        For each of these tests, the number of tests that shared the error probability when its
+        bound was below its limit.
+
+    Source: Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
+    """
+    still_open = dict(limits)
+    found: dict[_Test, int] = {}
+    while still_open:
+        sharers = len(still_open)
+        below = [key for key, (limit, uppers) in still_open.items() if uppers[sharers - 1] < limit]
+        if not below:
+            break
+        for key in below:
+            found[key] = sharers
+            del still_open[key]
+    return found
+
+
 def block_scales(
-    residuals: Sequence[int], unit: int, *, outage_s: float = 0.0
+    residuals: Sequence[int], total: Sequence[int], unit: int, *, outage_s: float = 0.0
 ) -> Iterator[BlockScale]:
     """Divide a window into blocks at each scale.
 
-    In a window shorter than 120 s, the blocks of the finest scale are single seconds. If a declared
-    outage is longer than the blocks of the coarsest scale, there is one more scale with blocks of
-    at least its length, because shorter blocks would hide that its misses belong together.
+    Periods without requests that are longer than a block of the finest scale are left out first.
+    Otherwise a class that sends for a minute of an hour would fill one block, whose residuals add
+    up to 0 whatever happened in this minute.
+
+    In fewer than 120 s, the blocks of the finest scale are single seconds. If a declared outage is
+    longer than the blocks of the coarsest scale, there is one more scale with blocks of at least
+    its length, because shorter blocks would hide that its misses belong together.
 
     Args:
         residuals: for each second, its count less its expected share, times `unit`; they add up
             to 0. As integers, their sums are exact and do not depend on the order.
+        total: requests of each second.
         unit: divisor of the residuals, above 0.
         outage_s: length of the longest declared outage.
     """
+    kept = _without_long_gaps(total)
+    if len(kept) < len(total):
+        residuals = [residuals[second] for second in kept]
+        outage_s = _most_within(kept, outage_s)
     seconds = len(residuals)
     if seconds < 2 or not any(residuals):
         yield BlockScale(blocks=1, variance=0.0, highest=0.0, lowest=0.0)
@@ -420,7 +461,27 @@ def _miss_scales(counts: SecondCounts, outage_s: float) -> Iterator[BlockScale]:
     """Divide the misses of a window into blocks at each scale."""
     good, total = counts.attainment.good, counts.attainment.total
     residuals = [good * n - total * g for g, n in zip(counts.good, counts.total, strict=True)]
-    return block_scales(residuals, max(1, total), outage_s=outage_s)
+    return block_scales(residuals, counts.total, max(1, total), outage_s=outage_s)
+
+
+def _without_long_gaps(total: Sequence[int]) -> Sequence[int]:
+    """Return the seconds of a window but those of long periods without requests."""
+    longest = max(1, len(total) // _BLOCK_COUNTS[0])
+    kept: list[int] = []
+    begin = 0
+    for second, requests in enumerate(total):
+        if requests:
+            kept += range(second if second - begin > longest else begin, second + 1)
+            begin = second + 1
+    if len(total) - begin <= longest:
+        kept += range(begin, len(total))
+    return kept
+
+
+def _most_within(seconds: Sequence[int], length_s: float) -> float:
+    """Return how much of a period of this length the ascending seconds fill at most."""
+    ends = (bisect_left(seconds, first + math.ceil(length_s)) for first in seconds)
+    return min(length_s, max((end - start for start, end in enumerate(ends)), default=0))
 
 
 def _sum_variance(values: Sequence[float]) -> float:

@@ -197,7 +197,9 @@ class DifferenceEstimate:
         self._smallest = min(sum(pair.total) for pair in pairs)
         self.differences = tuple(_difference(pair) for pair in pairs)
         self.difference = math.fsum(self.differences) / self.pairs
-        self._scales = tuple(tuple(_change_scales(pair, outage_s)) for pair in pairs)
+        # All pairs leave out the same seconds, so that their blocks are alike.
+        arrived = [sum(n) for n in zip_longest(*(pair.total for pair in pairs), fillvalue=0)]
+        self._scales = tuple(tuple(_change_scales(pair, arrived, outage_s)) for pair in pairs)
         # An outage hits one run, of one pair.
         self._outage_share = max(Exposure(p.total).missed_share(outage_s) for p in pairs)
         self._between, self._degrees = _pool(self.differences, None if deterministic else history)
@@ -344,14 +346,22 @@ def _difference(pair: PairCounts) -> float:
     return (sum(pair.gained) - sum(pair.lost)) / total
 
 
-def _change_scales(pair: PairCounts, outage_s: float) -> Iterator[BlockScale]:
-    """Divide the changes of a pair, as shares of its requests, into blocks at each scale."""
+def _change_scales(
+    pair: PairCounts, arrived: Sequence[int], outage_s: float
+) -> Iterator[BlockScale]:
+    """Divide the changes of a pair, as shares of its requests, into blocks at each scale.
+
+    Args:
+        pair: the counts.
+        arrived: requests of each second in all pairs.
+        outage_s: length of the longest declared outage.
+    """
     total, change = sum(pair.total), sum(pair.gained) - sum(pair.lost)
     residuals = [
         (gained - lost) * total - change * n
         for gained, lost, n in zip(pair.gained, pair.lost, pair.total, strict=True)
     ]
-    return block_scales(residuals, total**2, outage_s=outage_s)
+    return block_scales(residuals, arrived[: len(residuals)], total**2, outage_s=outage_s)
 
 
 def _pool(differences: Sequence[float], history: RunSpread | None) -> tuple[float, int]:

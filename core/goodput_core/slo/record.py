@@ -45,7 +45,8 @@ class RequestRecord:
         slo_class: SLO class; empty if the run has no classes.
         scheduled_ns: arrival time according to the trace. Latencies start here, so a slow client
             cannot hide queueing.
-        sent_ns: time at which the request was written to the socket; None if never sent.
+        sent_ns: time at which the request was written to the socket, less the time that opening a
+            connection for it took; None if never sent.
         first_token_ns: arrival time of the first non-empty token; None without a token.
         last_token_ns: arrival time of the last token; None without a token.
         end_ns: time at which the response ended or failed; None if never sent.
@@ -146,6 +147,12 @@ class RequestRecord:
             and 300 <= self.status < 500
             and self.status not in _SERVER_4XX
         )
+
+    @property
+    def never_connected(self) -> bool:
+        """True if no connection for the request was opened before it failed or its time ended."""
+        failed = self.outcome is Outcome.ERROR or self.outcome is Outcome.TIMEOUT
+        return failed and self.sent_ns is None and self.status is None
 
     @property
     def failed_without_response(self) -> bool:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import ExitCode
 from goodput_core.slo.conformance import describe_deviation
 from goodput_core.slo.evidence import is_load_lacking
-from goodput_core.slo.intervals import requests_needed
+from goodput_core.slo.intervals import find_below, requests_needed
 from goodput_core.slo.judging import MissReason
 from goodput_core.slo.targets import format_objective
 from goodput_core.units import NS_PER_S, format_duration, format_estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-    from fractions import Fraction
+    from collections.abc import Callable, Iterator, Sequence
 
     from goodput_core.slo.evidence import ClassEvidence, ValidityEvidence
 
@@ -30,9 +29,9 @@ __all__ = [
     "Reason",
     "Verdict",
     "VerdictKind",
+    "can_explain",
     "decide",
     "describe_bound",
-    "find_below",
     "format_share",
     "judge_class",
 ]
@@ -40,7 +39,6 @@ __all__ = [
 # A window of fewer seconds has too few one-second blocks to estimate the spread between blocks.
 MIN_BLOCKS: Final = 20
 _PROMPT_TOLERANCE: Final = 0.1
-_Test = TypeVar("_Test", bound="Hashable")
 
 
 class VerdictKind(StrEnum):
@@ -65,7 +63,7 @@ class Reason(StrEnum):
     BELOW_OBJECTIVE = "BelowObjective"
     """FAIL: the upper bound of a class lies below its objective."""
     NO_ROWS = "NoRows"
-    """INCONCLUSIVE: no class with an objective had a judged request."""
+    """INCONCLUSIVE: no class with an objective, or one with requests, had a judged request."""
     NO_OBJECTIVE = "NoObjective"
     """INCONCLUSIVE: no class has an objective."""
     UNJUDGED = "Unjudged"
@@ -170,7 +168,7 @@ def decide(classes: Sequence[ClassEvidence], validity: ValidityEvidence | None) 
         validity: the evidence about the client; None for a rolling window.
     """
     with_objective = [c for c in classes if c.objective is not None]
-    skipped = tuple(c.name for c in with_objective if c.interval is None)
+    skipped = tuple(c.name for c in with_objective if c.interval is None and not c.rows)
     verdicts = _judge_classes(classes)
     kind, reason, sentence = _combine(verdicts, any_objective=bool(with_objective))
     if validity is not None and validity.closed_loop:
@@ -217,7 +215,7 @@ def _combine(
 
 
 def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]:
-    """Return one verdict for each class with an objective and judged requests, in their order."""
+    """Return one verdict for each class with an objective and requests, in their order."""
     failed = find_below(
         {
             c.name: (c.objective, c.interval.uppers)
@@ -227,39 +225,23 @@ def _judge_classes(classes: Sequence[ClassEvidence]) -> tuple[ClassVerdict, ...]
     )
     return tuple(
         judge_class(evidence, failed.get(evidence.name))
+        if evidence.interval is not None
+        else _open_class(evidence)
         for evidence in classes
-        if evidence.objective is not None and evidence.interval is not None
+        if evidence.objective is not None and (evidence.interval is not None or evidence.rows)
     )
 
 
-def find_below(limits: Mapping[_Test, tuple[Fraction, Sequence[float]]]) -> dict[_Test, int]:
-    """Return the tests whose upper bounds lie below their limits.
-
-    This is Holm's procedure on bounds. The open tests share the permitted error probability.
-    Every test whose upper bound lies below its limit is decided. The remaining ones are then
-    tested again, with a larger share for each.
-
-    Args:
-        limits: for each test its limit and its upper bounds; `uppers[k]` is the bound if k + 1
-            tests share the error probability.
-
-    Returns:
-        For each of these tests, the number of tests that shared the error probability when its
-        bound was below its limit.
-
-    Source: Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
-    """
-    still_open = dict(limits)
-    found: dict[_Test, int] = {}
-    while still_open:
-        sharers = len(still_open)
-        below = [key for key, (limit, uppers) in still_open.items() if uppers[sharers - 1] < limit]
-        if not below:
-            break
-        for key in below:
-            found[key] = sharers
-            del still_open[key]
-    return found
+def _open_class(evidence: ClassEvidence) -> ClassVerdict:
+    """Return the verdict on a class of whose requests none could be judged."""
+    text = f"{evidence.name}: none of its {evidence.rows} requests could be judged"
+    if evidence.unjudged:
+        reason, text = Reason.UNJUDGED, f"{text} from the records"
+    else:
+        reason, text = Reason.NO_ROWS, f"{text}, because they were cancelled"
+    return ClassVerdict(
+        name=evidence.name, kind=VerdictKind.INCONCLUSIVE, reason=reason, sentence=text
+    )
 
 
 def describe_bound(
@@ -424,8 +406,7 @@ def _validity_problems(
         text = f"{'; '.join(doubts)}; with responses as requested, {', '.join(changes)}"
         yield Reason.NON_CONFORMING, text
     ratio = validity.prompt_ratio or 1.0
-    excess = {VerdictKind.FAIL: ratio - 1, VerdictKind.PASS: 1 - ratio}
-    if excess.get(kind, 0.0) > _PROMPT_TOLERANCE:
+    if can_explain(kind, ratio):
         text = f"the target counted {ratio:.2f} times the prompt tokens of the trace, which can"
         remedy = "give the tokenizer of its model with --tokenizer"
         yield Reason.PROMPT_LENGTHS, f"{text} explain {kind}; {remedy}"
@@ -485,10 +466,26 @@ def _changes(
         alternative: the other evidence about all classes; empty if there is none.
     """
     others = {v.name: v.kind for v in _judge_classes(alternative)}
+    empty = {evidence.name for evidence in alternative if evidence.interval is None}
     for verdict in verdicts if alternative else ():
         other = others.get(verdict.name)
+        if other is None or verdict.name in empty:
+            other_text = "without a judged request"
+        else:
+            other_text = other.value
         if other is not verdict.kind:
-            yield verdict, "without a judged request" if other is None else other.value
+            yield verdict, other_text
+
+
+def can_explain(kind: VerdictKind, prompt_ratio: float) -> bool:
+    """Return True if longer or shorter prompts than planned can explain a verdict.
+
+    Args:
+        kind: the verdict.
+        prompt_ratio: prompt tokens that the target counted, divided by those that were planned.
+    """
+    excess = {VerdictKind.FAIL: prompt_ratio - 1, VerdictKind.PASS: 1 - prompt_ratio}
+    return excess.get(kind, 0.0) > _PROMPT_TOLERANCE
 
 
 def format_share(share: float) -> str:

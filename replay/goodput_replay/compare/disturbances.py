@@ -16,6 +16,7 @@ from goodput_core.slo.evidence import is_load_lacking
 from goodput_core.slo.verdict import Reason
 from goodput_replay.compare.rejections import is_valid_with
 from goodput_replay.compare.runs import LoadedRun
+from goodput_replay.runs.prompt_kind import PromptKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
 
     from goodput_core.slo.conformance import Deviation
 
-__all__ = ["RunPairs", "find_leading_build", "find_overlap", "invalid_runs", "judged_otherwise"]
+__all__ = [
+    "RunPairs",
+    "find_leading_build",
+    "find_overlap",
+    "invalid_runs",
+    "judged_otherwise",
+    "prompt_ratio",
+]
 
 RunPairs = Sequence[tuple[LoadedRun, LoadedRun | None]]
 """Pairs of a candidate's run and the baseline's; None without a baseline."""
@@ -110,37 +118,62 @@ def judged_otherwise(
 
     Deviations are decided in the favour of both builds, as an early end is either a miss in both
     or in none. If the builds deviate in different ways, they are also decided for each one alone.
+    Last, all disturbances are left out together, because each alone may be too small to decide.
 
     Args:
         runs: valid pairs.
         errors: rows of the errors of the client by the folder of the run.
     """
-    if not runs[0][0].is_virtual:
+    is_real = not runs[0][0].is_virtual
+    if is_real:
         yield "without the client's lag", _judge_each(runs, LoadedRun.judged_without_lag)
     rejected = [
         sum(len(errors[run.folder]) for run in side if run is not None)
         for side in zip(*runs, strict=True)
     ]
+    rejections = ""
     if any(rejected):
         counts = zip(rejected, ("candidate", "baseline"), strict=True)
         counted = ", ".join(f"{count} in the {build}" for count, build in counts if count)
-        without = _judge_each(runs, lambda run: run.judged_without(errors[run.folder]))
-        yield f"without the requests that the server rejected as invalid ({counted})", without
+        rejections = f"without the requests that the server rejected as invalid ({counted})"
+        yield rejections, _judge_each(runs, lambda run: run.judged_without(errors[run.folder]))
     ours = _count_doubts(candidate for candidate, _ in runs)
     theirs = _count_doubts(baseline for _, baseline in runs if baseline is not None)
-    if not ours and not theirs:
-        return
     doubts = "; ".join(
         f"{describe_deviation(kind, count)} (in the {build})"
         for build, counts in (("candidate", ours), ("baseline", theirs))
         for kind, count in counts.items()
     )
-    condition = f"{doubts}; with responses as requested"
-    favoured = _judge_each(runs, LoadedRun.judged_favourably)
-    yield condition, favoured
-    if theirs and ours.keys() ^ theirs.keys():
-        yield condition, [(one, other) for (one, _), (_, other) in zip(favoured, runs, strict=True)]
-        yield condition, [(one, other) for (one, _), (_, other) in zip(runs, favoured, strict=True)]
+    if doubts:
+        condition = f"{doubts}; with responses as requested"
+        favoured = _judge_each(runs, LoadedRun.judged_favourably)
+        yield condition, favoured
+        if theirs and ours.keys() ^ theirs.keys():
+            yield condition, [(a, other) for (a, _), (_, other) in zip(favoured, runs, strict=True)]
+            yield condition, [(one, b) for (one, _), (_, b) in zip(runs, favoured, strict=True)]
+    if is_real + bool(rejections) + bool(doubts) > 1:
+        parts = [f"{doubts}; with responses as requested" if doubts else "", rejections]
+        parts.append("without the client's lag" if is_real else "")
+        everything = _judge_each(runs, lambda run: run.judged_undisturbed(errors[run.folder]))
+        yield " and ".join(filter(None, parts)), everything
+
+
+def prompt_ratio(runs: Sequence[LoadedRun]) -> float:
+    """Return the prompt tokens that the targets counted, divided by those of the trace.
+
+    Args:
+        runs: runs of one build. Prompts that were not counted, or were token ids, are left out; 1
+            without others.
+    """
+    found = [
+        run.summary.prompt_tokens
+        for run in runs
+        if run.summary.prompt_tokens is not None
+        and run.summary.target.prompt is not PromptKind.TOKEN_IDS
+    ]
+    planned = sum(one.planned for one in found)
+    reported = sum(one.reported for one in found)
+    return reported / planned if planned and reported else 1.0
 
 
 def _judge_each(runs: RunPairs, judge: Callable[[LoadedRun], LoadedRun]) -> RunPairs:

@@ -27,12 +27,13 @@ from goodput_core.slo.gate import (
 )
 from goodput_core.slo.pairs import DifferenceEstimate, RunSpread
 from goodput_core.slo.targets import USUAL_CONFIDENCE, format_objective
-from goodput_core.slo.verdict import Reason, VerdictKind
+from goodput_core.slo.verdict import Reason, VerdictKind, can_explain
 from goodput_replay.compare.disturbances import (
     find_leading_build,
     find_overlap,
     invalid_runs,
     judged_otherwise,
+    prompt_ratio,
 )
 from goodput_replay.compare.pairing import match
 from goodput_replay.compare.rejections import find_client_errors
@@ -245,6 +246,7 @@ def judge_runs(
             _changes(verdict, judge(others)[0], condition)
             for condition, others in judged_otherwise(runs, errors)
         ]
+        found.append(_explained_by_prompts(verdict, runs))
         if changes := next(filter(None, found), None):
             # A check that fails under every condition is enough for FAIL.
             every = {check: text for one in reversed(found) for check, text in one.items()}
@@ -292,6 +294,26 @@ def _changes(
         )
         for check, kind in changed
         if check.kind is not kind
+    }
+
+
+def _explained_by_prompts(verdict: GateVerdict, runs: RunPairs) -> dict[tuple[str, GateRule], str]:
+    """Return the checks that longer or shorter prompts than planned can explain, in words."""
+    candidate = prompt_ratio([candidate for candidate, _ in runs])
+    baseline = prompt_ratio([baseline for _, baseline in runs if baseline is not None])
+    ratios = {GateRule.OBJECTIVE: candidate, GateRule.DIFFERENCE: candidate / baseline}
+    texts = {
+        GateRule.OBJECTIVE: "the prompt tokens of the trace",
+        GateRule.DIFFERENCE: "the prompt tokens of the baseline's target",
+    }
+    return {
+        (check.slo_class, check.rule): (
+            f"the candidate's target counted {ratios[check.rule]:.2f} times {texts[check.rule]}, "
+            f"which can explain {check.kind.value} of the {check.rule.value} check of "
+            f"{check.slo_class}; give the tokenizer of its model with --tokenizer"
+        )
+        for check in verdict.checks
+        if can_explain(check.kind, ratios[check.rule])
     }
 
 

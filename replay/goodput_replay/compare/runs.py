@@ -133,7 +133,7 @@ class LoadedRun:
         """Return the run, judged as if the client had sent and read on time."""
         stalls = read_stalls(self.summary.client)
         return self._judged_again(
-            lambda batch: pc.equal(pc.cast(batch["judgement"], pa.string()), _MISSED),
+            _find_missed,
             lambda record, targets: judge(
                 without_lag(record, stalls.get(record.sender, NO_STALLS)), targets
             ),
@@ -142,6 +142,21 @@ class LoadedRun:
     def judged_favourably(self) -> LoadedRun:
         """Return the run with every question of its deviations decided in its favour."""
         return self._judged_again(_find_deviating, judge_favourably)
+
+    def judged_undisturbed(self, rows: NDArray[np.int64]) -> LoadedRun:
+        """Return the run without the client's lag, without some rows, and judged in its favour.
+
+        Args:
+            rows: indices of missed requests in the file.
+        """
+        stalls = read_stalls(self.summary.client)
+        return self._judged_again(
+            lambda batch: pc.or_kleene(_find_missed(batch), _find_deviating(batch)),
+            lambda record, targets: judge_favourably(
+                without_lag(record, stalls.get(record.sender, NO_STALLS)), targets
+            ),
+            excluded=frozenset(rows.tolist()),
+        )
 
     def judged_without(self, rows: NDArray[np.int64]) -> LoadedRun:
         """Return the run without the requests in some rows of its records.
@@ -164,12 +179,15 @@ class LoadedRun:
         self,
         choose: Callable[[Any], Any],
         judge_again: Callable[[RequestRecord, Targets], Judgement],
+        *,
+        excluded: frozenset[int] = frozenset(),
     ) -> LoadedRun:
         """Return the run with other judgements.
 
         Args:
             choose: returns the mask of the requests to judge again in a batch of records.
             judge_again: returns the other judgement.
+            excluded: indices of chosen requests that do not count.
         """
         classes = {one.name: one for one in self.slo_classes()}
         counts = deepcopy(self.counts)
@@ -177,11 +195,13 @@ class LoadedRun:
         for row, (record, before) in read_chosen(self.folder, choose):
             if before is None:
                 continue  # a warm-up request
-            after = judge_again(record, targets_for(record, classes))
-            if after.kind is not before.kind:
+            kind = JudgementKind.EXCLUDED
+            if row not in excluded:
+                kind = judge_again(record, targets_for(record, classes)).kind
+            if kind is not before.kind:
                 rows.append(row)
-                kinds.append(KINDS.index(after.kind))
-                counts.change(record, before.kind, after.kind)
+                kinds.append(KINDS.index(kind))
+                counts.change(record, before.kind, kind)
         return replace(
             self,
             counts=counts,
@@ -278,6 +298,11 @@ def load_run(folder: Path) -> LoadedRun:
         changed_rows=np.empty(0, dtype=np.int64),
         changed_kinds=np.empty(0, dtype=np.int8),
     )
+
+
+def _find_missed(batch: Any) -> Any:
+    """Return the mask of the records of a batch that missed a target."""
+    return pc.equal(pc.cast(batch["judgement"], pa.string()), _MISSED)
 
 
 def _find_deviating(batch: Any) -> Any:

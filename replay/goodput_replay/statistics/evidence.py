@@ -208,7 +208,7 @@ class EvidenceTally:
         if lag_ns is not None:
             self._add_lag(max(0, lag_ns))
         self._connected |= record.sent_ns is not None
-        self._unconnected += record.failed_without_response
+        self._unconnected += record.never_connected
         kind_undisturbed = kind
         deviations = record.deviations
         if is_cut_by_client(record, targets):
@@ -286,6 +286,7 @@ class EvidenceTally:
                 outage_s=outage_s,
                 unjudged=counts.unjudged,
                 misses=counts.misses,
+                rows=counts.rows,
             )
 
         measured = {c.name: self._seconds(self._measured, c.name).until(length_s) for c in counts}

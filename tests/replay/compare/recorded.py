@@ -17,6 +17,7 @@ from goodput_core.slo.targets import SLOClass
 from goodput_core.units import NS_PER_S
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import ABRecording, RecordedPair
+from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.runs.slo import SLOClasses
 from goodput_replay.runs.summary import read_summary, write_summary
 
@@ -59,6 +60,7 @@ def chat_run(
     lag_ms: float = 0,
     slo: SLOClasses = CHAT,
     revision: str = "",
+    prompt_ratio: float | None = None,
     **changes: Any,
 ) -> Path:
     """Record an even load of class chat and return the folder.
@@ -80,6 +82,8 @@ def chat_run(
         lag_ms: send lag of every request.
         slo: classes of the run.
         revision: revision that served every request.
+        prompt_ratio: prompt tokens that the target counted, divided by those of the trace; None if
+            it counted none.
         changes: fields of the run's info.
     """
     # Two runs never start at the same microsecond, and equal starts mean copies of one run.
@@ -87,7 +91,7 @@ def chat_run(
     run = replace(INFO.run, started_at=f"2026-03-04T05:06:07.{microsecond:06}+00:00")
     run = changes.pop("run", run)
     numbers = (missed, cancelled, absent, rejected, unauthorised, late, short, unstreamed, cut)
-    load = (seconds, per_s, ttft_ms, lag_ms, revision)
+    load = (seconds, per_s, ttft_ms, lag_ms, revision, prompt_ratio)
     key = repr((*(sorted(one) for one in numbers), *load, slo, sorted(changes.items())))
     if (files := _written.get(key)) is not None:
         folder.mkdir(parents=True)
@@ -121,6 +125,12 @@ def chat_run(
     )
     if revision:
         records = [replace(record, revision=revision) for record in records]
+    if prompt_ratio is not None:
+        info = replace(info, target=replace(info.target, prompt=PromptKind.INVENTED_WORDS))
+        records = [
+            replace(record, reported_input_tokens=round(prompt_ratio * record.input_tokens))
+            for record in records
+        ]
     write_run(folder, replace(info, **changes), records)
     _written[key] = {path.name: path.read_bytes() for path in folder.iterdir()}
     return folder

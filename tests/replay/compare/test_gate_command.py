@@ -17,10 +17,12 @@ from tests.replay.conftest import INFO
 
 from goodput_core.errors import InputError
 from goodput_core.slo.verdict import VerdictKind
+from goodput_core.units import NS_PER_S
 from goodput_replay.compare.gate import RunPair, judge_runs
 from goodput_replay.compare.gate_command import main
 from goodput_replay.compare.recording import RecordedPair, write_recording
 from goodput_replay.runs.slo import SLOClasses
+from goodput_replay.runs.summary_parts import SessionsSummary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -426,6 +428,110 @@ def test_a_check_that_lag_decides_does_not_count_if_another_fails_without_it(
     assert main([*runs["new"], "--baseline", *runs["old"], "--junit", str(junit)]) == 1
     assert warning in " ".join(capsys.readouterr().out.split())
     assert [len(case.findall("error")) for case in ET.parse(junit).iter("testcase")] == [0, 1]
+
+
+def test_disturbances_that_decide_only_together_make_the_comparison_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A third of the misses are slow, a third are late, and a third are rejected."""
+    runs = [
+        chat_run(
+            tmp_path / str(n),
+            seconds=30,
+            per_s=4,
+            missed=[7 * n % 120],
+            late=[(7 * n + 40) % 120],
+            unauthorised=[(7 * n + 80) % 120],
+        )
+        for n in range(20)
+    ]
+    code, result = gate([str(run) for run in runs], capsys)
+    assert (code, result["verdict"]) == (3, "INVALID")
+    assert "(20 in the candidate) and without the client's lag" in result["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "missed", "verdict"),
+    [
+        pytest.param(0.4, 0, "INVALID", id="short prompts pass"),
+        pytest.param(1.0, 0, "PASS", id="prompts of the trace pass"),
+        pytest.param(1.0, 8, "FAIL", id="prompts of the trace fail"),
+        pytest.param(2.5, 8, "INVALID", id="long prompts fail"),
+        pytest.param(0.4, 8, "FAIL", id="short prompts fail, too"),
+    ],
+)
+def test_prompts_of_another_length_over_several_runs_decide_nothing(
+    ratio: float, missed: int, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No run alone has enough requests for a verdict."""
+    runs = [
+        chat_run(
+            tmp_path / str(n),
+            per_s=3,
+            missed=range(n, 180, 22) if missed else (),
+            prompt_ratio=ratio,
+        )
+        for n in range(4)
+    ]
+    _, result = gate([str(run) for run in runs], capsys)
+    assert result["verdict"] == verdict, result["sentence"]
+    assert ("--tokenizer" in result["sentence"]) is (verdict == "INVALID")
+
+
+def test_longer_prompts_than_those_of_the_baseline_explain_a_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slo = SLOClasses(classes=(replace(CHAT.classes[0], objective=Fraction("0.5")),), default="chat")
+    runs: dict[str, list[str]] = {"old": [], "new": []}
+    for number in range(4):
+        for place, build in enumerate(("old", "new")[:: 1 if number % 2 else -1]):
+            started = f"2026-03-04T05:{10 * number + 5 * place:02}:00.000000+00:00"
+            is_new = build == "new"
+            folder = chat_run(
+                tmp_path / f"{build}-{number}",
+                missed=range(number, 600, 15) if is_new else (),
+                prompt_ratio=1.3 if is_new else 1.0,
+                slo=slo,
+                run=replace(INFO.run, started_at=started),
+            )
+            runs[build].append(str(folder))
+    code, result = gate([*runs["new"], "--baseline", *runs["old"]], capsys)
+    assert (code, result["verdict"]) == (3, "INVALID")
+    assert "counted 1.30 times the prompt tokens of the baseline's target" in result["sentence"]
+
+
+SESSIONS = SessionsSummary(
+    starts=300,
+    follow_ups=0,
+    think_recorded=0,
+    think_from_ends=0,
+    think_from_arrivals=0,
+    overlapping=0,
+    without_parent=0,
+)
+
+
+def test_runs_whose_sessions_end_at_different_times_are_judged_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [
+        str(
+            chat_run(
+                tmp_path / str(number),
+                per_s=5,
+                window_ns=(60 + number) * NS_PER_S,
+                run=replace(
+                    INFO.run,
+                    sessions=SESSIONS,
+                    started_at=f"2026-03-04T05:{number:02}:00.000000+00:00",
+                ),
+            )
+        )
+        for number in range(4)
+    ]
+    code, result = gate([*runs[::2], "--baseline", *runs[1::2]], capsys)
+    assert (code, result["verdict"]) == (0, "PASS")
+    assert result["classes"][0]["total"] == 600
 
 
 def test_a_class_that_could_not_be_judged_is_not_skipped(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
+import os
 import re
 import socket
 import ssl
@@ -484,6 +486,68 @@ async def test_a_request_without_a_free_file_is_unsent(
         record = await client.run(prepared(), time.monotonic_ns())
     assert record.outcome is Outcome.UNSENT
     assert record.detail == "this machine could not send the request: Too many open files"
+
+
+@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.ENETDOWN])
+async def test_a_request_without_a_network_is_unsent(
+    number: int, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_network(*_args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", no_network)
+    record = await send("http://127.0.0.1:1", prepared())
+    assert record.outcome is Outcome.UNSENT
+    assert record.detail == f"this machine could not send the request: {os.strerror(number)}"
+
+
+def answer(_request: bytes, writer: asyncio.StreamWriter) -> None:
+    writer.write(CHUNKED + b"".join(chunk(token()) for _ in range(3)) + chunk(DONE) + LAST)
+
+
+async def test_a_service_that_accepts_connections_late_is_no_send_lag(prepared: Prepared) -> None:
+    """Linux drops connections beyond the backlog, and the client tries them again after 1 s."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer(await reader.readuntil(b"\r\n\r\n"), writer)
+        await writer.drain()
+        writer.close()
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with asyncio.TaskGroup() as tasks:
+            sent = [tasks.create_task(send(url, prepared())) for _ in range(8)]
+            await asyncio.sleep(0.3)
+            server = await asyncio.start_server(respond, sock=listener)
+        server.close()
+    records = [one.result() for one in sent]
+    assert {one.outcome for one in records} == {Outcome.OK}
+    assert max(one.ttft_ns or 0 for one in records) > 900 * NS_PER_MS
+    assert max(one.lag_ns or 0 for one in records) < 400 * NS_PER_MS
+
+
+async def test_retries_until_a_connection_opens_are_no_send_lag(prepared: Prepared) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer(await reader.readuntil(b"\r\n\r\n"), writer)
+        await writer.drain()
+        writer.close()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    policy = SendingPolicy(timeout_ns=60 * NS_PER_S, pinned=True, retries=8)
+    async with open_session({}) as session:
+        client = RequestClient(session, [URL(f"http://127.0.0.1:{port}/v1/completions")], policy)
+        run = asyncio.create_task(client.run(prepared(), time.monotonic_ns()))
+        await asyncio.sleep(0.5)
+        async with await asyncio.start_server(respond, "127.0.0.1", port):
+            record = await run
+    assert (record.outcome, record.retries > 0) == (Outcome.OK, True)
+    assert (record.ttft_ns or 0) > 500 * NS_PER_MS
+    assert (record.lag_ns or 0) < 100 * NS_PER_MS
 
 
 async def test_connections_are_reused(serve: Serve, prepared: Prepared) -> None:

@@ -1,22 +1,92 @@
-"""Connection pool of a run, and the streams on its connections."""
+"""Connection pool of a run, the times of sends, and the streams on its connections."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, cast
 
 import aiohttp
+from aiohttp.payload import Payload
 
 if TYPE_CHECKING:
     import asyncio
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["StreamWatch", "open_session"]
+    from aiohttp.abc import AbstractStreamWriter, ResolveResult
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.http import StreamWriter
+    from aiohttp.tracing import Trace
+
+__all__ = ["StreamWatch", "TimedBody", "open_session"]
 
 # Common servers close an idle connection after five seconds. A request that is sent at that moment
 # would fail, although neither the client nor the server is at fault.
 _KEEPALIVE_S: Final = 4.0
 _READ_BUFFER: Final = 1 << 18
+# Nanoseconds in which the name of a connection's host was resolved.
+_RESOLVING: Final[ContextVar[list[int]]] = ContextVar("_RESOLVING")
+
+
+class TimedBody(Payload):
+    """A request body that records the time at which the client was ready to send it.
+
+    This is the time of the write to the socket, less the time in which the client waited for a new
+    connection. An overloaded service accepts connections late, and that is not send lag.
+    """
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value, content_type="application/json")
+        self._size = len(value)
+        self.sent_ns: int | None = None
+        self.connecting_ns = 0
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Return the body as text, which aiohttp uses only in error messages."""
+        return cast("bytes", self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write the complete body without draining, because a slow server is not send lag."""
+        stream = cast("StreamWriter", writer)
+        await stream.write(self._value, drain=False)
+        if self.sent_ns is None:
+            self.sent_ns = time.monotonic_ns() - self.connecting_ns
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Opens connections, and tells the body of a request how long it waited for its own.
+
+    The time in which this thread computed, and in which a name was resolved, are the client's.
+    """
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - as in the base class
+    ) -> ResponseHandler:
+        began_ns, computed_ns = time.monotonic_ns(), time.thread_time_ns()
+        resolving = [0]
+        token = _RESOLVING.set(resolving)
+        try:
+            connection = await super()._create_connection(req, traces, timeout)
+        finally:
+            _RESOLVING.reset(token)
+        if isinstance(req.body, TimedBody):
+            own_ns = time.thread_time_ns() - computed_ns + resolving[0]
+            req.body.connecting_ns = max(0, time.monotonic_ns() - began_ns - own_ns)
+        return connection
+
+    async def _resolve_host(
+        self, host: str, port: int, traces: Sequence[Trace] | None = None
+    ) -> list[ResolveResult]:
+        began_ns = time.monotonic_ns()
+        try:
+            return await super()._resolve_host(host, port, traces)
+        finally:
+            if (resolving := _RESOLVING.get(None)) is not None:
+                resolving[0] += time.monotonic_ns() - began_ns
 
 
 def open_session(
@@ -29,7 +99,7 @@ def open_session(
         tls: TLS settings; None for certificates that the system trusts.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
+        connector=_Connector(
             limit=0,
             keepalive_timeout=_KEEPALIVE_S,
             ttl_dns_cache=60,

@@ -14,11 +14,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiohttp
 from aiohttp.http import HttpProcessingError
-from aiohttp.payload import Payload
 
 from goodput_core.contract import HEADER_REPLICA, HEADER_REVISION
 from goodput_core.slo.conformance import Deviation
@@ -31,7 +30,7 @@ from goodput_replay.sending.client.chunks import (
     error_sentence,
     status_sentence,
 )
-from goodput_replay.sending.client.connection import StreamWatch
+from goodput_replay.sending.client.connection import StreamWatch, TimedBody
 from goodput_replay.sending.client.reason import reason_of
 from goodput_replay.sending.client.redaction import Redaction
 from goodput_replay.sending.client.stream import ResponseReader
@@ -39,8 +38,6 @@ from goodput_replay.sending.client.stream import ResponseReader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.http import StreamWriter
     from yarl import URL
 
     from goodput_replay.sending.body import PreparedRequest
@@ -50,8 +47,17 @@ __all__ = ["RequestClient", "SendingPolicy"]
 _MAX_ERROR_BODY: Final = 4096
 _MAX_DETAIL: Final = 200
 _SHED_STATUS: Final = frozenset({429, 503})
-# Errors of this machine, which ran out of files, ports or buffers.
-_LOCAL_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
+# Errors of this machine, which ran out of files, ports or buffers, or has no network.
+_LOCAL_ERRORS: Final = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EADDRNOTAVAIL,
+        errno.ENOBUFS,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    }
+)
 # Names that this machine cannot resolve, and certificates that it does not trust.
 _SETUP_ERRORS: Final = (aiohttp.ClientConnectorDNSError, aiohttp.ClientConnectorCertificateError)
 # Time allowed for the usage and [DONE] after the finish reason; some servers send neither and keep
@@ -66,26 +72,6 @@ _ANY_TIME_NS: Final = 1 << 62
 # Deviations of the target's set-up, which a retry cannot cure.
 _UNUSABLE: Final = frozenset({Deviation.NOT_STREAMED, Deviation.COMPRESSED})
 _STOPPED: Final = "the run was stopped"
-
-
-class _Body(Payload):
-    """A request body that records the time at which it was written to the socket."""
-
-    def __init__(self, value: bytes) -> None:
-        super().__init__(value, content_type="application/json")
-        self._size = len(value)
-        self.sent_ns: int | None = None
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return the body as text, which aiohttp uses only in error messages."""
-        return cast("bytes", self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the complete body without draining, because a slow server is not send lag."""
-        stream = cast("StreamWriter", writer)
-        await stream.write(self._value, drain=False)
-        if self.sent_ns is None:
-            self.sent_ns = time.monotonic_ns()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +146,7 @@ class RequestClient:
             The record. If the task is cancelled, the record of the partial response with the
             outcome `cancelled`.
         """
+        began_ns = time.monotonic_ns() - zero_ns
         attempt = await self._send(request, zero_ns)
         record = attempt.record
         for retry in range(1, self._policy.retries + 1):
@@ -177,7 +164,10 @@ class RequestClient:
             except asyncio.CancelledError:
                 return replace(record, outcome=Outcome.CANCELLED, detail=_STOPPED)
             attempt = await self._send(request, zero_ns)
-            sent_ns = attempt.record.sent_ns if record.sent_ns is None else record.sent_ns
+            sent_ns = record.sent_ns
+            if sent_ns is None and attempt.record.sent_ns is not None:
+                # The service delayed the send, not the client.
+                sent_ns = began_ns
             record = replace(attempt.record, sent_ns=sent_ns, retries=retry)
         return record
 
@@ -194,7 +184,7 @@ class RequestClient:
         trace_cancels = cancel_ns is not None and cancel_ns < limit_ns
         if trace_cancels and cancel_ns is not None:
             limit_ns = cancel_ns
-        body, stream = _Body(request.body), ResponseReader()
+        body, stream = TimedBody(request.body), ResponseReader()
         status: int | None = None
         headers: Mapping[str, str] = {}
         outcome, detail = Outcome.ERROR, ""
