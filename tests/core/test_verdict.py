@@ -622,7 +622,7 @@ def test_more_attained_requests_never_make_a_verdict_worse(good: int, more: int)
         pytest.param(0, Reason.NO_ROWS, "because they were cancelled", id="cancelled"),
     ],
 )
-def test_a_class_of_which_nothing_could_be_judged_is_open_and_not_skipped(
+def test_a_class_whose_requests_could_not_be_judged_is_open_and_not_skipped(
     unjudged: int, reason: Reason, text: str
 ) -> None:
     nothing = SecondCounts(good=[0] * 300, total=[0] * 300)
