@@ -91,6 +91,7 @@ class SloBench:
         late_requests: LateRequests = LateRequests.FINISH,
         preemption: Preemption = Preemption.HYBRID,
         step_time: RooflineForm = STEP_TIME,
+        chunk: int | None = None,
     ) -> None:
         self._step_time = step_time
         self.now_ns = 0
@@ -110,6 +111,7 @@ class SloBench:
             ),
             preemption=preemption,
             late_requests=late_requests,
+            prefill_chunk_tokens=chunk,
         )
 
     def add(

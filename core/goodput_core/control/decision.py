@@ -213,6 +213,12 @@ def replicas_change(decision: ServiceDecision, *, recommended: int | None) -> Ch
     message = f"replicas {law.current} → {law.replicas}: {cause}"
     if law.limited:
         message += "; maxReplicas allows no more"
+    elif law.reason is ReplicaReason.DEMAND and law.replicas < (law.needed or 0):
+        message += f"; {law.needed} are needed, and {law.replicas - law.current} start at a time"
+    elif law.reason is ReplicaReason.FEWER_SUFFICE and law.replicas > max(
+        law.held or 0, params.min_replicas
+    ):
+        message += "; one decision removes at most half"
     return _change(Knob.REPLICAS, law.reason, message, applied=applied)
 
 

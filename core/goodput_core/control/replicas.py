@@ -85,7 +85,8 @@ class ReplicaDecision:
             None if not known.
         capacity: device seconds per second that one replica sustains, one of `current`; None if
             not known.
-        arrivals_per_s: demanded requests per second; None if not known.
+        arrivals_per_s: demanded requests per second, with the reason `Demand` those after a sudden
+            step; None if not known.
         peak_per_s: requests per second of bursts that recur; None if none recur.
         sustained_per_s, fewer_sustained_per_s: requests per second that `replicas`, and one replica
             fewer, serve within the targets; None if not known.
@@ -144,14 +145,19 @@ def replica_law(
     if replicas != inputs.current:
         state = replace(state, needs=())  # a new stabilisation window
     predicted = capacities.predicted
+    load = None if demand is None else demand.likely
+    # Replicas are added for the load after a sudden step.
+    arriving = demand.risen if demand and reason is ReplicaReason.DEMAND else load
     return state, ReplicaDecision(
         replicas=replicas,
         reason=reason,
         current=inputs.current,
         limited=max(wanted, inputs.expected) > params.max_replicas,
-        load=None if demand is None else demand.likely,
+        load=load,
         capacity=capacities.known(inputs.current),
-        arrivals_per_s=demand.likely / predicted.device_s if demand and predicted else None,
+        arrivals_per_s=arriving / predicted.device_s
+        if arriving is not None and predicted
+        else None,
         peak_per_s=capacities.learnt.peak_per_s or None,
         sustained_per_s=capacities.requests_per_s(replicas),
         fewer_sustained_per_s=capacities.requests_per_s(max(0, replicas - 1)),

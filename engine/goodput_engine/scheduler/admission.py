@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from goodput_core.spec.choices import LateRequests
+from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.overdue import DROPPABLE, OverdueRequests
 from goodput_engine.scheduler.request_table import RequestState, ScheduledRequest
@@ -178,8 +179,8 @@ class Admission:
             free_blocks -= self._policy.headroom_blocks()
         needed = table.kv.blocks_for(request.input_tokens)
         starting = 0
-        if needed <= free_blocks:
-            starting = max(0, view.limits.max_num_seqs - view.num_running)
+        if needed <= free_blocks and self._is_full(0):
+            starting = self._starting()
         rejection = self._check_length(request)
         victim: ScheduledRequest | None = None
         if rejection is None and self._is_full(starting):
@@ -289,6 +290,18 @@ class Admission:
             return Rejection(reason="too_long", detail=detail)
         return None
 
+    def _starting(self) -> int:
+        """Return how many waiting requests the next plan can start, if their blocks are free."""
+        view = self._view
+        if view.num_running and not self._policy.joins_running:
+            return 0
+        left = view.limits.token_budget - view.num_decoding
+        left -= sum(r.total_tokens - r.computed_tokens for r in view.prefilling())
+        # A plan begins no prompt behind those that fill its budget.
+        if self._table.waiting_blocks * view.block_size >= left:
+            return 0
+        return max(0, view.limits.max_num_seqs - view.num_running)
+
     def _is_full(self, starting: int) -> bool:
         """Return True if the queue has no place for one more request.
 
@@ -324,6 +337,11 @@ class Admission:
 
     def _host_memory_is_full(self, request: ScheduledRequest) -> bool:
         """Return True if a request must not wait for memory (measure 3 of `preemption`)."""
+        view = self._view
+        if view.preemption is Preemption.HYBRID:
+            return False  # it can recompute what finds no room there
+        if any(r.priority < request.priority for r in chain(view.running(), view.waiting)):
+            return False
         free, total = self._view.host_blocks
         used = self._view.total_blocks - self._view.free_blocks
         mean = used // max(1, self._view.num_running)

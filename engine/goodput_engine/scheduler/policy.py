@@ -108,6 +108,7 @@ class SchedulerView:
         max_total_tokens: limit of prompt and output tokens together.
         preemption: preemption mode of the manifest.
         late_requests: treatment of requests that can no longer meet their targets.
+        max_chunk_tokens: most prompt tokens of a request in a step.
 
     Attributes:
         now_ns: time of the current or last plan, commit or new request.
@@ -125,6 +126,7 @@ class SchedulerView:
         max_total_tokens: int,
         preemption: Preemption,
         late_requests: LateRequests = LateRequests.FINISH,
+        max_chunk_tokens: int | None = None,
     ) -> None:
         self._table = table
         self.now_ns = 0
@@ -134,6 +136,7 @@ class SchedulerView:
         self.max_total_tokens = max_total_tokens
         self.preemption = preemption
         self.late_requests = late_requests
+        self.max_chunk_tokens = max_chunk_tokens or max_total_tokens
         self.total_blocks = table.kv.total_blocks
         self.block_size = table.kv.block_size
 
@@ -266,6 +269,8 @@ class SchedulingPolicy(ABC):
 
     name: ClassVar[Policy]
     uses_prefill_budget: ClassVar[bool] = False
+    joins_running: ClassVar[bool] = True
+    """True if requests start while others run."""
     preemption: ClassVar[Preemption | None] = None
     view: SchedulerView
 

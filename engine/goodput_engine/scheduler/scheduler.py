@@ -101,12 +101,12 @@ class Scheduler(SchedulerView):
             max_total_tokens=min(max_model_tokens, kv.total_blocks * kv.block_size + 1),
             preemption=preemption,
             late_requests=late_requests,
+            max_chunk_tokens=prefill_chunk_tokens,
         )
         policy.attach(self)
         self.policy = policy
         self.depth = depth
         self.prefill_budget = prefill_budget
-        self._max_chunk_tokens = prefill_chunk_tokens or self.max_total_tokens
         self._kv = kv
         self._host = host
         self.next_plan_id = 1
@@ -334,7 +334,7 @@ class Scheduler(SchedulerView):
 
     def _compute(self, request: ScheduledRequest, tokens: int, step: StepBuilder) -> None:
         """Add a chunk of a prefilling request to the plan."""
-        tokens = min(tokens, step.left, self._max_chunk_tokens)
+        tokens = min(tokens, step.left, self.max_chunk_tokens)
         start = request.base_computed
         end = start + tokens
         is_last = end == request.input_tokens + request.base_sampled

@@ -329,3 +329,24 @@ def test_the_index_forgets_requests_that_have_started() -> None:
     levels = scheduler.admission._unstarted._levels.values()
     assert sum(len(level.by_worth) for level in levels) < 600
     assert sum(len(level.by_due) for level in levels) < 600
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_free_places_do_not_make_the_queue_longer_than_the_next_step_can_shorten_it(
+    policy: str,
+) -> None:
+    """The prompts of three waiting requests fill the next step."""
+    scheduler = make_scheduler(policy, seqs=64, waiting=4, budget=64, blocks=1000)
+    answers = [
+        scheduler.add(
+            ScheduledRequest(
+                rid=rid, arrival_ns=1, input_tokens=24, max_output_tokens=8, targets=_LATER
+            ),
+            1,
+        )
+        for rid in range(12)
+    ]
+    reasons = [None if answer is None else answer.reason for answer in answers]
+    assert reasons[:4] == [None] * 4
+    assert reasons[-6:] == ["queue_full"] * 6
+    assert len(scheduler.waiting) <= 6

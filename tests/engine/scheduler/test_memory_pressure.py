@@ -289,3 +289,22 @@ def test_a_request_that_may_displace_others_is_not_rejected_for_memory_that_they
 def test_host_memory_is_full(*, free: int, total: int, typical: int, full: bool) -> None:
     found = admission.host_memory_is_full(free_blocks=free, total_blocks=total, mean_blocks=typical)
     assert found is full
+
+
+def test_hybrid_rejects_no_request_for_host_memory_because_it_can_recompute() -> None:
+    engine, rejected, _ = _stream(host=60, preemption=Preemption.HYBRID)
+    assert rejected == 0
+    assert engine.scheduler.stats.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("policy", [Policy.SARATHI, Policy.PRIORITY])
+def test_a_request_that_is_more_important_than_another_is_not_rejected_for_memory(
+    policy: str,
+) -> None:
+    engine = _engine(blocks=12, host=8, policy=policy)
+    for rid in range(8):
+        engine.add(rid, 30, 90)
+    while engine.scheduler.host_blocks[0] >= 4:
+        engine.step()
+    assert isinstance(engine.offer(98, 30, 9), Rejection)
+    assert not isinstance(engine.offer(99, 30, 9, priority=1), Rejection)

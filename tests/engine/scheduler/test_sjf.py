@@ -311,3 +311,19 @@ def test_a_preempted_request_returns_to_the_same_place_in_both_modes(
     while long.state is not RequestState.WAITING:
         take_step(scheduler)
     assert _head(scheduler, 0) == 3
+
+
+def test_a_request_that_gives_up_is_no_start() -> None:
+    queue = ShortestFirst(KnownLengths(lambda rid: 100 - rid), W_NS)
+    requests = {rid: _request(rid, asked=100, at_ns=rid) for rid in range(40)}
+    for request in requests.values():
+        request.output_limit = 100
+        queue.push(request)
+    started = []
+    for _ in range(9):
+        queue.remove(min(queue, key=lambda request: request.rid))  # the oldest gives up
+        head = queue.peek(2 * W_NS)
+        assert head is not None
+        started.append(head.rid)
+        queue.remove(head)
+    assert started == [1, 39, 38, 37, 6, 36, 35, 34, 11]

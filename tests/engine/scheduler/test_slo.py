@@ -376,6 +376,31 @@ def test_the_oldest_late_request_gets_a_share_of_every_step_once_it_is_overdue()
     assert _chunks(bench.step()) == [(1, 100), (3, 1500)]
 
 
+def test_a_late_prompt_that_has_started_progresses_in_the_turns_of_late_requests() -> None:
+    bench = SloBench(budget=400, blocks=3000)
+    late = bench.add(1, 3000, ttft_ms=200)
+    bench.step()
+    bench.pass_time(300)
+    bench.add(2, 30_000, ttft_ms=60_000)
+    done = late.base_computed
+    for _ in range(33):
+        bench.step()
+    assert late.base_computed - done >= 2 * 64, "one step in sixteen"
+
+
+def test_the_oldest_prompt_is_favoured_even_if_it_has_started_or_has_no_target() -> None:
+    for ttft_ms in (1000, None):
+        bench = SloBench(budget=1600, blocks=4000)
+        oldest = bench.add(1, 9000, ttft_ms=ttft_ms)
+        bench.step()
+        done = oldest.base_computed
+        bench.pass_time(30_000)
+        bench.add(2, 40_000, ttft_ms=90_000)
+        for _ in range(4):
+            bench.step()
+        assert oldest.base_computed - done >= 3 * 100, "a sixteenth of each step"
+
+
 @settings(max_examples=examples(40), deadline=None)
 @given(
     seqs=st.integers(1, 6),
@@ -614,3 +639,59 @@ def test_a_request_does_not_start_if_its_decodes_would_break_a_running_target() 
         bench.step()
     # 0.95 of 6 ms at 0.05 ms per token.
     assert bench.scheduler.num_running == 114
+
+
+HOPELESS = {
+    "TTFT below the time of the prompt": {"ttft_ms": 20},
+    "TPOT below a step": {"ttft_ms": 500, "tpot_ms": 4},
+    "gaps below a step": {"ttft_ms": 500, "tbt_ms": 4},
+    "end-to-end target below a short output": {"e2e_ms": 100},
+}
+
+
+@pytest.mark.parametrize("targets", HOPELESS.values(), ids=HOPELESS)
+def test_nothing_is_kept_free_for_requests_that_even_an_idle_engine_would_miss(
+    targets: dict[str, int],
+) -> None:
+    """Half of the capacity is asked for, and four times as much by hopeless requests."""
+    bench = SloBench(left=20)
+    rid, refused = 0, []
+    for turn in range(600):
+        for _ in range(4):
+            rid += 1
+            bench.add(rid, 500, outputs=20, priority=1, weight=9, **targets)
+        rid += 1
+        if turn % 5 == 0:
+            bench.add(rid, 500, outputs=20, ttft_ms=500, tpot_ms=100)
+            refused.append(bench.refusals[-1])
+        if bench.scheduler.has_work:
+            bench.step()
+        else:
+            bench.pass_time(10)
+    assert refused.count(None) >= 0.97 * len(refused)
+
+
+def test_a_hopeless_request_is_served_by_an_idle_engine_only_and_told_so() -> None:
+    bench = SloBench()
+    bench.add(1, 50, ttft_ms=500, tpot_ms=4)
+    assert bench.is_admitted(1)
+    bench.step()
+    bench.add(2, 50, ttft_ms=500, tpot_ms=4)
+    refusal = bench.refusals[-1]
+    assert refusal is not None
+    assert refusal.detail.startswith("this engine cannot meet the latency targets of the request")
+    bench.add(3, 50, ttft_ms=500, tpot_ms=40)
+    assert bench.is_admitted(3)
+
+
+@pytest.mark.parametrize(("chunk", "admitted"), [(None, True), (100, False), (50, False)])
+def test_a_prompt_in_limited_chunks_takes_a_step_for_each(
+    chunk: int | None, *, admitted: bool
+) -> None:
+    """It takes 50 ms in one step. In chunks of 100 tokens, other chunks may double its steps."""
+    bench = SloBench(chunk=chunk)
+    bench.add(1, 50, outputs=1000, ttft_ms=500, tpot_ms=40)
+    for _ in range(3):
+        bench.step()
+    bench.add(2, 1000, ttft_ms=90, tpot_ms=40)
+    assert bench.is_admitted(2) is admitted

@@ -35,6 +35,7 @@ class BatchingPolicy(SchedulingPolicy):
     """
 
     DEFAULT_TIMEOUT_NS: ClassVar[int]
+    joins_running = False
 
     def __init__(self, *, timeout_ns: int | None = None) -> None:
         self.timeout_ns = self.DEFAULT_TIMEOUT_NS if timeout_ns is None else timeout_ns

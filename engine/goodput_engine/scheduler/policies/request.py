@@ -24,6 +24,7 @@ class RequestPolicy(SchedulingPolicy):
     """
 
     name: ClassVar[Policy] = Policy.REQUEST
+    joins_running = False
 
     def eviction_key(self, request: ScheduledRequest) -> tuple[int, ...]:
         """The newest first. Only a batch wider than the token budget needs the key."""

@@ -53,6 +53,7 @@ class ShortestFirst:
         "_by_age",
         "_by_length",
         "_keys",
+        "_next",
         "_patience_ns",
         "_predictor",
         "_revision",
@@ -65,6 +66,8 @@ class ShortestFirst:
         self._patience_ns = patience_ns
         self._revision = predictor.revision
         self._starts_until_overdue = 0
+        self._next: int | None = None
+        """The rid of the request that is to start."""
         self._waiting: dict[int, ScheduledRequest] = {}
         self._keys: dict[int, tuple[int, int, int]] = {}
         self._by_length: list[tuple[int, int, int]] = []
@@ -88,12 +91,15 @@ class ShortestFirst:
             if self._revision != self._predictor.revision:
                 self._sort()
             rid = self._by_length[0][-1]
+        self._next = rid
         return self._waiting[rid]
 
     def remove(self, request: ScheduledRequest) -> None:
         """Remove an admitted or cancelled request."""
         rid = request.rid
-        if rid == self._by_length[0][-1]:
+        if rid != self._next:
+            pass  # a cancelled request starts nothing
+        elif rid == self._by_length[0][-1]:
             self._starts_until_overdue = max(0, self._starts_until_overdue - 1)
         elif rid == self._by_age[0][-1]:
             self._starts_until_overdue = _STARTS_BETWEEN

@@ -21,7 +21,12 @@ from goodput_engine.scheduler.policies.slo.device import (
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS, SAFETY
 from goodput_engine.scheduler.policies.slo.memory import Better, MemoryTest, NewStay
 from goodput_engine.scheduler.policies.slo.offers import BINS_PER_DOUBLING, OfferedWork
-from goodput_engine.scheduler.policies.slo.prompts import Prompt, is_ensurable
+from goodput_engine.scheduler.policies.slo.prompts import (
+    Prompt,
+    is_ensurable,
+    is_hopeless,
+    prompts_left,
+)
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
@@ -50,7 +55,6 @@ _LEAST_CHANCE: Final = 0.5
 """It may wait while its end-to-end target is likelier met than not."""
 _LEAST_BACKLOG_NS: Final = NS_PER_S // 2
 _MAX_LOAD: Final = 0.99
-_PROMPT_STATES: Final = (RequestState.WAITING, RequestState.PREFILLING)
 
 
 class LearningStepTime(StepTimeForm, Protocol):
@@ -95,10 +99,12 @@ class Refusal(NamedTuple):
     Args:
         wait_ns: predicted time until a request like it would be admitted.
         final: False if the same request may wait for a later decision.
+        is_hopeless: True if even an idle engine would miss its targets.
     """
 
     wait_ns: int
     final: bool
+    is_hopeless: bool = False
 
 
 class SLOAdmission:
@@ -148,9 +154,7 @@ class SLOAdmission:
             may_wait: False if no more requests may wait for a later decision.
         """
         # Chunks that were planned since the forecast was made shorten the work that is left.
-        forecast.prompts = _prompts_left(
-            forecast, planned=not again and forecast is not self._asked
-        )
+        forecast.prompts = prompts_left(forecast, planned=not again and forecast is not self._asked)
         by_due = not forecast.order.by_level
         forecast.order_with(request)
         self._reorders = by_due and forecast.order.by_level
@@ -168,6 +172,15 @@ class SLOAdmission:
             )
         offered, memory, places = self._offered, self._offered_memory, self._offered_places
         window_ns = claim.new.window_ns(now_ns)
+        if not again and self._is_hopeless(request, forecast):
+            # Nothing is kept free for it.
+            if window_ns >= 0 and self._is_idle(prompts):
+                self._memory.forget()
+                forecast.prompts = sorted([*prompts, claim.new.prompt])
+                return []
+            if self._reorders:
+                forecast.order_with(None)
+            return Refusal(_LEAST_BACKLOG_NS, final=True, is_hopeless=True)
         contested = max(
             offered.held_back(claim.rank, now_ns),
             memory.held_back(claim.memory_rank, now_ns),
@@ -402,14 +415,17 @@ class SLOAdmission:
         within_ns = min(forecast.within_ns, new.due_ns - begins_ns) * SAFETY
         within_ns = min(within_ns, forecast.longest_ns)
         tokens, started = forecast.prompt_tokens(new.request), 0
+        if tokens > self._view.max_chunk_tokens:
+            return False
         for prompt in prompts:
             started += bool(prompt.request.blocks)
             if new < prompt:
                 continue
             if prompt.request.host_blocks:
                 return False
-            tokens += forecast.prompt_tokens(prompt.request)
-            if tokens > self._view.limits.token_budget:
+            left = forecast.prompt_tokens(prompt.request)
+            tokens += left
+            if tokens > self._view.limits.token_budget or left > self._view.max_chunk_tokens:
                 return False
             within_ns = min(within_ns, (prompt.due_ns - begins_ns) * SAFETY)
         # Prompts of the step in flight will decode.
@@ -440,32 +456,16 @@ class SLOAdmission:
             and self._late_on_device(claim, prompts, forecast) is not None
         )
 
+    def _is_hopeless(self, request: ScheduledRequest, forecast: Forecast) -> bool:
+        return self._model.steps > 0 and is_hopeless(
+            request,
+            self._model,
+            token_budget=self._view.limits.token_budget,
+            output_tokens=forecast.least_tokens(request),
+        )
+
     def _is_idle(self, prompts: list[Prompt]) -> bool:
         return not (prompts or self._view.num_running or self._view.num_in_flight)
-
-
-def _prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
-    """Return the prompts of the forecast that are still to be computed, with the work left.
-
-    Args:
-        forecast: the forecast.
-        planned: True if a step was planned since the forecast was made.
-    """
-    left = [prompt for prompt in forecast.prompts if prompt.request.state in _PROMPT_STATES]
-    if not planned:
-        return left
-    return [
-        Prompt(
-            level,
-            due_ns,
-            rid,
-            forecast.work_ns(request),
-            forecast.share_ns(request),
-            last_ns,
-            request,
-        )
-        for level, due_ns, rid, _, _, last_ns, request in left
-    ]
 
 
 def _better(account: OfferedWork, rank: tuple[int, int], now_ns: int) -> Better:

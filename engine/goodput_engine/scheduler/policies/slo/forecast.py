@@ -29,12 +29,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.prediction import LengthPredictor
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = [
-    "NEVER_NS",
-    "SAFETY",
-    "TRICKLE_TOKENS",
-    "Forecast",
-]
+__all__ = ["NEVER_NS", "SAFETY", "TRICKLE_TOKENS", "Forecast"]
 
 NEVER_NS: Final = 1 << 62
 """The due time of a request without a target."""
@@ -95,6 +90,7 @@ class Forecast:
     """
 
     __slots__ = (
+        "_chunk_ns",
         "_ensures",
         "_model",
         "_predictor",
@@ -154,6 +150,8 @@ class Forecast:
         tokens = max(TRICKLE_TOKENS, tokens)
         self.step_ns = model.step_ns(beside.with_chunk(0, tokens)) * step_factor
         self.prompt_ns = self.step_ns / tokens
+        # Another chunk in the same step delays one whose size is limited.
+        self._chunk_ns = model.step_ns(beside.with_chunk(0, min(most, 2 * view.max_chunk_tokens)))
         if self.lost or favoured is not None:
             self.prompt_ns *= _LATE_WORK
         self.order = PromptOrder()
@@ -181,6 +179,10 @@ class Forecast:
         """Return the mean number of output tokens that a request still has, at least 1."""
         return self._predictor.output_tokens(request) - request.sampled_tokens
 
+    def least_tokens(self, request: ScheduledRequest) -> int:
+        """Return the tokens of a short output."""
+        return self._predictor.quantile(request, _UNLIKELY)
+
     def ends(self) -> list[tuple[int, int, ScheduledRequest]]:
         """Return the kept running requests in the order of their ends.
 
@@ -207,11 +209,6 @@ class Forecast:
             ends.append((left, mean, request))
         ends.sort(key=lambda end: (end[0], end[2].rid))
         return ends
-
-    def is_late(self, request: ScheduledRequest) -> bool:
-        """Return True if a prompt cannot be in time even if it starts now."""
-        prompt = self.prompt(request)
-        return self.begins_ns + prompt.work_ns > prompt.last_ns
 
     def num_learned(self, request: ScheduledRequest) -> float:
         """Return the number of outputs of a request's class that were seen."""
@@ -252,8 +249,11 @@ class Forecast:
         return max(computed_ns, self._view.copy_ns(copied)) if copied else computed_ns
 
     def _alone_ns(self, request: ScheduledRequest, share_ns: float) -> float:
-        """Return the time of a prompt without others; a computed one takes at least a step."""
-        return share_ns if request.host_blocks else max(share_ns, self.token_ns)
+        """Return the time of a prompt without others; each chunk takes at least a step."""
+        if request.host_blocks:
+            return share_ns
+        chunks = -(-self.prompt_tokens(request) // self._view.max_chunk_tokens)
+        return max(share_ns, self.token_ns if chunks <= 1 else chunks * self._chunk_ns)
 
     def resume_ns(self, request: ScheduledRequest) -> float:
         """Return the time from the eviction of a running request to its next token.

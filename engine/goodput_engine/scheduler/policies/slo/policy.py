@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from goodput_core.spec.choices import Policy, Preemption
@@ -104,6 +105,8 @@ class SloPolicy(SchedulingPolicy):
         """95 % quantile of measured over predicted step times, at least 1."""
         self._prompt_time = PromptTime()
         self._favoured: ScheduledRequest | None = None
+        self._late_turn: ScheduledRequest | None = None
+        """The late prompt of this step that has started, if it is the turn of the late requests."""
         self._turn = 0
         self._evicts_for: ScheduledRequest | None = None
         """The waiting request for which evictions make room, though others are due before it."""
@@ -152,6 +155,7 @@ class SloPolicy(SchedulingPolicy):
         self._favour(forecast)
         self._rank_queue(forecast)
         self._turn += 1
+        self._late_turn = None
         lost = forecast.lost
         if lost and forecast.prompts and self._turn % _TURN:
             favoured = self._favoured
@@ -160,7 +164,15 @@ class SloPolicy(SchedulingPolicy):
                 token_budget=budget,
                 only=lambda request: request.rid not in lost or request is favoured,
             )
-        return Phase(token_budget=self._token_budget(forecast, forecast.all_decodes))
+        budget = self._token_budget(forecast, forecast.all_decodes)
+        if lost and forecast.prompts:
+            started = (r for r in view.prefilling() if r.rid in lost and r is not self._favoured)
+            self._late_turn = min(started, key=_by_arrival, default=None)
+            if self._late_turn is not None:
+                # Else the others would take all of the budget in each turn.
+                left = forecast.prompt_tokens(self._late_turn)
+                budget += min(left, forecast.favoured_share)
+        return Phase(token_budget=budget)
 
     def _rank_queue(self, forecast: Forecast) -> None:
         """Order the queue: in time, favoured, late; favoured first if it can stay."""
@@ -224,7 +236,10 @@ class SloPolicy(SchedulingPolicy):
         favoured = self._favoured
         if favoured is None or favoured.state in _ENDED:
             overdue_ns = self.view.now_ns - _AGEING_NS
-            oldest = next(iter(forecast.late), None)
+            started = (r for r in self.view.prefilling() if r.rid in forecast.lost)
+            # Those without a due time would wait for all others.
+            undue = (p.request for p in forecast.prompts if p.due_ns >= NEVER_NS)
+            oldest = min(chain(forecast.late, started, undue), key=_by_arrival, default=None)
             overdue = oldest is not None and oldest.arrival_ns <= overdue_ns
             self._favoured = forecast.favoured = oldest if overdue else None
 
@@ -247,6 +262,8 @@ class SloPolicy(SchedulingPolicy):
     def _order(self, request: ScheduledRequest) -> tuple[int, int, int, int]:
         """Return a sort key of prompts, lower first; see `PromptOrder`."""
         group, level, due_ns, rid = self._urgency(request)
+        if request is self._late_turn:
+            return (_FAVOURED, 1, due_ns, rid)
         if group == _IN_TIME:
             level = self._look().order.level(request, due_ns)
         return (group, level, due_ns, rid)
@@ -289,7 +306,8 @@ class SloPolicy(SchedulingPolicy):
     def chunk_tokens(self, request: ScheduledRequest, remaining: int, budget_left: int) -> int:
         """The rest of the prompt; of the favoured request a share while others can be on time."""
         tokens = min(remaining, budget_left)
-        if request is self._favoured and self._look().prompts:
+        is_favoured = request is self._favoured or request is self._late_turn
+        if is_favoured and self._look().prompts:
             tokens = min(tokens, self._look().favoured_share)
         return tokens
 
@@ -337,8 +355,10 @@ class SloPolicy(SchedulingPolicy):
         forecast, self._is_fresh = self._look(), True
         left_open = 0
         for request in sorted(undecided.values(), key=lambda request: -request.priority):
-            if left_open == _LEFT_OPEN_IN_A_STEP and not forecast.is_late(request):
-                continue
+            if left_open == _LEFT_OPEN_IN_A_STEP:
+                prompt = forecast.prompt(request)
+                if forecast.begins_ns + prompt.work_ns <= prompt.last_ns:
+                    continue  # it can still be in time
             del undecided[request.rid]
             if request.state is not RequestState.WAITING:
                 self._admission.forget_stays()
@@ -362,9 +382,15 @@ class SloPolicy(SchedulingPolicy):
         wait_s = min(max(1, math.ceil(refusal.wait_ns / NS_PER_S)), _MAX_RETRY_S)
         self._refused_prompts.add(request, self.view.now_ns + wait_s * NS_PER_S)
         target = "end-to-end time" if targets.ttft_ns is None else "time to first token"
+        detail = f"the target for the {target} cannot be met now; try again later"
+        if refusal.is_hopeless:
+            detail = (
+                "this engine cannot meet the latency targets of the request, even without others; "
+                "send a shorter prompt, or allow more time"
+            )
         return Rejection(
             reason="unattainable",
-            detail=f"the target for the {target} cannot be met now; try again later",
+            detail=detail,
             retry_after_s=wait_s,
         )
 
@@ -464,3 +490,7 @@ class SloPolicy(SchedulingPolicy):
             if plan.shape.num_requests:
                 at_ns += self.model.step_ns(plan.shape)
         return max(at_ns, self.view.now_ns)
+
+
+def _by_arrival(request: ScheduledRequest) -> tuple[int, int]:
+    return request.arrival_ns, request.rid

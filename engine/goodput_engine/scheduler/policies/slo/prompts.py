@@ -7,11 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.steptime import StepShape
+from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goodput_core.steptime import StepTimeForm
+    from goodput_engine.scheduler.policies.slo.forecast import Forecast
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
@@ -21,7 +23,9 @@ __all__ = [
     "PromptTime",
     "best_order",
     "is_ensurable",
+    "is_hopeless",
     "latest_starts",
+    "prompts_left",
 ]
 
 _EARLY: Final = 0.25
@@ -31,6 +35,9 @@ _REMEMBERED: Final = 1 - 1 / 64
 """Weight of the earlier steps in a mean over about 64 steps."""
 _STEPS_WITHOUT: Final = 16
 """The mean starts with so many steps without prompts."""
+_PROMPT_STATES: Final = (RequestState.WAITING, RequestState.PREFILLING)
+_HOPELESS: Final = 1.05
+"""A step of one decode that takes so many times as long as a target allows cannot meet it."""
 
 
 def is_ensurable(request: ScheduledRequest, model: StepTimeForm) -> bool:
@@ -39,6 +46,40 @@ def is_ensurable(request: ScheduledRequest, model: StepTimeForm) -> bool:
         return True
     one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
     return request.output_limit * model.step_ns(one) <= request.targets.e2e_ns
+
+
+def is_hopeless(
+    request: ScheduledRequest, model: StepTimeForm, *, token_budget: int, output_tokens: int
+) -> bool:
+    """Return True if even an idle engine would miss the targets of a request.
+
+    Args:
+        request: a request that has not started.
+        model: predicts step times.
+        token_budget: most prompt tokens of a step.
+        output_tokens: length of a short output, which an end-to-end target must permit.
+    """
+    targets, tokens = request.targets, request.input_tokens
+    one = StepShape.of(decodes=1, decode_context_tokens=tokens)
+    # The model may be wrong by a little.
+    token_ns = model.step_ns(one) / _HOPELESS
+    pace_ns = targets.pace_ns
+    if pace_ns is not None and request.output_limit > 1 and token_ns > pace_ns:
+        return True
+    limits_ns: list[float] = []
+    if targets.ttft_ns is not None:
+        limits_ns.append(targets.ttft_ns)
+    if targets.e2e_ns is not None:
+        limits_ns.append(targets.e2e_ns - (output_tokens - 1) * token_ns)
+    if not limits_ns:
+        return False
+    left_ns = min(limits_ns)
+    for computed in range(request.cached_tokens, tokens, token_budget):
+        chunk = min(token_budget, tokens - computed)
+        left_ns -= model.step_ns(StepShape.of().with_chunk(computed, chunk))
+        if left_ns < 0:
+            return True
+    return False
 
 
 class Prompt(NamedTuple):
@@ -185,3 +226,27 @@ class PromptTime:
         """Return the mean until a step with decodes, the latest ones having the largest weight."""
         total_ns = self._sum_ns * _REMEMBERED ** max(0, epoch - self._epoch)
         return total_ns * (1 - _REMEMBERED) / (1 - _REMEMBERED ** (epoch + _STEPS_WITHOUT))
+
+
+def prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
+    """Return the prompts of the forecast that are still to be computed, with the work left.
+
+    Args:
+        forecast: the forecast.
+        planned: True if a step was planned since the forecast was made.
+    """
+    left = [prompt for prompt in forecast.prompts if prompt.request.state in _PROMPT_STATES]
+    if not planned:
+        return left
+    return [
+        Prompt(
+            level,
+            due_ns,
+            rid,
+            forecast.work_ns(request),
+            forecast.share_ns(request),
+            last_ns,
+            request,
+        )
+        for level, due_ns, rid, _, _, last_ns, request in left
+    ]
