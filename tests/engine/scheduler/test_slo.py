@@ -671,7 +671,7 @@ def test_nothing_is_kept_free_for_requests_that_even_an_idle_engine_would_miss(
     assert refused.count(None) >= 0.97 * len(refused)
 
 
-def test_a_hopeless_request_is_served_by_an_idle_engine_only_and_told_so() -> None:
+def test_a_hopeless_request_is_served_by_an_idle_engine_only_and_the_client_learns_why() -> None:
     bench = SloBench()
     bench.add(1, 50, ttft_ms=500, tpot_ms=4)
     assert bench.is_admitted(1)
