@@ -83,6 +83,11 @@ def main(argv: Sequence[str]) -> int:
     probes: list[ProbeRun] = []
     with replays(replay_arguments) as run:
         plan = run.plan()
+        if not plan.has_objective:
+            raise UsageError(
+                "replay capacity: no class with requests has an objective, by which rates are "
+                "judged; add one, such as 'objective: 99%', to its targets"
+            )
         if not _has(replay_arguments, "--emulate"):
             console.print(
                 f"each rate {_describe_length(plan)}; usually six to ten are "

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Sequence
 
-__all__ = ["ProbePlan", "ProbeRun", "Replays", "replays"]
+__all__ = ["PlannedClass", "ProbePlan", "ProbeRun", "Replays", "replays"]
+
+
+class PlannedClass(msgspec.Struct, frozen=True):
+    """An SLO class of a plan.
+
+    Args:
+        name: its name.
+        objective: its objective; None if it has none.
+    """
+
+    name: str
+    objective: str | None = None
 
 
 class ProbePlan(msgspec.Struct, frozen=True):
@@ -29,11 +41,20 @@ class ProbePlan(msgspec.Struct, frozen=True):
 
     Args:
         duration_s: length of the replay.
+        classes: requests by class.
+        promises: the SLO classes.
         sessions: counts of requests of sessions; None if all arrivals are independent.
     """
 
     duration_s: float
+    classes: dict[str, int] = {}
+    promises: tuple[PlannedClass, ...] = ()
     sessions: dict[str, int] | None = None
+
+    @property
+    def has_objective(self) -> bool:
+        """True if a class with requests has an objective."""
+        return any(c.objective is not None and self.classes.get(c.name) for c in self.promises)
 
     @property
     def causal(self) -> bool:

@@ -136,6 +136,31 @@ def test_an_invalid_option_is_rejected_in_one_sentence(
     assert not done.stdout
 
 
+@pytest.mark.parametrize("objective", [None, "of a class without requests"])
+def test_a_search_without_an_objective_is_rejected_before_the_first_probe(
+    tmp_path: Path, objective: str | None
+) -> None:
+    classes = manifest("chat")["spec"]["slo"]["classes"]
+    for one in classes:
+        one.pop("objective", None)
+    if objective is not None:
+        classes = [*classes, {**classes[0], "name": "unused", "objective": "99%"}]
+    service = write_manifest(
+        tmp_path,
+        "chat",
+        replicas=1,
+        model__source="emulated://llama-3-8b-h100",
+        engine__tensorParallel=1,
+        slo__classes=classes,
+    )
+    options = ["--window", "..3s", "--probes", "1", "--out", "probes"]
+    done = _run("--trace", "sample", "--emulate", service, *options, cwd=tmp_path)
+    assert done.returncode == 64, done.stderr
+    assert done.stderr.startswith("error: replay capacity: no class with requests has an objective")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "probes").exists()
+
+
 def test_an_illustrative_device_requires_an_option(tmp_path: Path) -> None:
     manifest = _manifest(tmp_path, device="published-70b-table", devices=4)
     options: list[str | Path] = [

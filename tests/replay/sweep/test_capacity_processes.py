@@ -102,7 +102,7 @@ def test_a_running_server_is_tried_at_one_rate_after_another(
 
 def test_an_unreachable_server_is_reported_before_the_first_request(tmp_path: Path) -> None:
     command = [*GOODPUT, "replay", "capacity", "--trace", str(_trace(tmp_path, seconds=1))]
-    command += ["--target", "http://127.0.0.1:9"]
+    command += ["--target", "http://127.0.0.1:9", "--slo", str(ROOT / "examples" / "slo.yaml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert "error: at 1 times the trace's rate: " in done.stderr
