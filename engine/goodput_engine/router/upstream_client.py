@@ -31,6 +31,7 @@ from goodput_core.errors import GoodputError
 from goodput_core.units import NS_PER_S
 from goodput_engine.openai.errors import bad_request
 from goodput_engine.router.upstream_connection import (
+    MAX_HEAD_BYTES,
     ConnectionLost,
     UpstreamConnection,
     UpstreamResponse,
@@ -260,6 +261,8 @@ class UpstreamClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=_AUTO_HEADERS,
+            max_line_size=MAX_HEAD_BYTES,
+            max_field_size=MAX_HEAD_BYTES,
             trust_env=False,
         )
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from multidict import MultiMapping
 
-__all__ = ["ConnectionLost", "UpstreamConnection", "UpstreamResponse", "end_to_end"]
+__all__ = [
+    "MAX_HEAD_BYTES",
+    "ConnectionLost",
+    "UpstreamConnection",
+    "UpstreamResponse",
+    "end_to_end",
+]
 
 # RFC 9110, 7.6.1: these headers apply to a single connection.
 _HOP_BY_HOP: Final = frozenset(
@@ -36,7 +42,8 @@ _HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     }
 )
-_MAX_HEAD_BYTES: Final = 64 << 10
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Longest head of a response."""
 _MAX_UNREAD_BYTES: Final = 64 << 10
 # Larger bodies are written in pieces, so that a long prompt does not stall other streams.
 _PIECE_BYTES: Final = 256 << 10
@@ -351,7 +358,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if not response.status:
             self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
+            if self._head_bytes > MAX_HEAD_BYTES:
                 self._lose(ConnectionLost("the response's head is too long"))
             return
         if pieces:

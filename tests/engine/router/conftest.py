@@ -120,6 +120,8 @@ class FakeReplica:
         self.ready = True
         self.silent = False
         self.state: bytes = b"{}"
+        # Closed, so that a test's first request opens a connection of its own.
+        self.probe_headers = ["Connection: close"]
         self.may_report = asyncio.Event()
         self.may_report.set()
         self.state_requests = 0
@@ -185,14 +187,13 @@ class FakeReplica:
                 return
             if path == "/health/ready":
                 status = "200 OK" if self.ready else "503 Service Unavailable"
-                # Closed, so that a test's first request opens a connection of its own.
-                await call.whole(status, b"{}", "Connection: close")
+                await call.whole(status, b"{}", *self.probe_headers)
                 return
             if path == "/control/state":
                 state = self.state
                 self.state_requests += 1
                 await self.may_report.wait()
-                await call.whole("200 OK", state, "Connection: close")
+                await call.whole("200 OK", state, *self.probe_headers)
                 return
             await self._behave(call, reader)
 

@@ -80,6 +80,15 @@ async def test_a_load_report_may_arrive_in_pieces(start: StartBench) -> None:
     await until(lambda: replica.report.waiting == 7)
 
 
+async def test_responses_to_probes_may_have_long_headers(start: StartBench) -> None:
+    bench = await start(1, probe=FAST)
+    (replica,) = bench.router.replicas
+    bench.replicas[0].probe_headers.append(f"X-Trace: {'x' * 60_000}")
+    bench.replicas[0].state = b'{"waiting":3}'
+    await until(lambda: replica.report.waiting == 3)
+    assert replica.ready
+
+
 async def test_a_replica_that_reports_saturation_gets_no_requests(start: StartBench) -> None:
     bench = await start(1, probe=FAST)
     (replica,) = bench.router.replicas

@@ -118,6 +118,13 @@ async def test_a_stream_has_token_times_and_counts(serve: Serve, prepared: Prepa
     assert len(record.gaps_us) == 2
 
 
+async def test_a_response_may_have_headers_of_64_kib(serve: Serve, prepared: Prepared) -> None:
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nSet-Cookie: %b\r\n\r\n" % (b"x" * 60_000))
+    url = await serve(says(head, chunk(token() * 2 + token("a", "stop") + DONE) + LAST))
+    record = await send(url, prepared())
+    assert (record.outcome, record.output_tokens) == (Outcome.OK, 3), record.detail
+
+
 async def test_send_lag_is_part_of_the_ttft(serve: Serve, prepared: Prepared) -> None:
     url = await serve(says(CHUNKED, chunk(token("a", "stop") + DONE) + LAST))
     record = await send(url, prepared(), lag_ns=7 * NS_PER_S)

@@ -25,6 +25,8 @@ __all__ = ["StreamWatch", "TimedBody", "open_session"]
 # would fail, although neither the client nor the server is at fault.
 _KEEPALIVE_S: Final = 4.0
 _READ_BUFFER: Final = 1 << 18
+# Longest line of a response's head. Cookies and traces of gateways exceed aiohttp's 8,190 bytes.
+_MAX_HEAD_LINE: Final = 1 << 16
 # Nanoseconds in which the name of a connection's host was resolved.
 _RESOLVING: Final[ContextVar[list[int]]] = ContextVar("_RESOLVING")
 
@@ -111,6 +113,8 @@ def open_session(
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
         auto_decompress=False,
         read_bufsize=_READ_BUFFER,
+        max_line_size=_MAX_HEAD_LINE,
+        max_field_size=_MAX_HEAD_LINE,
         raise_for_status=False,
         trust_env=False,
     )
