@@ -141,6 +141,15 @@ def test_one_token_has_no_gaps_to_miss() -> None:
     assert judge(finished(tokens=1), Targets(tbt_p99_ns=1)) == ATTAINED
 
 
+def test_tokens_of_one_event_have_no_gaps_to_miss() -> None:
+    targets = Targets(ttft_ns=SECOND, tpot_ns=1, tbt_p99_ns=1)
+    assert judge(finished(tokens=11, tpot_ms=0), targets) == ATTAINED
+    late = finished(tokens=11, ttft_ms=1_001, tpot_ms=0)
+    assert judge(late, targets) == missed(MissReason.TTFT)
+    unseen = finished(tokens=11, first_token_ns=None, last_token_ns=None)
+    assert judge(unseen, Targets(tbt_p99_ns=1)) == UNJUDGED
+
+
 def test_another_missed_target_decides_if_gaps_are_unknown() -> None:
     targets = Targets(ttft_ns=1, tbt_p99_ns=60 * MS)
     assert judge(finished(), targets) == missed(MissReason.TTFT)

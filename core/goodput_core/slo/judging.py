@@ -115,8 +115,10 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
     - An output of one token has no TPOT and no gaps, so it is judged by the other targets. An
       output without tokens misses its TTFT target.
     - An output with fewer tokens than pinned: missed (`short`), in addition to any other reason.
-    - A TBT target without recorded gaps and without `tbt_p99_us`: unjudged, unless another target
-      was missed.
+    - If all tokens arrived at one instant, in one event, there is no gap that could exceed the TBT
+      target.
+    - A TBT target without recorded gaps and without `tbt_p99_us`: unjudged otherwise, unless
+      another target was missed.
     """
     if targets.empty:
         return _UNJUDGED
@@ -128,7 +130,7 @@ def judge(record: RequestRecord, targets: Targets) -> Judgement:
     reasons = tuple(_missed_targets(record, targets))
     if reasons:
         return Judgement(kind=JudgementKind.MISSED, reasons=reasons)
-    if targets.tbt_p99_ns is not None and record.output_tokens > 1 and _tbt_ns(record) is None:
+    if targets.tbt_p99_ns is not None and _lacks_gaps(record):
         return _UNJUDGED
     return _ATTAINED
 
@@ -281,6 +283,13 @@ def _misses_tpot(record: RequestRecord, bound_ns: int) -> bool:
     if record.first_token_ns is None or record.last_token_ns is None or record.output_tokens < 2:
         return False
     return record.last_token_ns - record.first_token_ns > bound_ns * (record.output_tokens - 1)
+
+
+def _lacks_gaps(record: RequestRecord) -> bool:
+    """Return True if an output has gaps between its tokens, but none were recorded."""
+    if record.output_tokens < 2 or _tbt_ns(record) is not None:
+        return False
+    return record.first_token_ns is None or record.first_token_ns != record.last_token_ns
 
 
 def _tbt_ns(record: RequestRecord) -> int | None:
