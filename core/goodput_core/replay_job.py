@@ -20,6 +20,7 @@ from goodput_core.spec.codec import decode, encode
 from goodput_core.units import NS_PER_S
 
 __all__ = [
+    "MAX_MESSAGE_BYTES",
     "MAX_START_SKEW_NS",
     "REASON_ERROR",
     "REASON_UNREACHABLE",
@@ -39,7 +40,7 @@ REASON_ERROR: Final = "Error"
 REASON_UNREACHABLE: Final = "Unreachable"
 """Reason of a result without a verdict, because a target or a store could not be reached."""
 _MAX_NS: Final = 2**63 - 1
-_MAX_BYTES: Final = 4096
+MAX_MESSAGE_BYTES: Final = 4096
 """Length to which Kubernetes shortens a termination message."""
 _MAX_MESSAGE: Final = 3000
 
@@ -119,7 +120,7 @@ def encode_message(result: ReplayResult | ABResult) -> str:
     message = result.message[:_MAX_MESSAGE]
     while True:
         text = json.dumps(encode(replace(result, message=message)), ensure_ascii=False)
-        excess = len(text.encode()) - _MAX_BYTES
+        excess = len(text.encode()) - MAX_MESSAGE_BYTES
         if excess <= 0:
             return text
         # A character has at most six bytes in JSON.

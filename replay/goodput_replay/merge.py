@@ -79,13 +79,16 @@ def _merge(given: Namespace, copies: FolderCopies) -> int:
     summary = merge_runs(
         folders, given.out, partial=given.partial, force=given.force, report=given.report
     )
-    if given.upload is not None:
-        upload_folder(given.out, given.upload)
-    write_result(given.result_file, summary)
-    if given.json:
-        sys.stdout.write(encode_json(summary).decode())
-    else:
-        print_summary(summary, Console(), folder=given.out)
+    try:
+        if given.json:
+            sys.stdout.write(encode_json(summary).decode())
+        else:
+            print_summary(summary, Console(), folder=given.out)
+        sys.stdout.flush()
+    finally:
+        if given.upload is not None:
+            upload_folder(given.out, given.upload)
+        write_result(given.result_file, summary)
     if given.gate:
         if not summary.promises and summary.overall.total == 0:
             raise UsageError("--gate: the run has no SLO; give one to every shard")

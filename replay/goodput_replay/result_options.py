@@ -6,19 +6,25 @@ outlives the pod in object storage.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from goodput_core.cli import argument_type
 from goodput_core.errors import GoodputError, InputError, UnreachableError
+from goodput_core.files import is_disk_full
 from goodput_core.replay_job import (
+    MAX_MESSAGE_BYTES,
     REASON_ERROR,
     REASON_UNREACHABLE,
     ABResult,
     ReplayResult,
     encode_message,
 )
+from goodput_replay.runs.files import DiskFullError
 from goodput_replay.storage import parse_uri
 
 if TYPE_CHECKING:
@@ -68,6 +74,7 @@ def write_result(file: Path | None, summary: Summary) -> None:
 
     Raises:
         InputError: the file cannot be written.
+        DiskFullError: its disk is full.
     """
     overall, verdict = summary.overall, summary.verdict
     result = ReplayResult(
@@ -87,6 +94,7 @@ def write_comparison(file: Path | None, result: ABResult) -> None:
 
     Raises:
         InputError: the file cannot be written.
+        DiskFullError: its disk is full.
     """
     _write(file, result)
 
@@ -97,26 +105,63 @@ def reporting_errors(
 ) -> Iterator[None]:
     """Write an error that ends the block to the file of `--result-file`, and raise it again.
 
+    The file is emptied first, so that a command that is killed does not leave the result of an
+    earlier one.
+
     Args:
         file: the file; None for none.
         result: kind of the written result.
+
+    Raises:
+        InputError: the file cannot be written, which is found before the block begins.
+        DiskFullError: its disk is full.
     """
+    if file is not None:
+        with _explained(file):
+            _empty(file)
     try:
         yield
     except GoodputError as error:
         is_unreachable = isinstance(error, UnreachableError)
         reason = REASON_UNREACHABLE if is_unreachable else REASON_ERROR
-        _write(file, result(reason=reason, message=str(error)))
+        try:
+            _write(file, result(reason=reason, message=str(error)))
+        except GoodputError as unwritten:
+            if str(unwritten) != str(error):
+                sys.stderr.write(f"warning: {unwritten}\n")
         raise
+
+
+def _empty(file: Path) -> None:
+    """Empty the file, or create it, and check that a result fits on its disk."""
+    if file.exists() and not file.is_file() and not file.is_dir():
+        # A pipe or a device: an opened pipe would wait for its reader.
+        if not os.access(file, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    with file.open("wb") as opened:
+        opened.write(bytes(MAX_MESSAGE_BYTES))
+        opened.flush()
+        opened.truncate(0)
 
 
 def _write(file: Path | None, result: ReplayResult | ABResult) -> None:
     if file is None:
         return
-    try:
+    with _explained(file):
         # Kubernetes mounts its file into the container, so it cannot be replaced by another one.
         file.write_text(encode_message(result), encoding="utf-8")
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
+        if is_disk_full(error):
+            raise DiskFullError(
+                f"--result-file {file}: the disk is full; free some space and run again"
+            ) from error
         raise InputError(
             f"--result-file {file}: cannot be written ({error.strerror}); name a file in an "
             "existing folder"

@@ -177,7 +177,6 @@ def _run(options: ReplayOptions, argv: Sequence[str], stack: ExitStack) -> int:
     if options.upload is not None:
         require_writable(options.upload)
     summary = _run_and_record(plan, fleet)
-    write_result(options.result_file, summary)
     if options.arm is not None and plan.share.count > 1:
         return ExitCode.PASS  # the shard has been sent; the merged run is judged
     if options.gate:
@@ -194,7 +193,7 @@ def _read_arm_token(options: ReplayOptions) -> str:
 
 
 def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
-    """Run the plan, record it in its folder and print its summary."""
+    """Run the plan, record it in its folder, print its summary, and copy and report the result."""
     options = plan.options
     host = options.targets[0].host if options.targets else ""
     where = plan.service or host
@@ -211,12 +210,17 @@ def _run_and_record(plan: RunPlan, fleet: FleetSettings | None) -> Summary:
     with writer:
         finished = _run_plan(plan, fleet, writer, Console(stderr=True))
     summary = finished.summary
-    if options.json:
-        sys.stdout.write(encode_json(summary).decode())
-    else:
-        print_summary(summary, Console(), folder=path)
-    if options.upload is not None:
-        upload_folder(path, options.upload)
+    try:
+        if options.json:
+            sys.stdout.write(encode_json(summary).decode())
+        else:
+            print_summary(summary, Console(), folder=path)
+        sys.stdout.flush()
+    finally:
+        if options.upload is not None:
+            upload_folder(path, options.upload)
+        if finished.ended_by is None:
+            write_result(options.result_file, summary)
     if finished.ended_by is not None:
         raise finished.ended_by
     return summary

@@ -68,6 +68,7 @@ from goodput_replay.runs.summary import Summary, read_summary
 from goodput_replay.storage import require_writable, upload_folder
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping, Sequence
     from fractions import Fraction
 
@@ -103,14 +104,19 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"replay ab: {option} {problem}")
     require_folders(given)
     require_outputs(given)
+    with reporting_errors(given.result_file, ABResult):
+        return _compare(given, arguments)
+
+
+def _compare(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Record the pairs, judge them, and report the verdict."""
     baseline, candidate = read_builds(given)
     recorded = None
-    with reporting_errors(given.result_file, ABResult):
-        if given.history is not None:
-            find_history(given.history)
-        if baseline.option == RECORDED:
-            recorded = find_recorded_runs(given.recorded, given.recorded_revision)[0]
-            given.pairs = 1
+    if given.history is not None:
+        find_history(given.history)
+    if baseline.option == RECORDED:
+        recorded = find_recorded_runs(given.recorded, given.recorded_revision)[0]
+        given.pairs = 1
     looks = plan_looks(given.pairs, given.max_pairs, virtual=baseline.option == "--emulate")
     margin = DEFAULT_MARGIN if given.margin is None else given.margin
     out: Path = given.out or Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-ab"
@@ -132,7 +138,6 @@ def main(argv: Sequence[str]) -> int:
         )
     console = Console(stderr=True)
     with (
-        reporting_errors(given.result_file, ABResult),
         child_replays() as children,
         serving_progress(given.progress, looks[0]) as on_state,
     ):
@@ -145,11 +150,13 @@ def main(argv: Sequence[str]) -> int:
         result = comparison.record(
             recording, margin=margin, read_spread=read_spread, on_state=on_state
         )
-        if given.upload is not None:
-            upload_folder(out, given.upload)
-    write_comparison(given.result_file, result_message(result))
-    write_outputs(result, given)
-    console.print(f"recording: {out}", highlight=False, markup=False, soft_wrap=True)
+        try:  # the verdict is printed before anything that can fail
+            write_outputs(result, given)
+            console.print(f"recording: {out}", highlight=False, markup=False, soft_wrap=True)
+        finally:
+            if given.upload is not None:
+                upload_folder(out, given.upload)
+            write_comparison(given.result_file, result_message(result))
     return result.exit_code
 
 

@@ -72,8 +72,10 @@ def main(argv: Sequence[str]) -> int:
             result = _judge(given, copies)
         except InputError as error:
             raise InputError(copies.with_uris(str(error))) from error
-    write_comparison(given.result_file, result_message(result))
-    write_outputs(result, given)
+        try:
+            write_outputs(result, given)
+        finally:
+            write_comparison(given.result_file, result_message(result))
     if given.serve is not None:
         from goodput_replay.compare.serving import serve_result  # noqa: PLC0415 - loads aiohttp
 

@@ -53,7 +53,7 @@ _STEP_BYTES: Final = 1 << 20
 
 
 class DiskFullError(InternalError):
-    """The disk of a run's folder is full; the rows that were recorded before are kept."""
+    """The disk of a run's folder, or of its result, is full; rows recorded before are kept."""
 
 
 def digest_records(folder: Path) -> str:
