@@ -495,8 +495,8 @@ async def test_a_request_without_a_free_file_is_unsent(
     assert record.detail == "this machine could not send the request: Too many open files"
 
 
-@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.ENETDOWN])
-async def test_a_request_without_a_network_is_unsent(
+@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.ENETDOWN, errno.EACCES, errno.ENOMEM])
+async def test_a_request_that_this_machine_cannot_connect_is_unsent(
     number: int, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_network(*_args: object) -> None:
@@ -506,6 +506,18 @@ async def test_a_request_without_a_network_is_unsent(
     record = await send("http://127.0.0.1:1", prepared())
     assert record.outcome is Outcome.UNSENT
     assert record.detail == f"this machine could not send the request: {os.strerror(number)}"
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.EPERM])
+async def test_a_service_that_cannot_be_reached_is_an_error(
+    number: int, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreachable(*_args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", unreachable)
+    record = await send("http://127.0.0.1:1", prepared())
+    assert (record.outcome, record.sent_ns) == (Outcome.ERROR, None)
 
 
 def answer(_request: bytes, writer: asyncio.StreamWriter) -> None:

@@ -47,15 +47,19 @@ __all__ = ["RequestClient", "SendingPolicy"]
 _MAX_ERROR_BODY: Final = 4096
 _MAX_DETAIL: Final = 200
 _SHED_STATUS: Final = frozenset({429, 503})
-# Errors of this machine, which ran out of files, ports or buffers, or has no network.
+# Errors of this machine, which ran out of files, ports or memory, has no network, or whose rules
+# forbid the connection (EACCES, such as by a prohibited route). EPERM is not among them: Cilium
+# returns it for a service without ready pods.
 _LOCAL_ERRORS: Final = frozenset(
     {
+        errno.EACCES,
         errno.EMFILE,
         errno.ENFILE,
         errno.EADDRNOTAVAIL,
         errno.ENOBUFS,
         errno.ENETDOWN,
         errno.ENETUNREACH,
+        errno.ENOMEM,
     }
 )
 # Names that this machine cannot resolve, and certificates that it does not trust.
