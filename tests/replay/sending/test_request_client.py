@@ -173,6 +173,17 @@ async def test_tokens_are_counted_by_rule(
     assert record.first_token_ns is not None
 
 
+async def test_a_token_after_the_finish_reason_is_part_of_the_response(
+    serve: Serve, prepared: Prepared
+) -> None:
+    pieces = [CHUNKED, chunk(token()), chunk(token("a", "stop")), chunk(token()), chunk(DONE)]
+    record = await send(await serve(says(*pieces[:-1], LAST, pause_s=0.05)), prepared())
+    assert (record.outcome, record.output_tokens) == (Outcome.OK, 3)
+    assert record.end_ns == record.last_token_ns
+    record = await send(await serve(says(*pieces, LAST, pause_s=0.05)), prepared())
+    assert (record.end_ns or 0) > (record.last_token_ns or 0), "[DONE] ends the response"
+
+
 ENDINGS = {
     "no [DONE] but a finish reason": says(CHUNKED, chunk(token("a", "stop")) + LAST),
     "closed without a length": says(UNTIL_CLOSED, token("a", "stop") + DONE, close=True),

@@ -157,6 +157,8 @@ class ResponseReader:
         else:
             self.gaps_us.append((now_ns - self.last_ns) // NS_PER_US)
         self.last_ns = now_ns
+        if self.end_ns is not None:  # some servers send a token after the finish reason
+            self.end_ns = max(self.end_ns, now_ns)
         self.events += 1
 
     def _take_usage(self, chunk: CompletionChunk) -> None:
