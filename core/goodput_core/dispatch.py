@@ -109,12 +109,22 @@ def run_command(argv: list[str]) -> int:
         # The reader closed stdout early. The exit code must not be that of a verdict: a gate piped
         # into `head` has not passed.
         code = ExitCode.CLOSED_OUTPUT
+    except OSError as error:  # of --version and --help
+        code = _fail(_explain_os_error(error), ExitCode.INTERNAL)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Redirect stdout so that the interpreter's own flush at exit does not raise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+    except OSError as error:
+        if code != ExitCode.INTERNAL:  # else the error was reported
+            code = _fail(_explain_os_error(error), ExitCode.INTERNAL)
+        _discard_output()
     return code
+
+
+def _discard_output() -> None:
+    """Redirect stdout so that the interpreter's own flush at exit does not raise."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:
@@ -165,18 +175,7 @@ def _run_guarded(name: str, argv: list[str]) -> int:
         return _fail("out of memory; use --window or --limit to read less", ExitCode.INTERNAL)
     except OSError as error:
         _print_traceback_if_debugging()
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            where = f" at {error.filename}" if error.filename else ""
-            return _fail(
-                f"the disk is full{where}; free some space and run again", ExitCode.INTERNAL
-            )
-        if error.errno in {errno.EMFILE, errno.ENFILE}:
-            return _fail(
-                "this process may not open more files; raise the limit with `ulimit -n` and run "
-                "again",
-                ExitCode.INTERNAL,
-            )
-        return _fail(_explain_internal(error), ExitCode.INTERNAL)
+        return _fail(_explain_os_error(error), ExitCode.INTERNAL)
     except Exception as error:  # noqa: BLE001 - the last place to catch it before a user sees it
         _print_traceback_if_debugging()
         return _fail(_explain_internal(error), ExitCode.INTERNAL)
@@ -201,6 +200,17 @@ def _format_usage() -> str:
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())
     return _USAGE.format(commands=rows)
+
+
+def _explain_os_error(error: OSError) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        where = f" at {error.filename}" if error.filename else ""
+        return f"the disk is full{where}; free some space and run again"
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return (
+            "this process may not open more files; raise the limit with `ulimit -n` and run again"
+        )
+    return _explain_internal(error)
 
 
 def _explain_internal(error: BaseException) -> str:

@@ -146,6 +146,20 @@ def test_a_broken_pipe_has_no_exit_code_of_a_verdict(command: str) -> None:
     assert run_command([command]) == ExitCode.CLOSED_OUTPUT
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_an_output_on_a_full_disk_is_one_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "goodput_core", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == ExitCode.INTERNAL
+    assert done.stderr == "error: the disk is full; free some space and run again\n"
+
+
 WAITS = """
 import time
 
