@@ -17,6 +17,7 @@ from goodput_core.control import (
     EngineReading,
     Knob,
     ReplicaPhase,
+    ReplicaReason,
     ServiceParams,
     ServiceState,
     Setpoint,
@@ -244,6 +245,37 @@ def test_a_change_for_bursts_names_their_rate() -> None:
     change = replicas_change(replace(decision, replicas=slower), recommended=None)
     assert change is not None
     assert "bursts" not in change.message, "more arrive now"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        pytest.param(
+            {"needed": 9, "replicas": 5}, "; 9 are needed, and 4 start at a time", id="up"
+        ),
+        pytest.param({"needed": 5, "replicas": 5}, "", id="as many as are needed"),
+        pytest.param(
+            {"reason": ReplicaReason.FEWER_SUFFICE, "current": 6, "held": 1, "replicas": 3},
+            "; one decision removes at most half",
+            id="down",
+        ),
+        pytest.param(
+            {"reason": ReplicaReason.FEWER_SUFFICE, "current": 6, "held": 4, "replicas": 4},
+            "",
+            id="as few as suffice",
+        ),
+    ],
+)
+def test_a_change_says_if_another_number_than_the_needed_one_is_decided(
+    changes: dict[str, Any], text: str
+) -> None:
+    decision = busy(replace(PARAMS, max_replicas=20)).decision
+    assert decision.replicas is not None
+    law = replace(decision.replicas, limited=False, **changes)
+    change = replicas_change(replace(decision, replicas=law), recommended=None)
+    assert change is not None
+    assert change.message.endswith(text)
+    assert ("; one decision" in change.message or "are needed" in change.message) is bool(text)
 
 
 @pytest.mark.parametrize(

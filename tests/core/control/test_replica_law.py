@@ -481,6 +481,19 @@ def test_a_sudden_step_of_the_load_is_not_a_trend() -> None:
     assert {d.replicas for d in service.decisions} == {10}
 
 
+def test_after_a_sudden_step_the_stated_rate_is_more_than_fewer_replicas_sustain() -> None:
+    service = Service(replicas=1)
+    service.run(1200, rate=5)
+    service.run(600, rate=60, startups_s=(120,))
+    added = [d for d in service.decisions if d.reason is ReplicaReason.DEMAND]
+    assert added
+    for decision in added:
+        arrivals, fewer = decision.arrivals_per_s, decision.fewer_sustained_per_s
+        assert arrivals is not None
+        assert fewer is not None
+        assert max(arrivals, decision.peak_per_s or 0) > fewer
+
+
 # --- no traffic, and missing measurements -------------------------------------------------------
 def test_without_traffic_the_number_falls_to_min_replicas() -> None:
     service = Service(replicas=3)
