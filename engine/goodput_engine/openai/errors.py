@@ -201,7 +201,8 @@ def is_overload(error: bytes | msgspec.Raw) -> bool:
 def reported_status(error: bytes | msgspec.Raw) -> int | None:
     """Return the status 4xx that an error object of a stream states; None without one.
 
-    The status is the code of the error, or that of its type if the code is no number.
+    The status is the code of the error, or that of its type if the code is no status of an error,
+    which are 400 to 599.
 
     Args:
         error: the value of `error` in an event, as JSON.
@@ -213,8 +214,8 @@ def reported_status(error: bytes | msgspec.Raw) -> int | None:
     code = decoded.code
     if isinstance(code, str) and len(code) == 3 and code.isascii() and code.isdigit():
         code = int(code)
-    if isinstance(code, int):
-        return code if 400 <= code < 500 else None
+    if isinstance(code, int) and 400 <= code < 600:
+        return code if code < 500 else None
     return _STATUSES.get(decoded.type) if isinstance(decoded.type, str) else None
 
 

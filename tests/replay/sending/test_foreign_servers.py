@@ -435,6 +435,9 @@ TYPES: dict[str, tuple[dict[str, object], int]] = {
         {"type": "invalid_request_error", "code": "context_length_exceeded"},
         400,
     ),
+    "a number that is no status": ({"type": "invalid_request_error", "code": 20015}, 400),
+    "a number of other errors as text": ({"type": "invalid_request_error", "code": "001"}, 400),
+    "a truth value": ({"type": "invalid_request_error", "code": False}, 400),
     "a wrong key": ({"type": "authentication_error"}, 401),
     "an unknown model": ({"type": "not_found_error", "code": None}, 404),
     "an error of the server that is called one of the request": (
