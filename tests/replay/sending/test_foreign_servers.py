@@ -450,7 +450,7 @@ TYPES: dict[str, tuple[dict[str, object], int]] = {
 
 
 @pytest.mark.parametrize(("fields", "status"), TYPES.values(), ids=TYPES)
-async def test_an_error_without_a_number_has_the_status_of_its_type(
+async def test_an_error_without_a_status_has_the_one_of_its_type(
     prepared: Prepared, fields: dict[str, object], status: int
 ) -> None:
     error = event({"error": {"message": "no", **fields}})

@@ -125,6 +125,16 @@ async def test_a_response_may_have_headers_of_64_kib(serve: Serve, prepared: Pre
     assert (record.outcome, record.output_tokens) == (Outcome.OK, 3), record.detail
 
 
+@pytest.mark.parametrize("coding", [b"identity", b"Identity", b" identity ", b"", b"identity,"])
+async def test_a_response_without_a_coding_is_not_compressed(
+    serve: Serve, prepared: Prepared, coding: bytes
+) -> None:
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Encoding: %b\r\n\r\n" % coding)
+    url = await serve(says(head, chunk(token("a", "stop") + DONE) + LAST))
+    record = await send(url, prepared())
+    assert (record.outcome, record.output_tokens) == (Outcome.OK, 1), record.detail
+
+
 async def test_send_lag_is_part_of_the_ttft(serve: Serve, prepared: Prepared) -> None:
     url = await serve(says(CHUNKED, chunk(token("a", "stop") + DONE) + LAST))
     record = await send(url, prepared(), lag_ns=7 * NS_PER_S)

@@ -64,6 +64,8 @@ _LOCAL_ERRORS: Final = frozenset(
 )
 # Names that this machine cannot resolve, and certificates that it does not trust.
 _SETUP_ERRORS: Final = (aiohttp.ClientConnectorDNSError, aiohttp.ClientConnectorCertificateError)
+# Names of a content coding that leave the body as it is; some servers send an empty one.
+_NO_CODING: Final = frozenset({"", "identity"})
 # Time allowed for the usage and [DONE] after the finish reason; some servers send neither and keep
 # the connection open.
 _FINISH_S: Final = 5.0
@@ -290,8 +292,8 @@ async def _read(
         body = await _read_start(response)
         outcome = Outcome.SHED if response.status in _SHED_STATUS else Outcome.ERROR
         return outcome, status_sentence(response.status, response.headers.get("Location"), body)
-    coding = response.headers.get("Content-Encoding", "identity")
-    if coding != "identity":
+    coding = ", ".join(response.headers.getall("Content-Encoding", ()))
+    if any(name.strip().lower() not in _NO_CODING for name in coding.split(",")):
         response.close()
         stream.deviations = (Deviation.COMPRESSED,)
         return Outcome.ERROR, f"the response is compressed ({coding}), which was not requested"
