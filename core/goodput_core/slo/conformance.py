@@ -23,7 +23,8 @@ class Deviation(StrEnum):
     CUT_OFF = "cut_off"
     """The server ended the output for its length, before the required length."""
     NO_FINISH_REASON = "no_finish_reason"
-    """The output ended without a finish reason, and before the limit in the request."""
+    """The output ended without a finish reason, and before the limit in the request or without
+    [DONE]."""
     EXCEEDED_LIMIT = "exceeded_limit"
     """The output has more tokens than the limit in the request."""
     WRONG_USAGE = "wrong_usage"
@@ -57,9 +58,9 @@ _TEXTS: Final = {
     "ignore_eos; --length-pinning none accepts the lengths that the model chooses",
     Deviation.CUT_OFF: "outputs were cut off before the length of their rows, by the context "
     "length or by a limit of the target",
-    Deviation.NO_FINISH_REASON: "outputs ended without a finish reason before their limit, as if "
-    "the target interrupts responses; llama_cpp.server does so on the next request, unless it has "
-    "--interrupt_requests false",
+    Deviation.NO_FINISH_REASON: "outputs ended without a finish reason, and before their limit "
+    "or without [DONE], as if the target interrupts responses; llama_cpp.server does so on the "
+    "next request, unless it has --interrupt_requests false",
     Deviation.EXCEEDED_LIMIT: "outputs have more tokens than max_tokens, which the target ignores",
     Deviation.WRONG_USAGE: "responses report a usage that contradicts their events or max_tokens",
     Deviation.NO_USAGE: "responses have no usage, although the requests asked for it, so "

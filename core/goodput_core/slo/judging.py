@@ -88,6 +88,8 @@ _INCOMPARABLE: Final = frozenset(
     }
 )
 _ENDED: Final = frozenset({Deviation.ENDED_EARLY, Deviation.NO_FINISH_REASON})
+# Deviations of an output that may be complete although it counts as an error.
+_UNEXPLAINED_END: Final = frozenset({Deviation.UNKNOWN_FINISH_REASON, Deviation.NO_FINISH_REASON})
 _FAILURES: Final = {
     Outcome.SHED: MissReason.SHED,
     Outcome.ERROR: MissReason.ERROR,
@@ -140,7 +142,8 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
 
     - An output with fewer tokens than pinned is not missed for that.
     - If the number of output tokens is uncertain, it is the largest possible one.
-    - A response with an unknown finish reason did not fail.
+    - A response with an unknown finish reason did not fail, and neither did one with all tokens
+      that has no finish reason.
     - A response that exceeds its token limit, whose output cannot be read, or that is not streamed
       or is compressed attains, and so does one that ended before its first token although the
       request forbids it.
@@ -157,7 +160,7 @@ def judge_favourably(record: RequestRecord, targets: Targets) -> Judgement:
     no_output = record.first_token_ns is None and not _ENDED.isdisjoint(deviations)
     if no_output or not _INCOMPARABLE.isdisjoint(deviations):
         return _ATTAINED
-    if record.outcome is Outcome.ERROR and Deviation.UNKNOWN_FINISH_REASON in deviations:
+    if record.outcome is Outcome.ERROR and not _UNEXPLAINED_END.isdisjoint(deviations):
         record = replace(record, outcome=Outcome.OK)
     tokens = (
         record.output_tokens if record.most_output_tokens is None else record.most_output_tokens

@@ -588,6 +588,18 @@ VERDICTS: dict[str, tuple[Answer, int, VerdictKind, Reason]] = {
     "outputs that were interrupted before their first token": (
         lambda _: [DONE], 40, VerdictKind.INVALID, Reason.NON_CONFORMING,
     ),
+    "complete outputs without a finish reason or [DONE]": (
+        lambda n: [*tokens(n), usage(n)], 40, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "complete outputs without a finish reason, [DONE] or usage": (
+        lambda n: [*tokens(n)], 40, VerdictKind.INVALID, Reason.NON_CONFORMING,
+    ),
+    "slow outputs without a finish reason or [DONE]": (
+        lambda n: [*tokens(n), usage(n)], 103, VerdictKind.FAIL, Reason.BELOW_OBJECTIVE,
+    ),
+    "interrupted outputs without [DONE]": (
+        lambda n: [*tokens(n - 3)], 40, VerdictKind.FAIL, Reason.BELOW_OBJECTIVE,
+    ),
     "slow outputs that were interrupted": (
         lambda n: [*tokens(n - 3), DONE], 400, VerdictKind.FAIL, Reason.BELOW_OBJECTIVE,
     ),

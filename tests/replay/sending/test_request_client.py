@@ -219,6 +219,31 @@ async def test_a_complete_response_is_ok_regardless_of_its_end(
     assert (record.outcome, record.detail, record.output_tokens) == (Outcome.OK, "", 1)
 
 
+WITH_LENGTH = HEAD + b"Content-Length: %d\r\n\r\n" % len(token() * 3)
+UNFINISHED = {
+    "with its last chunk": (says(CHUNKED, chunk(token() * 3) + LAST), True),
+    "at its length": (says(WITH_LENGTH, token() * 3), True),
+    "early": (says(CHUNKED, chunk(token() * 2) + LAST), False),
+    "in an event": (says(CHUNKED, chunk(token() * 3 + b"data: {") + LAST), False),
+    "by closing the connection": (says(UNTIL_CLOSED, token() * 3, close=True), False),
+    "without its last chunk": (says(CHUNKED, chunk(token() * 3), close=True), False),
+    "before its length": (
+        says(WITH_LENGTH.replace(b"gth: ", b"gth: 1"), token() * 3, close=True),
+        False,
+    ),
+    "with an error": (says(CHUNKED, chunk(token() * 3 + event({"error": "no"})) + LAST), False),
+}
+
+
+@pytest.mark.parametrize(("script", "in_doubt"), UNFINISHED.values(), ids=UNFINISHED)
+async def test_an_output_without_a_finish_reason_may_be_complete_if_its_body_ended(
+    serve: Serve, prepared: Prepared, script: Script, in_doubt: bool
+) -> None:
+    record = await send(await serve(script), prepared(output_tokens=3))
+    assert record.outcome is Outcome.ERROR
+    assert (Deviation.NO_FINISH_REASON in record.deviations) is in_doubt
+
+
 async def test_a_reset_after_the_finish_reason_leaves_a_complete_response(
     serve: Serve, prepared: Prepared
 ) -> None:

@@ -324,6 +324,8 @@ async def _read(
         return Outcome.OK, ""
     if stream.parser.inside_event:
         return Outcome.ERROR, "the stream ended in the middle of an event"
+    # Without a length or chunks, an interrupted body looks like a complete one.
+    stream.ended = any(name in response.headers for name in ("Content-Length", "Transfer-Encoding"))
     return Outcome.ERROR, "the stream ended before the response was complete"
 
 

@@ -6,6 +6,7 @@ decided in `goodput_core.slo.conformance`; this module reports what the server s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from goodput_core.slo.conformance import Deviation, TokenCount, count_tokens
@@ -43,6 +44,7 @@ class ResponseReader:
         "deviations",
         "done",
         "end_ns",
+        "ended",
         "events",
         "failure",
         "finish_reason",
@@ -69,6 +71,7 @@ class ResponseReader:
         self.cached_tokens: int | None = None
         self.finish_reason: str | None = None
         self.done = False
+        self.ended = False  # the body ended where its length or its last chunk says
         self.failure: str | None = None
         self.overloaded = False
         self.reported_status: int | None = None
@@ -196,8 +199,8 @@ class ResponseReader:
             pinned: True if the output must have exactly `limit` tokens.
             complete: True if the response ended without a failure.
         """
-        if complete:
-            return count_tokens(
+        if complete or (self.ended and self.failure is None):
+            count = count_tokens(
                 self.events,
                 self.usage_tokens,
                 limit=limit,
@@ -205,5 +208,11 @@ class ResponseReader:
                 at_limit=self.finish_reason == _AT_LIMIT,
                 finished=self.finish_reason is not None,
             )
+            if complete:
+                return count
+            if limit is not None and count.tokens >= limit:
+                # All tokens arrived, but neither a finish reason nor [DONE].
+                deviations = (Deviation.NO_FINISH_REASON, *count.deviations)
+                return replace(count, deviations=deviations)
         tokens = self.events if self.usage_tokens is None else self.usage_tokens
         return TokenCount(tokens=tokens, most_tokens=tokens, deviations=self.deviations)
