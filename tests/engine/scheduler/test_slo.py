@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -651,7 +651,7 @@ HOPELESS = {
 
 @pytest.mark.parametrize("targets", HOPELESS.values(), ids=HOPELESS)
 def test_nothing_is_kept_free_for_requests_that_even_an_idle_engine_would_miss(
-    targets: dict[str, int],
+    targets: dict[str, Any],
 ) -> None:
     """Half of the capacity is asked for, and four times as much by hopeless requests."""
     bench = SloBench(left=20)
