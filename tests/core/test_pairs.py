@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -127,7 +127,7 @@ def formula(sample: list[PairCounts], confidence: float) -> tuple[float, float]:
     for is_idle, run in groupby(range(seconds), key=lambda second: arrived[second] == 0):
         gap = list(run)
         kept += [] if is_idle and len(gap) > max(1, seconds // 60) else gap
-    seconds = len(kept)
+    gaps, seconds = len(kept) < seconds, len(kept)
     within, losses, gains = [0.0] * count, [0.0], [0.0]
     finest = min(60, seconds)
     for blocks in (finest, *(b for b in (30, 15, 8) if b < finest)):
@@ -138,9 +138,10 @@ def formula(sample: list[PairCounts], confidence: float) -> tuple[float, float]:
             rows = zip(pair.gained, pair.lost, pair.total, strict=True)
             e = [(g - c - d * n) / sum(pair.total) for g, c, n in rows]
             e = [e[second] for second in kept]
-            sums = [sum(e[b * length : (b + 1) * length]) for b in range(blocks)]
+            ends = [b * (seconds if gaps else length * blocks) // blocks for b in range(blocks + 1)]
+            sums = [sum(e[begin:end]) for begin, end in pairwise(ends)]
             spread = sum((s - sum(sums) / blocks) ** 2 for s in sums) * blocks / (blocks - 1)
-            spread *= inflation * seconds / (blocks * length)
+            spread *= inflation * seconds / ends[-1]
             within[number] = max(within[number], spread)
             at_offsets += [sum((e + e)[at : at + length]) for at in range(seconds)]
         gains.append(max(at_offsets) + min(at_offsets))

@@ -432,7 +432,7 @@ def block_scales(
         outage_s: length of the longest declared outage.
     """
     kept = _without_long_gaps(total)
-    if len(kept) < len(total):
+    if has_gaps := len(kept) < len(total):
         residuals = [residuals[second] for second in kept]
         outage_s = _most_within(kept, outage_s)
     seconds = len(residuals)
@@ -446,12 +446,14 @@ def block_scales(
         block_counts.append(max(2, int(seconds / outage_s)))
     for blocks in block_counts:
         length = seconds // blocks
+        # So few seconds may be left that those behind equal blocks would be a large part of them.
+        ends = [b * seconds // blocks if has_gaps else b * length for b in range(blocks + 1)]
         # All residuals add up to 0, so the sums continue around the end of the window.
         offset_sums = list(map(sub, [*sums[length:], *sums[1:length]], sums))
-        block_sums = [(sums[(b + 1) * length] - sums[b * length]) / unit for b in range(blocks)]
+        block_sums = [(sums[end] - sums[begin]) / unit for begin, end in pairwise(ends)]
         yield BlockScale(
             blocks=blocks,
-            variance=_sum_variance(block_sums) * seconds / (blocks * length),
+            variance=_sum_variance(block_sums) * seconds / ends[-1],
             highest=max(offset_sums) / unit,
             lowest=min(offset_sums) / unit,
         )
