@@ -136,7 +136,7 @@ async def test_the_policy_slo_rejects_a_request_that_would_miss_its_ttft_target(
             body = await rejected.json()
         assert rejected.status == 429
         assert int(rejected.headers["Retry-After"]) >= 1
-        assert "the target for the time to first token" in body["error"]["message"]
+        assert "cannot meet the latency targets" in body["error"]["message"]
         assert body["error"]["code"] == "rate_limit_exceeded"
         state = await engine.state_when(lambda state: state["shed"] == 1)
         assert not state["saturated"], "the queue has room: another policy would have let it in"

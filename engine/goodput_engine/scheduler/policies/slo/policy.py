@@ -237,9 +237,10 @@ class SloPolicy(SchedulingPolicy):
         if favoured is None or favoured.state in _ENDED:
             overdue_ns = self.view.now_ns - _AGEING_NS
             started = (r for r in self.view.prefilling() if r.rid in forecast.lost)
+            late = min(chain(forecast.late, started), key=_by_arrival, default=None)
             # Those without a due time would wait for all others.
             undue = (p.request for p in forecast.prompts if p.due_ns >= NEVER_NS)
-            oldest = min(chain(forecast.late, started, undue), key=_by_arrival, default=None)
+            oldest = min(undue, key=_by_arrival, default=None) if late is None else late
             overdue = oldest is not None and oldest.arrival_ns <= overdue_ns
             self._favoured = forecast.favoured = oldest if overdue else None
 
