@@ -457,11 +457,14 @@ class SLOAdmission:
         )
 
     def _is_hopeless(self, request: ScheduledRequest, forecast: Forecast) -> bool:
-        return self._model.steps > 0 and is_hopeless(
+        if not self._model.steps:
+            return False
+        has_end = request.targets.e2e_ns is not None  # only then does the length matter
+        return is_hopeless(
             request,
             self._model,
             token_budget=self._view.limits.token_budget,
-            output_tokens=forecast.least_tokens(request),
+            output_tokens=forecast.least_tokens(request) if has_end else 1,
         )
 
     def _is_idle(self, prompts: list[Prompt]) -> bool:
