@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tools.e2e.installation import ChartRelease
 
-__all__ = ["judge", "start_recordings"]
+__all__ = ["judge", "recordings"]
 
 _RECORDINGS: Final = 4
 """One more than a gate needs, because a busy machine may make one of them invalid."""
 _REPLAY: Final = str(Path(sys.executable).parent / "replay")
 
 
-def start_recordings(
+@contextmanager
+def recordings(
     installation: ChartRelease,
     name: str,
     folder: Path,
@@ -26,8 +30,8 @@ def start_recordings(
     slo: object,
     trace: Path,
     window_s: int,
-) -> list[subprocess.Popen[str]]:
-    """Start recordings of one pair of runs each.
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start recordings of one pair of runs each, and end them with the block.
 
     Args:
         installation: the installation of the operator.
@@ -43,15 +47,19 @@ def start_recordings(
     url = installation.url(name)
     words = [_REPLAY, "ab", "--trace", str(trace), "--window", f"0s..{window_s}s", "--pairs", "1"]
     words += ["--target", url, "--target", url, "--slo", str(slo_file), "--yes"]
-    return [
-        subprocess.Popen(
-            installation.client_command(*words, "--out", str(folder / f"night-{night}")),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for night in range(_RECORDINGS)
-    ]
+    with ExitStack() as stack:
+        running = []
+        for night in range(_RECORDINGS):
+            process = subprocess.Popen(
+                installation.client_command(*words, "--out", str(folder / f"night-{night}")),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            running.append(process)
+        yield running
 
 
 def judge(run: Path, *options: str) -> dict[str, Any]:

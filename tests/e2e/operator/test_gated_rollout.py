@@ -21,7 +21,7 @@ from tools.cluster.handle import wait_for
 from tools.cluster.starting import ROOT
 from tools.e2e.clients import replay_load
 from tools.e2e.installation import OPERATOR_PODS, conditions_of
-from tools.e2e.recordings import judge, start_recordings
+from tools.e2e.recordings import judge, recordings
 from tools.e2e.watching import ServingEngines, watching
 
 from goodput_replay.runs.record_rows import read_judged
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WINDOW_S = 22
 """A PASS needs requests in twenty seconds."""
 PER_S = 10
-DENSE_PER_S = 30
+DENSE_PER_S = 15
 PROFILES: dict[str, dict[str, float]] = {
     "fast": {"c0_ms": 20},
     "slow": {"c0_ms": 250},
@@ -550,7 +550,9 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
         "faulty",
         model={"source": "emulated:///devices/narrow.yaml"},
         slo={"classes": [{**interactive, "objective": "99.5%"}]},
-        rollout={"gate": {"trace": "pvc://gates/dense.parquet", "window": {"endSeconds": 11}}},
+        rollout={
+            "gate": {"trace": "pvc://gates/dense.parquet", "window": {"endSeconds": WINDOW_S}}
+        },
     )
     installation.patch("alike", model={"source": "emulated:///devices/alike.yaml"})
     for name in ("traceless", "returned"):
@@ -567,52 +569,51 @@ def test_only_lost_requests_fail_a_change_and_a_recorded_baseline_needs_one_engi
     installation.wait_settled("returned")
     assert installation.status("returned")["currentRevision"] == stable
     assert not gate_of(installation, "returned")
-    recordings = start_recordings(
+    with recordings(
         installation,
         "returned",
         storage / "history",
         slo=SLO,
         trace=storage / "trace.parquet",
         window_s=WINDOW_S,
-    )
+    ) as running:
+        sentence = f"Job {theirs[1]} is not controlled by this LLMService"
+        wait_for(
+            lambda: sentence in gate_of(installation, "traceless").get("message", ""),
+            "the Job of another owner is reported",
+            timeout_s=300,
+        )
+        assert installation.condition("traceless", "Stalled")[0] == "NameConflict"
+        installation.kubectl("delete", *theirs)
+        paused = wait_phase(installation, "traceless", "Paused", timeout_s=300)
+        tell(paused["message"])
+        assert "pvc://gates/absent.parquet: no such file" in paused["message"]
+        assert installation.condition("traceless", "RolloutPaused")[0] == "GateInvalid"
+        assert "failedRevision" not in installation.status("traceless")
+        wait_for(lambda: not trial_pods(installation, "traceless"), "the pair is gone")
 
-    sentence = f"Job {theirs[1]} is not controlled by this LLMService"
-    wait_for(
-        lambda: sentence in gate_of(installation, "traceless").get("message", ""),
-        "the Job of another owner is reported",
-        timeout_s=300,
-    )
-    assert installation.condition("traceless", "Stalled")[0] == "NameConflict"
-    installation.kubectl("delete", *theirs)
-    paused = wait_phase(installation, "traceless", "Paused", timeout_s=300)
-    tell(paused["message"])
-    assert "pvc://gates/absent.parquet: no such file" in paused["message"]
-    assert installation.condition("traceless", "RolloutPaused")[0] == "GateInvalid"
-    assert "failedRevision" not in installation.status("traceless")
-    wait_for(lambda: not trial_pods(installation, "traceless"), "the pair is gone")
+        failed, alike = (
+            wait_phase(installation, name, "Passed", "Failed", "Paused", timeout_s=400)
+            for name in ("faulty", "alike")
+        )
+        tell(f"faulty: {failed['message']}")
+        tell(f"alike: {alike['message']}")
+        assert (failed["phase"], failed["verdict"]) == ("Failed", "FAIL"), failed
+        assert "12 of 12 misses are error responses" in failed["message"]
+        assert installation.status("faulty")["currentRevision"] == failed["baseline"]
+        check_failure(installation, "faulty", failed, stable=failed["baseline"], tell=tell)
+        assert alike["verdict"] in {"PASS", "INCONCLUSIVE"}, alike
+        check_plugin(installation, storage, failed)
+        assert plugin(installation, "traceless").returncode == 3, "INVALID"
+        with unlike_nodes(installation):
+            start_gates_without_a_place(installation)
+            check_quota(installation, tell)
+            check_gates_without_a_place(installation, tell)
+        check_retry(installation, failed)
 
-    failed, alike = (
-        wait_phase(installation, name, "Passed", "Failed", "Paused", timeout_s=400)
-        for name in ("faulty", "alike")
-    )
-    tell(f"faulty: {failed['message']}")
-    tell(f"alike: {alike['message']}")
-    assert (failed["phase"], failed["verdict"]) == ("Failed", "FAIL"), failed
-    assert "12 of 12 misses are error responses" in failed["message"]
-    assert installation.status("faulty")["currentRevision"] == failed["baseline"]
-    check_failure(installation, "faulty", failed, stable=failed["baseline"], tell=tell)
-    assert alike["verdict"] in {"PASS", "INCONCLUSIVE"}, alike
-    check_plugin(installation, storage, failed)
-    assert plugin(installation, "traceless").returncode == 3, "INVALID"
-    with unlike_nodes(installation):
-        start_gates_without_a_place(installation)
-        check_quota(installation, tell)
-        check_gates_without_a_place(installation, tell)
-    check_retry(installation, failed)
-
-    for recording in recordings:
-        output, _ = recording.communicate(timeout=240)
-        tell(output)
+        for recording in running:
+            output, _ = recording.communicate(timeout=240)
+            tell(output)
     recorded = {"baseline": "Recorded", "history": "pvc://gates/history", "pairs": 1}
     installation.patch("returned", rollout={"gate": {**recorded, "trace": GATE["trace"]}})
     wait_for(

@@ -19,7 +19,7 @@ import pytest
 from tools.cluster.handle import wait_for
 from tools.cluster.layout import API_ADDRESS
 from tools.e2e.installation import conditions_of
-from tools.e2e.recordings import judge, start_recordings
+from tools.e2e.recordings import judge, recordings
 from tools.s3.server import BUILD, StorageServer, program
 
 from goodput_traces.sample import sample_path
@@ -130,51 +130,53 @@ def test_records_are_written_to_a_store_merged_from_it_and_judged(
 ) -> None:
     replay("kept")
     nights = store.bucket("runs") / "history"
-    recordings = start_recordings(
+    with recordings(
         installation, "stored", nights, slo=SLO, trace=sample_path(), window_s=WINDOW_S
-    )
-    wait_for(lambda: status_of(installation, "kept").get("phase") == "Running", "kept runs", 180)
-    began = time.monotonic()
-    nowhere = StorageServer(
-        address=f"{API_ADDRESS}:7099", folder=store.folder, access_key="", secret_key=""
-    )
-    refused = {
-        "bucket": ({"records": store.uri("absent/runs")}, "s3://absent/runs/"),
-        "trace": ({"trace": store.uri("absent/x.parquet")}, "s3://absent/x.parquet: no such"),
-        "key": ({"key": "former-key"}, "s3://traces/sample.parquet: cannot be read: "),
-        "endpoint": ({"records": nowhere.uri("runs/a")}, "s3://runs/a/"),
-    }
-    for name, (change, _) in refused.items():
-        replay(name, shards=1, **change)
-    for name, (_, words) in refused.items():
-        status = finished(installation, name)
-        tell(f"{name} after {time.monotonic() - began:.0f} s: {status['message']}")
-        assert (status["verdict"], status["reason"]) == ("INVALID", "ShardFailed"), status
-        assert f"failed before the start: {words}" in status["message"]
-        assert conditions_of(installation.get("tracereplay", name))["Passed"] == "Unknown"
+    ) as running:
+        wait_for(
+            lambda: status_of(installation, "kept").get("phase") == "Running", "kept runs", 180
+        )
+        began = time.monotonic()
+        nowhere = StorageServer(
+            address=f"{API_ADDRESS}:7099", folder=store.folder, access_key="", secret_key=""
+        )
+        refused = {
+            "bucket": ({"records": store.uri("absent/runs")}, "s3://absent/runs/"),
+            "trace": ({"trace": store.uri("absent/x.parquet")}, "s3://absent/x.parquet: no such"),
+            "key": ({"key": "former-key"}, "s3://traces/sample.parquet: cannot be read: "),
+            "endpoint": ({"records": nowhere.uri("runs/a")}, "s3://runs/a/"),
+        }
+        for name, (change, _) in refused.items():
+            replay(name, shards=1, **change)
+        for name, (_, words) in refused.items():
+            status = finished(installation, name)
+            tell(f"{name} after {time.monotonic() - began:.0f} s: {status['message']}")
+            assert (status["verdict"], status["reason"]) == ("INVALID", "ShardFailed"), status
+            assert f"failed before the start: {words}" in status["message"]
+            assert conditions_of(installation.get("tracereplay", name))["Passed"] == "Unknown"
 
-    kept = finished(installation, "kept")
-    tell(f"kept: {kept['message']}")
-    assert (kept["verdict"], kept["reason"]) == ("PASS", "Attained"), kept
-    assert kept["report"] == store.uri(
-        f"runs/nights/kept-{uid_of(installation, 'kept')[:8]}/merged"
-    )
-    merged = store.bucket("runs") / kept["report"].partition("?")[0].removeprefix("s3://runs/")
-    summary = json.loads((merged / "summary.json").read_text(encoding="utf-8"))
-    assert summary["overall"]["requests"] == kept["requests"] > 50
-    assert {path.name for path in merged.parent.iterdir()} == {"shard-0", "shard-1", "merged"}
-    assert not list(merged.parent.rglob(".writable"))
+        kept = finished(installation, "kept")
+        tell(f"kept: {kept['message']}")
+        assert (kept["verdict"], kept["reason"]) == ("PASS", "Attained"), kept
+        assert kept["report"] == store.uri(
+            f"runs/nights/kept-{uid_of(installation, 'kept')[:8]}/merged"
+        )
+        merged = store.bucket("runs") / kept["report"].partition("?")[0].removeprefix("s3://runs/")
+        summary = json.loads((merged / "summary.json").read_text(encoding="utf-8"))
+        assert summary["overall"]["requests"] == kept["requests"] > 50
+        assert {path.name for path in merged.parent.iterdir()} == {"shard-0", "shard-1", "merged"}
+        assert not list(merged.parent.rglob(".writable"))
 
-    gate = {"baseline": kept["report"], "margin": "5%"}
-    replay("beside-kept", shards=1, gate=gate)
-    compared = finished(installation, "beside-kept")
-    tell(f"compared: {compared['message']} {compared['interval']}")
-    assert "against the baseline in one pair of runs" in compared["message"]
-    assert compared["interval"].startswith("interactive: ")
+        gate = {"baseline": kept["report"], "margin": "5%"}
+        replay("beside-kept", shards=1, gate=gate)
+        compared = finished(installation, "beside-kept")
+        tell(f"compared: {compared['message']} {compared['interval']}")
+        assert "against the baseline in one pair of runs" in compared["message"]
+        assert compared["interval"].startswith("interactive: ")
 
-    for recording in recordings:
-        output, _ = recording.communicate(timeout=240)
-        tell(output)
+        for recording in running:
+            output, _ = recording.communicate(timeout=240)
+            tell(output)
     replay("beside-nights", shards=1, gate={"history": store.uri("runs/history"), "margin": "20%"})
     compared = finished(installation, "beside-nights")
     tell(f"beside nights: {compared['message']} {compared['interval']}")

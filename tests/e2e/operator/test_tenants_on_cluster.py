@@ -161,8 +161,8 @@ def bench(
         )
     yield bench
     for replay in bench.replays.values():
-        replay.kill()
-        replay.wait()
+        with replay:
+            replay.kill()
     installation.kubectl("delete", f"llmservice/{NAME}", f"secret/{SECRET}")
     installation.wait_deleted(NAME)
 

@@ -195,7 +195,7 @@ async def test_a_promise_that_no_step_of_the_model_can_keep_gets_429(
     assert response.status == 429, answer
     assert int(response.headers["Retry-After"]) >= 1
     assert answer["error"]["code"] == "rate_limit_exceeded"
-    assert "the target for the time to first token" in answer["error"]["message"]
+    assert "the latency targets of the request, even without others" in answer["error"]["message"]
     assert not json.loads(response.headers[HEADER_LOAD])["saturated"]
     await engine.state_when(lambda state: state["shed"] == shed + 1)
     response, answer = await post(engine, prompt, PATIENT, max_tokens=1)
