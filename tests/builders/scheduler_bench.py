@@ -252,6 +252,7 @@ class SchedulerBench:
         tables = [r.blocks for r in self.requests.values()]
         live = {block for table in tables for block in table}
         assert pool.free_blocks + len(live) == pool.total_blocks
+        assert 0 <= self.scheduler.shared_blocks() <= len(live)
         copies = sum(len(r.host_blocks) for r in self.requests.values())
         assert self.host.free_blocks + copies == self.host.total_blocks
 

@@ -85,6 +85,10 @@ class BlockPool:
             hits.append(block)
         return hits
 
+    def is_published(self, block_hash: int) -> bool:
+        """Return True if a block with this hash can be reused."""
+        return block_hash in self._by_hash
+
     def idle(self, blocks: Iterable[int]) -> int:
         """Return the number of free blocks among these; sharing makes them live."""
         references = self._references

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goodput_core.spec.choices import LateRequests, Preemption
 from goodput_core.steptime import StepShape
-from goodput_engine.scheduler.plan import StepPlan
-from goodput_engine.scheduler.request_table import InFlight
+from goodput_engine.scheduler.plan import InFlight, StepPlan
 
 if TYPE_CHECKING:
     from array import array

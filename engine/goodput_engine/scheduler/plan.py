@@ -10,6 +10,7 @@ created in a third of the time, and creation was half of the cost of a step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,7 @@ __all__ = [
     "Admitted",
     "Chunk",
     "Copy",
+    "InFlight",
     "Join",
     "Progress",
     "RequestFailure",
@@ -243,3 +245,22 @@ class StepBuilder:
     pending: int | None = None
     owed: int = 0
     starved: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A plan that has not been committed, and the requests that its commit affects.
+
+    Args:
+        plan: the plan that the scheduler returned.
+        requests: the requests of its chunks, in the order of the chunks.
+        copied: requests whose copy ends with this plan.
+    """
+
+    plan: StepPlan
+    requests: list[ScheduledRequest]
+    copied: Sequence[ScheduledRequest] = ()
+    leavers: list[ScheduledRequest] = field(default_factory=list)
+    """Requests that decode in this plan and left the batch afterwards."""
+    releases: list[ScheduledRequest] = field(default_factory=list)
+    """Requests whose blocks no later plan uses, and which its commit releases."""

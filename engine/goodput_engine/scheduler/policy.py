@@ -195,11 +195,26 @@ class SchedulerView:
         """Number of free KV blocks that hold a reusable prefix."""
         return self._table.kv.cached_blocks
 
-    def cached_tokens(self, request: ScheduledRequest) -> int:
-        """Return the number of prompt tokens that need not be computed if it starts now."""
+    def expect_hits(self, request: ScheduledRequest) -> None:
+        """Set the prefix hits of a request that has not started to those that it has now."""
         kv = self._table.kv
-        most = (request.input_tokens - 1) // kv.block_size
-        return len(kv.match(request.block_hashes, most)) * kv.block_size
+        hits = kv.match(request.block_hashes, (request.input_tokens - 1) // kv.block_size)
+        request.cached_tokens = len(hits) * kv.block_size
+        request.shared_tokens = (len(hits) - kv.idle(hits)) * kv.block_size
+
+    def is_cached(self, block_hash: int) -> bool:
+        """Return True if the prefix cache has the block with this hash."""
+        return self._table.kv.is_published(block_hash)
+
+    def shared_blocks(self) -> int:
+        """Return the number of used blocks whose first holder has ended: no request owns them."""
+        kv = self._table.kv
+        own = sum(
+            len(request.blocks) - request.shared_tokens // kv.block_size
+            for request in self._table.requests.values()
+            if request.blocks
+        )
+        return kv.total_blocks - kv.free_blocks - own
 
     def pending_blocks(self) -> int:
         """Return the number of used blocks that will become free without a further eviction."""

@@ -15,17 +15,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from goodput_core.slo.targets import Targets
-from goodput_engine.scheduler.plan import Progress
+from goodput_engine.scheduler.plan import InFlight, Progress
 
 if TYPE_CHECKING:
     from goodput_engine.kv.blocks import BlockPool, HostPool
     from goodput_engine.scheduler.decode_batch import DecodeBatch  # noqa: TC004 - a cycle
-    from goodput_engine.scheduler.plan import StepPlan
     from goodput_engine.scheduler.policy import WaitingQueue
 
 __all__ = [
     "FcfsQueue",
-    "InFlight",
     "RequestState",
     "RequestTable",
     "ScheduledRequest",
@@ -107,6 +105,10 @@ class ScheduledRequest:
     """Number of its leading blocks that are in the prefix cache."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at its first admission; before, the expected ones."""
+    shared_tokens: int = 0
+    """Those in blocks that other requests held at its last admission; before, the expected ones."""
+    awaited_tokens: int = 0
+    """Before its start: prompt tokens that others compute first, so that it will find them."""
     first_scheduled_ns: int = 0
     preemptions: int = 0
     last_plan: int = 0
@@ -171,6 +173,16 @@ class ScheduledRequest:
         return self.input_tokens + self.sampled_tokens
 
     @property
+    def expected_hits(self) -> int:
+        """Before its start: prompt tokens that it will find in the prefix cache."""
+        return self.cached_tokens + self.awaited_tokens
+
+    @property
+    def own_tokens(self) -> int:
+        """Total tokens without those in blocks that it takes from other requests."""
+        return self.total_tokens - self.shared_tokens - self.awaited_tokens
+
+    @property
     def displaceable(self) -> bool:
         """True if it may be evicted for a waiting request; a late one may be, even if stuck."""
         return self.counted_late or not self.is_stuck
@@ -211,32 +223,6 @@ class FcfsQueue:
 
     def __iter__(self) -> Iterator[ScheduledRequest]:
         return iter(self._waiting.values())
-
-
-class InFlight:
-    """A plan that has not been committed, and the requests that its commit affects.
-
-    Args:
-        plan: the plan that the scheduler returned.
-        requests: the requests of its chunks, in the order of the chunks.
-        copied: requests whose copy ends with this plan.
-    """
-
-    __slots__ = ("copied", "leavers", "plan", "releases", "requests")
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        requests: list[ScheduledRequest],
-        copied: Sequence[ScheduledRequest] = (),
-    ) -> None:
-        self.plan = plan
-        self.requests = requests
-        self.copied = copied
-        self.leavers: list[ScheduledRequest] = []
-        """Requests that decode in this plan and left the batch afterwards."""
-        self.releases: list[ScheduledRequest] = []
-        """Requests whose blocks no later plan uses, and which its commit releases."""
 
 
 class RequestTable:

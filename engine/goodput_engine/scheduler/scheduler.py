@@ -34,6 +34,7 @@ from goodput_engine.scheduler.fast_forward import FastForward
 from goodput_engine.scheduler.plan import (
     Admitted,
     Chunk,
+    InFlight,
     Progress,
     StepBuilder,
     StepOutcome,
@@ -41,7 +42,7 @@ from goodput_engine.scheduler.plan import (
 )
 from goodput_engine.scheduler.policy import SchedulerView
 from goodput_engine.scheduler.preemption import Evictor
-from goodput_engine.scheduler.request_table import InFlight, RequestState, RequestTable
+from goodput_engine.scheduler.request_table import RequestState, RequestTable
 from goodput_engine.scheduler.transfer.kv_transfer import KVTransfer
 
 if TYPE_CHECKING:
@@ -294,13 +295,14 @@ class Scheduler(SchedulerView):
                 self._blocked = blocked
             return False
         table.dequeue(request)
+        request.shared_tokens = (len(hits) - kv.idle(hits)) * kv.block_size
         kv.share(hits)
         request.blocks = hits + kv.allocate(needed)
         request.published_blocks = len(hits)
         request.base_computed = cached
         if not request.admitted_tokens:
             request.first_scheduled_ns = self.now_ns
-            request.cached_tokens = cached
+            request.cached_tokens, request.awaited_tokens = cached, 0
         request.admitted_tokens = total
         request.admitted_ns = self.now_ns
         self.admission.starts_ns.append(self.now_ns)

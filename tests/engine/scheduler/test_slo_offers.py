@@ -223,6 +223,25 @@ def test_a_full_load_of_a_higher_priority_outbids_whatever_its_value() -> None:
     assert offered.outbids(OfferedWork.rank(0, 1e6, 1.0), 20 * NS_PER_S)
 
 
+def test_nothing_is_outbid_after_the_better_requests_have_stopped() -> None:
+    offered = _offered(_BETTER, load=4, refused=True, window_s=0.5)
+    ended_ns = 199 * NS_PER_S // 10
+    assert offered.outbids(_WORSE, ended_ns + NS_PER_S)
+    assert not offered.outbids(_WORSE, ended_ns + NS_PER_S + 1)
+
+
+def test_a_class_with_an_hour_until_its_latest_start_hides_no_load() -> None:
+    offered = _offered(_BETTER, load=2.0, window_s=0.5)
+    held = offered.held_back(_WORSE, 20 * NS_PER_S)
+    patient = OfferedWork.rank(0, 0.1, 1.0)
+    for _ in range(3):
+        offered.add(
+            patient, NS_PER_S / 10, window_ns=3600 * NS_PER_S, stay_ns=0.0, now_ns=20 * NS_PER_S
+        )
+    assert offered.held_back(_WORSE, 20 * NS_PER_S) == pytest.approx(held, rel=0.1)
+    assert offered.held_back(patient, 20 * NS_PER_S) == pytest.approx(held, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("load", "refused"), [(0.8, True), (1.5, False)], ids=["not a full load", "none is refused"]
 )

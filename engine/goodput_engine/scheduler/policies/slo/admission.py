@@ -290,7 +290,6 @@ class SLOAdmission:
         """Predict what a new request uses of the device, of KV memory and of places."""
         view, model = self._view, self._model
         prompt, left = forecast.prompt(request), forecast.tokens_left(request)
-        # Prefix hits count here: they may be gone, and the account must not be too small.
         tokens, decodes = request.input_tokens, forecast.all_decodes
         half = max(1, view.limits.token_budget // 2)
         one_ns, two_ns = (model.step_ns(decodes.with_chunk(0, n * half)) for n in (1, 2))
@@ -304,7 +303,7 @@ class SLOAdmission:
         # Not at the pace beside prompts, which may be refused.
         length_ns = prompt.work_ns + left * forecast.token_ns
         work_ns = max(
-            tokens * (two_ns - one_ns) / half + left * decode_ns,
+            forecast.prompt_tokens(request) * (two_ns - one_ns) / half + left * decode_ns,
             length_ns * stay.blocks / view.total_blocks,
             length_ns / view.limits.max_num_seqs,
         )
@@ -410,7 +409,7 @@ class SLOAdmission:
     def _is_next(self, new: Prompt, prompts: Iterable[Prompt], forecast: Forecast) -> bool:
         """Return True if the next step computes a new prompt and all that precede it, in time."""
         begins_ns = forecast.begins_ns
-        if new.request.host_blocks:
+        if new.request.host_blocks or new.request.awaited_tokens:
             return False
         within_ns = min(forecast.within_ns, new.due_ns - begins_ns) * SAFETY
         within_ns = min(within_ns, forecast.longest_ns)

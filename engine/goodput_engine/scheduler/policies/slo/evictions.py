@@ -28,7 +28,7 @@ _LOSS_SCALE: Final = 10**12  # eviction keys are integers, weights divided by to
 def _freed_after(forecast: Forecast) -> Callable[[int], float]:
     """Return a function: the time until the ends of running requests free so many tokens."""
     ends = forecast.ends()
-    freed = [*accumulate(running.total_tokens for *_, running in ends)]
+    freed = [*accumulate(running.own_tokens for *_, running in ends)]
 
     def freed_ns(tokens: int) -> float:
         at = bisect_left(freed, tokens)
@@ -47,7 +47,7 @@ def urgent_ns(
 ) -> float:
     """Return the slack from which a waiting prompt must start, or find room by evictions."""
     slack_ns = max(3 * forecast.token_ns, _URGENT_STEPS * forecast.step_ns)
-    if request.total_tokens <= free:
+    if request.own_tokens <= free:
         return slack_ns
     return slack_ns + copies_ns(request, forecast, view, step_ns=forecast.step_ns)
 
@@ -76,7 +76,7 @@ class EvictionOrder:
         # If no target can be ensured, the loss is divided by the memory that becomes free.
         if not forecast.ensures_targets:
             left = forecast.tokens_left(request)
-            freed = (request.total_tokens + left / 2) * left
+            freed = (request.own_tokens + left / 2) * left
             lost = (lost + _LEAST_LOSS * request.weight) / freed
         lost = int(lost * _LOSS_SCALE)
         if not lost and self._can_wait_for_others(request):
@@ -155,7 +155,7 @@ class Displacement:
                 freed_ns is not None
                 and running.sampled_tokens
                 and pause_ns(running, forecast) - backlog_ns
-                > min(stay_ns, freed_ns(request.total_tokens + running.total_tokens))
+                > min(stay_ns, freed_ns(request.own_tokens + running.own_tokens))
             ):
                 going.append(running)
             elif urgent and running.priority < request.priority:
@@ -177,9 +177,9 @@ class Displacement:
         free, view = free_tokens(self._view), self._view
         is_full = view.num_running >= view.limits.max_num_seqs
         for request in waiting:
-            missing = request.total_tokens - free
+            missing = request.own_tokens - free
             if (is_full or missing > 0) and self.is_urgent(request):
-                found = sum(victim.total_tokens for victim in self.victims(request))
+                found = sum(victim.own_tokens for victim in self.victims(request))
                 return request if found >= max(1, missing) else None
         return None
 
@@ -199,13 +199,13 @@ class Displacement:
             if not self.is_urgent(request):
                 break
             urgent += 1
-            missing = request.total_tokens - free
+            missing = request.own_tokens - free
             more: list[ScheduledRequest] = []
             for victim in self.victims(request) if missing > 0 else ():
                 if missing > 0 and victim.rid not in found and victim.displaceable:
                     more.append(victim)
-                    missing -= victim.total_tokens
+                    missing -= victim.own_tokens
             if missing <= 0:
                 found |= {victim.rid: victim for victim in more}
-                free += sum(victim.total_tokens for victim in more) - request.total_tokens
+                free += sum(victim.own_tokens for victim in more) - request.own_tokens
         return list(found.values()) if urgent > 1 else []

@@ -236,7 +236,7 @@ class Forecast:
     def prompt_tokens(self, request: ScheduledRequest) -> int:
         """Return the prompt tokens that are still to be computed; those of a copy included."""
         tokens = request.input_tokens + request.base_sampled - request.base_computed
-        return tokens if request.admitted_tokens else tokens - request.cached_tokens
+        return tokens if request.admitted_tokens else tokens - request.expected_hits
 
     def work_ns(self, request: ScheduledRequest) -> float:
         """Return the time until the next token of a prompt without any wait."""
@@ -262,7 +262,7 @@ class Forecast:
         with a step.
         """
         view = self._view
-        computed_ns = max(request.total_tokens * self.prompt_ns, 2 * self.token_ns)
+        computed_ns = max(request.own_tokens * self.prompt_ns, 2 * self.token_ns)
         if view.preemption is Preemption.RECOMPUTE:
             return computed_ns
         blocks = len(request.blocks) or -(-request.total_tokens // view.block_size)

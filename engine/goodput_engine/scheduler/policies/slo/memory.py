@@ -121,7 +121,7 @@ def copies_ns(
     if view.preemption is Preemption.RECOMPUTE:
         return 0.0
     mean = decodes.decode_context_tokens // max(1, decodes.num_decodes)
-    tokens = max(request.total_tokens, mean)
+    tokens = max(request.own_tokens, mean)
     copy_ns = view.copy_ns(-(-tokens // view.block_size))
     if view.preemption is Preemption.SWAP or 2 * copy_ns < tokens * forecast.prompt_ns:
         return step_ns + max(step_ns, copy_ns)
@@ -175,7 +175,9 @@ class MemoryTest:
         self._pools: dict[int, _Pool] = {}
         """By priority: the KV pool as requests with this priority or a higher one use it."""
         self._blocks = 0
-        """Blocks that all requests need together at their longest."""
+        """Blocks that all requests need together at their longest, without shared ones."""
+        self._total_blocks = 0
+        """Blocks of the pool, without shared ones that are in the use of no single request."""
         self._requests = 0
 
     def stay(self, prompt: Prompt, left: int, forecast: Forecast) -> Stay:
@@ -183,7 +185,7 @@ class MemoryTest:
         return Stay(
             latest_ns=max(0.0, prompt.due_ns - prompt.work_ns - forecast.begins_ns),
             length_ns=prompt.work_ns + left * forecast.pace_ns,
-            blocks=(prompt.request.total_tokens + left / 2) / self._view.block_size + 0.5,
+            blocks=(prompt.request.own_tokens + left / 2) / self._view.block_size + 0.5,
         )
 
     def tokens_left(self, request: ScheduledRequest, forecast: Forecast) -> int:
@@ -274,8 +276,8 @@ class MemoryTest:
             self._count_stays(prompts, forecast)
             self._steps_left = -1
         request, num_places = new.prompt.request, view.limits.max_num_seqs
-        needed = self._blocks - (-(request.total_tokens + new.left) // view.block_size)
-        self._is_short = needed > view.total_blocks
+        needed = self._blocks - (-(request.own_tokens + new.left) // view.block_size)
+        self._is_short = needed > self._total_blocks
         expected = levels(new.stay.length_ns) * num_places / new.stay.length_ns
         self._lacks_places = self._requests + expected >= num_places
         if not (self._is_short or self._lacks_places):
@@ -284,7 +286,7 @@ class MemoryTest:
             return True
         passed_ns = self._passed_ns(begins_ns)
         at = request.targets.e2e_ns is not None
-        blocks = view.total_blocks * (1 - max(self._free_shares[at], memory.held_back))
+        blocks = self._total_blocks * (1 - max(self._free_shares[at], memory.held_back))
         left = num_places * (1 - max(self._free_places[at], places.held_back))
         if self._has_room(new, prompts, forecast, blocks=blocks, places=left):
             return True
@@ -292,7 +294,7 @@ class MemoryTest:
             new.stay.later(passed_ns),
             blocks=blocks,
             places=left,
-            reserved=lambda at_ns: memory.expected(at_ns - passed_ns) * view.total_blocks,
+            reserved=lambda at_ns: memory.expected(at_ns - passed_ns) * self._total_blocks,
             reserved_places=lambda at_ns: places.expected(at_ns - passed_ns) * num_places,
         ) and self._all_start(new, prompts, forecast)
 
@@ -306,7 +308,7 @@ class MemoryTest:
         others = (*view.running(), *waiting)
         if any(other.slo_class == request.slo_class for other in others):
             return False
-        needed = sum(-(-other.total_tokens // size) for other in (request, *waiting))
+        needed = sum(-(-other.own_tokens // size) for other in (request, *waiting))
         free = view.free_blocks - headroom_blocks(view)
         return needed <= free and view.num_running + len(waiting) < view.limits.max_num_seqs
 
@@ -341,9 +343,9 @@ class MemoryTest:
         others += [prompt.request for prompt in prompts if not prompt.request.blocks]
         if len(held) + len(others) + 1 > places:
             return False
-        tokens = request.total_tokens + half
+        tokens = request.own_tokens + half
         for other in others:
-            tokens += other.total_tokens + half + min(steps, self.tokens_left(other, forecast))
+            tokens += other.own_tokens + half + min(steps, self.tokens_left(other, forecast))
         after = self._passed_ns(forecast.begins_ns) / pace_ns
         peak = held.peak_beside(tokens, after=after, steps=steps)
         return peak <= (blocks - headroom_blocks(view)) * view.block_size
@@ -418,7 +420,7 @@ class MemoryTest:
         request, size = new.prompt.request, self._view.block_size
         lends_ns = float(forecast.token_ns)
         starting = [request, *(p.request for p in ordered if p < new.prompt)]
-        needed = sum(-(-one.total_tokens // size) for one in starting if not one.blocks)
+        needed = sum(-(-one.own_tokens // size) for one in starting if not one.blocks)
         if needed > self._view.free_blocks:
             # Only copies make room. An evicted request leaves its place at once.
             copied_ns = copies_ns(request, forecast, self._view, step_ns=forecast.token_ns)
@@ -431,7 +433,7 @@ class MemoryTest:
             prompts=delay,
             lends_ns=lends_ns,
             backlog_ns=sum((prompt.share_ns for prompt in prompts), new.prompt.share_ns),
-            kept_free=self._free_shares[at] * self._view.total_blocks,
+            kept_free=self._free_shares[at] * self._total_blocks,
             kept_places=int(self._free_places[at] * self._view.limits.max_num_seqs),
         )
         late = late_of(order)
@@ -445,6 +447,7 @@ class MemoryTest:
         """Add up the blocks and places of running and waiting requests."""
         view, self._counted_ns = self._view, forecast.begins_ns
         self._blocks = self._requests = 0
+        self._total_blocks = view.total_blocks - view.shared_blocks()
         self._held, self._not_held = [], []
         self._pools.clear()
         self._waiting.clear()
@@ -454,14 +457,14 @@ class MemoryTest:
             left = self._cautious(request, end, forecast)
             mean = self._cautious(request, mean_left, forecast)
             is_favoured = request is forecast.favoured
-            length_ns, total = left * forecast.pace_ns, request.total_tokens
-            blocks = (total + left / 2) / view.block_size + 0.5
+            length_ns, own = left * forecast.pace_ns, request.own_tokens
+            blocks = (own + left / 2) / view.block_size + 0.5
             slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
             stay = Stay(slack_ns, length_ns, blocks)
             work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
             may_pause_ns = 0.0 if is_favoured else pause_ns(request, forecast)
             held = Held(work_ns + length_ns, blocks, may_pause_ns)
-            tokens = total + view.block_size / 2
+            tokens = own + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))
             self._count(request, mean)
         for prompt in prompts:
@@ -484,7 +487,7 @@ class MemoryTest:
                 PoolDemand([*(one.stay for one in running), *waiting]),
                 PoolQueue(
                     [one.held for one in running],
-                    blocks=view.total_blocks,
+                    blocks=self._total_blocks,
                     places=view.limits.max_num_seqs,
                 ),
                 TokensInMemory((one.tokens, one.left) for one in running),
@@ -492,5 +495,5 @@ class MemoryTest:
         return pool
 
     def _count(self, request: ScheduledRequest, left: int) -> None:
-        self._blocks -= -(request.total_tokens + left) // self._view.block_size
+        self._blocks -= -(request.own_tokens + left) // self._view.block_size
         self._requests += 1

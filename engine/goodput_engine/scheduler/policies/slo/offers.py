@@ -137,7 +137,7 @@ class OfferedWork:
         """
         if self._first_ns is None:
             self._first_ns = self._last_ns = now_ns
-        passed_ns, window_ns = now_ns - self._last_ns, max(0.0, window_ns)
+        passed_ns, window_ns = now_ns - self._last_ns, min(max(0.0, window_ns), _FADE_NS)
         if not self._offers or passed_ns > max(_LASTING_NS, self._horizon_ns):
             self._busy_since_ns = now_ns
         fade, recent = (math.exp(-passed_ns / span) for span in (_FADE_NS, self._horizon_ns))
@@ -241,6 +241,9 @@ class OfferedWork:
         if self._first_ns is None or self._offers < _EVIDENCE or now_ns - self._first_ns < NS_PER_S:
             return False
         least = (rank[0], rank[1] + _CLEARLY)
+        newest_ns = max((at for key, at in self._seen_ns.items() if key > least), default=0)
+        if now_ns - newest_ns > max(_LASTING_NS, self._horizon_ns):
+            return False
         above_ns = sum(work_ns for key, work_ns in self._work_ns.items() if key > least)
         if above_ns <= _FULL_LOAD * self._span_ns(now_ns):
             return False

@@ -11,6 +11,7 @@ from goodput_core.steptime import OnlineStepTime, StepShape, largest_prefill
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.admission import Rejection, Removal
 from goodput_engine.scheduler.policies.slo.admission import Refusal, SLOAdmission
+from goodput_engine.scheduler.policies.slo.awaited import AwaitedPrefixes
 from goodput_engine.scheduler.policies.slo.evictions import (
     Displacement,
     EvictionOrder,
@@ -112,6 +113,7 @@ class SloPolicy(SchedulingPolicy):
         """The waiting request for which evictions make room, though others are due before it."""
         self._admission: SLOAdmission
         self._refused_prompts = RefusedPrompts()
+        self._awaited: AwaitedPrefixes
         self._displaced: list[ScheduledRequest] = []
         """Waiting requests that the request admitted last displaces."""
         self._undecided: dict[int, ScheduledRequest] = {}
@@ -125,6 +127,7 @@ class SloPolicy(SchedulingPolicy):
         """Bind the policy to its scheduler."""
         super().attach(view)
         self._admission = SLOAdmission(view, self.model)
+        self._awaited = AwaitedPrefixes(view)
 
     def new_queue(self) -> RankedQueue:
         """Return the queue, which is sorted before every step."""
@@ -176,22 +179,17 @@ class SloPolicy(SchedulingPolicy):
 
     def _rank_queue(self, forecast: Forecast) -> None:
         """Order the queue: in time, favoured, late; favoured first if it can stay."""
-        waiting = RequestState.WAITING
         prompts = with_undecided(forecast, self._undecided.values(), self.model, self.predictor)
-        order = [p.request for p in prompts if p.request.state is waiting]
+        order = self._awaited.to_start(prompts, forecast)
         self._evicts_for = self._displacement.first(order)
         order.sort(key=lambda request: request is not self._evicts_for)
         late = [request for request in forecast.late if request is not self._favoured]
         first = [request for request in forecast.late if request is self._favoured]
         # A request of a higher level that finds no room beside it would evict it again.
         fitting = first + [r for r in order if first and r.priority > first[0].priority]
-        size = self.view.block_size
-        if first and sum(-(-r.total_tokens // size) for r in fitting) * size <= free_tokens(
-            self.view
-        ):
-            self._queue.rank([*first, *order, *late])
-            return
-        self._queue.rank([*order, *first, *late])
+        size, free = self.view.block_size, free_tokens(self.view)
+        fits = sum(-(-r.own_tokens // size) for r in fitting) * size <= free
+        self._queue.rank([*first, *order, *late] if fits else [*order, *first, *late])
 
     def _token_budget(self, forecast: Forecast, beside: StepShape) -> int:
         """Return the decodes and the prompt tokens that fit before the earliest due token."""
@@ -207,7 +205,7 @@ class SloPolicy(SchedulingPolicy):
         tokens = 0
         for prompt in forecast.prompts:
             request, left_ns = prompt.request, prompt.due_ns - begins_ns
-            if request.state is RequestState.WAITING and request.total_tokens > free:
+            if request.state is RequestState.WAITING and request.own_tokens > free:
                 soon_ns = forecast.latest_start_ns(prompt) - begins_ns
                 soon_ns -= urgent_ns(request, forecast, view, free=free)
                 within_ns = min(within_ns, max(soon_ns, forecast.step_ns))
@@ -317,9 +315,10 @@ class SloPolicy(SchedulingPolicy):
         """Reject a request that cannot be in time, or whose room is needed by better ones."""
         self._displaced = []
         targets = request.targets
+        self._awaited.expect(request)
         if targets.ttft_ns is None and targets.e2e_ns is None:
+            self._awaited.add(request)
             return None
-        request.cached_tokens = self.view.cached_tokens(request)
         forecast = self._look()
         tokens = forecast.tokens_in_time(request)
         if tokens is not None and self.model.steps:
@@ -329,6 +328,7 @@ class SloPolicy(SchedulingPolicy):
         decision = self._admission.decide(request, forecast, retry=retry, may_wait=self._may_wait())
         if not isinstance(decision, Refusal):
             self._displaced = decision
+            self._awaited.add(request)
         elif decision.final:
             return self._rejection(request, decision)
         else:
@@ -364,10 +364,12 @@ class SloPolicy(SchedulingPolicy):
             if request.state is not RequestState.WAITING:
                 self._admission.forget_stays()
                 continue
+            self._awaited.expect(request)
             decision = self._admission.decide(
                 request, forecast, retry=request.rid in retries, again=True
             )
             if not isinstance(decision, Refusal):
+                self._awaited.add(request)
                 self._is_fresh = self._is_fresh and not decision
                 yield from self._removals(decision)
             elif decision.final:

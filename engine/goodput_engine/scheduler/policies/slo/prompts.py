@@ -74,7 +74,7 @@ def is_hopeless(
     if not limits_ns:
         return False
     left_ns = min(limits_ns)
-    for computed in range(request.cached_tokens, tokens, token_budget):
+    for computed in range(request.expected_hits, tokens, token_budget):
         chunk = min(token_budget, tokens - computed)
         left_ns -= model.step_ns(StepShape.of().with_chunk(computed, chunk))
         if left_ns < 0:
@@ -172,7 +172,7 @@ def all_in_time(
         token_ns: time of a step without prompts, which is left as a margin.
     """
     waiting = [prompt.request for prompt in prompts if not prompt.request.blocks]
-    needed = sum(-(-request.total_tokens // view.block_size) for request in waiting)
+    needed = sum(-(-request.own_tokens // view.block_size) for request in waiting)
     places = view.limits.max_num_seqs - view.num_running
     if needed > view.free_blocks or len(waiting) > places:
         return False
