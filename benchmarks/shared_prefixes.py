@@ -11,7 +11,7 @@ are 800 ms TTFT and 50 ms TPOT; `max_tokens` is the length of the output, or is 
 than 99 % of the requests that `slo` admits are in time.
 
     python -m benchmarks.shared_prefixes
-    python -m benchmarks.shared_prefixes --hidden --loads samples --policies slo,sjf --json
+    python -m benchmarks.shared_prefixes --hidden --loads "samples 2/s" --policies slo,sjf --json
     python -m benchmarks.shared_prefixes --quick  # one load, in seconds
 """
 
