@@ -172,8 +172,14 @@ class LengthCurve:
 
     def _fit(self) -> None:
         exposure = list(self._exposure)
+        # Running outputs by the bin that they have reached.
+        reached = [0] * len(exposure)
         for age in self._ages:
-            _expose(exposure, age)
+            reached[_expose_last(exposure, age)] += 1
+        longer = 0
+        for k in range(_LAST, -1, -1):
+            exposure[k] += longer
+            longer += reached[k]
         self._hazard = []
         bins = zip(self._ends, exposure, self._prior(), _WIDTHS, strict=True)
         for ends, outputs, expected, width in bins:
@@ -293,7 +299,12 @@ def _exact_unknown(limit: int) -> float:
 
 def _expose(exposure: list[float], tokens: int) -> None:
     """Add a censored output to the bins through which it went."""
-    at = min(_bin(tokens), _LAST)
-    for k in range(at):
+    for k in range(_expose_last(exposure, tokens)):
         exposure[k] += 1
+
+
+def _expose_last(exposure: list[float], tokens: int) -> int:
+    """Add a censored output to the last bin that it reached; return this bin."""
+    at = min(_bin(tokens), _LAST)
     exposure[at] += min(1.0, (tokens - _EDGES[at]) / _WIDTHS[at])
+    return at

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from goodput_engine.scheduler.policies.slo.forecast import NEVER_NS
-from goodput_engine.scheduler.policies.slo.memory import copies_ns, headroom_blocks, pause_ns
+from goodput_engine.scheduler.policies.slo.memory import copies_ns, headroom_blocks
 from goodput_engine.scheduler.request_table import RequestState
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ def _freed_after(forecast: Forecast) -> Callable[[int], float]:
         return ends[at][0] * forecast.pace_ns if at < len(ends) else NEVER_NS
 
     return freed_ns
+
+
+def _pause_ns(request: ScheduledRequest, forecast: Forecast) -> float:
+    """Return the time for which a decoding request may stay evicted."""
+    return forecast.slack_ns(request) - forecast.resume_ns(request)
 
 
 def free_tokens(view: SchedulerView) -> int:
@@ -111,7 +116,7 @@ class EvictionOrder:
             ]
             self._stays_ns[priority] = max(tokens, default=0) * forecast.pace_ns
         stay_ns = self._stays_ns[priority]
-        return not stay_ns or forecast.slack_ns(request) - forecast.resume_ns(request) > stay_ns
+        return not stay_ns or _pause_ns(request, forecast) > stay_ns
 
 
 class Displacement:
@@ -154,7 +159,7 @@ class Displacement:
             if running.rid in forecast.lost or (
                 freed_ns is not None
                 and running.sampled_tokens
-                and pause_ns(running, forecast) - backlog_ns
+                and _pause_ns(running, forecast) - backlog_ns
                 > min(stay_ns, freed_ns(request.own_tokens + running.own_tokens))
             ):
                 going.append(running)

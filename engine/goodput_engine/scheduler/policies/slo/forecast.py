@@ -240,20 +240,20 @@ class Forecast:
 
     def work_ns(self, request: ScheduledRequest) -> float:
         """Return the time until the next token of a prompt without any wait."""
-        return self._alone_ns(request, self.share_ns(request))
+        return self.times_ns(request)[0]
 
-    def share_ns(self, request: ScheduledRequest) -> float:
-        """Return the time by which a prompt makes the steps of other prompts longer."""
-        computed_ns = self.prompt_tokens(request) * self.prompt_ns
-        copied = len(request.host_blocks)
-        return max(computed_ns, self._view.copy_ns(copied)) if copied else computed_ns
+    def times_ns(self, request: ScheduledRequest) -> tuple[float, float]:
+        """Return the time of a prompt without others, and that by which it delays others.
 
-    def _alone_ns(self, request: ScheduledRequest, share_ns: float) -> float:
-        """Return the time of a prompt without others; each chunk takes at least a step."""
+        Without others, each chunk takes at least a step.
+        """
+        tokens, view = self.prompt_tokens(request), self._view
+        share_ns = tokens * self.prompt_ns
         if request.host_blocks:
-            return share_ns
-        chunks = -(-self.prompt_tokens(request) // self._view.max_chunk_tokens)
-        return max(share_ns, self.token_ns if chunks <= 1 else chunks * self._chunk_ns)
+            share_ns = max(share_ns, view.copy_ns(len(request.host_blocks)))
+            return share_ns, share_ns
+        chunks = -(-tokens // view.max_chunk_tokens)
+        return max(share_ns, self.token_ns if chunks <= 1 else chunks * self._chunk_ns), share_ns
 
     def resume_ns(self, request: ScheduledRequest) -> float:
         """Return the time from the eviction of a running request to its next token.
@@ -271,8 +271,7 @@ class Forecast:
 
     def prompt(self, request: ScheduledRequest) -> Prompt:
         """Return the prompt of a waiting or started request, with the due time of its token."""
-        share_ns = self.share_ns(request)
-        work_ns = self._alone_ns(request, share_ns)
+        work_ns, share_ns = self.times_ns(request)
         targets, sampled = request.targets, request.base_sampled
         due_ns = NEVER_NS
         if not sampled and targets.ttft_ns is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns", "headroom_blocks", "pause_ns"]
+__all__ = ["Better", "MemoryTest", "NewStay", "copies_ns", "headroom_blocks"]
 
 _COUNTED_IN_A_STEP: Final = 64
 """Mean number of running requests whose stays are counted in a step."""
@@ -131,16 +131,6 @@ def copies_ns(
 def headroom_blocks(view: SchedulerView) -> int:
     """Return the blocks that an admission to the batch leaves free, so that decodes can grow."""
     return view.total_blocks // 100
-
-
-def pause_ns(request: ScheduledRequest, forecast: Forecast) -> float:
-    """Return the time for which a running request may stay evicted; at most 0 for no time.
-
-    A prompt that is being computed is not interrupted.
-    """
-    if not request.sampled_tokens:
-        return 0.0
-    return forecast.slack_ns(request) - forecast.resume_ns(request)
 
 
 class MemoryTest:
@@ -459,10 +449,13 @@ class MemoryTest:
             is_favoured = request is forecast.favoured
             length_ns, own = left * forecast.pace_ns, request.own_tokens
             blocks = (own + left / 2) / view.block_size + 0.5
-            slack_ns = 0.0 if is_favoured else max(0.0, forecast.slack_ns(request))
-            stay = Stay(slack_ns, length_ns, blocks)
-            work_ns = 0.0 if request.sampled_tokens else forecast.work_ns(request)
-            may_pause_ns = 0.0 if is_favoured else pause_ns(request, forecast)
+            slack_ns = 0.0 if is_favoured else forecast.slack_ns(request)
+            stay = Stay(max(0.0, slack_ns), length_ns, blocks)
+            work_ns = may_pause_ns = 0.0
+            if not request.sampled_tokens:
+                work_ns = forecast.work_ns(request)
+            elif not is_favoured:
+                may_pause_ns = slack_ns - forecast.resume_ns(request)
             held = Held(work_ns + length_ns, blocks, may_pause_ns)
             tokens = own + view.block_size / 2
             self._held.append(_Running(request.priority, stay, held, tokens, mean))

@@ -243,8 +243,7 @@ def prompts_left(forecast: Forecast, *, planned: bool) -> list[Prompt]:
             level,
             due_ns,
             rid,
-            forecast.work_ns(request),
-            forecast.share_ns(request),
+            *forecast.times_ns(request),
             last_ns,
             request,
         )
