@@ -153,6 +153,18 @@ def test_a_promise_on_gaps_bounds_a_step_whatever_is_ahead() -> None:
     assert _chunks(bench.step()) == [(2, 379)]
 
 
+@pytest.mark.parametrize("targets", [{"tbt_ms": 4}, {"tpot_ms": 40, "tbt_ms": 4}])
+def test_a_promise_on_gaps_that_no_step_keeps_does_not_shorten_the_steps_of_others(
+    targets: dict[str, int],
+) -> None:
+    bench = SloBench()
+    bench.add(1, 50, ttft_ms=1000, outputs=1000, **targets)
+    for _ in range(3):
+        bench.step()
+    bench.add(2, 3000, ttft_ms=10_000, tpot_ms=40)
+    assert _chunks(bench.step()) == [(2, 2000)]
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_the_steps_in_flight_are_part_of_the_wait(depth: int) -> None:
     bench = SloBench(depth=depth)

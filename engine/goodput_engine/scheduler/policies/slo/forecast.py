@@ -15,6 +15,7 @@ from goodput_engine.scheduler.policies.slo.prompts import (
     Prompt,
     PromptOrder,
     best_order,
+    exceeds_pace,
     is_ensurable,
     latest_starts,
 )
@@ -305,10 +306,8 @@ class Forecast:
         targets, slack_ns = request.targets, self.paced_ns(request)
         if targets.e2e_ns is not None:
             left_ns = request.arrival_ns + targets.e2e_ns - self.begins_ns
-            tokens = (
-                self._predictor.quantile(request, self._likely(request)) - request.sampled_tokens
-            )
-            slack_ns = min(slack_ns, left_ns - max(1, tokens) * self.token_ns)
+            rest_ns = self.token_ns + self._rest_ns(request, self._likely(request))
+            slack_ns = min(slack_ns, left_ns - max(self.token_ns, rest_ns))
         return slack_ns
 
     def paced_ns(self, request: ScheduledRequest) -> float:
@@ -341,9 +340,11 @@ class Forecast:
         return (tokens - 1) * self.token_ns
 
     def _has_missed(self, request: ScheduledRequest, sampled: int) -> bool:
-        """Return True if a TTFT target has passed, or a TPOT target cannot be reached any more."""
+        """Return True if a TTFT target has passed, or one between tokens cannot be reached."""
         targets, first_ns, begins_ns = request.targets, request.first_token_ns, self.begins_ns
         ttft_ns, tpot_ns = targets.ttft_ns, targets.tpot_ns
+        if targets.tbt_p99_ns is not None and exceeds_pace(request, self._model):
+            return True
         if ttft_ns is not None and (first_ns or begins_ns) - request.arrival_ns > ttft_ns:
             return bool(first_ns) or not sampled
         if not first_ns or tpot_ns is None:

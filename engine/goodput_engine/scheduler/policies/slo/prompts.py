@@ -48,6 +48,15 @@ def is_ensurable(request: ScheduledRequest, model: StepTimeForm) -> bool:
     return request.output_limit * model.step_ns(one) <= request.targets.e2e_ns
 
 
+def exceeds_pace(request: ScheduledRequest, model: StepTimeForm) -> bool:
+    """Return True if even a step with this request alone breaks its target between tokens."""
+    pace_ns = request.targets.pace_ns
+    if pace_ns is None or request.output_limit == 1:
+        return False
+    one = StepShape.of(decodes=1, decode_context_tokens=request.input_tokens)
+    return model.step_ns(one) > pace_ns * _HOPELESS
+
+
 def is_hopeless(
     request: ScheduledRequest, model: StepTimeForm, *, token_budget: int, output_tokens: int
 ) -> bool:
@@ -59,13 +68,11 @@ def is_hopeless(
         token_budget: most prompt tokens of a step.
         output_tokens: length of a short output, which an end-to-end target must permit.
     """
+    if exceeds_pace(request, model):
+        return True
     targets, tokens = request.targets, request.input_tokens
     one = StepShape.of(decodes=1, decode_context_tokens=tokens)
-    # The model may be wrong by a little.
     token_ns = model.step_ns(one) / _HOPELESS
-    pace_ns = targets.pace_ns
-    if pace_ns is not None and request.output_limit > 1 and token_ns > pace_ns:
-        return True
     limits_ns: list[float] = []
     if targets.ttft_ns is not None:
         limits_ns.append(targets.ttft_ns)
