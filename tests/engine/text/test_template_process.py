@@ -32,12 +32,26 @@ def start(source: str) -> TemplateProcess:
     return TemplateProcess(source, {"bos_token": "<s>", "eos_token": "</s>"}, now=lambda: NOON)
 
 
-def children() -> list[psutil.Process]:
+def _workers() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
         if "goodput_engine.text.template_worker" in process.cmdline()
     ]
+
+
+_EARLIER = set[int]()
+"""Processes of tokenizers that other test files of this worker keep."""
+
+
+@pytest.fixture(autouse=True)
+def _note_earlier() -> None:
+    _EARLIER.clear()
+    _EARLIER.update(process.pid for process in _workers())
+
+
+def children() -> list[psutil.Process]:
+    return [process for process in _workers() if process.pid not in _EARLIER]
 
 
 def memory_mib() -> int:
