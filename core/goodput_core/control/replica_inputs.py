@@ -219,7 +219,8 @@ def observe_replicas(
     ready = len(observation.ready)
     if demand is not None and ready and budget.slack_ns >= LONG_NS:
         # A low load proves nothing, because a replica with little load does not show its capacity.
-        share = demand.sustained / ready / capacities.predicted_load(ready)
+        sustained = demand.sustained * _good_share(state)
+        share = sustained / ready / capacities.predicted_load(ready)
         capacities.learnt = capacities.learnt.with_proven(share, now_ns)
     state = replace(state, learnt=capacities.learnt)
     needed: int | None = None
@@ -287,6 +288,16 @@ def _ttft_targets(params: ServiceParams) -> list[TTFTTarget]:
         )
         for c in judged or params.classes
     ]
+
+
+def _good_share(state: ReplicaState) -> float:
+    """Return the share of good requests in the last five minutes; 1 without requests.
+
+    Requests that failed show the load that came, not one that was served.
+    """
+    counts = [outcome for _, outcomes in state.outcomes for outcome in outcomes]
+    total = sum(outcome.total for outcome in counts)
+    return sum(outcome.good for outcome in counts) / total if total else 1.0
 
 
 def _misses_objective(state: ReplicaState, params: ServiceParams) -> bool:

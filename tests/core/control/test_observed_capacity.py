@@ -12,9 +12,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.core.control.conftest import LENGTHS
+from tests.core.control.conftest import CLASS, INTERVAL_NS, LENGTHS
 
-from goodput_core.control import ReplicaReason, ServiceObservation, Signal
+from goodput_core.control import ClassOutcomes, ReplicaReason, ServiceObservation, Signal
 from goodput_core.control.demand import ArrivalSample, estimate_demand
 from goodput_core.control.observed import REQUEST_UNITS, RecentLoad, are_lighter, recent_load
 from goodput_core.histogram import LengthMix
@@ -227,6 +227,30 @@ def test_a_target_that_one_request_alone_misses_does_not_add_replicas(plant: Mak
     assert max(service.desired) == 1
     reasons = {d.replicas.reason for d in service.decisions if d.replicas}
     assert ReplicaReason.NOT_LOAD in reasons
+
+
+def test_requests_that_fail_prove_no_load(plant: MakePlant) -> None:
+    """For 20 minutes, a broken client sends four times the load, and gets 500 at once."""
+    service = foreign(plant, rate=lambda _: 6 * SUSTAINED, replicas=8, startup_s=150)
+    observe = service._observe
+    earlier = [0, 0]
+
+    def with_failed(arrivals: int) -> ServiceObservation:
+        seen = observe(arrivals)
+        good, total = service.good - earlier[0], service.judged - earlier[1]
+        earlier[:] = service.good, service.judged
+        is_broken = 1200 <= service.now_ns / NS_PER_S < 2400
+        failed = round(4 * 6 * SUSTAINED * INTERVAL_NS / NS_PER_S) if is_broken else 0
+        return replace(
+            seen,
+            traffic=replace(seen.traffic, arrivals=seen.traffic.arrivals + failed),
+            outcomes=(ClassOutcomes(name=CLASS.name, good=good, total=total + failed),),
+        )
+
+    service._observe = with_failed  # type: ignore[method-assign]
+    service.run(2700)
+    assert 0 < service.state.replicas.learnt.proven <= SUSTAINED
+    assert attained_after(service, 1200) > 0.95
 
 
 def test_no_limit_is_ever_changed(plant: MakePlant) -> None:
