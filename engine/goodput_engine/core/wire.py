@@ -42,6 +42,8 @@ MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """Largest size of a frame. A million token ids take about five million bytes."""
 
 _MERGE_ABOVE_BYTES: Final = 1024 * 1024
+_MAX_MERGED: Final = 1_000_000
+"""Token ids and log-probabilities in one merged message, which then has at most 20 MB or so."""
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -131,8 +133,9 @@ class Outbox:
     """Bounded buffer of unsent messages to one non-blocking socket.
 
     While the socket accepts no data, steps are merged instead of queued. A server that reads late
-    receives one message with all tokens of each request. The size of the buffer is therefore
-    bounded by the number of requests.
+    receives one message with all tokens of each request, or several if their ids and
+    log-probabilities are too many for a frame. Without these, the size of the buffer is bounded by
+    the number of requests.
 
     Args:
         merge_above_bytes: number of unsent bytes above which steps are merged.
@@ -144,6 +147,7 @@ class Outbox:
         # The last of the merged steps, and the merged outputs by rid.
         self._last_step: StepOutputs | None = None
         self._outputs: dict[int, RequestOutput] = {}
+        self._num_merged = 0
 
     @property
     def waiting(self) -> bool:
@@ -162,7 +166,11 @@ class Outbox:
         for output in message.outputs:
             earlier = merged.get(output.rid)
             merged[output.rid] = output if earlier is None else _merge(earlier, output)
+            tops = sum(len(one.top_ids) for one in output.logprobs)
+            self._num_merged += len(output.token_ids) + 2 * tops
         self._last_step = message
+        if self._num_merged > _MAX_MERGED:
+            self._encode_merged()
 
     def flush(self, sock: socket.socket) -> None:
         """Send as much as the socket accepts.
@@ -185,6 +193,7 @@ class Outbox:
             self._unsent += encode(msgspec.structs.replace(self._last_step, outputs=outputs))
             self._last_step = None
             self._outputs = {}
+            self._num_merged = 0
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -50,6 +51,8 @@ __all__ = ["CompletionHandlers"]
 _MAX_EVENTS: Final = 64
 # Tokens with log-probabilities in an event of a slow client; an entry can have some kilobytes.
 _MAX_LOGPROB_TOKENS: Final = 64
+# A body that the tokenizer of a model encodes within a millisecond or two.
+_INLINE_TEXT_BYTES: Final = 2 << 10
 _SLICE_BYTES: Final = 64 << 10
 _CONTENT_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 
@@ -148,6 +151,8 @@ class CompletionHandlers:
                 return await loop.run_in_executor(thread, parse_chat, body, last_ns)
             if is_long:
                 return await loop.run_in_executor(self._parsers.long_bodies, parse, body)
+            if self._state.tokenizer is not None and len(body) > _INLINE_TEXT_BYTES:
+                return await loop.run_in_executor(self._parsers.texts, parse, body)
             return parse(body)
         finally:
             memory.release()
@@ -317,7 +322,10 @@ class CompletionHandlers:
         output, encoded = "".join(pieces), b"null"
         reason = "stop" if text.stopped else stream.finish_reason or "stop"
         if logprobs is not None:
-            encoded = logprobs.encode(logprobs.send(output, complete=not text.stopped))
+            encoded = await asyncio.get_running_loop().run_in_executor(
+                self._parsers.logprobs,
+                partial(logprobs.encode_all, output, complete=not text.stopped),
+            )
         found: list[ToolCall] = []
         if call.tools is not None:
             output, found = ToolCallParser(call.tools).feed(output, last=True)

@@ -108,6 +108,10 @@ class OutputLogprobs:
             self._sent_tokens += 1
         return entries
 
+    def encode_all(self, text: str, *, complete: bool) -> bytes:
+        """Return `logprobs` of a choice with all of its text; see `send`."""
+        return self.encode(self.send(text, complete=complete))
+
     def encode(self, entries: list[TokenEntry]) -> bytes:
         """Return `logprobs` of a choice, as JSON."""
         form = (

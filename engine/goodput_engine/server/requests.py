@@ -171,11 +171,11 @@ class RequestParser:
             else decode_body(data, COMPLETION_BODY, computes=self.computes)
         )
         self._check_model(body.model)
-        max_tokens = _read_max_tokens(body)
+        max_tokens, limit_field = _read_max_tokens(body)
         min_tokens = body.min_tokens or 0
         if max_tokens is not None and min_tokens > max_tokens:
             raise bad_request(
-                f"min_tokens is {min_tokens}, but max_tokens is {max_tokens}", "min_tokens"
+                f"min_tokens is {min_tokens}, but {limit_field} is {max_tokens}", "min_tokens"
             )
         options = body.stream_options
         if options is not None and not body.stream:
@@ -207,7 +207,10 @@ class RequestParser:
             priority=from_headers.priority,
         )
         ids, tools = self._read_prompt(body)
-        self._check_length(len(ids), max_tokens, min_tokens)
+        if max_tokens is None:
+            self._check_length(len(ids), min_tokens, "min_tokens")
+        else:
+            self._check_length(len(ids), max_tokens, limit_field)
         if max_tokens is None and self.defaults.max_new_tokens is not None:
             default = max(self.defaults.max_new_tokens, min_tokens)
             max_tokens = min(default, self.limits.max_model_tokens - len(ids))
@@ -362,11 +365,8 @@ class RequestParser:
     def _too_long_error(self, param: str) -> APIError:
         return too_long(describe_long_prompt(self.limits.max_model_tokens), param)
 
-    def _check_length(self, input_tokens: int, max_tokens: int | None, min_tokens: int) -> None:
+    def _check_length(self, input_tokens: int, output_tokens: int, field: str) -> None:
         context_tokens = self.limits.max_model_tokens
-        field, output_tokens = (
-            ("min_tokens", min_tokens) if max_tokens is None else ("max_tokens", max_tokens)
-        )
         if input_tokens + output_tokens > context_tokens:
             detail = describe_long_output(
                 output_tokens,
@@ -377,17 +377,18 @@ class RequestParser:
             raise too_long(detail, field)
 
 
-def _read_max_tokens(body: CompletionBody | ChatBody) -> int | None:
+def _read_max_tokens(body: CompletionBody | ChatBody) -> tuple[int | None, str]:
+    """Return the limit of the output and the field that has it."""
     completion_tokens = body.max_completion_tokens if isinstance(body, ChatBody) else None
     if completion_tokens is None:
-        return body.max_tokens
+        return body.max_tokens, "max_tokens"
     if body.max_tokens not in {None, completion_tokens}:
         raise bad_request(
             f"max_tokens is {body.max_tokens}, but max_completion_tokens is {completion_tokens}; "
             "send only one of these fields",
             "max_completion_tokens",
         )
-    return completion_tokens
+    return completion_tokens, "max_completion_tokens"
 
 
 def _is_one_value(data: bytes) -> bool:

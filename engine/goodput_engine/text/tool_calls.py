@@ -81,6 +81,8 @@ class ToolCallParser:
         self.count = 0
         self._form = form
         self._held = ""
+        self._has_calls = self._has_text = False
+        self._space = ""
 
     def feed(self, piece: str, *, last: bool) -> tuple[str, list[ToolCall]]:
         """Return the text that can be sent, and the complete calls.
@@ -107,25 +109,33 @@ class ToolCallParser:
             before, opened, rest = self._held.partition(_OPEN)
             if not opened:
                 kept = 0 if last else _partial_suffix(before, _OPEN)
-                pieces.append(before[: len(before) - kept])
+                pieces.append(self._content(before[: len(before) - kept], last=last))
                 self._held = before[len(before) - kept :]
                 break
+            pieces.append(self._content(before))
             inside, closed, after = rest.partition(_CLOSE)
             if not closed and not last:
-                pieces.append(before)
                 self._held = opened + rest
                 break
             # A model may end its output without the closing tag.
             call = _read_call(inside)
             if call is None:
-                pieces.append(before + opened + inside + closed)
+                pieces.append(self._content(opened + inside + closed))
             else:
-                pieces.append(before)
                 calls.append(call)
+                self._has_calls = True
             self._held = after
-        text = "".join(pieces)
-        # White space around calls is not part of the content.
-        return ("" if (calls or self.count) and not text.strip() else text), calls
+        return "".join(pieces), calls
+
+    def _content(self, text: str, *, last: bool = False) -> str:
+        """Return the text that can be sent: white space beside calls only if it divides texts."""
+        text = self._space + text
+        if self._has_calls and not self._has_text:
+            text = text.lstrip()
+        content = text if last and not self._has_calls else text.rstrip()
+        self._space = text[len(content) :]
+        self._has_text = self._has_text or bool(content)
+        return content
 
     def _take_llama3(self, *, last: bool) -> tuple[str, list[ToolCall]]:
         held = self._held

@@ -194,7 +194,7 @@ def calibrate(
         steps = _collect(replicas, chunks, budget)
         is_last = number == _ROUNDS - 1
         form = _fit(steps.training if is_last else _certain(steps.training), choice, runs)
-        delay_ns = _delay_ns(form, [*steps.training, *steps.held_out])
+        delay_ns = _delay_ns(form, steps.training)
         estimates = [_estimates(form, one) for one in observed]
     errors = errors_ppm(form, [one.sample for one in _usable(steps.held_out)])
     p50, p95 = quantiles(errors, (P50, P95)) if errors else (0, 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from goodput_core.engine_state import EngineState
 from goodput_engine.core.wire import Outbox, core_reader
 from goodput_engine.messages import Rejected, RequestOutput, StepOutputs
+from goodput_engine.scheduler.plan import TokenLogprobs
 
 if TYPE_CHECKING:
     from goodput_engine.messages import CoreMessage
@@ -81,3 +82,25 @@ def test_a_rejection_never_overtakes_earlier_messages() -> None:
         for message in messages:
             outbox.push(message)
         assert _drain(outbox, sender, receiver) == messages
+
+
+def test_log_probabilities_of_steps_that_cannot_go_out_fill_several_frames() -> None:
+    """A server that stands still for a while must not end the core: a frame has a largest size."""
+    sender, receiver = _pair()
+    with sender, receiver:
+        outbox = Outbox(merge_above_bytes=0)
+        top = TokenLogprobs(-1.25, list(range(40_000, 41_000)), [-1.5] * 1000)
+        requests = range(1, 65)
+        for number in range(100):
+            outputs = [
+                RequestOutput(rid=rid, new_tokens=1, token_ids=[number], logprobs=[top])
+                for rid in requests
+            ]
+            outbox.push(_step(number, *outputs))
+        seen = dict[int, list[int]]()
+        for message in _drain(outbox, sender, receiver):
+            assert isinstance(message, StepOutputs)
+            for output in message.outputs:
+                seen.setdefault(output.rid, []).extend(output.token_ids)
+                assert output.logprobs == [top] * output.new_tokens
+        assert seen == {rid: list(range(100)) for rid in requests}

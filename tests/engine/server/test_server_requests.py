@@ -371,6 +371,15 @@ def test_a_request_above_the_context_is_rejected_with_openais_code(body: dict[st
     assert rejection(body).code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_of_the_output_is_named_as_the_client_named_it(field: str) -> None:
+    error = rejection(chat(**{field: 1000}))
+    assert error.param == field
+    assert error.message.startswith(f"{field} is 1000")
+    error = rejection(chat(**{field: 3, "min_tokens": 5}))
+    assert f"but {field} is 3" in error.message
+
+
 def test_a_request_that_fills_the_context_is_valid() -> None:
     assert read(completion(prompt="w " * 60, max_tokens=40)).submit.max_output_tokens == 40
     assert read(completion(prompt="w " * 99)).submit.max_output_tokens is None
