@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from goodput_engine.executor.torch.block_copies import CopyStreams
     from goodput_engine.scheduler.plan import Copy
 
-__all__ = ["KVGeometry", "KVPool"]
+__all__ = ["KVGeometry", "KVPool", "pin_exact_sizes"]
 
 _CPU: Final = torch.device("cpu")
 
@@ -85,10 +85,11 @@ class KVPool:
         # Not zeroed: the system then provides the memory of a block when it is first written.
         self.device_blocks = torch.empty((num_blocks, *block), dtype=geometry.dtype, device=device)
         # A GPU copies pinned memory without the help of the processor.
+        pinned = device.type == "cuda" and num_host_blocks > 0
+        if pinned:
+            pin_exact_sizes()
         self.host_blocks = torch.empty(
-            (num_host_blocks, *block),
-            dtype=geometry.dtype,
-            pin_memory=device.type == "cuda" and num_host_blocks > 0,
+            (num_host_blocks, *block), dtype=geometry.dtype, pin_memory=pinned
         )
         self._copies = None
         if streams is None and device.type == "cuda" and num_host_blocks:
@@ -139,3 +140,18 @@ class KVPool:
         """
         if self._copies is not None:
             self._copies.before_step(chain.from_iterable(tables))
+
+
+def pin_exact_sizes() -> bool:
+    """Let torch pin only the memory that a pool of over 1 GiB has, and not the next power of two.
+
+    Returns:
+        False if this version of torch has no such setting.
+    """
+    try:
+        torch._C._accelerator_setAllocatorSettings(  # noqa: SLF001 - it has no public name
+            "pinned_max_round_threshold_mb:1024"
+        )
+    except (AttributeError, ValueError):
+        return False
+    return True

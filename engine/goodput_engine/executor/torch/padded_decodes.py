@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaGraphs", "PaddedDecodes", "StepRecorder", "batch_sizes"]
 
-_WARM_UPS: Final = 2
 # Small batches are padded by less than a factor of two, large ones by at most this number of rows.
 _STEP: Final = 16
 # Columns of a step before those of its block table: id, position, slot, and number of keys.
@@ -58,12 +57,19 @@ class CudaGraphs:
         Raises:
             RuntimeError: the step waits for the device, which a graph cannot.
         """
-        # Kernels are compiled, and libraries take their memory, before the step is recorded.
+        # Kernels are compiled, and libraries take their memory, before the step is recorded. A
+        # recording that fails would leave torch unable to free memory in this process, so a step
+        # that waits for the device is found by an error of torch before.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
+            step()
+            mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
                 step()
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):

@@ -36,7 +36,7 @@ from goodput_core.spec.choices import Preemption
 from goodput_engine.core.build import build_model_core
 from goodput_engine.executor.torch import triton_attention
 from goodput_engine.executor.torch.downloads import CudaDownloads
-from goodput_engine.executor.torch.kv_pool import KVPool
+from goodput_engine.executor.torch.kv_pool import KVGeometry, KVPool, pin_exact_sizes
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.model import LateTokens, PackedModel, PackedRow
 from goodput_engine.executor.torch.padded_decodes import CudaGraphs, PaddedDecodes, batch_sizes
@@ -312,6 +312,40 @@ def test_a_recorded_step_after_a_copy_is_started_without_waiting_for_the_device(
     with no_synchronization():
         logits = start()
     torch.testing.assert_close(logits, expected)
+
+
+def test_this_version_of_torch_can_pin_exact_sizes() -> None:
+    assert pin_exact_sizes()
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_the_pinned_pool_takes_no_more_than_its_size() -> None:
+    geometry = KVGeometry(
+        num_layers=1, num_kv_heads=1, head_dim=1 << 19, dtype=torch.float16
+    )  # 2 MiB for each block of one token
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    pool = KVPool(
+        geometry, num_blocks=2, block_size=1, num_host_blocks=700, device=torch.device("cuda")
+    )
+    taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
+    assert pool.host_blocks.is_pinned()
+    assert taken <= 1.05 * pool.host_blocks.nbytes
+
+
+@on_gpu
+@pytest.mark.gpu
+def test_memory_can_be_freed_after_a_step_that_waits_for_the_device_was_not_recorded() -> None:
+    """A recording that torch cannot end blocks `empty_cache` for the rest of the process."""
+    numbers = torch.ones(8, device="cuda")
+
+    def step() -> torch.Tensor:
+        return numbers * numbers.sum().item()
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        CudaGraphs().record(step)
+    torch.cuda.empty_cache()
+    assert int(CudaGraphs().record(numbers.sum)()) == 8
 
 
 @on_gpu
