@@ -16,6 +16,9 @@ SERVICE = {"namespace": "prod", "llmservice": "chat"}
 CLASS = {**SERVICE, "slo_class": "interactive"}
 
 
+Inputs = list[dict[str, str]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """Series in steps of a minute, and the times at which an alert is and is not firing.
@@ -56,6 +59,48 @@ def condition(kind: str, reason: str, true_minutes: int) -> list[dict[str, str]]
         series("goodput_service_condition_reason", f"_x{true_minutes + 1} 1x100", condition=kind,
                reason="Unhindered", **SERVICE),
     ]  # fmt: skip
+
+
+def alternating(
+    kind: str, reasons: tuple[str, str], minutes: tuple[int, int], times: int
+) -> Inputs:
+    """A condition with two reasons in turn; it is false with the reasons that mean so.
+
+    Args:
+        kind: type of the condition.
+        reasons: both reasons.
+        minutes: minutes with the first and with the second reason.
+        times: repetitions of both.
+    """
+    on = {reason: int(reason not in {"Unhindered", "NotLimited"}) for reason in reasons}
+    truth = [
+        str(on[reason]) for reason, last in zip(reasons, minutes, strict=True) for _ in range(last)
+    ]
+    found = [
+        series(
+            "goodput_service_condition",
+            " ".join(truth * times),
+            condition=kind,
+            status="True",
+            **SERVICE,
+        )
+    ]
+    for chosen in reasons:
+        values = [
+            "1" if reason == chosen else "stale"
+            for reason, last in zip(reasons, minutes, strict=True)
+            for _ in range(last)
+        ]
+        found.append(
+            series(
+                "goodput_service_condition_reason",
+                " ".join(values * times),
+                condition=kind,
+                reason=chosen,
+                **SERVICE,
+            )
+        )
+    return found
 
 
 FAST = {**CLASS, "severity": "page", "window": "1h"}
@@ -143,7 +188,52 @@ CASES = {
                 "reason": "ImagePullFailed",
             }
         },
-        silent=("5m", "25m"),
+        silent=("5m", "28m"),
+    ),
+    "an engine that serves for two minutes between its crashes is a ticket": Case(
+        alert="GoodputServiceStalled",
+        inputs=alternating("Stalled", ("CrashLooping", "Unhindered"), (5, 2), 6),
+        fires={
+            at: {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "Stalled",
+                "reason": "CrashLooping",
+            }
+            for at in ("11m", "13m", "20m", "40m")
+        },
+        silent=("9m", "60m"),
+    ),
+    "a crash loop with another problem between is a ticket": Case(
+        alert="GoodputServiceStalled",
+        inputs=alternating("Stalled", ("CrashLooping", "RolloutPaused"), (5, 2), 6),
+        fires={
+            "20m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "Stalled",
+                "reason": "CrashLooping",
+            }
+        },
+        silent=("9m",),
+    ),
+    "one crash is no stalled service": Case(
+        alert="GoodputServiceStalled",
+        inputs=alternating("Stalled", ("CrashLooping", "Unhindered"), (3, 60), 1),
+        silent=("8m", "9m", "12m", "30m"),
+    ),
+    "a replica law that asks for too much most of the time is a ticket": Case(
+        alert="GoodputReplicasAtMaximum",
+        inputs=alternating("ScalingLimited", ("MaxReplicas", "NotLimited"), (4, 2), 8),
+        fires={
+            "17m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "ScalingLimited",
+                "reason": "MaxReplicas",
+            }
+        },
+        silent=("14m", "59m"),
     ),
     "a replica law at its ceiling is a ticket": Case(
         alert="GoodputReplicasAtMaximum",
