@@ -116,6 +116,24 @@ CASES = {
         silent=("1m", "58m"),
         window="1h",
     ),
+    # All requests miss: a burn of 1 / (1 - 0.931) = 14.5, and of 14.3 with 93 %.
+    "an objective of 93.1 % can page within an hour": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0x200", "0+30x200", objective=0.931),
+        fires={"35m": FAST},
+        window="1h",
+    ),
+    "an objective of 93 % cannot page within an hour": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0x200", "0+30x200", objective=0.93),
+        silent=("35m", "3h"),
+        window="1h",
+    ),
+    "an objective of 83 % cannot page": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0x500", "0+30x500", objective=0.83),
+        silent=("35m", "7h"),
+    ),
     # 8 % miss for 5 hours: a burn of 8, which only the longer window reports.
     "constant misses over hours page by the window of six hours": Case(
         alert="GoodputErrorBudgetBurnsFast",
