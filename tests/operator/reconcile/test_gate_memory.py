@@ -220,3 +220,22 @@ def test_an_interrupted_attempt_is_not_repeated_in_its_folder(gated: Cluster, by
     gated.end_job(PASS)
     gated.settle()
     assert gated.status["currentRevision"] == gated.status["updateRevision"]
+
+
+def test_the_stable_revision_is_kept_while_it_has_no_deployment(gated: Cluster) -> None:
+    (stable,) = gated.deployments()
+    gated.update_spec(rollout=None)
+    for waiting in (*range(1, 6), None):
+        gated.update_spec(engine=waiting and {"maxWaiting": waiting})
+        gated.settle()
+    assert gated.status["currentRevision"] == stable, "the oldest revision, which has returned"
+    gated.update_spec(rollout={"gate": GATE})
+    change(gated)
+    until_job(gated)
+    gated.end_job(PASS)
+    while len(gated.deployments()) < 2:
+        gated.reconcile(ready=0)
+    gated.remove("Deployment", stable)
+    for _ in range(5):
+        gated.reconcile(ready=0)
+    assert ("ControllerRevision", stable) in gated.objects
