@@ -176,7 +176,7 @@ def _serve_update(
     if kept is not None and kept.reason == GateReason.NOT_STORED:
         # A retry ends the hold for good, also if its annotation is removed during the rollout.
         kept = replace(kept, retries=retries)
-    if kept is not None and passed and update == stable:
+    if kept is not None and kept.ended is not None and update == stable:
         kept = replace(kept, promoted=True)
     return GatePlan(
         target=update,

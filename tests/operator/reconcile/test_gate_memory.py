@@ -9,6 +9,7 @@ import pytest
 from tests.operator.reconcile.gates import (
     FAIL,
     GATE,
+    INCONCLUSIVE,
     PASS,
     change,
     gate_of,
@@ -163,6 +164,23 @@ def test_a_revision_that_returns_is_judged_again(gated: Cluster, gate: bool) -> 
     gated.settle()
     assert gated.deployments() == {stable: 2}
     assert gate_of(gated)["report"] != first["report"], "another folder"
+
+
+def test_an_undecided_revision_that_served_without_its_gate_is_judged_again(
+    gated: Cluster,
+) -> None:
+    (stable,) = gated.deployments()
+    judge(gated, INCONCLUSIVE)
+    gated.update_spec(rollout=None)
+    gated.settle()
+    assert stable not in gated.deployments()
+    gated.update_spec(engine=None)
+    gated.settle()
+    assert gated.deployments() == {stable: 2}
+    gated.update_spec(rollout={"gate": {**GATE, "onInconclusive": "Promote"}})
+    change(gated)
+    until_job(gated)
+    assert gated.deployments() == {stable: 2}
 
 
 def test_a_rollout_that_was_given_up_does_not_keep_its_verdict(gated: Cluster) -> None:
