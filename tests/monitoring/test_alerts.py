@@ -16,6 +16,9 @@ SERVICE = {"namespace": "prod", "llmservice": "chat"}
 CLASS = {**SERVICE, "slo_class": "interactive"}
 
 
+Inputs = list[dict[str, str]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """Series in steps of a minute, and the times at which an alert is and is not firing.
@@ -58,6 +61,48 @@ def condition(kind: str, reason: str, true_minutes: int) -> list[dict[str, str]]
     ]  # fmt: skip
 
 
+def alternating(
+    kind: str, reasons: tuple[str, str], minutes: tuple[int, int], times: int
+) -> Inputs:
+    """A condition with two reasons in turn; it is false with the reasons that mean so.
+
+    Args:
+        kind: type of the condition.
+        reasons: both reasons.
+        minutes: minutes with the first and with the second reason.
+        times: repetitions of both.
+    """
+    on = {reason: int(reason not in {"Unhindered", "NotLimited"}) for reason in reasons}
+    truth = [
+        str(on[reason]) for reason, last in zip(reasons, minutes, strict=True) for _ in range(last)
+    ]
+    found = [
+        series(
+            "goodput_service_condition",
+            " ".join(truth * times),
+            condition=kind,
+            status="True",
+            **SERVICE,
+        )
+    ]
+    for chosen in reasons:
+        values = [
+            "1" if reason == chosen else "stale"
+            for reason, last in zip(reasons, minutes, strict=True)
+            for _ in range(last)
+        ]
+        found.append(
+            series(
+                "goodput_service_condition_reason",
+                " ".join(values * times),
+                condition=kind,
+                reason=chosen,
+                **SERVICE,
+            )
+        )
+    return found
+
+
 FAST = {**CLASS, "severity": "page", "window": "1h"}
 SLOWER = {**CLASS, "severity": "page", "window": "6h"}
 DAY = {**CLASS, "severity": "ticket", "window": "1d"}
@@ -70,6 +115,24 @@ CASES = {
         fires={"35m": FAST},
         silent=("1m", "58m"),
         window="1h",
+    ),
+    # All requests miss: a burn of 1 / (1 - 0.931) = 14.5, and of 14.3 with 93 %.
+    "an objective of 93.1 % can page within an hour": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0x200", "0+30x200", objective=0.931),
+        fires={"35m": FAST},
+        window="1h",
+    ),
+    "an objective of 93 % cannot page within an hour": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0x200", "0+30x200", objective=0.93),
+        silent=("35m", "3h"),
+        window="1h",
+    ),
+    "an objective of 83 % cannot page": Case(
+        alert="GoodputErrorBudgetBurnsFast",
+        inputs=requests("0x500", "0+30x500", objective=0.83),
+        silent=("35m", "7h"),
     ),
     # 8 % miss for 5 hours: a burn of 8, which only the longer window reports.
     "constant misses over hours page by the window of six hours": Case(
@@ -143,7 +206,52 @@ CASES = {
                 "reason": "ImagePullFailed",
             }
         },
-        silent=("5m", "25m"),
+        silent=("5m", "28m"),
+    ),
+    "an engine that serves for two minutes between its crashes is a ticket": Case(
+        alert="GoodputServiceStalled",
+        inputs=alternating("Stalled", ("CrashLooping", "Unhindered"), (5, 2), 6),
+        fires={
+            at: {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "Stalled",
+                "reason": "CrashLooping",
+            }
+            for at in ("11m", "13m", "20m", "40m")
+        },
+        silent=("9m", "60m"),
+    ),
+    "a crash loop with another problem between is a ticket": Case(
+        alert="GoodputServiceStalled",
+        inputs=alternating("Stalled", ("CrashLooping", "RolloutPaused"), (5, 2), 6),
+        fires={
+            "20m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "Stalled",
+                "reason": "CrashLooping",
+            }
+        },
+        silent=("9m",),
+    ),
+    "one crash is no stalled service": Case(
+        alert="GoodputServiceStalled",
+        inputs=alternating("Stalled", ("CrashLooping", "Unhindered"), (3, 60), 1),
+        silent=("8m", "9m", "12m", "30m"),
+    ),
+    "a replica law that asks for too much most of the time is a ticket": Case(
+        alert="GoodputReplicasAtMaximum",
+        inputs=alternating("ScalingLimited", ("MaxReplicas", "NotLimited"), (4, 2), 8),
+        fires={
+            "17m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "ScalingLimited",
+                "reason": "MaxReplicas",
+            }
+        },
+        silent=("14m", "59m"),
     ),
     "a replica law at its ceiling is a ticket": Case(
         alert="GoodputReplicasAtMaximum",

@@ -45,7 +45,7 @@ INPUTS = {
     "replica_law": {"arrivals_per_s": 4.7, "sustained_per_s": 5.1, "peak_per_s": None},
 }
 SERVICE: dict[str, Any] = {
-    "metadata": {"name": "chat", "namespace": "team"},
+    "metadata": {"name": "chat", "namespace": "team", "generation": 3},
     "spec": {
         "minReplicas": 1,
         "maxReplicas": 8,
@@ -190,14 +190,55 @@ def test_why_says_that_the_log_cannot_be_read_and_still_shows_decisions(cluster:
     assert "cannot be read: no operator of the chart was found" in done.stderr
 
 
+def judged(*, status: dict[str, Any] | None = None, **gate: Any) -> dict[str, Any]:
+    """Return a service whose spec a gate has judged, with other fields of status and gate."""
+    found = {
+        "observedGeneration": 3,
+        "updateRevision": "chat-2",
+        "failedRevision": "chat-2",
+        "gate": {**SERVICE["status"]["gate"], **gate},
+    }
+    return {**SERVICE, "status": {**found, **(status or {})}}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"observedGeneration": 2}, "the operator has not yet read generation 3 of the spec"),
+        (
+            {"updateRevision": "chat-3"},
+            "it judged chat-2, and the revision of the spec is chat-3",
+        ),
+        (
+            {"conditions": [{"type": "Stalled", "status": "True", "reason": "InvalidSpec"}]},
+            "the spec is rejected (InvalidSpec)",
+        ),
+        (
+            {"conditions": [{"type": "Stalled", "status": "True", "reason": "NotBuilt"}]},
+            "the spec is rejected (NotBuilt)",
+        ),
+    ],
+    ids=["not yet read", "another revision", "invalid", "not built"],
+)
+def test_the_verdict_on_another_spec_is_no_exit_code(
+    cluster: Path, status: dict[str, Any], reason: str
+) -> None:
+    write(cluster, service=judged(status=status, verdict="PASS", phase="Passed"))
+    assert run(cluster, "gate", "chat").returncode == 0
+    done = run(cluster, "gate", "chat", "--exit-code")
+    assert done.returncode == 64
+    assert "PASS" in done.stdout
+    assert done.stderr.endswith(f"says nothing about its spec: {reason}\n")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INCONCLUSIVE", 2), ("INVALID", 3), (None, 64)]
 )
 def test_gate_exits_with_the_verdict_only_if_asked(
     cluster: Path, verdict: str | None, code: int
 ) -> None:
-    gate = {**SERVICE["status"]["gate"], "verdict": verdict}
-    write(cluster, service={**SERVICE, "status": {"gate": gate, "failedRevision": "chat-2"}})
+    write(cluster, service=judged(verdict=verdict))
     plain = run(cluster, "gate", "chat")
     assert plain.returncode == 0
     assert "pvc://runs/chat-2/report.html" in plain.stdout
@@ -210,8 +251,7 @@ def test_gate_exits_with_the_verdict_only_if_asked(
 
 
 def test_the_verdict_of_a_gate_in_progress_is_no_exit_code(cluster: Path) -> None:
-    gate = {**SERVICE["status"]["gate"], "phase": "Replaying", "verdict": "PASS", "pairs": "1/4"}
-    write(cluster, service={**SERVICE, "status": {"gate": gate}})
+    write(cluster, service=judged(phase="Replaying", verdict="PASS", pairs="1/4"))
     done = run(cluster, "gate", "chat", "--exit-code")
     assert done.returncode == 64
     assert "1/4" in done.stdout

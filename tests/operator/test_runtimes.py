@@ -90,6 +90,19 @@ def test_another_server_has_no_token_no_manifest_and_no_admin_port() -> None:
     }
 
 
+@pytest.mark.parametrize("path", ["/tmp", "/dev/shm", "/dev/shm/", "//tmp"])
+def test_a_volume_of_the_spec_can_take_the_place_of_a_rendered_one(path: str) -> None:
+    volumes = [{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}]
+    pod = {"volumes": volumes, "volumeMounts": [{"name": "mine", "mountPath": path}]}
+    spec = service(model=HUB, engine={"runtime": runtime(), "pod": pod}).spec
+    template = engine_revision(OWNER, spec, INSTALLATION, number=1).template["spec"]
+    mounts = {m["mountPath"]: m["name"] for m in template["containers"][0]["volumeMounts"]}
+    assert mounts.pop(path) == "mine"
+    other = "/dev/shm" if "tmp" in path else "/tmp"
+    assert set(mounts) == {other, "/var/cache/goodput"}
+    assert {volume["name"] for volume in template["volumes"]} == {"mine", *mounts.values()}
+
+
 def test_a_server_without_a_metrics_path_is_not_scraped() -> None:
     spec = service(model=HUB, engine={"runtime": runtime("OpenAI")}).spec
     template = engine_revision(OWNER, spec, INSTALLATION, number=1).template

@@ -32,6 +32,9 @@ MINIMUM_REQUESTS: Final = "__MINIMUM_REQUESTS__"
 RUNBOOKS: Final = "__RUNBOOKS__"
 """Replaced by the chart: URL of the folder with the pages."""
 _INTERVAL_S: Final = 30
+_BRIDGED: Final = "6m"
+"""Gap that does not restart the wait of an alert; longer than the pause of five minutes before the
+kubelet restarts a container that crashes."""
 _PERIOD_HOURS: Final = 30 * 24
 _BY: Final = "by (namespace, llmservice, slo_class)"
 _ON: Final = "on (namespace, llmservice, slo_class)"
@@ -193,7 +196,7 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
         _alert(
             "GoodputServiceStalled",
             # A held rollout makes the service stalled too, and has an alert of its own.
-            expr=_reason_while("Stalled", unless="RolloutPaused"),
+            expr=_bridged(_reason_while("Stalled", unless="RolloutPaused")),
             lasts="10m",
             severity="ticket",
             summary=f"{service} is stalled: {{{{ $labels.reason }}}}.",
@@ -203,7 +206,7 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
         ),
         _alert(
             "GoodputReplicasAtMaximum",
-            expr=_reason_while("ScalingLimited"),
+            expr=_bridged(_reason_while("ScalingLimited")),
             lasts="15m",
             severity="ticket",
             summary=f"{service} needs more replicas than it can get: {{{{ $labels.reason }}}}.",
@@ -247,6 +250,15 @@ def _reason_while(condition: str, *, unless: str = "") -> str:
         f"and {_SERVICE} "
         f'{METRIC_SERVICE_CONDITION}{{condition="{condition}",status="True"}} == 1\n'
     )
+
+
+def _bridged(expr: str) -> str:
+    """Return a query that keeps a series for some minutes after its last sample.
+
+    A container that crashes again and again runs between two crashes, and two problems that take
+    turns change the reason. Without this, each of these gaps would restart the wait of an alert.
+    """
+    return f"last_over_time((\n{expr})[{_BRIDGED}:{_INTERVAL_S}s])\n"
 
 
 def _alert(

@@ -24,6 +24,7 @@ from goodput_operator.plugin.views import (
     load_view,
     server_state,
     service_view,
+    why_unjudged,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def make_parser() -> CommandParser:
     gate.add_argument(
         "--exit-code",
         action="store_true",
-        help="exit with the verdict: 0 PASS, 1 FAIL, 2 INCONCLUSIVE, 3 INVALID, and 64 without one",
+        help="exit with the verdict on the present spec: 0 PASS, 1 FAIL, 2 INCONCLUSIVE, "
+        "3 INVALID, and 64 without one",
     )
     top = add(
         "top",
@@ -223,6 +225,10 @@ def _gate(kubectl: Kubectl, given: argparse.Namespace) -> int:
         _print_table(TextTable(columns=("FIELD", "VALUE"), rows=rows))
     if not given.exit_code:
         return ExitCode.PASS
+    if reason := why_unjudged(service, gate):
+        raise InputError(
+            f"the gate of LLMService {given.name} says nothing about its spec: {reason}"
+        )
     # A gate in progress reports the verdict so far, too.
     if gate.get("phase") not in _ENDED:
         raise InputError(f"the gate of LLMService {given.name} has no verdict yet")

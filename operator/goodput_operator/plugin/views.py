@@ -23,9 +23,12 @@ __all__ = [
     "load_view",
     "server_state",
     "service_view",
+    "why_unjudged",
 ]
 
 _EVENT_DECISION: Final = "decision"
+_REJECTED: Final = frozenset({"InvalidSpec", "NotBuilt"})
+"""Reasons of the condition Stalled while the spec is not applied."""
 _BEFORE_DECISION: Final = timedelta(seconds=60)
 
 
@@ -194,6 +197,27 @@ def gate_view(service: Mapping[str, Any]) -> dict[str, Any] | None:
         "currentRevision": status.get("currentRevision"),
         "failedRevision": status.get("failedRevision"),
     }
+
+
+def why_unjudged(service: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
+    """Return why the latest gate of a service did not judge its spec; empty if it did.
+
+    Args:
+        service: the service.
+        gate: its gate.
+    """
+    status = service.get("status") or {}
+    generation, observed = service["metadata"].get("generation"), status.get("observedGeneration")
+    if observed != generation:
+        return f"the operator has not yet read generation {generation} of the spec"
+    for condition in status.get("conditions") or ():
+        is_stalled = condition.get("type") == "Stalled" and condition.get("status") == "True"
+        if is_stalled and condition.get("reason") in _REJECTED:
+            return f"the spec is rejected ({condition['reason']})"
+    revision, update = gate.get("revision"), status.get("updateRevision")
+    if revision != update:
+        return f"it judged {revision}, and the revision of the spec is {update}"
+    return ""
 
 
 def load_view(

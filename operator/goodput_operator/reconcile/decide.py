@@ -157,8 +157,8 @@ def _reconcile(
         spec,
         installation,
         update=revisions.update,
-        stable=revisions.engines.get(stable_revision(view, revisions) or ""),
-        known=revisions.engines.values(),
+        stable=stable_revision(view, revisions),
+        known=revisions.engines,
         stored=revisions.update.name in revisions.uids,
         unresolved=revisions.unresolved,
         setpoint=setpoint,
@@ -207,7 +207,7 @@ def _reconcile(
         problems=problems,
     )
     serving = (engine.revision for engine in view.workloads(ROLE_ENGINE))
-    used_names = {gate.target, *rollout.counts, *serving}
+    used_names = {gate.target, rollout.current or "", *rollout.counts, *serving}
     actions: list[Action] = [
         *(apply for apply in applies if apply.body["kind"] != "Deployment"),
         *tokens,

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.contract import ANNOTATION_RETRY, ROLE_ENGINE
 from goodput_core.spec.codec import encode
+from goodput_core.spec.status import GateStatus
 from goodput_core.units import NS_PER_S
+from goodput_operator.kube.objects import format_time
 from goodput_operator.reconcile.gate_attempt import GateAttempt
-from goodput_operator.reconcile.gate_objects import obsolete_objects
+from goodput_operator.reconcile.gate_objects import gate_jobs, obsolete_objects
 from goodput_operator.reconcile.gate_plan import (
     GatePhase,
     GatePlan,
@@ -30,7 +32,7 @@ from goodput_operator.render.gate import job_name
 from goodput_operator.render.metadata import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from goodput_core.control import Setpoint
     from goodput_core.spec.llmservice import LLMServiceSpec
@@ -56,8 +58,8 @@ def plan_gate(
     installation: Installation,
     *,
     update: Revision,
-    stable: Revision | None,
-    known: Iterable[Revision],
+    stable: str | None,
+    known: Mapping[str, Revision],
     stored: bool,
     unresolved: bool = False,
     setpoint: Setpoint,
@@ -70,8 +72,8 @@ def plan_gate(
         spec: spec of the service.
         installation: images and platform settings.
         update: revision of the spec.
-        stable: revision that serves; None before the first one serves.
-        known: stored revisions of the service, whose records have the handled retries.
+        stable: name of the revision that serves; None before the first one serves.
+        known: stored revisions of the service by name, whose records have the handled retries.
         stored: True if the ControllerRevision of the update revision exists.
         unresolved: True if the digest of its image is unknown, so that it cannot be stored yet.
         setpoint: limits and replicas in force.
@@ -79,46 +81,51 @@ def plan_gate(
     if unresolved:
         retry_at_ns = 0 if snapshot.pin is None else snapshot.pin.retry_at_ns
         return GatePlan(
-            target=(update if stable is None else stable).name,
+            target=stable if stable is not None and stable in known else update.name,
             deletes=obsolete_objects(view, None, None),
             wake_after_s=max(0, retry_at_ns - snapshot.now_ns) / NS_PER_S,
         )
     gate, record = spec.rollout.gate, read_record(update)
-    retries = _handled_retries(snapshot.service, record, known)
-    if gate is None and record is not None and stable is not None and stable.name != update.name:
-        plan = _hold_without_gate(
-            snapshot, view, record, retries, update=update.name, stable=stable.name
-        )
+    retries = _handled_retries(snapshot.service, record, known.values())
+    if stable is None or stable == update.name:
+        return _serve_update(view, gate, record, retries, update=update.name, stable=stable)
+    if gate is None:
+        plan = None
+        if record is not None:
+            plan = _hold_without_gate(
+                snapshot, view, record, retries, update=update.name, stable=stable
+            )
         if plan is not None:
             return plan
-    if gate is None or stable is None or stable.name == update.name:
-        passed = record is not None and record.phase(gate) is GatePhase.PASSED
-        # A retry ends the hold for good, also if its annotation is removed during the rollout.
-        held = record is not None and record.reason == GateReason.NOT_STORED
-        released = replace(record, retries=retries) if record is not None and held else record
-        return GatePlan(
-            target=update.name,
-            record=None if released == record else released,
-            deletes=obsolete_objects(view, None, None),
-            status=gate_status(update.name, record, gate)
-            if record is not None and passed
-            else None,
-        )
-    key = _key_of(snapshot.service, spec, gate, retries, update=update.name, stable=stable.name)
+        return _serve_update(view, gate, record, retries, update=update.name, stable=stable)
     rolls = any(engine.revision == update.name for engine in view.workloads(ROLE_ENGINE))
     if record is not None and record.phase(gate) is GatePhase.PASSED and rolls:
-        key = record.key  # a rollout that has begun is not judged again
+        # A rollout that has begun is not judged again.
+        return GatePlan(
+            target=update.name,
+            record=None if record.promoted else replace(record, promoted=True),
+            deletes=obsolete_objects(view, None, job_name(view.owner, record.key, record.attempt)),
+            status=gate_status(update.name, record, gate),
+        )
+    baseline = known.get(stable)
+    if baseline is None:
+        return _await_baseline(snapshot, view, update=update.name, stable=stable)
+    after = _start_of_promoted(record, gate)
+    key = _key_of(
+        snapshot.service, spec, gate, retries, update=update.name, stable=stable, after=after
+    )
     if record is None or record.key != key:
         record = GateRecord(
             key=key,
-            baseline=stable.name,
+            baseline=stable,
             started=snapshot.unix_s,
             since=snapshot.unix_s,
             generation=view.generation,
             retries=retries,
+            after=after,
         )
         plan = GatePlan(
-            target=stable.name,
+            target=stable,
             record=record,
             deletes=obsolete_objects(view, key, None),
             status=gate_status(update.name, record, gate, message="the gate begins"),
@@ -130,7 +137,7 @@ def plan_gate(
     job = job_name(view.owner, key, record.attempt)
     if phase is not None:
         return GatePlan(
-            target=update.name if phase is GatePhase.PASSED else stable.name,
+            target=update.name if phase is GatePhase.PASSED else stable,
             record=current if phase is not GatePhase.PASSED and current != record else None,
             deletes=obsolete_objects(view, None, job),
             status=gate_status(update.name, record, gate),
@@ -142,17 +149,99 @@ def plan_gate(
         gate=gate,
         installation=installation,
         update=update,
-        stable=stable,
-        record=current,
+        stable=baseline,
+        record=_next_attempt(current, exists=any(one.name == job for one in gate_jobs(view))),
         setpoint=setpoint,
     )
     if spec.suspend:
         return attempt.suspend()
     plan = attempt.decide()
-    if plan.record is None and current != record:
-        plan = replace(plan, record=current)
+    if plan.record is None and attempt.record != record:
+        plan = replace(plan, record=attempt.record)
     # The pods of the pair name the ControllerRevision, which owns the Secret with their token.
     return plan if stored else replace(plan, pair=None, create=None)
+
+
+def _serve_update(
+    view: View,
+    gate: GateSpec | None,
+    record: GateRecord | None,
+    retries: tuple[str, ...],
+    *,
+    update: str,
+    stable: str | None,
+) -> GatePlan:
+    """Return the plan of an update revision that serves, or that needs no gate."""
+    passed, kept = record is not None and record.phase(gate) is GatePhase.PASSED, record
+    if kept is not None and kept.reason == GateReason.NOT_STORED:
+        # A retry ends the hold for good, also if its annotation is removed during the rollout.
+        kept = replace(kept, retries=retries)
+    if kept is not None and kept.ended is not None and update == stable:
+        kept = replace(kept, promoted=True)
+    return GatePlan(
+        target=update,
+        record=None if kept == record else kept,
+        deletes=obsolete_objects(view, None, None),
+        status=gate_status(update, record, gate) if record is not None and passed else None,
+    )
+
+
+def _await_baseline(snapshot: Snapshot, view: View, *, update: str, stable: str) -> GatePlan:
+    """Hold the update revision while the ControllerRevision of the stable one is lost.
+
+    Its Deployment stays unchanged, but no baseline can be started from it. The record of the
+    update revision is kept, and found again if the ControllerRevision is restored.
+    """
+    stored = view.status.get("gate") or {}
+    same = (stored.get("revision"), stored.get("baseline")) == (update, stable)
+    started_at = str(stored.get("startedAt") or "") if same else ""
+    message = (
+        f"the ControllerRevision {stable} of the stable revision does not exist, so no baseline "
+        "can be started; restore it, or set the spec back to that of the stable revision, which "
+        "creates it again, or remove spec.rollout.gate to roll out without a comparison"
+    )
+    return GatePlan(
+        target=stable,
+        deletes=obsolete_objects(view, None, None),
+        status=GateStatus(
+            revision=update,
+            baseline=stable,
+            phase=GatePhase.PAUSED,
+            reason=GateReason.BASELINE_LOST,
+            message=message,
+            started_at=started_at or format_time(snapshot.unix_s),
+        ),
+    )
+
+
+def _start_of_promoted(record: GateRecord | None, gate: GateSpec) -> int:
+    """Return the start of the last gate of a revision after which it was rolled out.
+
+    Another revision has served since, so the revision is a new one for the gate.
+
+    Returns:
+        Seconds since 1970; 0 if no rollout followed a gate of the revision.
+    """
+    if record is None:
+        return 0
+    passed = record.phase(gate) is GatePhase.PASSED
+    return record.started if record.promoted and passed else record.after
+
+
+def _next_attempt(record: GateRecord, *, exists: bool) -> GateRecord:
+    """Return the record with another attempt if the Job of the present one was deleted.
+
+    The deleted Job can have written into the folder of its attempt.
+
+    Args:
+        record: record of a gate without an outcome.
+        exists: True if the Job of its attempt exists.
+    """
+    if exists:
+        return replace(record, replayed=record.attempt)
+    if record.replayed == record.attempt:
+        return replace(record, attempt=record.attempt + 1)
+    return record
 
 
 def _await_storage(
@@ -268,12 +357,16 @@ def _key_of(
     *,
     update: str,
     stable: str,
+    after: int,
 ) -> str:
     """Return the key of a gate: with another one, the gate begins again."""
     rules = encode(gate)
     # It changes what follows from the verdict, not the verdict.
     rules.pop("onInconclusive", None)
-    return _digest(service, retries, update=update, stable=stable, gate=rules, slo=encode(spec.slo))
+    more = {"after": after} if after else {}
+    return _digest(
+        service, retries, update=update, stable=stable, gate=rules, slo=encode(spec.slo), **more
+    )
 
 
 def _digest(

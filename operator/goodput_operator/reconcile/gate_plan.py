@@ -55,6 +55,8 @@ class GateReason(StrEnum):
     """The candidate did not run within the progress deadline: its image or a volume is missing."""
     BASELINE_NOT_READY = "BaselineNotReady"
     """The baseline was not ready within the progress deadline."""
+    BASELINE_LOST = "BaselineLost"
+    """The ControllerRevision of the stable revision does not exist."""
     NAME_CONFLICT = "NameConflict"
     """An object that the service does not control has a name that the gate needs."""
     REPLAY_NOT_STARTED = "ReplayNotStarted"
@@ -87,7 +89,19 @@ class GateRecord:
     retries: tuple[str, ...] = spec_field(
         "Handled values of the annotation goodput.dev/retry, the latest last.", default=()
     )
+    after: int = spec_field(
+        "Start of the last gate of the revision after which it was rolled out, in seconds since "
+        "1970; 0 if there is none.",
+        default=0,
+        minimum=0,
+    )
+    promoted: bool = spec_field("True if a rollout followed this gate.", default=False)
     attempt: int = spec_field("Number of the current attempt.", default=1, minimum=1)
+    replayed: int = spec_field(
+        "Number of the last attempt whose Job existed; 0 before the first one.",
+        default=0,
+        minimum=0,
+    )
     invalid: int = spec_field("Attempts that gave no verdict.", default=0, minimum=0)
     verdict: VerdictKind | None = spec_field("The verdict; absent before it.", default=None)
     ended: GatePhase | None = spec_field(

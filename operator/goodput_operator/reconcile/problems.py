@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 _MAX_MESSAGE: Final = 1000
+_CRASHES: Final = 2
+"""Restarts from which a container that is not ready counts as crashing repeatedly."""
+_STABLE_S: Final = 600
+"""Length of a run after which the kubelet no longer counts the earlier crashes."""
 
 
 class ProblemReason(StrEnum):
@@ -231,12 +236,42 @@ def _pod_problems(pod: PodView) -> Iterator[Problem]:
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = _WAITING.get(waiting.get("reason", ""))
+        if reason is None and _crashes_repeatedly(container, status):
+            reason = ProblemReason.CRASH_LOOPING
         if reason is None:
             continue
         message = waiting.get("message", "")
         if reason is ProblemReason.CRASH_LOOPING:
             message = _describe_exit(container) or message
         yield _problem(reason, f"pod {pod.name}: {message}")
+
+
+def _crashes_repeatedly(container: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """True if a container that crashed repeatedly runs again, and was not ready since then.
+
+    The kubelet reports a crash loop only while it waits with the next start.
+
+    Args:
+        container: status of the container.
+        status: status of its pod.
+    """
+    state = container.get("state") or {}
+    run = state.get("running") or state.get("terminated") or {}
+    last = (container.get("lastState") or {}).get("terminated") or {}
+    if not run or not last or container.get("ready") or container.get("restartCount", 0) < _CRASHES:
+        return False
+    times = [last.get("startedAt"), last.get("finishedAt")]
+    if all(times):
+        began, ended = (datetime.fromisoformat(str(time)) for time in times)
+        if (ended - began).total_seconds() >= _STABLE_S:
+            return False
+    changed = [
+        condition.get("lastTransitionTime") or ""
+        for condition in status.get("conditions") or ()
+        if condition["type"] == "Ready"
+    ]
+    # Readiness that was lost after the start of this run was reached in this run.
+    return not any(time > (run.get("startedAt") or time) for time in changed)
 
 
 def has_run(pod: PodView) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import ROLE_ENGINE, ROLE_ROUTER
 from goodput_operator.reconcile.actions import Delete
+from goodput_operator.reconcile.gate_plan import GatePhase, read_record
 from goodput_operator.reconcile.snapshot import Workload
 from goodput_operator.render.base_resources import base_resources
 from goodput_operator.render.config_map import config_map
@@ -204,13 +205,22 @@ class Rollout:
 def stable_revision(view: View, revisions: Revisions) -> str | None:
     """Return the name of the revision that serves; None before the first one does.
 
-    Without a stored status, this is the one with the most available engines.
+    Its Deployment or its ControllerRevision can have been deleted. Without a stored status, it is
+    the baseline of the update revision's gate, unless the update revision has engines. Otherwise,
+    it is the revision with the most available engines.
     """
-    workloads = {workload.revision: workload for workload in view.workloads(ROLE_ENGINE)}
     stable: str | None = view.status.get("currentRevision")
-    if stable in workloads:
+    if stable:
         return stable
+    workloads = {workload.revision: workload for workload in view.workloads(ROLE_ENGINE)}
     update = revisions.update.name
+    record = read_record(revisions.update)
+    if (
+        record is not None
+        and update not in workloads
+        and (record.ended is not GatePhase.PASSED or record.baseline in workloads)
+    ):
+        return record.baseline
     serving = [
         old
         for name, old in workloads.items()

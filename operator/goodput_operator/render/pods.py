@@ -9,6 +9,7 @@ elsewhere the image's numeric user applies, which must not be root.
 from __future__ import annotations
 
 import math
+import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,6 +56,7 @@ __all__ = [
     "engine_pod",
     "manifest_key",
     "router_pod",
+    "user_folders",
 ]
 
 LIMITS_KEY: Final = "limits.json"
@@ -151,7 +153,8 @@ def engine_pod(
     if installation.fs_group is not None:
         pod["securityContext"]["fsGroup"] = installation.fs_group
     volumes = _weights_volumes(spec.model)
-    if engine.tensor_parallel > 1 or engine.runtime.foreign:
+    shares = engine.tensor_parallel > 1 or engine.runtime.foreign
+    if shares and "/dev/shm" not in user_folders(overrides):  # noqa: S108 - shared memory
         # Tensor-parallel workers exchange tensors through /dev/shm, 64 MiB in a pod by default.
         # Other servers use it with one device, too; vLLM's documentation gives it 2 GiB.
         least_gib = _FOREIGN_SHM_GIB if engine.runtime.foreign else 0
@@ -371,6 +374,7 @@ def _pod_spec(
         overrides: `pod` of the spec.
     """
     claims = [{"name": claim["name"]} for claim in overrides.get("resourceClaims", ())]
+    tmp = [] if "/tmp" in user_folders(overrides) else [f"{_VOLUME}tmp"]  # noqa: S108 - the pod's
     container: dict[str, Any] = {
         "name": role,
         "image": image,
@@ -390,7 +394,7 @@ def _pod_spec(
         },
         "volumeMounts": [
             {"name": f"{_VOLUME}config", "mountPath": _CONFIG_FOLDER, "readOnly": True},
-            {"name": f"{_VOLUME}tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
+            *({"name": name, "mountPath": "/tmp"} for name in tmp),  # noqa: S108 - the pod's own
             *overrides.get("volumeMounts", ()),
         ],
     }
@@ -398,7 +402,7 @@ def _pod_spec(
         "containers": [container],
         "volumes": [
             {"name": f"{_VOLUME}config", "configMap": {"name": owner.names.config}},
-            {"name": f"{_VOLUME}tmp", "emptyDir": {}},
+            *({"name": name, "emptyDir": {}} for name in tmp),
             *overrides.get("volumes", ()),
         ],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -406,6 +410,12 @@ def _pod_spec(
         "terminationGracePeriodSeconds": deregister_s + drain_s + _EXIT_S,
         **{field: overrides[field] for field in POD_FIELDS if field in overrides},
     }
+
+
+def user_folders(overrides: Mapping[str, Any]) -> set[str]:
+    """Return the folders at which `pod` of a spec mounts volumes; a folder has one mount only."""
+    paths = (mount["mountPath"].lstrip("/") for mount in overrides.get("volumeMounts", ()))
+    return {posixpath.normpath(f"/{path}") for path in paths}
 
 
 def _engine_env(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goodput_core.contract import FOLDER_CLAIMS, ROLE_REPLAY
 from goodput_core.spec.codec import encode
-from goodput_operator.render.pods import POD_FIELDS
+from goodput_operator.render.pods import POD_FIELDS, user_folders
+from goodput_operator.render.runtimes import literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,18 +64,28 @@ def mount_slo(pod: dict[str, Any], slo: SLOSpec) -> dict[str, str]:
     return {_SLO_ANNOTATION: json.dumps(encode(slo), sort_keys=True)}
 
 
-def output_options(place: str | None) -> list[str]:
-    """Return the options that write a run folder to a place; None if it is not kept."""
+def output_options(place: str | None, *, variable: str = "") -> list[str]:
+    """Return the options that write a run folder to a place; None if it is not kept.
+
+    Args:
+        place: the place.
+        variable: the reference in it that Kubernetes replaces by a variable; empty without one.
+    """
     if place is None:
         return ["--out", _LOCAL_FOLDER]
+    path = path_in_pod(place)
+    if variable:
+        before, _, after = path.rpartition(literal(variable))
+        path = f"{before}{variable}{after}"
     if place.startswith("pvc://"):
-        return ["--out", path_in_pod(place)]
-    return ["--out", _LOCAL_FOLDER, "--upload", place]
+        return ["--out", path]
+    return ["--out", _LOCAL_FOLDER, "--upload", path]
 
 
 def path_in_pod(place: str) -> str:
-    """Return the path in a pod of `pvc://CLAIM/PATH`, and any other place unchanged."""
-    return f"{FOLDER_CLAIMS}/{place.removeprefix('pvc://')}" if _claim(place) else place
+    """Return `pvc://CLAIM/PATH` as a path in a pod, or another place, as a container's argument."""
+    folder = f"{FOLDER_CLAIMS}/{place.removeprefix('pvc://')}" if _claim(place) else place
+    return literal(folder)
 
 
 def with_places(message: str) -> str:
@@ -112,9 +123,11 @@ def replay_pod(
     pull_policy = installation.image_pull_policy
     claims = [{"name": claim["name"]} for claim in overrides.get("resourceClaims", ())]
     resources = encode(spec.resources) or {"requests": dict(_REQUESTS)}
-    tmp = {"name": "goodput-tmp", "mountPath": "/tmp"}  # noqa: S108 - the pod's own
-    volumes: list[dict[str, Any]] = [{"name": "goodput-tmp", "emptyDir": {}}]
-    mounts: list[dict[str, Any]] = [tmp]
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
+    if "/tmp" not in user_folders(overrides):  # noqa: S108 - the pod's own
+        volumes.append({"name": "goodput-tmp", "emptyDir": {}})
+        mounts.append({"name": "goodput-tmp", "mountPath": "/tmp"})  # noqa: S108 - as above
     for number, claim in enumerate(claims_of(*reads, spec.records)):
         read_only = {} if claim == _claim(spec.records or "") else {"readOnly": True}
         volume = f"goodput-claim-{number}"

@@ -16,18 +16,23 @@ from goodput_core.spec.choices import RuntimeKind
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMServiceSpec, ModelSpec
 
-__all__ = ["model_of", "server_command"]
+__all__ = ["literal", "model_of", "server_command"]
 
 
-def model_of(model: ModelSpec) -> str:
-    """Return the Hub's name of the weights, or their folder in the pod, as a container's argument.
+def literal(text: str) -> str:
+    """Return the word of a container's command, or the value of a variable, that yields a text.
 
     Kubernetes replaces $(NAME) in commands and variables by a variable, and $$ by $.
     """
+    return text.replace("$", "$$")
+
+
+def model_of(model: ModelSpec) -> str:
+    """Return the Hub's name of the weights, or their folder in the pod, as an argument."""
     name = model.name
     if model.scheme == "pvc":
         name = posixpath.normpath(f"{FOLDER_CLAIMS}/{name}")
-    return name.replace("$", "$$")
+    return literal(name)
 
 
 def server_command(service: str, spec: LLMServiceSpec) -> dict[str, Any]:

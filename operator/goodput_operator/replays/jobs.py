@@ -35,6 +35,7 @@ from goodput_operator.render.replay_pod import (
     place_below,
     replay_pod,
 )
+from goodput_operator.render.runtimes import literal
 from goodput_operator.render.secrets import TOKEN_KEY
 
 if TYPE_CHECKING:
@@ -256,7 +257,8 @@ def _checks(spec: TraceReplaySpec, claims: Mapping[str, Sequence[str] | None]) -
 def _shard_command(run: ReplayRun, spec: TraceReplaySpec, checks: Mapping[str, str]) -> list[str]:
     target = spec.target
     url = target.url or f"http://{target.service}.{run.namespace}.svc"
-    command = ["replay", "--trace", path_in_pod(spec.trace), "--target", url, "--yes"]
+    command = ["replay", "--trace", path_in_pod(spec.trace)]
+    command += ["--target", literal(url), "--yes"]
     command += ["--slo", SLO_FILE]
     if spec.window is not None:
         window = spec.window
@@ -265,7 +267,7 @@ def _shard_command(run: ReplayRun, spec: TraceReplaySpec, checks: Mapping[str, s
         if percent != 100:
             command += [option, f"{percent}/100"]
     if target.model is not None:
-        command += ["--model", target.model]
+        command += ["--model", literal(target.model)]
     if target.api_key_secret is not None:
         command += ["--api-key-env", _API_KEY]
     if spec.gate is not None and spec.gate.confidence is not None:
@@ -276,7 +278,8 @@ def _shard_command(run: ReplayRun, spec: TraceReplaySpec, checks: Mapping[str, s
         command += [option, path_in_pod(place)]
     # Equal in all shards and other than that of any earlier run, whose prompts may be cached.
     command += ["--salt", run.uid, "--arm", f"[$(POD_IP)]:{ADMIN_PORT}"]
-    command += output_options(run.place("shard-$(JOB_COMPLETION_INDEX)"))
+    index = "$(JOB_COMPLETION_INDEX)"
+    command += output_options(run.place(f"shard-{index}"), variable=index)
     return [*command, "--result-file", RESULT_FILE]
 
 

@@ -100,6 +100,24 @@ def waiting(reason: str, message: str, /, **last: Any) -> dict[str, Any]:
     return {"containerStatuses": [one]}
 
 
+def runs_again(
+    state: str = "running",
+    restarts: int = 7,
+    last_began: str = "2026-01-01T08:59:00Z",
+    ready_changed: str = "2026-01-01T08:59:30Z",
+) -> dict[str, Any]:
+    """Return the status of a pod whose container started again at nine o'clock."""
+    last = {"exitCode": 1, "message": "out of memory", "startedAt": last_began}
+    one = {
+        "name": "engine",
+        "restartCount": restarts,
+        "state": {state: {"startedAt": "2026-01-01T09:00:00Z"}},
+        "lastState": {"terminated": {**last, "finishedAt": "2026-01-01T08:59:30Z"}},
+    }
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": ready_changed}
+    return {"conditions": [ready], "containerStatuses": [one]}
+
+
 POD_PROBLEMS = [
     (
         waiting("ImagePullBackOff", 'Back-off pulling image "x:1": not found'),
@@ -122,13 +140,33 @@ POD_PROBLEMS = [
         "the engine was killed because it ran out of memory",
     ),
     (waiting("ContainerCreating", ""), ("False", "Unhindered"), ""),
+    (runs_again(), ("True", "CrashLooping"), "the engine exited with code 1: out of memory"),
+    (
+        runs_again(state="terminated"),
+        ("True", "CrashLooping"),
+        "the engine exited with code 1: out of memory",
+    ),
+    (runs_again(restarts=1), ("False", "Unhindered"), ""),
+    (runs_again(last_began="2026-01-01T08:00:00Z"), ("False", "Unhindered"), ""),
+    (runs_again(ready_changed="2026-01-01T09:10:00Z"), ("False", "Unhindered"), ""),
 ]
 
 
 @pytest.mark.parametrize(
     ("status", "stalled", "message"),
     POD_PROBLEMS,
-    ids=["image", "secret", "crash", "memory", "starting"],
+    ids=[
+        "image",
+        "secret",
+        "crash",
+        "memory",
+        "starting",
+        "runs between two crashes",
+        "ended, not yet waiting",
+        "one crash",
+        "a crash after a long run",
+        "ready since the last crash",
+    ],
 )
 def test_a_pod_that_cannot_start_is_reported_with_the_clusters_message(
     running: Cluster, status: dict[str, Any], stalled: tuple[str, str], message: str

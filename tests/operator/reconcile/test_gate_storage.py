@@ -63,6 +63,24 @@ def test_the_pod_of_a_gate_reads_and_writes_object_storage_with_the_credentials(
     assert gate_of(gated)["report"] == given.upload
 
 
+def test_a_dollar_in_a_place_is_no_variable(gated: Cluster) -> None:
+    places = {"trace": "pvc://traces/$(HOME)/$a.parquet", "history": "pvc://aa/$$/$(B)"}
+    records = f"s3://runs/$(POD_IP){STORE}"
+    gated.update_spec(rollout={"gate": {**GATE, **places, "records": records}})
+    change(gated)
+    _, container = pod_of(until_job(gated))
+    words = container["command"]
+    given = {word: words[index + 1] for index, word in enumerate(words[:-1])}
+    claims = "/var/lib/goodput/claims"
+    assert given["--trace"] == f"{claims}/traces/$$(HOME)/$$a.parquet"
+    assert given["--history"] == f"{claims}/aa/$$$$/$$(B)"
+    assert given["--upload"].startswith("s3://runs/$$(POD_IP)/")
+    assert given["--progress"] == "[$(POD_IP)]:9000"
+    gated.end_job(PASS)
+    gated.settle()
+    assert gate_of(gated)["report"].startswith("s3://runs/$(POD_IP)/"), "as in the spec"
+
+
 def test_each_attempt_gets_the_credentials_and_a_folder_of_its_own(gated: Cluster) -> None:
     gated.update_spec(rollout={"gate": STORED})
     change(gated)

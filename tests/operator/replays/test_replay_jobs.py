@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -228,6 +229,61 @@ def test_the_pods_are_hardened_and_have_no_token_for_the_api_server(job: dict[st
     assert labels["app.kubernetes.io/managed-by"] == "goodput-operator"
     assert "goodput.dev/llmservice" not in labels
     assert job["spec"]["activeDeadlineSeconds"] > 0
+
+
+def expanded(words: list[str], **variables: str) -> list[str]:
+    """Return the words of a command as Kubernetes passes them to the process."""
+
+    def replaced(found: re.Match[str]) -> str:
+        return "$" if found[1] is None else variables.get(found[1], found[0])
+
+    return [re.sub(r"\$\$|\$\(([A-Z_]+)\)", replaced, word) for word in words]
+
+
+@pytest.mark.parametrize("store", ["pvc://runs", "s3://runs"])
+def test_a_dollar_in_a_place_reaches_the_process(store: str) -> None:
+    path = "$(POD_IP)/$$/a$b"
+    fields: dict[str, Any] = {
+        "trace": f"pvc://data/{path}",
+        "records": f"{store}/{path}",
+        "gate": {"baseline": f"pvc://old/{path}", "history": f"pvc://nights/{path}"},
+        "target": {"url": "http://host/$(POD_IP)", "model": "$(POD_IP)"},
+        "slo": SLO,
+        "shards": 2,
+    }
+    claims: dict[str, tuple[str, ...]] = {"old": ("ReadOnlyMany",), "nights": ("ReadOnlyMany",)}
+    words = expanded(
+        container(shards(claims, **fields))["command"], POD_IP="::1", JOB_COMPLETION_INDEX="1"
+    )
+    folder = "/var/lib/goodput/claims"
+    out = f"{folder}/runs/{path}" if store == "pvc://runs" else f"{store}/{path}"
+    option = "--out" if store == "pvc://runs" else "--upload"
+    given = {word: words[index + 1] for index, word in enumerate(words[:-1])}
+    assert given["--trace"] == f"{folder}/data/{path}"
+    assert given["--check-baseline"] == f"{folder}/old/{path}"
+    assert given["--check-recorded"] == f"{folder}/nights/{path}"
+    assert (given["--target"], given["--model"]) == ("http://host/$(POD_IP)", "$(POD_IP)")
+    assert given[option] == f"{out}/night-01234567/shard-1"
+    assert given["--arm"] == "[::1]:9000"
+    job = merge(**fields)
+    [first] = job["spec"]["template"]["spec"]["initContainers"]
+    merged = expanded(first["command"], POD_IP="::1")
+    assert merged[3:5] == [f"{out}/night-01234567/shard-{index}" for index in (0, 1)]
+    assert merged[merged.index(option) + 1] == f"{out}/night-01234567/merged"
+    compared = expanded(container(job)["command"], POD_IP="::1")
+    assert compared[3] == f"{out}/night-01234567/merged"
+    assert compared[compared.index("--recorded") + 1] == f"{folder}/nights/{path}"
+
+
+def test_a_volume_of_the_spec_can_take_the_place_of_tmp() -> None:
+    volumes = [{"name": "big", "emptyDir": {}}]
+    pod = {"volumes": volumes, "volumeMounts": [{"name": "big", "mountPath": "/tmp/"}]}
+    job = shards(pod=pod)
+    assert [m["name"] for m in container(job)["volumeMounts"] if "/tmp" in m["mountPath"]] == [
+        "big"
+    ]
+    names = {volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]}
+    assert "goodput-tmp" not in names
 
 
 def test_fields_of_the_spec_reach_the_pods() -> None:
