@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
+from goodput_core.spec.choices import Endpoint, PromptEncoding
 from goodput_replay.arguments import DEFAULT_TIMEOUT_NS, make_parser
 from goodput_replay.load import LoadArrivals, StatedLoad, parse_spacing
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.sending.abort import AbortRule
-from goodput_replay.sending.target import Endpoint, Target
+from goodput_replay.sending.target import Target
 from goodput_replay.shares import Share
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_traces.transforms import ClassRule, SessionArrivals, Window, parse_class_rules
@@ -194,7 +195,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
 
 
 def _prompt_kind(parsed: Namespace) -> PromptKind:
-    if parsed.prompt == "tokens":
+    if parsed.prompt == PromptEncoding.TOKENS:
         if parsed.endpoint is Endpoint.CHAT:
             raise UsageError(
                 "replay: --prompt tokens and --endpoint chat are mutually exclusive: the messages "
@@ -208,7 +209,7 @@ def _prompt_kind(parsed: Namespace) -> PromptKind:
         return PromptKind.TOKEN_IDS
     if parsed.tokenizer is not None:
         return PromptKind.TOKENIZER_WORDS
-    if parsed.prompt == "text" or parsed.endpoint is Endpoint.CHAT:
+    if parsed.prompt == PromptEncoding.TEXT or parsed.endpoint is Endpoint.CHAT:
         return PromptKind.INVENTED_WORDS
     return PromptKind.TOKEN_IDS
 

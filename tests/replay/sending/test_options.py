@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from goodput_core.errors import UsageError
+from goodput_core.spec.choices import Endpoint
 from goodput_core.units import NS_PER_S
 from goodput_replay.options import parse_options
-from goodput_replay.sending.target import Endpoint
 
 EMULATED = ["--trace", "t.parquet", "--emulate", "chat.yaml"]
 HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
