@@ -10,6 +10,7 @@ from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_objective
 from goodput_core.spec.choices import Endpoint, PromptEncoding
 from goodput_core.units import NS_PER_S, parse_size
+from goodput_replay.compare.builds import add_recorded_revision
 from goodput_replay.load_options import add_load
 from goodput_replay.option_values import (
     at_least,
@@ -426,6 +427,7 @@ def _add_judging(parser: CommandParser) -> None:
         metavar="DIR",
         help="check before the first request that `replay gate --recorded DIR` can compare the run",
     )
+    add_recorded_revision(group)
     add_confidence(group, "a verdict", default=USUAL_CONFIDENCE)
     group.add_argument(
         "-o",

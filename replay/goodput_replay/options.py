@@ -143,6 +143,7 @@ class ReplayOptions:
     gate: bool
     check_baseline: str | None
     check_recorded: str | None
+    recorded_revision: str | None
     gaps: bool
     report: bool
     confidence: Fraction
@@ -180,7 +181,8 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     parsed.headers = dict(parsed.headers)
     parsed.endpoint = Endpoint(parsed.endpoint)
     parsed.prompt = _prompt_kind(parsed)
-    parsed.pinning = _pinning(parsed.pinning)
+    pinning = parsed.pinning.replace("-", "_")
+    parsed.pinning = None if pinning == "auto" else LengthPinning(pinning)
     parsed.causal = parsed.__dict__.pop("sessions") == "causal"
     parsed.load = _load(parsed)
     parsed.slo_classes = _slo_classes(parsed)
@@ -317,8 +319,7 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.test_target and not (options.dry_run and options.targets):
         raise UsageError("replay: --test-target is only supported with --dry-run and --target")
-    if options.ui_port is not None and not options.ui:
-        raise UsageError("replay: --ui-port is only supported with --ui")
+    _check_dependent(options)
     _check_model_path(options)
     _check_scraping(options)
     _check_closed_loop(options)
@@ -451,6 +452,14 @@ def _check_causal(options: ReplayOptions) -> None:
             )
 
 
+def _check_dependent(options: ReplayOptions) -> None:
+    """Reject options that have no effect without another one."""
+    if options.ui_port is not None and not options.ui:
+        raise UsageError("replay: --ui-port is only supported with --ui")
+    if options.recorded_revision is not None and options.check_recorded is None:
+        raise UsageError("replay: --recorded-revision is only supported with --check-recorded")
+
+
 def _check_emulation(options: ReplayOptions) -> None:
     """Reject options that have no effect in virtual time, such as those about sending."""
     for option, is_set, reason in (
@@ -490,7 +499,3 @@ def _check_emulation(options: ReplayOptions) -> None:
     ):
         if is_set:
             raise UsageError(f"replay: {option} and --emulate are mutually exclusive: {reason}")
-
-
-def _pinning(text: str) -> LengthPinning | None:
-    return None if text == "auto" else LengthPinning(text.replace("-", "_"))
