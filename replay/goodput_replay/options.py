@@ -453,7 +453,6 @@ def _check_causal(options: ReplayOptions) -> None:
 
 
 def _check_dependent(options: ReplayOptions) -> None:
-    """Reject options that have no effect without another one."""
     if options.ui_port is not None and not options.ui:
         raise UsageError("replay: --ui-port is only supported with --ui")
     if options.recorded_revision is not None and options.check_recorded is None:
