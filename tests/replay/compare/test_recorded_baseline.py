@@ -16,7 +16,12 @@ from goodput_replay.compare import ab
 from goodput_replay.compare.comparable import RunInputs, require_comparable
 from goodput_replay.compare.gate_command import main as judge
 from goodput_replay.compare.recorded_baseline import find_recorded_runs
-from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
+from goodput_replay.compare.recording import (
+    ABRecording,
+    RecordedPair,
+    find_history,
+    write_recording,
+)
 from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
@@ -187,6 +192,18 @@ def test_the_gate_compares_one_run_with_the_latest_recording_or_with_a_named_run
 def at(day: int) -> dict[str, Any]:
     """Return the change with which a run started on this day."""
     return {"run": replace(INFO.run, started_at=f"2026-03-{day:02}T05:06:07+00:00")}
+
+
+def test_of_very_many_recordings_the_latest_are_used_whatever_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goodput_replay.compare.recording._MAX_RECORDINGS", 4)
+    for day in range(1, 7):
+        record(tmp_path, f"night-{day}", 2, **at(day))
+    (tmp_path / "running").mkdir()
+    write_recording(tmp_path / "running", recording())
+    names = [folder.name for folder, _ in find_history(tmp_path)]
+    assert names == [f"night-{day}" for day in range(3, 7)]
 
 
 def test_a_later_recording_of_other_requests_or_of_another_revision_is_left_out(
