@@ -105,6 +105,10 @@ WRONG = {
         [*HERE, "--scrape-metric", "up"],
         "--scrape-metric is only supported with --scrape and -f",
     ),
+    "a revision of no recordings": (
+        [*HERE, "--recorded-revision", "chat-0a1b2c3d"],
+        "--recorded-revision is only supported with --check-recorded",
+    ),
     "a key for no page": (
         [*HERE, "--scrape-key-env", "KEY"],
         "--scrape-key-env is only supported with --scrape",
